@@ -1,0 +1,1 @@
+"""Train small transformers and see exactly what every attention head does."""

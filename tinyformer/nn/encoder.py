@@ -1,0 +1,63 @@
+"""Token ids in, one vector for each token out."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tinyformer.nn.mask import AttentionMask
+
+
+class Encoder(nn.Module):
+    """Embeds tokens and passes them through a stack of blocks.
+
+    Whether it is BERT's encoder or GPT's "decoder" is the mask's business: they differ in nothing else.
+
+    Args:
+        vocab_size: number of tokens.
+        num_layers: number of blocks.
+        d_model: width of the residual stream.
+        max_seq_len: the longest sequence, in tokens.
+        block: makes a block, given `layer_index` and `num_layers`.
+        norm: makes the final norm, which a block that ends normalised does without.
+        position: makes the absolute position that is added to the embeddings, if any.
+        dropout: probability to drop an element of the embedding in training.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_layers: int,
+        d_model: int,
+        max_seq_len: int,
+        block: Callable[..., nn.Module],
+        norm: Callable[..., nn.Module],
+        position: Callable[..., nn.Module] | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"model.num_layers={num_layers}: a model has at least one layer, model.num_layers=1.")
+        self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
+        self.token_embedding = nn.Embedding(vocab_size, d_model)
+        self.position = position() if position else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(block(layer_index=i, num_layers=num_layers) for i in range(num_layers))
+        self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Encode.
+
+        Raises:
+            ValueError: the sequence is longer than `max_seq_len`.
+        """
+        if tokens.shape[1] > self.max_seq_len:
+            raise ValueError(
+                f"A sequence of {tokens.shape[1]} tokens is longer than model.max_seq_len={self.max_seq_len}."
+            )
+        x = self.dropout(self.position(self.token_embedding(tokens)))
+        for layer in self.layers:
+            x = layer(x, mask or AttentionMask())
+        return self.final_norm(x)

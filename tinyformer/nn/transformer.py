@@ -1,0 +1,49 @@
+"""The whole network: an encoder and what is read from it."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tinyformer.nn.attention import Attention
+from tinyformer.nn.encoder import Encoder
+from tinyformer.nn.init import init_weights
+from tinyformer.nn.mask import AttentionMask
+
+
+class Transformer(nn.Module):
+    """An encoder with a readout, initialised.
+
+    Args:
+        encoder: the encoder.
+        readout: makes the readout, given the encoder's `token_embedding`.
+        init_std: standard deviation of the initial weights.
+    """
+
+    def __init__(self, encoder: Encoder, readout: Callable[..., nn.Module], init_std: float = 0.02) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.readout = readout(encoder.token_embedding)
+        init_weights(self, len(encoder.layers), init_std)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None
+    ) -> Float[Tensor, "batch seq vocab_size"]:
+        return self.readout(self.encoder(tokens, mask))
+
+    def attentions(self) -> list[Attention]:
+        """The attention of each layer, from the first to the last."""
+        return [module for module in self.modules() if isinstance(module, Attention)]
+
+    def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask) -> str:
+        """Fix the backend of every layer, before the first step and before compiling; see `Attention.resolve`.
+
+        Returns:
+            Their names; one name where all layers have the same.
+        """
+        return ", ".join(sorted({layer.resolve(device, dtype, mask).name for layer in self.attentions()}))
+
+    def num_parameters(self) -> int:
+        """Unique trainable parameters, embeddings included; tied ones count once."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
