@@ -1,0 +1,45 @@
+"""Text in, batches of token ids out."""
+
+from tinyformer.data.cache import PreparedText, TextRecipe, TokenSplit, prepare_text
+from tinyformer.data.loader import ResumableLoader
+from tinyformer.data.module import TextDataModule
+from tinyformer.data.near_copies import near_copy_groups
+from tinyformer.data.pydoc import Pydoc
+from tinyformer.data.sources import HubDataset, Source, TextFiles
+from tinyformer.data.splits import hold_out
+from tinyformer.data.tokenizer import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    HubTokenizer,
+    TextTokenizer,
+    TokenizerFile,
+    TokenizerRecipe,
+)
+from tinyformer.data.windows import IGNORED, Batch, Pack, Windows
+
+__all__ = [
+    "IGNORED",
+    "BPETokenizer",
+    "Batch",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "HubDataset",
+    "HubTokenizer",
+    "Pack",
+    "PreparedText",
+    "Pydoc",
+    "ResumableLoader",
+    "Source",
+    "TextDataModule",
+    "TextFiles",
+    "TextRecipe",
+    "TextTokenizer",
+    "TokenSplit",
+    "TokenizerFile",
+    "TokenizerRecipe",
+    "Windows",
+    "hold_out",
+    "near_copy_groups",
+    "prepare_text",
+]

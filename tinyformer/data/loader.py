@@ -1,0 +1,95 @@
+"""Training batches in an order that a checkpoint can go on with."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from tinyformer.data.cache import TokenSplit
+from tinyformer.data.windows import Batch, Pack, Windows
+
+
+class ResumableLoader:
+    """Batches of training windows, shuffled anew in each epoch; it goes on where its saved state was.
+
+    Each iteration is one epoch, or the rest of one. In an epoch no window comes twice. With `pack="concat"`
+    the windows begin at another phase in each epoch, so that a token is not always at the same position. The
+    windows that do not fill a batch are left out, unless there are fewer than one batch.
+
+    Args:
+        split: The tokens: at least one window for each rank.
+        seq_len: Length of a window.
+        batch_size: Windows in a batch, on each rank.
+        pack: See `Windows`.
+        seed: The order depends on it and on the epoch.
+        num_workers: Processes that read ahead; 0 reads in this one.
+        pin_memory: Put batches into page-locked memory, from which copying to a CUDA device is faster.
+        rank: Which of `world_size` processes this is; each gets other windows, and equally many batches.
+        world_size: Number of processes that train together.
+    """
+
+    def __init__(
+        self,
+        split: TokenSplit,
+        seq_len: int,
+        batch_size: int,
+        *,
+        pack: Pack = "concat",
+        seed: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._split, self._seq_len, self._pack, self._seed = split, seq_len, pack, seed
+        self._num_workers, self._pin_memory = num_workers, pin_memory
+        self._rank, self._world_size = rank, world_size
+        # The last phase at which at least one window is left; the number of windows is the smallest over all
+        # phases, because Lightning asks for an epoch's length only once.
+        self._last_phase = max(min(seq_len - 1, split.num_tokens - seq_len), 0) if pack == "concat" else 0
+        windows = len(self._windows(self._last_phase))
+        self.batch_size = min(batch_size, windows // world_size)
+        self._length = windows // (self.batch_size * world_size) if self.batch_size else 0
+        self._epoch = self._batch = 0
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, done = self._epoch, self._batch
+        generator = np.random.default_rng((self._seed, epoch))
+        windows = self._windows(int(generator.integers(self._last_phase + 1)))
+        order = generator.permutation(len(windows))[: self._length * self._world_size * self.batch_size]
+        batches = order.reshape(self._length, self._world_size, self.batch_size)[done:, self._rank]
+        loader = torch.utils.data.DataLoader(
+            windows,
+            batch_sampler=batches.tolist(),
+            collate_fn=identity,
+            num_workers=self._num_workers,
+            pin_memory=self._pin_memory,
+            generator=torch.Generator(),  # or it would draw its workers' seed from the numbers of dropout
+        )
+        for batch in loader:
+            done += 1
+            # Noted before the batch is handed out (workers are ahead of it), and an epoch's end is the next
+            # one's beginning: Lightning never asks for the batch after the last.
+            self._epoch, self._batch = divmod(epoch * self._length + done, self._length)
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and how many of its batches were handed out."""
+        return {"epoch": self._epoch, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes on after the batch that `state` was saved at, in the next iteration."""
+        self._epoch, self._batch = state["epoch"], state["batch"]
+
+    def _windows(self, phase: int) -> Windows:
+        return Windows(self._split, self._seq_len, self._pack, phase, drop_partial=self._pack == "concat")
+
+
+def identity(batch: Any) -> Any:
+    """Collates nothing: `Windows` gives whole batches."""
+    return batch

@@ -1,0 +1,90 @@
+"""The English text that comes with every CPython: the language reference and the library's docstrings."""
+
+import ast
+import hashlib
+import inspect
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import datasets
+
+from tinyformer.data.documents import from_texts
+
+# Not the library's own prose, or (byte for byte) different on every machine.
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_SKIPPED_PREFIX = "_sysconfigdata"
+
+
+class Pydoc:
+    """About 2 MB of English in 8,000 documents, different between Python versions; no download.
+
+    A document is a topic of the language reference (`pydoc_data.topics`) or the docstring of a module, class
+    or function of the standard library. Only the first of several identical ones is kept. Nothing is
+    imported: the files are parsed, and those that do not parse (templates, other versions' syntax) are left
+    out.
+    """
+
+    name = "pydoc"
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        root = Path(sysconfig.get_path("stdlib"))
+        files = []
+        for folder, subfolders, names in os.walk(root):
+            subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
+            files += [
+                Path(folder, n) for n in names if n.endswith(".py") and not n.startswith(_SKIPPED_PREFIX)
+            ]
+        if not files:
+            raise ValueError(
+                f"data=pydoc: this Python has no sources of its library at {root}; "
+                "data=text data.files=... works."
+            )
+        return sorted(files, key=lambda file: file.relative_to(root).as_posix())
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the version of Python and the contents of every file that is read."""
+        digest = hashlib.sha256(sys.version.split()[0].encode())
+        for file in self._files:
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        return digest.hexdigest()
+
+    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """All documents, as the split "train"."""
+        return {"train": from_texts(list(dict.fromkeys([*self._topics(), *self._docstrings()])))}
+
+    def _topics(self) -> Iterator[str]:
+        # Read from the file, as the rest is, so that the fingerprint covers it.
+        for file in self._files:
+            if file.parts[-2:] == ("pydoc_data", "topics.py"):
+                topics = next(node.value for node in _parse(file).body if isinstance(node, ast.Assign))
+                yield from (text.strip("\n") for _, text in sorted(ast.literal_eval(topics).items()))
+
+    def _docstrings(self) -> Iterator[str]:
+        for file in self._files:
+            try:
+                yield from _docstrings(_parse(file))
+            except (SyntaxError, ValueError):
+                continue
+
+
+def _parse(file: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a library file's invalid escape is nobody's business here
+        return ast.parse(file.read_bytes())
+
+
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node, clean=False)
+        if docstring and (text := inspect.cleandoc(docstring)):
+            yield text
+    # Only statements hold definitions: walking expressions too would take twice as long.
+    for field in ("body", "orelse", "handlers", "finalbody"):
+        for child in getattr(node, field, ()):
+            yield from _docstrings(child)

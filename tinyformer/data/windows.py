@@ -1,0 +1,81 @@
+"""Windows of fixed length over a token stream."""
+
+from typing import Literal, TypedDict, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from tinyformer.data.cache import TokenSplit
+
+Pack = Literal["concat", "document"]
+PACKS: tuple[str, ...] = get_args(Pack)
+IGNORED = -100  # the target that PyTorch's cross-entropy leaves out
+
+
+class Batch(TypedDict):
+    """Token ids that go in, and those to be predicted (`IGNORED` where there is nothing to predict)."""
+
+    inputs: Int64[Tensor, "batch seq"]
+    targets: Int64[Tensor, "batch seq"]
+
+
+class Windows(torch.utils.data.Dataset):
+    """Consecutive windows of a split: together they cover every target exactly once, in order.
+
+    A window that reaches past the end of its text is padded on the right: inputs with `eos`, targets with
+    `IGNORED`.
+
+    Args:
+        split: The tokens.
+        seq_len: Length of a window.
+        pack: "concat": windows run across documents; "document": each window lies within one document.
+        phase: Targets to leave out at the beginning, so that windows begin elsewhere; for "concat" only.
+        drop_partial: Leave out windows that would have to be padded.
+    """
+
+    def __init__(
+        self,
+        split: TokenSplit,
+        seq_len: int,
+        pack: Pack = "concat",
+        phase: int = 0,
+        drop_partial: bool = False,
+    ) -> None:
+        self.seq_len = seq_len
+        self._ids = split.ids.view(np.ndarray)  # an array's indexing is faster than a memory map's
+        # Each text is cut on its own: the whole stream, or a document (whose last target is the next eos).
+        bounds = (
+            np.array([min(phase, split.num_tokens), split.num_tokens]) if pack == "concat" else split.offsets
+        )
+        self._begin = bounds[:-1]
+        self._end = np.minimum(bounds[1:], split.num_tokens)
+        lengths = self._end - self._begin
+        windows = lengths // seq_len if drop_partial else -(-lengths // seq_len)
+        # The number of each text's first window, and at the end the number of windows.
+        self._first = np.concatenate([[0], np.cumsum(windows)])
+        self._ahead = np.arange(seq_len + 1)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """The windows with these numbers, as one batch."""
+        window = np.asarray(indices)
+        text = np.searchsorted(self._first, window, side="right") - 1
+        start = self._begin[text] + (window - self._first[text]) * self.seq_len
+        ids = self._ids.take(start[:, None] + self._ahead, mode="clip").astype(np.int64)
+        inputs, targets = ids[:, :-1], ids[:, 1:]
+        length = self._end[text] - start
+        if (length < self.seq_len).any():
+            padding = self._ahead[:-1] >= length[:, None]
+            inputs = np.where(padding, int(self._ids[0]), inputs)  # a stream begins with eos
+            targets = np.where(padding, IGNORED, targets)
+        return {
+            "inputs": torch.from_numpy(np.ascontiguousarray(inputs)),
+            "targets": torch.from_numpy(np.ascontiguousarray(targets)),
+        }
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
