@@ -148,13 +148,21 @@ class Attention(nn.Module):
         # Autocast keeps norms in fp32; the kernels want one dtype.
         return q.to(v.dtype), k.to(v.dtype), v
 
-    def resolve(self, device: str, dtype: torch.dtype, mask: AttentionMask) -> Backend:
+    def resolve(
+        self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None
+    ) -> Backend:
         """Choose the backend once and for all, before the first step and before compiling.
+
+        Args:
+            device: the type, "cpu" or "cuda".
+            dtype: that of queries, keys and values, under autocast the lower one.
+            mask: of the kind that `forward` will get.
+            seq: the longest sequence, in tokens; long unless given.
 
         Raises:
             ValueError: the named backend cannot compute this; the sentence names one that can.
         """
-        case = AttentionCase(device, dtype, self.head_dim, self.dropout > 0, mask.lengths is not None)
+        case = AttentionCase(device, dtype, self.head_dim, self.dropout > 0, mask.lengths is not None, seq)
         self.resolved = select_backend(self.backend, case)
         return self.resolved
 
@@ -171,7 +179,9 @@ class Attention(nn.Module):
     def _case(self, q: Tensor, k: Tensor, mask: AttentionMask, dropout: float) -> AttentionCase:
         q_seq, k_seq = q.shape[2], k.shape[2]
         needs_mask = mask.lengths is not None or (mask.causal and q_seq != k_seq)
-        return AttentionCase(q.device.type, q.dtype, self.head_dim, dropout > 0, needs_mask)
+        return AttentionCase(
+            q.device.type, q.dtype, self.head_dim, dropout > 0, needs_mask, max(q_seq, k_seq)
+        )
 
     def _split(
         self, x: Float[Tensor, "batch seq width"], num_heads: int

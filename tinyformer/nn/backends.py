@@ -7,7 +7,7 @@ refused before the first step, in a sentence that names one that can.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,10 @@ from tinyformer.nn.mask import AttentionMask
 
 # On CPU the fused kernel's backward pass in bf16 takes twice as long as in fp32 until the matrices are this long.
 CPU_BF16_MIN_SEQ = 512
+
+# On CPU plain bf16 matrix products beat the fused kernel up to this length: in heads of 64 dimensions or more,
+# and in narrower ones.
+CPU_BF16_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ_NARROW = 320, 96
 
 
 def attention_weights(
@@ -79,8 +83,9 @@ def sdpa(
     is_causal = mask.is_square_causal(q_seq, k_seq)
     if not is_causal:
         allowed = mask.dense(q_seq, k_seq, q.device)
-        if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq):
-            # Kernels differ on rows without a key (zeros here, NaN there): let such rows see all, then zero them.
+        if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq) and q.device.type != "cpu":
+            # A row without a key gives zeros on CPU; elsewhere that depends on the kernel, NaN included: let such
+            # rows see all, then zero them. (On CPU that would cost short sequences a fifth of their time.)
             empty = ~allowed.any(dim=-1, keepdim=True)
             allowed = allowed | empty
         if allowed is not None:
@@ -120,6 +125,7 @@ class AttentionCase(NamedTuple):
         head_dim: of each head.
         dropout: whether attention weights are dropped.
         needs_mask: whether the mask is more than none or plain causal self-attention.
+        seq: the longest sequence, in tokens; long unless given.
     """
 
     device: str
@@ -127,8 +133,10 @@ class AttentionCase(NamedTuple):
     head_dim: int
     dropout: bool = False
     needs_mask: bool = False
+    seq: int | None = None
 
 
+@runtime_checkable
 class AttentionFunction(Protocol):
     """The signature that all backends share; see `eager` for the shapes."""
 
@@ -187,8 +195,11 @@ def _fastest(case: AttentionCase) -> str:
     """The name of the fastest backend for a case, by measurement on CPU and by torch's documentation on CUDA."""
     if case.device == "cpu":
         # Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch
-        # around each call. With dropout that is left to unfused arithmetic, in bf16 less well than by eager.
-        return "eager" if case.dropout and case.dtype == torch.bfloat16 else "sdpa"
+        # around each call. With dropout that is left to unfused arithmetic, in bf16 less well than by eager, whose
+        # plain bf16 matrix products also win while sequences are short (by 1.1 to 2 for 64 to 257 tokens).
+        longest = CPU_BF16_EAGER_MAX_SEQ if case.head_dim >= 64 else CPU_BF16_EAGER_MAX_SEQ_NARROW
+        is_short = case.seq is not None and case.seq <= longest
+        return "eager" if case.dtype == torch.bfloat16 and (case.dropout or is_short) else "sdpa"
     return "sdpa" if _flash_refusal(case) else "flash"
 
 
@@ -205,7 +216,9 @@ def select_backend(name: str, case: AttentionCase) -> Backend:
     reason = BACKENDS[name].refusal(case)
     if reason is not None:
         able = [other.name for other in BACKENDS.values() if other.refusal(case) is None]
-        raise ValueError(f"attention.backend={name} {reason}; attention.backend={' or '.join(['auto', *able])} can.")
+        raise ValueError(
+            f"attention.backend={name} {reason}; attention.backend={' or '.join(['auto', *able])} can."
+        )
     return BACKENDS[name]
 
 

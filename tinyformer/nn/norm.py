@@ -17,5 +17,5 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(d_model, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise in the weight's dtype: bf16 queries under autocast too, where torch warns of two dtypes."""
+        """Normalise in the weight's dtype: torch warns of bf16 beside fp32, as under autocast."""
         return super().forward(x.to(self.weight.dtype))

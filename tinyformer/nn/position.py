@@ -30,11 +30,13 @@ class SinusoidalPosition(nn.Module):
     def __init__(self, max_seq_len: int, d_model: int, base: float = 10_000.0) -> None:
         super().__init__()
         if d_model % 2:
-            raise ValueError(f"model.d_model={d_model}: sinusoidal positions need an even one, {d_model + 1} works.")
+            raise ValueError(
+                f"model.d_model={d_model}: sinusoidal positions need an even one, {d_model + 1} works."
+            )
         self.scale = math.sqrt(d_model)
         angles = _angles(max_seq_len, d_model, base)
         table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("table", table.float(), persistent=False)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
         return x * self.scale + self.table[: x.shape[1]].to(x.dtype)
@@ -58,10 +60,12 @@ class RotaryPosition(nn.Module):
                 f"{head_dim + 1} works."
             )
         angles = _angles(max_seq_len, head_dim, base)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
 
-    def forward(self, x: Float[Tensor, "batch heads seq head_dim"]) -> Float[Tensor, "batch heads seq head_dim"]:
+    def forward(
+        self, x: Float[Tensor, "batch heads seq head_dim"]
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
         """Turn queries or keys; in fp32 at least, whatever they come in."""
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
         first, second = x.chunk(2, dim=-1)
@@ -73,4 +77,4 @@ def _angles(max_seq_len: int, dim: int, base: float) -> Float[Tensor, "max_seq_l
     """Position times frequency, for dim / 2 frequencies from 1 down to 1 / base."""
     # In float64: at position 10,000 an fp32 angle is off by 1e-3 of a radian.
     frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    return torch.outer(torch.arange(max_seq_len, dtype=torch.float64), frequencies).float()
+    return torch.outer(torch.arange(max_seq_len, dtype=torch.float64), frequencies)

@@ -19,8 +19,8 @@ class Residual(nn.Module):
 
     def __init__(
         self,
-        skip: float | Sequence[float] = 1.0,
-        branch: float | Sequence[float] = 1.0,
+        skip: int | float | Sequence[int | float] = 1.0,
+        branch: int | float | Sequence[int | float] = 1.0,
         layer_index: int = 0,
         num_layers: int = 1,
         name: str = "residual",
@@ -40,7 +40,9 @@ class Residual(nn.Module):
         return f"skip={self.skip}, branch={self.branch}"
 
 
-def _of_layer(scale: float | Sequence[float], layer_index: int, num_layers: int, key: str) -> float:
+def _of_layer(
+    scale: int | float | Sequence[int | float], layer_index: int, num_layers: int, key: str
+) -> float:
     if isinstance(scale, int | float):
         return float(scale)
     if len(scale) != num_layers:

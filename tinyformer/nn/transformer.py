@@ -42,7 +42,10 @@ class Transformer(nn.Module):
         Returns:
             Their names; one name where all layers have the same.
         """
-        return ", ".join(sorted({layer.resolve(device, dtype, mask).name for layer in self.attentions()}))
+        seq = self.encoder.max_seq_len
+        return ", ".join(
+            sorted({layer.resolve(device, dtype, mask, seq).name for layer in self.attentions()})
+        )
 
     def num_parameters(self) -> int:
         """Unique trainable parameters, embeddings included; tied ones count once."""

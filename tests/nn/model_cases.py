@@ -1,0 +1,78 @@
+"""Small models that the tests of blocks, encoders and whole networks share."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tinyformer.nn import (
+    Attention,
+    Encoder,
+    FeedForward,
+    LayerNorm,
+    LearnedPosition,
+    PreNormBlock,
+    Residual,
+    TokenReadout,
+    Transformer,
+)
+
+
+def block_factory(
+    kind: type[nn.Module] = PreNormBlock,
+    *,
+    d_model: int = 32,
+    num_heads: int = 4,
+    bias: bool = False,
+    dropout: float = 0.0,
+    attention_position: Callable[..., nn.Module] | None = None,
+    attention_residual: Callable[..., nn.Module] = Residual,
+    feed_forward_residual: Callable[..., nn.Module] = Residual,
+    **attention: Any,
+) -> Callable[..., nn.Module]:
+    """What `conf/block` composes: a block that still lacks its `layer_index` and `num_layers`."""
+    return partial(
+        kind,
+        d_model,
+        attention=partial(Attention, d_model, num_heads, bias=bias, position=attention_position, **attention),
+        feed_forward=partial(FeedForward, d_model, bias=bias),
+        norm=partial(LayerNorm, bias=bias),
+        attention_residual=attention_residual,
+        feed_forward_residual=feed_forward_residual,
+        dropout=dropout,
+    )
+
+
+def make_encoder(
+    *,
+    vocab_size: int = 50,
+    num_layers: int = 2,
+    d_model: int = 32,
+    max_seq_len: int = 16,
+    position: bool = True,
+    embedding_dropout: float = 0.0,
+    **block: Any,
+) -> Encoder:
+    """An encoder; `block` goes to `block_factory`."""
+    return Encoder(
+        vocab_size,
+        num_layers,
+        d_model,
+        max_seq_len,
+        block=block_factory(d_model=d_model, **block),
+        norm=partial(LayerNorm, bias=block.get("bias", False)),
+        position=partial(LearnedPosition, max_seq_len, d_model) if position else None,
+        dropout=embedding_dropout,
+    )
+
+
+def make_transformer(*, tied: bool = True, **encoder: Any) -> Transformer:
+    """A language model; `encoder` goes to `make_encoder`."""
+    return Transformer(make_encoder(**encoder), readout=partial(TokenReadout, tied=tied))
+
+
+def token_ids(batch: int = 2, seq: int = 8, vocab_size: int = 50, seed: int = 0) -> torch.Tensor:
+    """Random tokens."""
+    return torch.randint(vocab_size, (batch, seq), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,352 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_cases import (
+    FUSED,
+    MASKS,
+    AttentionKernels,
+    Case,
+    assert_within_bf16,
+    eager_result,
+    error,
+    inputs,
+    loop_attention,
+    make_mask,
+    run_backend,
+    square,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinyformer.nn import BACKENDS, AttentionCase, AttentionMask, attention_weights, select_backend
+from tinyformer.nn.backends import CPU_BF16_EAGER_MAX_SEQ, CPU_BF16_MIN_SEQ
+
+FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+
+SQUARE = [square(n, d, m) for n in (1, 63, 257, 1024) for d in (32, 64, 128) for m in MASKS]
+CROSS = [Case(q, k, d, m) for q, k in ((1, 63), (63, 257), (257, 63)) for d in (32, 64, 128) for m in MASKS]
+
+
+# The oracle itself.
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1], ids=["mha", "gqa", "mqa"])
+@pytest.mark.parametrize(("q_seq", "k_seq"), [(5, 5), (2, 6), (6, 3)], ids=["square", "fewer", "more"])
+def test_eager_is_the_definition_written_as_loops(q_seq, k_seq, num_kv_heads, mask):
+    random = torch.Generator().manual_seed(0)
+    q = torch.randn(3, 4, q_seq, 8, generator=random, dtype=torch.float64)
+    k, v = torch.randn(2, 3, num_kv_heads, k_seq, 8, generator=random, dtype=torch.float64)
+    lengths = [k_seq, 2, 0]
+    described = make_mask(mask, lengths)
+    expected_out, expected_weights = loop_attention(
+        q.numpy(),
+        k.numpy(),
+        v.numpy(),
+        causal="causal" in mask,
+        lengths=lengths if "padded" in mask else None,
+        scale=0.3,
+    )
+    weights = attention_weights(q, k, described, 0.3)
+    out = BACKENDS["eager"].compute(q, k, v, described, 0.3)
+    torch.testing.assert_close(weights, torch.from_numpy(expected_weights), rtol=0, atol=1e-13)
+    torch.testing.assert_close(out, torch.from_numpy(expected_out), rtol=0, atol=1e-13)
+
+
+def test_two_keys_by_hand():
+    # Scores 0 and ln 3, so weights 1/4 and 3/4, and 1/4 * 8 + 3/4 * 4 = 5.
+    q = torch.tensor([[[[2.0]]]])
+    k = torch.tensor([[[[0.0], [math.log(3)]]]])
+    v = torch.tensor([[[[8.0], [4.0]]]])
+    weights = attention_weights(q, k, AttentionMask(), scale=0.5)
+    torch.testing.assert_close(weights, torch.tensor([[[[0.25, 0.75]]]]))
+    for backend in BACKENDS.values():
+        torch.testing.assert_close(backend.compute(q, k, v, AttentionMask(), 0.5), torch.tensor([[[[5.0]]]]))
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_eager_agrees_with_torch_math_in_float64_with_gradients(mask):
+    case = Case(17, 17, 16, mask, num_kv_heads=4)
+    values = tuple(x.double() for x in inputs(case, torch.float32))
+    ours = run_backend("eager", case, values)
+    q, k, v = (x.clone().requires_grad_() for x in values[:3])
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=mask == "causal")
+    theirs = (out, *torch.autograd.grad(out, (q, k, v), values[3]))
+    for name, reference in zip(ours, theirs, strict=True):
+        assert error(ours[name], reference.detach()) < 1e-13, name
+
+
+def test_weights_of_low_precision_queries_are_normalised_in_fp32():
+    q, k, _, _ = inputs(Case(63, 63, 32), torch.bfloat16)
+    weights = attention_weights(q, k, AttentionMask(causal=True), 32**-0.5)
+    assert weights.dtype == torch.float32
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 63), rtol=0, atol=1e-6)
+
+
+# Every backend is the oracle, forward and gradient.
+
+
+@pytest.mark.parametrize("case", SQUARE + CROSS, ids=str)
+def test_fp32_parity(case):
+    reference = eager_result(case, torch.float32, torch.float32)
+    for backend in FUSED:
+        actual = run_backend(backend, case, inputs(case, torch.float32))
+        errors = {name: error(actual[name], reference[name]) for name in reference}
+        assert max(errors.values()) <= 1e-5, (backend, errors)
+
+
+@pytest.mark.parametrize("case", SQUARE + CROSS, ids=str)
+def test_bf16_parity_to_its_own_rounding(case):
+    exact = eager_result(case, torch.bfloat16, torch.float64)
+    eager = eager_result(case, torch.bfloat16, torch.bfloat16)
+    for backend in FUSED:
+        actual = run_backend(backend, case, inputs(case, torch.bfloat16))
+        for name in exact:
+            assert actual[name].dtype == torch.bfloat16
+            assert_within_bf16(actual[name], eager[name], exact[name], f"{backend}, {name}")
+
+
+@pytest.mark.parametrize("seq", [CPU_BF16_MIN_SEQ - 1, CPU_BF16_MIN_SEQ], ids=["below", "at"])
+def test_bf16_parity_at_the_switch_of_precision(seq):
+    case = Case(seq, seq, 32, "causal+padded", num_heads=2, num_kv_heads=1)
+    exact, eager = (eager_result(case, torch.bfloat16, dtype) for dtype in (torch.float64, torch.bfloat16))
+    actual = run_backend("sdpa", case, inputs(case, torch.bfloat16))
+    for name in exact:
+        assert_within_bf16(actual[name], eager[name], exact[name], name)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    backend=st.sampled_from(FUSED),
+    q_seq=st.integers(1, 40),
+    k_seq=st.integers(1, 40),
+    head_dim=st.integers(1, 40),
+    groups=st.sampled_from([(1, 1), (4, 4), (6, 2), (3, 1)]),
+    mask=st.sampled_from(MASKS),
+)
+def test_fp32_parity_of_any_sizes(backend, groups, mask, **sizes):
+    case = Case(**sizes, mask=mask, num_heads=groups[0], num_kv_heads=groups[1])
+    reference = eager_result(case, torch.float32, torch.float32)
+    actual = run_backend(backend, case, inputs(case, torch.float32))
+    for name in reference:
+        assert error(actual[name], reference[name]) <= 1e-5, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_copy_of_strides_changes_the_result(backend):
+    case = Case(31, 31, 32, "causal")
+    values = inputs(case, torch.float32)
+    strided = tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in values)
+    assert not strided[0].is_contiguous()
+    actual, expected = run_backend(backend, case, strided), run_backend(backend, case, values)
+    for name in expected:
+        assert error(actual[name], expected[name]) <= 1e-6, name
+
+
+# Rows that see nothing.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", [Case(9, 9, 32, "padded"), Case(600, 600, 32, "causal+padded")], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_of_length_zero_gives_exact_zeros_and_gradients(backend, case, dtype):
+    result = run_backend(backend, case, inputs(case, dtype))
+    for name, value in result.items():
+        assert torch.count_nonzero(value[1]) == 0, name
+        assert value.isfinite().all(), name
+        assert torch.count_nonzero(value[0]) > 0, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_causal_queries_before_the_first_key_give_exact_zeros(backend):
+    case = Case(7, 3, 32, "causal")
+    result = run_backend(backend, case, inputs(case, torch.float32))
+    assert torch.count_nonzero(result["out"][:, :, :4]) == 0
+    assert torch.count_nonzero(result["q"][:, :, :4]) == 0
+    assert (result["out"][:, :, 4:] != 0).any(-1).all()
+    assert all(value.isfinite().all() for value in result.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_rows_of_length_zero_stay_zero_under_dropout(backend, dtype):
+    q, k, v, upstream = (x.clone().requires_grad_() for x in inputs(Case(9, 9, 32), dtype))
+    out = BACKENDS[backend].compute(q, k, v, AttentionMask(lengths=torch.tensor([6, 0])), 0.2, 0.5)
+    grads = torch.autograd.grad(out, (q, k, v), upstream)
+    for value in (out, *grads):
+        assert torch.count_nonzero(value[1]) == 0
+        assert value.isfinite().all()
+
+
+# What cannot be seen changes nothing.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("seq", [9, 100, 600])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_later_token_never_changes_an_earlier_output(backend, seq, dtype):
+    case = Case(seq, seq, 32, "causal")
+    q, k, v, _ = inputs(case, dtype)
+    cut = seq // 2
+    k2, v2 = k.clone(), v.clone()
+    k2[:, :, cut:], v2[:, :, cut:] = 3.0, -50.0
+    compute, mask = BACKENDS[backend].compute, AttentionMask(causal=True)
+    before, after = compute(q, k, v, mask, 0.2), compute(q, k2, v2, mask, 0.2)
+    assert torch.equal(before[:, :, :cut], after[:, :, :cut])
+    assert not torch.equal(before[:, :, cut:], after[:, :, cut:])
+
+
+@pytest.mark.parametrize("mask", ["padded", "causal+padded"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_never_changes_an_output(backend, mask):
+    case = Case(50, 50, 32, mask)
+    q, k, v, _ = inputs(case, torch.float32)
+    k2, v2 = k.clone(), v.clone()
+    k2[0, :, 33:], v2[0, :, 33:] = 9.0, 1e4
+    compute, described = BACKENDS[backend].compute, case.attention_mask()
+    assert torch.equal(compute(q, k, v, described, 0.2), compute(q, k2, v2, described, 0.2))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_padded_row_is_the_short_row(backend):
+    q, k, v, _ = inputs(Case(50, 50, 32), torch.float32)
+    compute = BACKENDS[backend].compute
+    padded = compute(q, k, v, AttentionMask(lengths=torch.tensor([20, 50])), 0.2)
+    short = compute(q[:1], k[:1, :, :20], v[:1, :, :20], AttentionMask(), 0.2)
+    assert error(padded[:1], short) <= 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_last_queries_alone_are_the_last_rows(backend):
+    q, k, v, _ = inputs(Case(40, 40, 32), torch.float32)
+    compute, mask = BACKENDS[backend].compute, AttentionMask(causal=True)
+    assert error(compute(q[:, :, -3:], k, v, mask, 0.2), compute(q, k, v, mask, 0.2)[:, :, -3:]) <= 1e-6
+
+
+# Which backend runs.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("num_kv_heads", [4, 2], ids=["mha", "gqa"])
+@pytest.mark.parametrize("seq", [128, 600])
+@pytest.mark.parametrize("backend", ["auto", *FUSED])
+def test_cpu_runs_the_flash_kernel_and_nothing_else(backend, seq, num_kv_heads, mask, dtype):
+    case = Case(seq, seq, 32, mask, num_kv_heads=num_kv_heads)
+    chosen = select_backend(backend, AttentionCase("cpu", dtype, 32, needs_mask=mask != "full", seq=seq))
+    with AttentionKernels() as kernels:
+        run_backend(chosen.name, case, inputs(case, dtype))
+    assert kernels.names == [FLASH_ON_CPU, f"{FLASH_ON_CPU}_backward"]
+
+
+@pytest.mark.parametrize(("seq", "dtype"), [(64, torch.float32), (CPU_BF16_MIN_SEQ, torch.bfloat16)])
+def test_short_bf16_is_computed_in_fp32_under_autocast_too(seq, dtype):
+    case = Case(seq, seq, 32, "causal")
+    with torch.autocast("cpu", torch.bfloat16), AttentionKernels() as kernels:
+        result = run_backend("sdpa", case, inputs(case, torch.bfloat16))
+    assert kernels.calls[0] == (FLASH_ON_CPU, dtype)
+    assert result["out"].dtype == torch.bfloat16
+
+
+def test_eager_runs_no_fused_kernel():
+    case = Case(16, 16, 32, "causal")
+    with AttentionKernels() as kernels:
+        run_backend("eager", case, inputs(case, torch.float32))
+    assert kernels.names == []
+
+
+CPU_CASES = [
+    pytest.param(AttentionCase("cpu", torch.float32, 64), "sdpa", id="fp32"),
+    pytest.param(AttentionCase("cpu", torch.float32, 64, needs_mask=True, seq=64), "sdpa", id="fp32-padded"),
+    pytest.param(AttentionCase("cpu", torch.float32, 64, dropout=True), "sdpa", id="fp32-dropout"),
+    pytest.param(AttentionCase("cpu", torch.bfloat16, 64), "sdpa", id="bf16"),
+    pytest.param(AttentionCase("cpu", torch.bfloat16, 32, seq=64), "eager", id="bf16-narrow-short"),
+    pytest.param(AttentionCase("cpu", torch.bfloat16, 32, seq=128), "sdpa", id="bf16-narrow-long"),
+    pytest.param(
+        AttentionCase("cpu", torch.bfloat16, 64, seq=CPU_BF16_EAGER_MAX_SEQ), "eager", id="bf16-short"
+    ),
+    pytest.param(
+        AttentionCase("cpu", torch.bfloat16, 64, seq=CPU_BF16_EAGER_MAX_SEQ + 1), "sdpa", id="bf16-long"
+    ),
+    pytest.param(AttentionCase("cpu", torch.bfloat16, 64, dropout=True), "eager", id="bf16-dropout"),
+]
+CUDA_CASES = [
+    pytest.param(AttentionCase("cuda", torch.bfloat16, 64), "flash", id="cuda-bf16"),
+    pytest.param(AttentionCase("cuda", torch.float16, 64), "flash", id="cuda-fp16"),
+    pytest.param(AttentionCase("cuda", torch.float32, 64), "sdpa", id="cuda-fp32"),
+    pytest.param(AttentionCase("cuda", torch.bfloat16, 64, needs_mask=True), "sdpa", id="cuda-padded"),
+    pytest.param(AttentionCase("cuda", torch.bfloat16, 512), "sdpa", id="cuda-wide-heads"),
+    pytest.param(AttentionCase("mps", torch.float32, 64), "sdpa", id="mps"),
+]
+
+
+@pytest.mark.parametrize(("case", "name"), CPU_CASES + CUDA_CASES)
+def test_auto_chooses_a_backend_that_refuses_nothing(case, name):
+    chosen = select_backend("auto", case)
+    assert chosen.name == name
+    assert chosen.refusal(case) is None
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        pytest.param(AttentionCase("cpu", torch.float32, 64, dropout=True), "dropout", id="cpu-dropout"),
+        pytest.param(AttentionCase("cuda", torch.float32, 64), "torch.float32", id="cuda-fp32"),
+        pytest.param(AttentionCase("cuda", torch.bfloat16, 64, needs_mask=True), "padding", id="cuda-padded"),
+        pytest.param(AttentionCase("cuda", torch.bfloat16, 512), "512", id="cuda-wide-heads"),
+        pytest.param(AttentionCase("mps", torch.float32, 64), "'mps'", id="mps"),
+    ],
+)
+def test_flash_refuses_what_it_cannot_and_names_one_that_can(case, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        select_backend("flash", case)
+    sentence = str(caught.value)
+    assert "attention.backend=flash" in sentence
+    assert "attention.backend=auto or eager or sdpa can" in sentence
+    for name in ("auto", "eager", "sdpa"):
+        assert select_backend(name, case).refusal(case) is None
+
+
+@pytest.mark.parametrize("name", ["Flash", "", "xformers"])
+def test_an_unknown_backend_is_refused_with_the_known_ones(name):
+    with pytest.raises(
+        ValueError, match=rf"^attention\.backend={name}: choose one of auto, eager, sdpa, flash\.$"
+    ):
+        select_backend(name, AttentionCase("cpu", torch.float32, 64))
+    for known in ("auto", "eager", "sdpa", "flash"):
+        assert select_backend(known, AttentionCase("cpu", torch.float32, 64)).name in BACKENDS
+
+
+# Dropout of attention weights.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_dropout_keeps_the_expectation_and_drops_its_share(backend, dtype):
+    # All keys alike and identity values: the output is the weights themselves, 1/k_seq each before dropout.
+    seq, probability = 64, 0.25
+    q = torch.zeros(4, 8, seq, seq, dtype=dtype)
+    v = torch.eye(seq, dtype=dtype).expand(4, 8, seq, seq)
+    torch.manual_seed(0)
+    weights = BACKENDS[backend].compute(q, q, v, AttentionMask(), 1.0, probability).float() * seq
+    share = (weights == 0).float().mean().item()
+    # 131,072 independent weights: the standard error of the share is 0.0012.
+    assert abs(share - probability) < 0.006
+    assert abs(weights.mean().item() - 1) < 0.01
+    kept = weights[weights != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - probability)), rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_dropout_differs_between_calls(backend):
+    q, k, v, _ = inputs(Case(32, 32, 32), torch.float32)
+    compute = BACKENDS[backend].compute
+    torch.manual_seed(0)
+    first, second = (compute(q, k, v, AttentionMask(), 0.2, 0.5) for _ in range(2))
+    torch.manual_seed(0)
+    again = compute(q, k, v, AttentionMask(), 0.2, 0.5)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)

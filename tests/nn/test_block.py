@@ -1,0 +1,165 @@
+from functools import partial
+
+import pytest
+import torch
+from attention_cases import error
+from model_cases import block_factory
+from torch import nn
+
+from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, Residual
+
+BLOCKS = pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
+CAUSAL = AttentionMask(causal=True)
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def tokens(seq: int = 7) -> torch.Tensor:
+    return torch.randn(2, seq, 32, generator=torch.Generator().manual_seed(1))
+
+
+def as_torch(block: nn.Module) -> nn.TransformerEncoderLayer:
+    layer = nn.TransformerEncoderLayer(
+        32,
+        4,
+        128,
+        dropout=0.0,
+        activation="gelu",
+        batch_first=True,
+        norm_first=isinstance(block, PreNormBlock),
+    )
+    attention, feed_forward = block.attention, block.feed_forward
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    layer.load_state_dict(
+        {
+            "self_attn.in_proj_weight": torch.cat([proj.weight for proj in projections]),
+            "self_attn.in_proj_bias": torch.cat([proj.bias for proj in projections]),
+            "self_attn.out_proj.weight": attention.o_proj.weight,
+            "self_attn.out_proj.bias": attention.o_proj.bias,
+            "linear1.weight": feed_forward.up_proj.weight,
+            "linear1.bias": feed_forward.up_proj.bias,
+            "linear2.weight": feed_forward.down_proj.weight,
+            "linear2.bias": feed_forward.down_proj.bias,
+            "norm1.weight": block.attention_norm.weight,
+            "norm1.bias": block.attention_norm.bias,
+            "norm2.weight": block.feed_forward_norm.weight,
+            "norm2.bias": block.feed_forward_norm.bias,
+        }
+    )
+    return layer
+
+
+@BLOCKS
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_parity_with_transformer_encoder_layer(kind, causal):
+    block = randomised(block_factory(kind, bias=True)())
+    layer = as_torch(block)
+    x, upstream = tokens().requires_grad_(), torch.randn(2, 7, 32)
+    torch_mask = torch.ones(7, 7, dtype=torch.bool).triu(1) if causal else None
+    ours, theirs = block(x, AttentionMask(causal=causal)), layer(x, src_mask=torch_mask)
+    assert error(ours, theirs) <= 1e-5
+    pairs = [
+        (x, x),
+        (block.attention.o_proj.weight, layer.self_attn.out_proj.weight),
+        (block.feed_forward.up_proj.weight, layer.linear1.weight),
+        (block.attention_norm.weight, layer.norm1.weight),
+        (block.feed_forward_norm.bias, layer.norm2.bias),
+    ]
+    ours = torch.autograd.grad(ours, [pair[0] for pair in pairs], upstream)
+    theirs = torch.autograd.grad(theirs, [pair[1] for pair in pairs], upstream)
+    for actual, expected in zip(ours, theirs, strict=True):
+        assert error(actual, expected) <= 1e-5
+
+
+@BLOCKS
+def test_no_branches_leave_the_stream(kind):
+    none = partial(Residual, branch=0)
+    block = randomised(block_factory(kind, attention_residual=none, feed_forward_residual=none)())
+    x = tokens()
+    expected = x if kind is PreNormBlock else block.feed_forward_norm(block.attention_norm(x))
+    assert torch.equal(block(x, CAUSAL), expected)
+
+
+@BLOCKS
+def test_no_connections_leave_the_sublayers(kind):
+    none = partial(Residual, skip=0)
+    block = randomised(block_factory(kind, attention_residual=none, feed_forward_residual=none)())
+    x = tokens()
+    if kind is PreNormBlock:
+        expected = block.feed_forward(
+            block.feed_forward_norm(block.attention(block.attention_norm(x), CAUSAL))
+        )
+    else:
+        attended = block.attention_norm(block.attention(x, CAUSAL))
+        expected = block.feed_forward_norm(block.feed_forward(attended))
+    torch.testing.assert_close(block(x, CAUSAL), expected)
+
+
+@BLOCKS
+@pytest.mark.parametrize("sublayer", ["attention", "feed_forward"])
+def test_each_connection_is_scaled_on_its_own(kind, sublayer):
+    whole = randomised(block_factory(kind)())
+    scaled = block_factory(kind, **{f"{sublayer}_residual": partial(Residual, branch=0.5)})()
+    scaled.load_state_dict(whole.state_dict())
+    halved = block_factory(kind)()
+    halved.load_state_dict(whole.state_dict())
+    last = halved.attention.o_proj if sublayer == "attention" else halved.feed_forward.down_proj
+    with torch.no_grad():
+        last.weight *= 0.5
+    x = tokens()
+    torch.testing.assert_close(scaled(x, CAUSAL), halved(x, CAUSAL))
+    assert error(scaled(x, CAUSAL), whole(x, CAUSAL)) > 1e-3
+
+
+def test_lists_of_scales_reach_their_layer():
+    make = block_factory(
+        attention_residual=partial(Residual, skip=[1, 2]),
+        feed_forward_residual=partial(Residual, branch=[3, 4]),
+    )
+    second = make(layer_index=1, num_layers=2)
+    assert (second.attention_residual.skip, second.attention_residual.branch) == (2, 1)
+    assert (second.feed_forward_residual.skip, second.feed_forward_residual.branch) == (1, 4)
+
+
+@pytest.mark.parametrize("sublayer", ["attention", "feed_forward"])
+def test_a_wrong_list_of_scales_names_its_config_key(sublayer):
+    make = block_factory(**{f"{sublayer}_residual": partial(Residual, skip=[1, 1, 1])})
+    with pytest.raises(ValueError, match=rf"^block\.{sublayer}_residual\.skip has 3 numbers .* 2 layers"):
+        make(num_layers=2)
+
+
+@BLOCKS
+def test_dropout_acts_on_both_sublayers_in_training_only(kind):
+    block = randomised(block_factory(kind, dropout=1.0)())
+    x = tokens()
+    expected = x if kind is PreNormBlock else block.feed_forward_norm(block.attention_norm(x))
+    assert torch.equal(block.train()(x, CAUSAL), expected)
+    without = block_factory(kind)()
+    without.load_state_dict(block.state_dict())
+    assert torch.equal(block.eval()(x, CAUSAL), without(x, CAUSAL))
+
+
+@BLOCKS
+def test_a_later_token_changes_nothing_before_it_bit_for_bit(kind):
+    block = randomised(block_factory(kind)())
+    x = tokens(seq=12)
+    changed = x.clone()
+    changed[:, 8:] += 3
+    before, after = block(x, CAUSAL), block(changed, CAUSAL)
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.equal(before[:, 8:], after[:, 8:])
+
+
+def test_only_post_norm_ends_normalised():
+    x = 10 * tokens()
+    post = block_factory(PostNormBlock)()
+    assert post.ends_normalised
+    torch.testing.assert_close(post(x, CAUSAL).square().mean(-1), torch.ones(2, 7), rtol=1e-3, atol=1e-3)
+    pre = block_factory(PreNormBlock)()
+    assert not pre.ends_normalised
+    assert pre(x, CAUSAL).square().mean() > 10

@@ -1,0 +1,103 @@
+from functools import partial
+
+import pytest
+import torch
+from model_cases import make_encoder, token_ids
+from torch import nn
+
+from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, Residual, RotaryPosition
+
+CAUSAL = AttentionMask(causal=True)
+
+
+def test_the_forward_pass_by_hand():
+    encoder = make_encoder(num_layers=2)
+    ids = token_ids()
+    x = encoder.token_embedding.weight[ids] + encoder.position.embedding.weight[:8]
+    for layer in encoder.layers:
+        x = layer(x, CAUSAL)
+    torch.testing.assert_close(encoder(ids, CAUSAL), encoder.final_norm(x))
+
+
+def test_without_a_mask_everybody_sees_everybody():
+    encoder = make_encoder()
+    ids = token_ids()
+    assert torch.equal(encoder(ids), encoder(ids, AttentionMask()))
+    assert not torch.equal(encoder(ids), encoder(ids, CAUSAL))
+
+
+def test_only_pre_norm_needs_a_final_norm():
+    assert isinstance(make_encoder(kind=PreNormBlock).final_norm, nn.LayerNorm)
+    assert isinstance(make_encoder(kind=PostNormBlock).final_norm, nn.Identity)
+
+
+def test_layers_share_nothing():
+    encoder = make_encoder(num_layers=3, qk_norm=True, position=False)
+    for parts in zip(*(layer.modules() for layer in encoder.layers), strict=True):
+        assert len({id(part) for part in parts}) == 3
+    pointers = [parameter.data_ptr() for parameter in encoder.parameters()]
+    assert len(set(pointers)) == len(pointers)
+
+
+def test_layers_begin_with_different_weights():
+    first, second = (layer.attention.q_proj.weight for layer in make_encoder(num_layers=2).layers)
+    assert not torch.equal(first, second)
+
+
+def test_layers_know_their_place():
+    encoder = make_encoder(
+        num_layers=3,
+        ablated_heads=[[0, 1], [2, 3]],
+        attention_residual=partial(Residual, skip=[1, 2, 3]),
+    )
+    gates = [layer.attention.gate.factors for layer in encoder.layers]
+    assert [None if gate is None else gate.tolist() for gate in gates] == [[1, 0, 1, 1], None, [1, 1, 1, 0]]
+    assert [layer.attention_residual.skip for layer in encoder.layers] == [1, 2, 3]
+
+
+def test_the_longest_sequence_works_and_a_longer_one_is_refused():
+    encoder = make_encoder(max_seq_len=16)
+    assert encoder(token_ids(seq=16)).shape == (2, 16, 32)
+    with pytest.raises(ValueError, match=r"17 tokens is longer than model\.max_seq_len=16"):
+        encoder(token_ids(seq=17))
+
+
+@pytest.mark.parametrize("num_layers", [0, -1])
+def test_no_layers_are_refused(num_layers):
+    with pytest.raises(ValueError, match=rf"^model\.num_layers={num_layers}: .*model\.num_layers=1"):
+        make_encoder(num_layers=num_layers)
+    assert len(make_encoder(num_layers=1).layers) == 1
+
+
+def test_dropout_of_the_embedding_acts_in_training_only():
+    encoder = make_encoder(embedding_dropout=0.5)
+    torch.manual_seed(0)
+    assert not torch.equal(encoder.train()(token_ids()), encoder(token_ids()))
+    assert torch.equal(encoder.eval()(token_ids()), encoder(token_ids()))
+
+
+@pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
+def test_a_later_token_changes_nothing_before_it_bit_for_bit(kind):
+    encoder = make_encoder(kind=kind, num_layers=3)
+    ids = token_ids(seq=12)
+    changed = ids.clone()
+    changed[:, 8:] = (changed[:, 8:] + 1) % 50
+    before, after = encoder(ids, CAUSAL), encoder(changed, CAUSAL)
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.equal(before[:, 8:], after[:, 8:])
+
+
+def test_permuted_tokens_give_permuted_vectors_without_positions():
+    encoder = make_encoder(position=False)
+    ids, order = token_ids(), torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(encoder(ids[:, order]), encoder(ids)[:, order], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(make_encoder()(ids[:, order]), make_encoder()(ids)[:, order], atol=1e-2)
+
+
+def test_the_gate_and_positions_are_no_part_of_the_weights():
+    encoder = make_encoder(position=False, ablated_heads=[[0, 0]])
+    rotary = partial(RotaryPosition, 16)
+    for layer in encoder.layers:
+        layer.attention.position = rotary(head_dim=8)
+    assert len(list(encoder.buffers())) == 5
+    assert encoder.state_dict().keys() == dict(encoder.named_parameters()).keys()

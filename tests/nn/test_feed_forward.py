@@ -1,0 +1,84 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tinyformer.nn import FeedForward, GatedFeedForward
+from tinyformer.nn.feed_forward import ACTIVATIONS
+
+FORMULAS = {
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+    "relu2": lambda x: torch.where(x > 0, x * x, 0.0),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+}
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+def linear(proj: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    out = torch.einsum("bsi,oi->bso", x, proj.weight)
+    return out if proj.bias is None else out + proj.bias
+
+
+def test_every_activation_has_its_formula_here():
+    assert ACTIVATIONS.keys() == FORMULAS.keys()
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_plain_is_its_formula(activation, bias):
+    module = randomised(FeedForward(8, 12, activation, bias))
+    x = torch.randn(2, 3, 8)
+    expected = linear(module.down_proj, FORMULAS[activation](linear(module.up_proj, x)))
+    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_gated_is_its_formula(activation, bias):
+    module = randomised(GatedFeedForward(8, 12, activation, bias))
+    x = torch.randn(2, 3, 8)
+    gate = FORMULAS[activation](linear(module.gate_proj, x))
+    expected = linear(module.down_proj, gate * linear(module.up_proj, x))
+    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_defaults_are_gelu_and_swiglu():
+    plain, gated = FeedForward(8), GatedFeedForward(8)
+    x = torch.linspace(-3, 3, 9)
+    torch.testing.assert_close(plain.activation(x), FORMULAS["gelu"](x))
+    torch.testing.assert_close(gated.activation(x), FORMULAS["silu"](x))
+    assert plain.up_proj.bias is None
+    assert gated.gate_proj.bias is None
+
+
+@pytest.mark.parametrize("d_model", [8, 64, 100, 128, 384, 768])
+def test_default_widths_make_both_kinds_equally_large(d_model):
+    plain, gated = FeedForward(d_model), GatedFeedForward(d_model)
+    assert plain.up_proj.out_features == 4 * d_model
+    d_ff = gated.up_proj.out_features
+    assert d_ff % 8 == 0
+    assert 8 * d_model / 3 <= d_ff < 8 * d_model / 3 + 8
+    assert gated.gate_proj.out_features == gated.down_proj.in_features == d_ff
+
+
+def test_each_token_is_transformed_alone():
+    module = randomised(FeedForward(8))
+    x = torch.randn(1, 4, 8)
+    torch.testing.assert_close(module(x)[:, 2:3], module(x[:, 2:3]))
+
+
+@pytest.mark.parametrize("make", [FeedForward, GatedFeedForward])
+def test_an_unknown_activation_is_refused_with_the_known_ones(make):
+    with pytest.raises(
+        ValueError, match=r"^feed_forward\.activation=tanh: choose one of gelu, relu2, silu\.$"
+    ):
+        make(8, activation="tanh")
+    for name in ("gelu", "relu2", "silu"):
+        assert make(8, activation=name)(torch.zeros(1, 1, 8)).shape == (1, 1, 8)

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from tinyformer.nn import Residual
+
+X, UPDATE = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[10.0, 20.0]]])
+
+
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [
+        pytest.param({}, [11.0, 22.0], id="default"),
+        pytest.param({"skip": 0}, [10.0, 20.0], id="no-connection"),
+        pytest.param({"branch": 0}, [1.0, 2.0], id="no-sublayer"),
+        pytest.param({"skip": 2.0, "branch": 0.5}, [7.0, 14.0], id="both"),
+        pytest.param({"skip": -1}, [9.0, 18.0], id="negative"),
+    ],
+)
+def test_residual_is_skip_x_plus_branch_f(scales, expected):
+    assert Residual(**scales)(X, UPDATE).flatten().tolist() == expected
+
+
+def test_a_list_holds_one_number_for_each_layer():
+    layers = [Residual(skip=[1, 0, 3], branch=[0, 1, 0.5], layer_index=i, num_layers=3) for i in range(3)]
+    assert [layer(X, UPDATE)[0, 0, 0].item() for layer in layers] == [1, 10, 8]
+
+
+@pytest.mark.parametrize("part", ["skip", "branch"])
+@pytest.mark.parametrize("scales", [[], [1.0], [1, 2, 3, 4]], ids=len)
+def test_a_list_of_the_wrong_length_is_refused_with_one_that_works(part, scales):
+    with pytest.raises(
+        ValueError, match=rf"^block\.attention_residual\.{part} has {len(scales)} numbers"
+    ) as caught:
+        Residual(**{part: scales}, num_layers=3, name="block.attention_residual")
+    assert "3 layers" in str(caught.value)
+    assert "[1,1,1]" in str(caught.value)
+    assert Residual(**{part: [1, 1, 1]}, num_layers=3)(X, UPDATE).flatten().tolist() == [11, 22]
+    assert Residual(**{part: 1}, num_layers=3)(X, UPDATE).flatten().tolist() == [11, 22]
+
+
+def test_scales_show_in_the_printed_model():
+    assert "skip=0.0, branch=2.0" in repr(Residual(skip=0, branch=2))
