@@ -93,6 +93,10 @@ class TextRecipe:
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
+    def folder(self, cache_dir: str | Path) -> Path:
+        """Where the tokenised splits lie."""
+        return Path(cache_dir) / f"{self.source.name}-{self.tokenizer.name}-{self.key()[:12]}"
+
     def load(self) -> tuple[dict[str, datasets.Dataset], bool]:
         """The documents of the splits to tokenise, and whether validation is the source's own.
 
@@ -157,6 +161,11 @@ def prepare_text(recipe: TextRecipe, cache_dir: str | Path) -> PreparedText:
         prepared = _open(folder, key)
     assert prepared is not None
     return prepared
+
+
+def open_prepared(recipe: TextRecipe, cache_dir: str | Path) -> PreparedText | None:
+    """Opens what `prepare_text` left; None if there is nothing, or nothing whole."""
+    return _open(recipe.folder(cache_dir), recipe.key())
 
 
 def _open(folder: Path, key: str) -> PreparedText | None:

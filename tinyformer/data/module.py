@@ -7,7 +7,7 @@ import lightning
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tinyformer.data.cache import TextRecipe, TokenSplit, prepare_text
+from tinyformer.data.cache import TextRecipe, TokenSplit, open_prepared, prepare_text
 from tinyformer.data.loader import ResumableLoader, identity
 from tinyformer.data.sources import Source
 from tinyformer.data.tokenizer import TextTokenizer, TokenizerRecipe
@@ -97,13 +97,20 @@ class TextDataModule(lightning.LightningDataModule):
         Raises:
             ValueError: If the source cannot be read, or the training text is shorter than one window.
         """
-        settings: dict[str, Any] = {} if whole else self._held_out | {"seed": self.seed}
-        recipe = TextRecipe(self.source, self._recipe, max_tokens=self._max_tokens, whole=whole, **settings)
-        prepared = prepare_text(recipe, self.cache_dir)
+        prepared = prepare_text(self._text_recipe(whole), self.cache_dir)
         self.tokenizer, self.splits = prepared.tokenizer, prepared.splits
         self.fingerprint, self.has_own_validation = prepared.fingerprint, prepared.own_validation
         if not whole:
             self._check_length(self.splits["train"].num_tokens)
+
+    def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
+        """Whether the text lies in the cache already, in the tokens of a given tokenizer."""
+        prepared = open_prepared(self._text_recipe(whole), self.cache_dir)
+        return prepared is not None and prepared.tokenizer.fingerprint == tokenizer.fingerprint
+
+    def _text_recipe(self, whole: bool) -> TextRecipe:
+        settings: dict[str, Any] = {} if whole else self._held_out | {"seed": self.seed}
+        return TextRecipe(self.source, self._recipe, max_tokens=self._max_tokens, whole=whole, **settings)
 
     def setup(self, stage: str) -> None:
         """Lightning's hook: prepares, unless that was done already."""

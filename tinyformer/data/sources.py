@@ -68,6 +68,11 @@ class TextFiles:
         self.files = [files] if isinstance(files, str) else [str(file) for file in files]
         self.text_column = text_column
 
+    @property
+    def has_own_splits(self) -> bool:
+        """Whether the files bring a validation split."""
+        return "validation" in self._files_of_splits()
+
     def fingerprint(self) -> str:
         """SHA-256 over the contents of the files, their kinds and splits; not over their places."""
         digest = hashlib.sha256(self.text_column.encode())

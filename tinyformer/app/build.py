@@ -1,0 +1,179 @@
+"""From the config to the parts of a run, each checked as it is made."""
+
+import logging
+import secrets
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app.config import check_value
+from tinyformer.checkpoint import Checkpoint
+from tinyformer.data import TextDataModule, TextTokenizer
+from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.training import RunCSVLogger, RunWandbLogger
+from tinyformer.training.hardware import compute_dtype, resolve_device, resolve_precision
+
+
+def quiet_libraries() -> None:
+    """Silence, one by one, what libraries say that a user of this program can do nothing about."""
+    # "GPU available: False, used: False", "`Trainer.fit` stopped: …": the summary says it.
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in (
+        # A batch is one gather from a memory map, which takes microseconds: workers would cost more.
+        r"The '\w+_dataloader' does not have many workers",
+        # Lightning and the torch that it runs on; the next release of either mends it.
+        r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        # A short run may end before the first report.
+        r"The number of training batches .* is smaller than the logging interval",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def run_dir() -> Path:
+    """The folder of this run."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def is_first_process() -> bool:
+    """Whether this process writes: with several, the others only compute."""
+    return bool(rank_zero_only.rank == 0)
+
+
+def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> TextDataModule:
+    """The run's text, not yet read; tokenised by a given tokenizer, or by the config's."""
+    arguments = {} if tokenizer is None else {"tokenizer": tokenizer}
+    return instantiate(config.datamodule, _convert_="all", **arguments)
+
+
+def build_network(config: DictConfig, tokenizer: TextTokenizer) -> Transformer:
+    """The model for a vocabulary, its weights drawn from `seed`.
+
+    Raises:
+        ValueError: `model.vocab_size` is smaller than the vocabulary.
+    """
+    wanted = config.model.vocab_size
+    if wanted is not None and wanted < tokenizer.vocab_size:
+        raise ValueError(
+            f"model.vocab_size={wanted} is smaller than the tokenizer's {tokenizer.vocab_size}; "
+            f"model.vocab_size={tokenizer.vocab_size} works."
+        )
+    L.seed_everything(config.seed, verbose=False)
+    sized = OmegaConf.merge(config, {"model": {"vocab_size": wanted or tokenizer.vocab_size}})
+    return instantiate(sized.network, _convert_="all")
+
+
+def trainer_arguments(config: DictConfig) -> dict[str, Any]:
+    """The `trainer` group as Lightning's arguments, each checked, `precision=auto` decided.
+
+    Raises:
+        ValueError: an argument does not exist, has another type, or asks for hardware that is not there.
+    """
+    arguments: dict[str, Any] = OmegaConf.to_container(config.trainer, resolve=True)  # type: ignore[assignment]
+    for name, value in arguments.items():
+        if not (name == "precision" and value == "auto"):
+            check_value(L.Trainer, name, value, f"trainer.{name}")
+    arguments["precision"] = resolve_precision(
+        arguments["precision"], resolve_device(arguments["accelerator"])
+    )
+    return arguments
+
+
+def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: AttentionMask) -> str:
+    """Fix the attention backend of every layer, and name the kernel that truly runs.
+
+    Args:
+        network: the model.
+        arguments: of the trainer.
+        mask: of the task.
+    """
+    device, dtype = resolve_device(arguments["accelerator"]), compute_dtype(arguments["precision"])
+    network.resolve_backends(device, dtype, mask)
+    return network.attentions()[0].running_kernel(device, dtype, mask)
+
+
+def should_compile(config: DictConfig, device: str) -> bool:
+    """Whether `compile` asks for it: "auto" does on CUDA.
+
+    Raises:
+        ValueError: it is none of true, false and auto.
+    """
+    choices = {"auto": device == "cuda", True: True, False: False}
+    if config.compile not in choices:
+        raise ValueError(f"compile={config.compile}: choose true, false or auto.")
+    return choices[config.compile]
+
+
+def build_loggers(config: DictConfig, first_step: int = 0) -> list[Logger]:
+    """`metrics.csv` always, and what `logger` asks for.
+
+    Args:
+        config: of the run.
+        first_step: from which a resumed run goes on.
+    """
+    folder = run_dir()
+    loggers: list[Logger] = [RunCSVLogger(folder / "metrics.csv", first_step)]
+    if "_target_" in config.logger:
+        is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+        run = {
+            "run_dir": str(folder),
+            "run_id": _wandb_id(folder),
+            "group": "/".join(folder.parts[-3:-1]) if is_sweep else None,
+        }
+        loggers.append(instantiate(config.logger, _convert_="all", **run))
+    return loggers
+
+
+def close_loggers(loggers: list[Logger], status: str) -> None:
+    """End the logging inside the job: in a sweep the next job opens its own.
+
+    Args:
+        loggers: of the run.
+        status: "success", or anything else for a run that ended early.
+    """
+    for logger in loggers:
+        logger.finalize(status)
+        if isinstance(logger, RunWandbLogger):
+            logger.finish(failed=status != "success")
+
+
+def wandb_whereabouts(loggers: list[Logger]) -> str | None:
+    """Where the run is seen in Weights & Biases, if it is logged there."""
+    return next((logger.whereabouts() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
+
+
+def build_callbacks(config: DictConfig) -> list[L.Callback]:
+    """The `callbacks` group; an entry that is null is left out."""
+    nodes = [node for node in config.callbacks.values() if node is not None]
+    return [instantiate(node, _convert_="all") for node in nodes]
+
+
+def _wandb_id(folder: Path) -> str:
+    """The same for a run and its resumption, so that they are one run in the browser."""
+    path = folder / "wandb" / "run_id"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(4))
+    return path.read_text().strip()
+
+
+def require_same_vocabulary(checkpoint: Checkpoint, tokenizer: TextTokenizer, key: str) -> None:
+    """Refuse text whose tokens are not those that a checkpoint knows.
+
+    Raises:
+        ValueError: the two tokenizers differ.
+    """
+    theirs = TextTokenizer.from_json(checkpoint.tokenizer)
+    if theirs.fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"{key}={checkpoint.path}: its vocabulary of {theirs.vocab_size} tokens does not fit this run's tokenizer, "
+            f"which has {tokenizer.vocab_size}. With init_from, leave tokenizer= out: the checkpoint brings its own."
+        )

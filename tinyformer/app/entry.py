@@ -1,0 +1,51 @@
+"""From the command line to a job: Hydra, with its errors and exit codes made useful."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from tinyformer.app.config import register_resolvers
+from tinyformer.app.errors import report
+
+
+def run_program(
+    job: Callable[[DictConfig], None],
+    config_dir: Path,
+    config_name: str,
+    prepare: Callable[[Sequence[str]], Sequence[str]] = lambda arguments: arguments,
+) -> int:
+    """Compose a config from the command line, run a job with it, and tell errors well.
+
+    Nothing heavy is imported before the config is composed, so `--help` and misspelt keys answer at once.
+
+    Args:
+        job: what to do with the config.
+        config_dir: where the config files are.
+        config_name: the primary one.
+        prepare: may rewrite the arguments before Hydra sees them.
+
+    Returns:
+        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+    """
+    with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
+    failed: list[int] = []
+
+    def guarded(config: DictConfig) -> None:
+        # Told here and now: Hydra would keep the error of a sweep's job until all its jobs have ended.
+        try:
+            job(config)
+        except Exception as error:
+            failed.append(report(error, config_dir, config_name, with_traceback))
+
+    try:
+        register_resolvers(config_dir)
+        sys.argv[1:] = prepare(sys.argv[1:])
+        hydra.main(version_base=None, config_path=str(config_dir), config_name=config_name)(guarded)()
+    except Exception as error:
+        return report(error, config_dir, config_name, with_traceback)
+    return max(failed, default=0)

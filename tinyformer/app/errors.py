@@ -1,0 +1,144 @@
+"""Mistakes of the user are told in a few lines; everything else keeps its traceback."""
+
+import difflib
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+USER_MISTAKE, BUG = 2, 1
+
+EXAMPLES = {
+    "data.files": "book.txt",
+    "data.path": "owner/name",
+    "tokenizer.path": "tokenizer.json",
+}
+"""Values of the keys that have no default."""
+
+_QUOTES_HINT = """quote what the shell or Hydra would split, such as 'generate.prompt="a, b"'"""
+
+
+def describe(error: BaseException, config_dir: Path, config_name: str) -> str | None:
+    """A mistake of the user in at most four lines; None if it is none.
+
+    Hydra's and OmegaConf's errors are about the command line. A ValueError is the user's if this package raised it:
+    the same class from a library, or from the user's own module, is a bug and keeps its traceback.
+    """
+    error = _cause(error)
+    if isinstance(error, MissingConfigException):
+        return _unknown_choice(error)
+    if isinstance(error, OverrideParseException):
+        first = str(error).splitlines()[0]
+        return f"{error.override}: {first[0].lower()}{first[1:]}; {_QUOTES_HINT}."
+    if isinstance(error, MissingMandatoryValue):
+        key = str(error.full_key or error.key)
+        return f"{key} is needed, such as {key}={EXAMPLES.get(key, 'VALUE')}."
+    if isinstance(error, InterpolationKeyError):
+        return " ".join(str(error).splitlines()[:2])
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return _unknown_key(str(error), config_dir, config_name)
+    is_misconfiguration = type(error).__name__ == "MisconfigurationException"
+    if is_misconfiguration or (isinstance(error, ValueError) and _raised_by_us(error)):
+        return str(error)
+    return None
+
+
+def report(error: BaseException, config_dir: Path, config_name: str, with_traceback: bool = False) -> int:
+    """Print an error to stderr.
+
+    Args:
+        error: what was raised.
+        config_dir: where the config is.
+        config_name: of the program's config.
+        with_traceback: show it for mistakes of the user, too.
+
+    Returns:
+        The exit code: 2 for a mistake of the user, 1 for a bug.
+    """
+    text = describe(error, config_dir, config_name)
+    if text is None or with_traceback:
+        traceback.print_exception(error)
+    else:
+        print("\n".join(f"Error: {text}".splitlines()[:4]), file=sys.stderr)
+    return BUG if text is None else USER_MISTAKE
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The choices that look like a word, as " Did you mean a or b?", or nothing."""
+    found = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(found)}?" if found else ""
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What was raised inside of `instantiate`, which wraps it."""
+    while type(error).__name__ == "InstantiationException" and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith("tinyformer.")
+
+
+def _unknown_choice(error: MissingConfigException) -> str:
+    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    choices = [option for option in error.options or () if not option.startswith("_")]
+    if not choices:
+        return str(error).splitlines()[0]
+    return (
+        f"{group}={choice}: there is no such choice.{nearest(choice, choices)} Choices: {', '.join(choices)}."
+    )
+
+
+def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
+    found = re.search(r"Could not (?:override|append to config[^']*) '([^'@]+)", message)
+    if not found:
+        first = message.splitlines()[0]
+        return f"{first}; {_QUOTES_HINT}." if first.startswith("Ambiguous") else first
+    key = found[1]
+    keys = known_keys(config_dir, config_name)
+    hint = _other_choice(key, config_dir) or nearest(key, keys)
+    if not hint:
+        by_last_part = {name.rpartition(".")[2]: name for name in reversed(keys)}
+        close = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=3)
+        hint = f" Did you mean {' or '.join(by_last_part[last] for last in close)}?" if close else ""
+    return f"{key}: there is no such key.{hint or ' --help lists the axes.'}"
+
+
+def _other_choice(key: str, config_dir: Path) -> str:
+    """The choices of a key's group that have it, as in " It belongs to data=text."."""
+    group, _, rest = key.partition(".")
+    files = sorted((config_dir / group).glob("[!_]*.yaml")) if rest else []
+    # "in" passes over a key that is needed ("???"), such as data.files; the list does not.
+    having = [f"{group}={file.stem}" for file in files if rest.split(".")[0] in list(OmegaConf.load(file))]
+    return f" It belongs to {' or '.join(having)}." if having else ""
+
+
+def known_keys(config_dir: Path, config_name: str) -> list[str]:
+    """All keys of the default config, groups and values, such as `attention` and `attention.num_kv_heads`."""
+    return list(_flatten(OmegaConf.to_container(default_config(config_dir, config_name), resolve=False)))
+
+
+def default_config(config_dir: Path, config_name: str) -> DictConfig:
+    """The config without any override."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir), version_base=None):
+        return compose(config_name)
+
+
+def _flatten(node: Any, prefix: str = "") -> Iterable[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield f"{prefix}{key}"
+            yield from _flatten(value, f"{prefix}{key}.")

@@ -1,0 +1,142 @@
+"""An evaluation, from a checkpoint to its summary."""
+
+import time
+from typing import Any
+
+import lightning as L
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app import build
+from tinyformer.app.config import check_types
+from tinyformer.app.sample import check_generation, sample_text
+from tinyformer.app.summary import (
+    describe_split,
+    indent,
+    print_summary,
+    shown,
+    split_results,
+    write_results,
+)
+from tinyformer.checkpoint import load_checkpoint, load_weights
+from tinyformer.data import TextDataModule, TextFiles, TextTokenizer
+from tinyformer.training import AttentionTelemetry, TrainingModule
+from tinyformer.training.hardware import describe_device, resolve_device
+
+SPLITS = ("train", "validation", "test", "all")
+
+
+class EvaluationRun:
+    """A checkpoint's model and the text that it is evaluated on.
+
+    Args:
+        config: composed by Hydra on the checkpoint's own.
+
+    Raises:
+        ValueError: something in the config cannot work, or does not fit the checkpoint.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        build.quiet_libraries()
+        check_types(config)
+        check_generation(config.generate)
+        if config.split not in (None, *SPLITS):
+            raise ValueError(f"split={config.split}: choose one of {', '.join(SPLITS)}.")
+        self.config, self.folder = config, build.run_dir()
+        self.checkpoint = load_checkpoint(config.checkpoint)
+        facts = self.checkpoint.facts
+        if config.trainer.precision == "auto":
+            config.trainer.precision = facts["precision"]
+        self.arguments = build.trainer_arguments(config)
+        self.device = resolve_device(self.arguments["accelerator"])
+        self.data, self.split = self._data()
+        self.task = instantiate(config.task.objective)
+        self.network = build.build_network(config, self.data.tokenizer)
+        load_weights(self.network, self.checkpoint)
+        self.batches = self.data.evaluation_dataloader(self.split)
+        mask = self.task.mask(next(iter(self.batches)))
+        self.kernel = build.resolve_kernel(self.network, self.arguments, mask)
+        self.module = TrainingModule(
+            self.network, self.task, self.data, evaluated=self.split, first_step=self.checkpoint.step
+        )
+
+    def evaluate(self) -> None:
+        """Score the split, draw the attention maps, sample a text; leave `results.json` in the run's folder."""
+        loggers, status = build.build_loggers(self.config), "failed"
+        callbacks = build.build_callbacks(self.config)
+        try:
+            trainer = L.Trainer(
+                **self.arguments | {"enable_progress_bar": False, "devices": 1, "strategy": "auto"},
+                default_root_dir=self.folder,
+                logger=loggers,
+                callbacks=callbacks,
+                enable_model_summary=False,
+                enable_checkpointing=False,
+            )
+            start = time.perf_counter()
+            trainer.validate(self.module, self.batches, verbose=False)
+            seconds = time.perf_counter() - start
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self._summarise(self._results(metrics, seconds), callbacks, loggers)
+            status = "success"
+        finally:
+            build.close_loggers(loggers, status)
+
+    def _data(self) -> tuple[TextDataModule, str]:
+        """The text in the checkpoint's tokens, and the split to score."""
+        config, tokenizer = self.config, TextTokenizer.from_json(self.checkpoint.tokenizer)
+        data = build.build_data(config)
+        chosen = [o for o in HydraConfig.get().overrides.task if o.startswith(("data=", "data."))]
+        split = config.split
+        if split is None:
+            takes_all = chosen and isinstance(data.source, TextFiles) and not data.source.has_own_splits
+            split = "all" if takes_all else "validation"
+        # The run's own text may lie there in its tokens already.
+        if not data.is_prepared(tokenizer, whole=split == "all"):
+            data = build.build_data(config, tokenizer)
+        data.prepare(whole=split == "all")
+        return data, split
+
+    def _results(self, metrics: dict[str, float], seconds: float) -> dict[str, Any]:
+        split = self.data.splits[self.split]
+        return {
+            **split_results(metrics, split, self._prefix),
+            "split": self.split,
+            "train/num_tokens": self.checkpoint.facts["train/num_tokens"],
+            "throughput/tokens_per_second": split.num_tokens / seconds,
+            "num_parameters": self.network.num_parameters(),
+            "device": describe_device(self.device),
+            "precision": self.arguments["precision"],
+            "attention_backend": self.config.attention.backend,
+            "attention_kernel": self.kernel,
+            "steps": self.checkpoint.step,
+            "seconds": seconds,
+            "data_fingerprint": self.data.fingerprint,
+        }
+
+    @property
+    def _prefix(self) -> str:
+        return self.split if self.split in ("train", "test") else "val"
+
+    def _summarise(self, results: dict[str, Any], callbacks: list[L.Callback], loggers: list[Logger]) -> None:
+        sample = sample_text(self.config.generate, self.network, self.data.tokenizer)
+        write_results(self.folder / "results.json", results | {"sample": sample})
+        (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
+        pictures = [path for c in callbacks if isinstance(c, AttentionTelemetry) for path in c.paths]
+        print_summary(
+            {
+                "checkpoint": f"{shown(self.checkpoint.path)}, after {results['steps']:,} steps",
+                "parameters": f"{results['num_parameters']:,}",
+                "device": f"{results['device']}, {results['precision']}",
+                "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
+                "data": f"{self.data.source.name}, {self.split} split, "
+                f"{self.data.splits[self.split].num_documents:,} documents",
+                **describe_split(results, self._prefix),
+                "attention maps": shown(pictures[-1]) if pictures else None,
+                "results": shown(self.folder / "results.json"),
+                "wandb": build.wandb_whereabouts(loggers),
+            }
+        )
+        print(f"\nA sample:\n{indent(sample)}")

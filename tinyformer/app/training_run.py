@@ -1,0 +1,198 @@
+"""A training run, from its config to its summary."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app import build
+from tinyformer.app.config import check_types
+from tinyformer.app.sample import check_generation, sample_text
+from tinyformer.app.summary import (
+    describe_split,
+    indent,
+    print_summary,
+    shown,
+    split_results,
+    write_results,
+)
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights
+from tinyformer.data import TextDataModule, TextTokenizer
+from tinyformer.training import AttentionTelemetry, TrainingModule
+from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
+from tinyformer.training.hardware import describe_device, resolve_device
+
+
+class TrainingRun:
+    """All that a run consists of, made and checked before its first step.
+
+    Args:
+        config: composed by Hydra.
+
+    Raises:
+        ValueError: something in the config cannot work.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        build.quiet_libraries()
+        # Unresolved, so that overrides act on it; and first of all, since Hydra's `instantiate` resolves what its
+        # node refers to in place.
+        unresolved = OmegaConf.to_container(config, resolve=False)
+        check_types(config)
+        check_generation(config.generate)
+        self.config, self.folder = config, build.run_dir()
+        self.arguments = build.trainer_arguments(config)
+        self.device = resolve_device(self.arguments["accelerator"])
+        compiles = build.should_compile(config, self.device)
+        self.resumed = self._resumed()
+
+        self.data = self._data()
+        self.task = instantiate(config.task.objective)
+        self.network = build.build_network(config, self.data.tokenizer)
+        if config.init_from and not self.resumed:
+            load_weights(self.network, load_checkpoint(config.init_from, "init_from"), "init_from")
+        batch = next(iter(self.data.evaluation_dataloader("validation")))
+        self.kernel = build.resolve_kernel(self.network, self.arguments, self.task.mask(batch))
+        if compiles:
+            self.network.compile()
+        optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
+        self.module = TrainingModule(self.network, self.task, self.data, optimizer, schedule)
+
+        self.loggers = build.build_loggers(config, self.resumed.step if self.resumed else 0)
+        self.report = Report(self._tokens_per_batch())
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", self._stored(unresolved))
+        callbacks = [self.report, *build.build_callbacks(config), self.checkpoints]
+        if self.arguments["enable_progress_bar"]:
+            callbacks.append(StepProgress(self.report))
+        self.telemetry = [callback for callback in callbacks if isinstance(callback, AttentionTelemetry)]
+        self.trainer = L.Trainer(
+            **self.arguments,
+            default_root_dir=self.folder,
+            logger=self.loggers,
+            callbacks=callbacks,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+        )
+
+    def fit(self) -> None:
+        """Train, and leave checkpoints, metrics, pictures and `results.json` in the run's folder.
+
+        Raises:
+            SystemExit: a signal stopped the run, with 128 + its number as the code, after its state was saved.
+        """
+        if build.is_first_process():
+            (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
+        status = "failed"
+        try:
+            checkpoint = str(self.resumed.path) if self.resumed else None
+            self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
+            self._summarise()
+            status = "success"
+        except Interrupted as stop:
+            print(
+                f"\nStopped at step {self.trainer.global_step}. To go on: python train.py resume={shown(self.folder)}"
+            )
+            raise SystemExit(128 + stop.signal_number) from stop
+        finally:
+            build.close_loggers(self.loggers, status)
+
+    def _data(self) -> TextDataModule:
+        """The text, tokenised: by the recipe of the config, or by what a checkpoint to start from knows."""
+        given, config = None, self.config
+        chosen = any(override.startswith("tokenizer") for override in HydraConfig.get().overrides.task)
+        start = self.resumed or (load_checkpoint(config.init_from, "init_from") if config.init_from else None)
+        if start is not None and not self.resumed and not chosen:
+            given = TextTokenizer.from_json(start.tokenizer)
+        data = build.build_data(config, given)
+        data.prepare()
+        if start is not None:
+            build.require_same_vocabulary(start, data.tokenizer, "resume" if self.resumed else "init_from")
+        return data
+
+    def _resumed(self) -> Checkpoint | None:
+        """The checkpoint to go on from, if any; a folder that holds a run is not written over.
+
+        Raises:
+            ValueError: there is no step left to make, or the folder is another run's.
+        """
+        last = self.folder / "checkpoints" / "last.ckpt"
+        if self.config.resume is None:
+            if last.exists() and build.is_first_process():
+                raise ValueError(
+                    f"hydra.run.dir={shown(self.folder)} holds a run already: resume={shown(self.folder)} goes on with it, "
+                    f"hydra.run.dir={shown(self.folder)}-2 starts another."
+                )
+            return None
+        checkpoint = load_checkpoint(Path(self.config.resume) / "checkpoints" / "last.ckpt", "resume")
+        if 0 <= self.arguments["max_steps"] <= checkpoint.step:
+            raise ValueError(
+                f"resume={self.config.resume} has made its {checkpoint.step} steps; "
+                f"trainer.max_steps={2 * checkpoint.step} makes it longer."
+            )
+        return checkpoint
+
+    def _stored(self, unresolved: Any) -> dict[str, Any]:
+        """What a checkpoint holds beside Lightning's own keys."""
+        return {
+            "config": unresolved,
+            "tokenizer": self.data.tokenizer.to_json(),
+            "facts": {
+                "precision": self.arguments["precision"],
+                "data_fingerprint": self.data.fingerprint,
+                "train/num_tokens": self.data.splits["train"].num_tokens,
+            },
+        }
+
+    def _tokens_per_batch(self) -> int:
+        devices = self.arguments["devices"]
+        world_size = devices if isinstance(devices, int) and devices > 0 else 1
+        return self.config.data.batch_size * self.data.seq_len * world_size
+
+    def results(self) -> dict[str, Any]:
+        """The contents of `results.json`."""
+        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        return {
+            **split_results(metrics, self.data.splits["validation"], "val"),
+            "best/val/loss": self.checkpoints.best_loss,
+            "train/num_tokens": self.data.splits["train"].num_tokens,
+            "train/num_unknown": self.data.splits["train"].num_unknown,
+            "train/loss": self.report.latest.get("train/loss"),
+            "throughput/tokens_per_second": self.report.tokens_per_second,
+            "num_parameters": self.network.num_parameters(),
+            "device": describe_device(self.device),
+            "precision": self.arguments["precision"],
+            "attention_backend": self.config.attention.backend,
+            "attention_kernel": self.kernel,
+            "steps": self.trainer.global_step,
+            "seconds": self.report.seconds,
+            "data_fingerprint": self.data.fingerprint,
+        }
+
+    def _summarise(self) -> None:
+        if not build.is_first_process():
+            return
+        results = self.results()
+        sample = sample_text(self.config.generate, self.network, self.data.tokenizer)
+        write_results(self.folder / "results.json", results | {"sample": sample})
+        pictures = [path for callback in self.telemetry for path in callback.paths]
+        print_summary(
+            {
+                "parameters": f"{results['num_parameters']:,}",
+                "device": f"{results['device']}, {results['precision']}",
+                "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
+                "speed": f"{results['throughput/tokens_per_second']:,.0f} tokens/s, "
+                f"{results['steps']:,} steps in {results['seconds']:.0f} s",
+                "data": f"{self.data.source.name}, {results['train/num_tokens']:,} tokens to train on, "
+                f"fingerprint {self.data.fingerprint[:12]}",
+                **describe_split(results, "val"),
+                "checkpoints": f"{shown(self.folder)}/checkpoints/last.ckpt, best.ckpt",
+                "attention maps": shown(pictures[-1]) if pictures else None,
+                "logs": f"{shown(self.folder)}/metrics.csv, results.json",
+                "wandb": build.wandb_whereabouts(self.loggers),
+            }
+        )
+        print(f"\nA sample:\n{indent(sample)}")

@@ -1,0 +1,193 @@
+"""One self-contained file in and out; nothing in it is trusted.
+
+A checkpoint is Lightning's, with the run's unresolved config, its tokenizer and the state of the random number
+generators beside the weights. It is read with `weights_only=True`, so no code in it runs, and its config may name
+classes of this package only.
+"""
+
+import importlib
+import random
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KEY = "tinyformer"
+NETWORK_PREFIX = "network."
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file holds.
+
+    Args:
+        path: the file.
+        weights: of the network, by name.
+        config: of the run, unresolved, as plain containers.
+        tokenizer: `tokenizer.json` as text.
+        facts: about the run: `precision`, `data_fingerprint`, `train/num_tokens`.
+        step: optimizer steps made.
+    """
+
+    path: Path
+    weights: dict[str, Tensor]
+    config: dict[str, Any]
+    tokenizer: str
+    facts: dict[str, Any]
+    step: int
+
+
+def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
+    """Read a checkpoint onto the CPU.
+
+    Args:
+        path: the file.
+        key: the config key that named it, for errors.
+
+    Raises:
+        ValueError: it is missing, cut short, or none of ours.
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = sorted(path.glob("**/*.ckpt"), key=lambda file: file.stat().st_mtime) if path.is_dir() else []
+        hint = f"{key}={near[-1]} works" if near else "a run writes it to RUN/checkpoints/last.ckpt"
+        raise ValueError(f"{key}={path} is no file; {hint}.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles that torch did not write: they are refused
+            raw = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises whatever its bytes lead to
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
+        raise ValueError(
+            f"{key}={path} cannot be read: it is cut short, damaged, or no checkpoint "
+            f"({reason}); checkpoints/best.ckpt of the same run may be whole."
+        ) from error
+    if not _is_complete(raw):
+        raise ValueError(
+            f"{key}={path} was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt."
+        )
+    weights = {
+        name.removeprefix(NETWORK_PREFIX): tensor
+        for name, tensor in raw["state_dict"].items()
+        if name.startswith(NETWORK_PREFIX)
+    }
+    ours = raw[KEY]
+    return Checkpoint(path, weights, ours["config"], ours["tokenizer"], ours["facts"], raw["global_step"])
+
+
+def _is_complete(raw: Any) -> bool:
+    """Whether a file's contents are what a run writes."""
+    if not isinstance(raw, dict) or not {KEY, "state_dict", "global_step"} <= raw.keys():
+        return False
+    return isinstance(raw[KEY], dict) and {"config", "tokenizer", "facts"} <= raw[KEY].keys()
+
+
+def load_weights(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "checkpoint") -> None:
+    """Put a checkpoint's weights into a network.
+
+    Raises:
+        ValueError: their names or shapes differ; the sentence names the first that does.
+    """
+    own = network.state_dict()
+    missing = sorted(own.keys() - checkpoint.weights.keys())
+    extra = sorted(checkpoint.weights.keys() - own.keys())
+    changed = [
+        f"{name} is {list(checkpoint.weights[name].shape)} there and {list(own[name].shape)} here"
+        for name in own
+        if name in checkpoint.weights and own[name].shape != checkpoint.weights[name].shape
+    ]
+    if missing or extra or changed:
+        reason = (
+            changed
+            or [f"it has no {name}" for name in missing]
+            or [f"it has {name} besides" for name in extra]
+        )[0]
+        raise ValueError(
+            f"{key}={checkpoint.path} does not fit this model: {reason}. "
+            "Give the same model, attention, position, block and tokenizer as its run."
+        )
+    network.load_state_dict(checkpoint.weights)
+
+
+def require_trusted(config: Any, path: Path, allowed: frozenset[str] = frozenset()) -> None:
+    """Refuse a stored config that would call anything but a class of this package.
+
+    The class's own `__module__` decides: a name such as `tinyformer.checkpoint.torch.load` begins like one of ours.
+
+    Args:
+        config: plain containers.
+        path: the file, for the error.
+        allowed: further targets, which the user named on the command line.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    if isinstance(config, str) and _computes(config):
+        raise ValueError(
+            f"checkpoint={path} wants to compute {config[:200]!r}, which could make a node that calls anything; of a "
+            "stored config only ${key}, ${default_num_kv_heads:…} and ${oc.env:…} are resolved."
+        )
+    if isinstance(config, list | tuple):
+        for value in config:
+            require_trusted(value, path, allowed)
+    if isinstance(config, dict):
+        target = config.get("_target_")
+        if (
+            target is not None
+            and not _is_our_class(target)
+            and not (isinstance(target, str) and target in allowed)
+        ):
+            raise ValueError(
+                f"checkpoint={path} wants to call {target!r}, which is no class of tinyformer. If you trust it, "
+                f"name it on the command line, as NODE._target_={target}."
+            )
+        for value in config.values():
+            require_trusted(value, path, allowed)
+
+
+def _computes(text: str) -> bool:
+    """Whether a text holds an interpolation that could make a node: `${oc.create:{_target_:os.system}}` does."""
+    plain = re.compile(r"\$\{(?:(?:default_num_kv_heads|oc\.env):)?[^${}:]*\}")
+    while (inner := plain.sub("_", text)) != text:  # the innermost first
+        text = inner
+    return "${" in text
+
+
+def _is_our_class(target: Any) -> bool:
+    if not isinstance(target, str) or not target.startswith("tinyformer."):
+        return False
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError:
+        return False
+    found = getattr(module, name, None)
+    return isinstance(found, type) and found.__module__.startswith("tinyformer.")
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every random number generator, as plain numbers and tensors."""
+    version, keys, position, has_gauss, gauss = np.random.get_state()
+    python_version, python_keys, python_gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [version, np.asarray(keys).tolist(), position, has_gauss, gauss],
+        "python": [python_version, list(python_keys), python_gauss],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Set every random number generator to a saved state."""
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))
+    python_version, python_keys, python_gauss = state["python"]
+    random.setstate((python_version, tuple(python_keys), python_gauss))

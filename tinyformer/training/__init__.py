@@ -1,0 +1,20 @@
+"""How a model is trained: Lightning's module, optimizers, schedules, callbacks and loggers."""
+
+from tinyformer.training.callbacks import AttentionTelemetry
+from tinyformer.training.loggers import RunCSVLogger, RunWandbLogger
+from tinyformer.training.module import TrainingModule, language_metrics
+from tinyformer.training.optimizers import AdamW, CombinedOptimizer, MuonWithAdamW
+from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
+
+__all__ = [
+    "AdamW",
+    "AttentionTelemetry",
+    "CombinedOptimizer",
+    "MuonWithAdamW",
+    "RunCSVLogger",
+    "RunWandbLogger",
+    "TrainingModule",
+    "WarmupCosine",
+    "WarmupStableDecay",
+    "language_metrics",
+]

@@ -1,0 +1,16 @@
+"""What happens beside the training step."""
+
+from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.progress import StepProgress
+from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.telemetry import AttentionTelemetry, attention_maps, head_measures
+
+__all__ = [
+    "AttentionTelemetry",
+    "Checkpoints",
+    "Interrupted",
+    "Report",
+    "StepProgress",
+    "attention_maps",
+    "head_measures",
+]

@@ -1,0 +1,57 @@
+"""What the machine offers: devices and number formats."""
+
+import platform
+from typing import Any
+
+import torch
+
+
+def has_native_bf16(device: str) -> bool:
+    """Whether a device type multiplies bf16 in hardware, not by emulation: AVX512-BF16 and AMX CPUs, newer GPUs."""
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
+
+
+def resolve_device(accelerator: str) -> str:
+    """The device type behind Lightning's `trainer.accelerator`.
+
+    Raises:
+        ValueError: it asks for a GPU and there is none.
+    """
+    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    available = {"cuda": has_cuda, "mps": has_mps, "gpu": has_cuda or has_mps}
+    if not available.get(accelerator, True):
+        raise ValueError(f"trainer.accelerator={accelerator}: this machine has none; trainer=cpu works.")
+    if accelerator in ("auto", "gpu"):
+        return "cuda" if has_cuda else "mps" if has_mps else "cpu"
+    return accelerator
+
+
+def resolve_precision(precision: Any, device: str) -> Any:
+    """Lightning's `trainer.precision`, with "auto" as bf16-mixed where that is native and fp32 elsewhere."""
+    if precision != "auto":
+        return precision
+    return "bf16-mixed" if has_native_bf16(device) else "32-true"
+
+
+def compute_dtype(precision: Any) -> torch.dtype:
+    """The dtype of matrix products under Lightning's `trainer.precision`."""
+    name = str(precision)
+    if "bf16" in name:
+        return torch.bfloat16
+    if "16" in name:
+        return torch.float16
+    return torch.float64 if "64" in name else torch.float32
+
+
+def describe_device(device: str) -> str:
+    """The device in words: a GPU's name, or the processor and the threads that torch uses."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    if device == "cpu":
+        threads = torch.get_num_threads()
+        return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
+    return device

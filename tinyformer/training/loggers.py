@@ -1,0 +1,135 @@
+"""Where metrics go: a CSV file always, Weights & Biases on request."""
+
+import csv
+import io
+import netrc
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import wandb
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class RunCSVLogger(Logger):
+    """Writes `metrics.csv`: a row for each step that logged something, a column for each metric.
+
+    Lightning's own deletes what an earlier run wrote; this one goes on with it, from the step at which a resumed run
+    starts.
+
+    Args:
+        path: the file.
+        first_step: rows of later steps are dropped, since a resumed run makes these steps again.
+    """
+
+    def __init__(self, path: str | Path, first_step: int = 0) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.rows: dict[int, dict[str, Any]] = {}
+        if self.path.exists():
+            with self.path.open(newline="") as file:
+                rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
+            self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first_step}
+
+    @property
+    def name(self) -> str:
+        """Of the logger."""
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        """Of the run: there is one in a folder."""
+        return ""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Add metrics to the row of a step."""
+        row = self.rows.setdefault(step or 0, {"step": step or 0})
+        row.update({name: float(value) for name, value in metrics.items() if name != "epoch"})
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the run folder has its `config.yaml`."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(self.rows[step] for step in sorted(self.rows))
+        temporary = self.path.with_suffix(".csv.partial")
+        temporary.write_text(text.getvalue())
+        temporary.replace(self.path)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write what is left."""
+        self.save()
+
+
+def has_wandb_key() -> bool:
+    """Whether Weights & Biases would find an API key without asking: in the environment or in ~/.netrc."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+class RunWandbLogger(WandbLogger):
+    """Weights & Biases, online where there is an API key, else offline; it never asks.
+
+    Args:
+        run_dir: the run's folder; wandb's files go to `wandb/` in it.
+        run_id: the same for a run and its resumption, so that they are one run in the browser.
+        project: of the run.
+        name: of the run; the folder's unless given.
+        group: that the run belongs to: the runs of a sweep are one.
+        tags: of the run.
+        entity: the team that the project belongs to.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        run_id: str,
+        project: str = "tinyformer",
+        name: str | None = None,
+        group: str | None = None,
+        tags: list[str] | None = None,
+        entity: str | None = None,
+    ) -> None:
+        mode = os.environ.get("WANDB_MODE", "")
+        self.is_offline = mode == "offline" or (mode == "" and not has_wandb_key())
+        super().__init__(
+            name=name or "/".join(Path(run_dir).parts[-2:]),
+            save_dir=run_dir,
+            id=run_id,
+            project=project,
+            offline=self.is_offline,
+            group=group,
+            tags=list(tags or []),
+            entity=entity,
+            resume=None if self.is_offline else "allow",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        del self._wandb_init["anonymous"]  # Lightning passes what wandb has come to warn about
+
+    def whereabouts(self) -> str:
+        """Where the run can be seen, or how it is sent there."""
+        if not self.is_offline:
+            return str(self.experiment.url)
+        folder = Path(self.experiment.dir).parent
+        here = Path.cwd()
+        shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+        return f"offline; `wandb sync {shown}` sends it (a resumed run's folders share the id {self.experiment.id})"
+
+    def finish(self, failed: bool) -> None:
+        """End the run, so that the next job of a sweep starts one of its own."""
+        self.experiment.finish(exit_code=1 if failed else 0)
