@@ -1,0 +1,386 @@
+"""`python train.py`, as its users run it."""
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, SMALL, Program
+
+TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1"
+RESULT_KEYS = {
+    "val/loss",
+    "val/perplexity",
+    "val/bits_per_byte",
+    "val/num_tokens",
+    "val/num_bytes",
+    "train/num_tokens",
+    "throughput/tokens_per_second",
+    "num_parameters",
+    "device",
+    "attention_kernel",
+    "steps",
+    "seconds",
+}
+
+
+def results_of(run: str | Path) -> dict[str, object]:
+    return json.loads((Path(run) / "results.json").read_text())
+
+
+def weights_of(run: str | Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return torch.load(Path(run) / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+
+
+def column(run: str, name: str) -> dict[int, str]:
+    """A metric by step, of the steps that have it."""
+    with (Path(run) / "metrics.csv").open() as file:
+        return {int(row["step"]): row[name] for row in csv.DictReader(file) if row[name]}
+
+
+def train(program: Program, run: str, *overrides: str) -> dict[str, object]:
+    ended = program("train.py", SMALL, TEXT, *overrides, f"hydra.run.dir={run}")
+    assert ended.code == 0, ended.err
+    return results_of(run)
+
+
+def test_a_run_leaves_all_that_was_promised(program: Program, book: Path) -> None:
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run trainer.val_check_interval=2")
+    assert ended.code == 0, ended.err
+    results, run = results_of("run"), Path("run")
+    assert results.keys() >= RESULT_KEYS
+    assert results["steps"] == 4
+    assert results["attention_kernel"] == "flash"
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    assert {path.name for path in (run / "attention").iterdir()} == {"step_000002.png", "step_000004.png"}
+    assert "backend: auto" in (run / "config.yaml").read_text()
+    assert "${" not in (run / "config.yaml").read_text()
+    with (run / "metrics.csv").open() as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+    assert float(rows[4]["val/loss"]) == pytest.approx(results["val/loss"])
+    assert math.isfinite(float(rows[2]["attention/layer_01/head_01/entropy"]))
+    for shown in ("run/checkpoints/last.ckpt", "run/attention/step_000004.png", "flash kernel", "tokens/s"):
+        assert shown in ended.out
+
+
+def test_held_out_text_is_counted_and_scored_once(program: Program, book: Path) -> None:
+    results = train(program, "run", "data.test_fraction=0")
+    text = book.read_text()
+    held_out = text[len(text) * 9 // 10 :]
+    assert results["val/num_bytes"] == len(held_out.encode())
+    assert results["val/num_tokens"] == len(held_out)
+    bits = results["val/loss"] * len(held_out) / math.log(2) / len(held_out.encode())
+    assert results["val/bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+
+
+def test_unknown_characters_are_counted_and_make_bits_per_byte_null(program: Program, book: Path) -> None:
+    book.write_text(book.read_text() + "ζ and ζ")
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run data.test_fraction=0")
+    results = results_of("run")
+    assert (results["val/num_unknown"], results["val/bits_per_byte"]) == (2, None)
+    assert "2 characters became <unk>" in ended.out
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.num_heads=4 attention=gqa",
+        "attention=mqa",
+        "position=none",
+        "position=sinusoidal",
+        "position=rotary",
+        "block=post_norm",
+        "block.attention_residual.skip=0",
+        "block.feed_forward_residual.branch=0",
+        "'block.attention_residual.skip=[1,0]'",
+        "norm=rms_norm",
+        "feed_forward=swiglu",
+        "feed_forward=relu2",
+        "attention.qk_norm=true",
+        "'attention.ablated_heads=[[0,1],[1,0]]'",
+        "model.bias=true model.tied_readout=false",
+        "model.dropout=0.5",
+        "attention.dropout=0.5",
+        "optimizer=muon",
+        "schedule=wsd schedule.warmup_steps=1 schedule.decay_fraction=0.5",
+        "schedule.warmup_steps=1",
+        "trainer.accumulate_grad_batches=2",
+        "data.pack=document",
+        "seed=1",
+    ],
+)
+def test_each_switch_changes_the_run(program: Program, book: Path, override: str) -> None:
+    assert train(program, "switched", override)["val/loss"] != train(program, "plain")["val/loss"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+def test_backends_train_alike(program: Program, book: Path, backend: str) -> None:
+    results = train(program, "run", f"attention.backend={backend} attention=gqa position=rotary")
+    oracle = train(program, "oracle", "attention.backend=eager attention=gqa position=rotary")
+    assert results["attention_kernel"] == ("eager" if backend == "eager" else "flash")
+    assert results["val/loss"] == pytest.approx(oracle["val/loss"], abs=1e-5)
+
+
+def test_the_same_seed_gives_the_same_weights(program: Program, book: Path) -> None:
+    train(program, "first", "model.dropout=0.1 deterministic=true")
+    train(program, "second", "model.dropout=0.1 deterministic=true")
+    first, second = weights_of("first"), weights_of("second")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resumed_mid_epoch_equals_unbroken(
+    program: Program, book: Path, workers: int, optimizer: str
+) -> None:
+    settings = (
+        f"model.dropout=0.1 data.num_workers={workers} optimizer={optimizer} schedule.warmup_steps=2 "
+        "trainer.val_check_interval=3 trainer.log_every_n_steps=2"
+    )
+    # The schedule must not depend on the length for the two runs to be the same.
+    constant = "schedule=wsd schedule.decay_fraction=0"
+    train(program, "unbroken", settings, constant, "trainer.max_steps=9")
+    train(program, "broken", settings, constant, "trainer.max_steps=5")
+    ended = program("train.py", "resume=broken trainer.max_steps=9")
+    assert ended.code == 0, ended.err
+    unbroken, resumed = weights_of("unbroken"), weights_of("broken")
+    assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
+    assert results_of("broken")["steps"] == 9
+    assert column("unbroken", "train/loss") == column("broken", "train/loss")
+
+
+def test_a_resumed_run_takes_the_new_length_of_its_schedule(program: Program, book: Path) -> None:
+    settings = "trainer.log_every_n_steps=1 schedule.warmup_steps=0 schedule.final_factor=0"
+    train(program, "run", settings)
+    assert program("train.py", "resume=run trainer.max_steps=8").code == 0
+    rates = column("run", "train/learning_rate")
+    # Half a cosine over 8 steps from the fifth step on.
+    for step in (5, 6, 7):
+        assert float(rates[step]) == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)))
+
+
+def test_a_finished_run_says_how_to_make_it_longer(program: Program, book: Path) -> None:
+    train(program, "run")
+    ended = program("train.py", "resume=run")
+    assert ended.code == 2
+    assert "trainer.max_steps=8" in ended.err
+
+
+def test_a_folder_with_a_run_is_not_written_over(program: Program, book: Path) -> None:
+    train(program, "run")
+    before = weights_of("run")
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run seed=5")
+    assert (ended.code, "resume=run" in ended.err) == (2, True)
+    assert all(torch.equal(value, before[name]) for name, value in weights_of("run").items())
+
+
+def test_init_from_brings_weights_and_tokenizer(program: Program, book: Path) -> None:
+    first = train(program, "first", "trainer.max_steps=40 optimizer.lr=1e-2")
+    other = Path("other.txt")
+    other.write_text(book.read_text().replace("cat", "dog") * 2)
+    settings = "data.files=other.txt optimizer.lr=1e-9 init_from=first/checkpoints/last.ckpt"
+    ended = program("train.py", SMALL, TEXT.replace("tokenizer=char", ""), settings, "hydra.run.dir=second")
+    assert ended.code == 0, ended.err
+    assert results_of("second")["val/loss"] < first["val/loss"] + 0.3
+    ended = program("train.py", SMALL, TEXT, "tokenizer=byte", settings)
+    assert ended.code == 2
+    assert "vocabulary" in ended.err
+
+
+def test_a_sweep_runs_each_value_and_tells_the_failed_one(program: Program, book: Path) -> None:
+    ended = program("train.py", "-m", SMALL, TEXT, "model.num_heads=1,2,3 hydra.sweep.dir=sweep")
+    assert ended.code == 2
+    assert "model.num_heads=3 does not divide" in ended.err
+    kinds = [results_of(f"sweep/{n}")["num_parameters"] for n in (0, 1)]
+    assert kinds[0] == kinds[1]  # h heads of d/h cost what one head of d costs
+    assert results_of("sweep/0")["val/loss"] != results_of("sweep/1")["val/loss"]
+
+
+def test_offline_wandb_holds_every_head_and_the_figure(program: Program, book: Path) -> None:
+    from wandb_file import read_history
+
+    ended = program("train.py", SMALL, TEXT, "logger=wandb hydra.run.dir=run trainer.val_check_interval=2")
+    assert ended.code == 0, ended.err
+    assert "wandb sync run/wandb/offline-run" in ended.out
+    (file,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
+    history = read_history(file)
+    last = {key: value for row in history for key, value in row.items()}
+    names = {
+        f"attention/layer_{layer:02d}/head_{head:02d}/{measure}"
+        for layer in range(2)
+        for head in range(2)
+        for measure in ("entropy", "distance", "first_token", "previous_token", "self")
+    }
+    assert all(math.isfinite(last[name]) for name in names)
+    assert last["val/loss"] == pytest.approx(results_of("run")["val/loss"])
+    pictures = list(Path("run/wandb").glob("offline-run-*/files/media/images/attention/maps_*.png"))
+    assert len(pictures) == 2
+    import matplotlib.image
+
+    assert matplotlib.image.imread(pictures[0]).ndim == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.num_head=4", "model.num_heads"),
+        ("attention=gqaa", "gqa"),
+        ("atention=gqa", "attention"),
+        ("model.num_heads=abc", "model.num_heads=4"),
+        ("optimizer.lr=fast", "optimizer.lr=0.001"),
+        ("trainer.precision=half", "bf16-mixed"),
+        ("trainer.max_stepz=1", "trainer.max_steps"),
+        ("model.num_heads=3", "model.d_model=16"),
+        ("model.num_heads=4 attention.num_kv_heads=3", "attention.num_kv_heads=2"),
+        ("attention.backend=flsh", "flash"),
+        ("attention.backend=flash attention.dropout=0.1", "eager"),
+        ("'attention.ablated_heads=[[2,0]]'", "[1, 1]"),
+        ("'block.attention_residual.skip=[1,1,1]'", "[1,1]"),
+        ("data.files=missing.txt", "missing.txt"),
+        ("data.files=empty.txt", "empty.txt"),
+        ("data.files=short.txt", "model.max_seq_len"),
+        ("data=text ~data.files", "data.files"),
+        ("data.files=", "data.files"),
+        ("model.vocab_size=3", "model.vocab_size="),
+        ("trainer.accelerator=gpu", "trainer=cpu"),
+        ("init_from=none.ckpt", "none.ckpt"),
+        ("init_from=cut.ckpt", "cut.ckpt"),
+        ("resume=nowhere", "nowhere"),
+        ("generate.prompt=a,b", "quote"),
+        ("generate.temperature=-1", "generate.temperature"),
+        ("compile=maybe", "auto"),
+    ],
+)
+def test_mistakes_are_told_in_a_few_lines(program: Program, book: Path, override: str, said: str) -> None:
+    if "gpu" in override and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device to be had")
+    Path("empty.txt").touch()
+    Path("short.txt").write_text("short")
+    Path("cut.ckpt").write_bytes(b"PK\x03\x04 and then nothing")
+    ended = program("train.py", SMALL, TEXT, override)
+    assert ended.code == 2
+    assert said in ended.err
+    assert len(ended.err.strip().splitlines()) <= 4
+    assert "Traceback" not in ended.err
+
+
+def test_a_bug_in_a_users_module_keeps_its_traceback(
+    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("theirs.py").write_text(
+        "from tinyformer.nn import Attention\n"
+        "class Broken(Attention):\n"
+        "    def forward(self, x, mask=None, context=None):\n"
+        "        raise ValueError('a bug of theirs')\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    ended = program("train.py", SMALL, TEXT, "attention._target_=theirs.Broken")
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+    assert "a bug of theirs" in ended.err
+
+
+def test_a_users_attention_is_one_line_away(
+    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.py").write_text(
+        "from tinyformer.nn import Attention\n"
+        "class Doubled(Attention):\n"
+        "    def forward(self, x, mask=None, context=None):\n"
+        "        return 2 * super().forward(x, mask, context)\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    doubled = train(program, "doubled", "attention._target_=mine.Doubled")
+    assert doubled["val/loss"] != train(program, "plain")["val/loss"]
+
+
+def run_as_process(arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "train.py"), *arguments.split()]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)
+
+
+def test_into_a_file_go_plain_lines(tmp_path: Path, book: Path) -> None:
+    ended = run_as_process(f"{SMALL} {TEXT}", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert not re.search(r"[\r\x1b\x08]", ended.stdout + ended.stderr)
+    assert ended.stderr == ""
+    assert len([line for line in ended.stdout.splitlines() if line.startswith("step ")]) == 1
+
+
+def test_full_errors_are_shown_on_request(tmp_path: Path, book: Path) -> None:
+    ended = run_as_process("model.num_heads=3", tmp_path, env={**os.environ, "HYDRA_FULL_ERROR": "1"})
+    assert ended.returncode == 2
+    assert "Traceback" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_saves_the_run_exactly(
+    program: Program, book: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    settings = f"{SMALL} {TEXT} schedule=wsd schedule.decay_fraction=0 model.dropout=0.1"
+    arguments = f"{settings} trainer.max_steps=100000 hydra.run.dir=stopped".split()
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while not (tmp_path / "stopped" / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, out
+    assert "python train.py resume=stopped" in out
+    step = torch.load("stopped/checkpoints/last.ckpt", weights_only=True)["global_step"]
+    assert program("train.py", f"resume=stopped trainer.max_steps={step + 7}").code == 0
+    assert program("train.py", settings, f"trainer.max_steps={step + 7} hydra.run.dir=unbroken").code == 0
+    stopped, unbroken = weights_of("stopped"), weights_of("unbroken")
+    assert all(torch.equal(unbroken[name], stopped[name]) for name in unbroken)
+
+
+@pytest.mark.parametrize("script", ["train.py", "evaluate.py"])
+def test_help_answers_without_torch(script: str, tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['{script}', '--help']\n"
+        f"try:\n    runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "assert not {'torch', 'lightning', 'wandb', 'datasets'} & sys.modules.keys()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    listed = {"train.py": "multi-query: all query heads share", "evaluate.py": "how text is sampled"}
+    assert listed[script] in ended.stdout
+
+
+@pytest.mark.slow
+def test_two_processes_train_together(tmp_path: Path, book: Path) -> None:
+    settings = "trainer=ddp trainer.accelerator=cpu trainer.devices=2 hydra.run.dir=run"
+    ended = run_as_process(f"{SMALL} {TEXT} {settings}", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    results = results_of(tmp_path / "run")
+    text = book.read_text()
+    assert results["steps"] == 4
+    # Each held-out token is scored by one of the two.
+    assert results["val/num_tokens"] == pytest.approx(len(text) * 0.1, abs=2)
+
+
+@pytest.mark.slow
+def test_compiled_training_agrees(tmp_path: Path, book: Path) -> None:
+    losses = []
+    for setting in ("true", "false"):
+        ended = run_as_process(f"{SMALL} {TEXT} compile={setting} hydra.run.dir={setting}", tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        losses.append(results_of(tmp_path / setting)["val/loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
