@@ -4,38 +4,16 @@ import os
 import runpy
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
-
-ROOT = Path(__file__).parent.parent
+from programs import ROOT, Ended, Program
 
 # The models of the tests are so small that a second thread only waits, and on a busy machine it waits long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
-SMALL = (
-    "model.num_layers=2 model.num_heads=2 model.d_model=16 model.max_seq_len=16 data.batch_size=4 "
-    "trainer.max_steps=4 generate.num_tokens=3 callbacks.attention.num_tokens=6 trainer.precision=32-true"
-)
-"""Overrides that make a run take about a second."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A program that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Program = Callable[..., Ended]
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One cache of tokenised text for all tests, away from the user's."""

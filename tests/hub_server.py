@@ -68,13 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, paths: list[str] | None = None) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path).strip("/")
-        api = re.fullmatch(
-            r"api/((?:datasets|models)/[^/]+/[^/]+)(?:/(revision|tree|paths-info)/(.+))?", path
-        )
+        api = re.fullmatch(r"api/((?:datasets|models)/[^/]+/[^/]+)(?:/(revision|tree|paths-info)/(.+))?", path)
         file = re.fullmatch(r"((?:datasets/)?[^/]+/[^/]+)/resolve/(refs/\w+/\w+|[^/]+)/(.+)", path)
-        name = (
-            api[1] if api else file and (file[1] if file[1].startswith("datasets/") else f"models/{file[1]}")
-        )
+        name = api[1] if api else file and (file[1] if file[1].startswith("datasets/") else f"models/{file[1]}")
         files = self.hub.repositories.get(name or "")
         if files is None:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
@@ -84,14 +80,10 @@ class _Handler(BaseHTTPRequestHandler):
             folder = re.sub(r"^(refs/\w+/\w+|[^/]+)/?", "", api[3])
             self._send_json(_tree(files, folder, recursive="recursive=true" in url.query.lower()))
         elif api[2] == "paths-info":
-            self._send_json(
-                [entry for entry in _tree(files, "", recursive=True) if entry["path"] in (paths or [])]
-            )
+            self._send_json([entry for entry in _tree(files, "", recursive=True) if entry["path"] in (paths or [])])
         else:
             siblings = [{"rfilename": path} for path in files]
-            self._send_json(
-                {"id": name.split("/", 1)[1], "sha": _commit(files), "siblings": siblings, "tags": []}
-            )
+            self._send_json({"id": name.split("/", 1)[1], "sha": _commit(files), "siblings": siblings, "tags": []})
 
     def _send_json(self, answer: object) -> None:
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
@@ -131,13 +123,10 @@ def _commit(files: dict[str, bytes]) -> str:
 
 def _tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict]:
     """The files and folders in a folder ("" is the root)."""
-    inside = {
-        path: content for path, content in files.items() if path.startswith(f"{folder}/" if folder else "")
-    }
+    inside = {path: content for path, content in files.items() if path.startswith(f"{folder}/" if folder else "")}
     folders = {str(parent) for path in inside for parent in PurePosixPath(path).parents} - {".", folder}
     entries = [
-        {"type": "file", "path": path, "size": len(content), "oid": _oid(content)}
-        for path, content in inside.items()
+        {"type": "file", "path": path, "size": len(content), "oid": _oid(content)} for path, content in inside.items()
     ]
     entries += [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(folders)]
     return [e for e in entries if recursive or str(PurePosixPath(e["path"]).parent) == (folder or ".")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Program
+from programs import SMALL, Program
 
 TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1 data.test_fraction=0.1"
 LAST = "run/checkpoints/last.ckpt"
@@ -97,8 +97,7 @@ def test_a_prompt_is_gone_on_with(program: Program, trained: dict[str, object]) 
     assert len(first) == len("In line 3") + 12
     assert evaluate(program, greedy, "generate.prompt_file=prompt.txt")["sample"] == first
     assert (
-        evaluate(program, "generate.top_k=1 generate.num_tokens=12 generate.prompt_file=prompt.txt")["sample"]
-        == first
+        evaluate(program, "generate.top_k=1 generate.num_tokens=12 generate.prompt_file=prompt.txt")["sample"] == first
     )
 
 

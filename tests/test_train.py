@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, Program
+from programs import ROOT, SMALL, Program
 
 TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1"
 RESULT_KEYS = {
@@ -50,6 +50,16 @@ def train(program: Program, run: str, *overrides: str) -> dict[str, object]:
     ended = program("train.py", SMALL, TEXT, *overrides, f"hydra.run.dir={run}")
     assert ended.code == 0, ended.err
     return results_of(run)
+
+
+_plain: list[object] = []
+
+
+def plain_loss(program: Program) -> object:
+    """The loss of a run without overrides, which is made once."""
+    if not _plain:
+        _plain.append(train(program, "plain")["val/loss"])
+    return _plain[0]
 
 
 def test_a_run_leaves_all_that_was_promised(program: Program, book: Path) -> None:
@@ -118,7 +128,7 @@ def test_unknown_characters_are_counted_and_make_bits_per_byte_null(program: Pro
     ],
 )
 def test_each_switch_changes_the_run(program: Program, book: Path, override: str) -> None:
-    assert train(program, "switched", override)["val/loss"] != train(program, "plain")["val/loss"]
+    assert train(program, "switched", override)["val/loss"] != plain_loss(program)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
@@ -138,9 +148,7 @@ def test_the_same_seed_gives_the_same_weights(program: Program, book: Path) -> N
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_resumed_mid_epoch_equals_unbroken(
-    program: Program, book: Path, workers: int, optimizer: str
-) -> None:
+def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers: int, optimizer: str) -> None:
     settings = (
         f"model.dropout=0.1 data.num_workers={workers} optimizer={optimizer} schedule.warmup_steps=2 "
         "trainer.val_check_interval=3 trainer.log_every_n_steps=2"
@@ -172,6 +180,14 @@ def test_a_finished_run_says_how_to_make_it_longer(program: Program, book: Path)
     ended = program("train.py", "resume=run")
     assert ended.code == 2
     assert "trainer.max_steps=8" in ended.err
+
+
+def test_a_run_is_not_gone_on_with_on_other_text(program: Program, book: Path) -> None:
+    train(program, "run", "tokenizer=byte")
+    book.write_text(book.read_text()[500:])
+    ended = program("train.py", "resume=run trainer.max_steps=8")
+    assert ended.code == 2
+    assert "init_from=run/checkpoints/last.ckpt" in ended.err
 
 
 def test_a_folder_with_a_run_is_not_written_over(program: Program, book: Path) -> None:
@@ -256,6 +272,7 @@ def test_offline_wandb_holds_every_head_and_the_figure(program: Program, book: P
         ("resume=nowhere", "nowhere"),
         ("generate.prompt=a,b", "quote"),
         ("generate.temperature=-1", "generate.temperature"),
+        ("generate.temperature=warm", "generate.temperature=0.8"),
         ("compile=maybe", "auto"),
     ],
 )
@@ -288,9 +305,7 @@ def test_a_bug_in_a_users_module_keeps_its_traceback(
     assert "a bug of theirs" in ended.err
 
 
-def test_a_users_attention_is_one_line_away(
-    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_attention_is_one_line_away(program: Program, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.py").write_text(
         "from tinyformer.nn import Attention\n"
         "class Doubled(Attention):\n"
@@ -299,7 +314,7 @@ def test_a_users_attention_is_one_line_away(
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     doubled = train(program, "doubled", "attention._target_=mine.Doubled")
-    assert doubled["val/loss"] != train(program, "plain")["val/loss"]
+    assert doubled["val/loss"] != plain_loss(program)
 
 
 def run_as_process(arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -322,9 +337,7 @@ def test_full_errors_are_shown_on_request(tmp_path: Path, book: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_a_signal_saves_the_run_exactly(
-    program: Program, book: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: Path, number: signal.Signals) -> None:
     settings = f"{SMALL} {TEXT} schedule=wsd schedule.decay_fraction=0 model.dropout=0.1"
     arguments = f"{settings} trainer.max_steps=100000 hydra.run.dir=stopped".split()
     process = subprocess.Popen(
@@ -356,9 +369,7 @@ def test_help_answers_without_torch(script: str, tmp_path: Path) -> None:
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "assert not {'torch', 'lightning', 'wandb', 'datasets'} & sys.modules.keys()\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     listed = {"train.py": "multi-query: all query heads share", "evaluate.py": "how text is sampled"}
     assert listed[script] in ended.stdout

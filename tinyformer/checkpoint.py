@@ -68,9 +68,7 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
             f"({reason}); checkpoints/best.ckpt of the same run may be whole."
         ) from error
     if not _is_complete(raw):
-        raise ValueError(
-            f"{key}={path} was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt."
-        )
+        raise ValueError(f"{key}={path} was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt.")
     weights = {
         name.removeprefix(NETWORK_PREFIX): tensor
         for name, tensor in raw["state_dict"].items()
@@ -102,11 +100,9 @@ def load_weights(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "c
         if name in checkpoint.weights and own[name].shape != checkpoint.weights[name].shape
     ]
     if missing or extra or changed:
-        reason = (
-            changed
-            or [f"it has no {name}" for name in missing]
-            or [f"it has {name} besides" for name in extra]
-        )[0]
+        reason = (changed or [f"it has no {name}" for name in missing] or [f"it has {name} besides" for name in extra])[
+            0
+        ]
         raise ValueError(
             f"{key}={checkpoint.path} does not fit this model: {reason}. "
             "Give the same model, attention, position, block and tokenizer as its run."
@@ -137,11 +133,7 @@ def require_trusted(config: Any, path: Path, allowed: frozenset[str] = frozenset
             require_trusted(value, path, allowed)
     if isinstance(config, dict):
         target = config.get("_target_")
-        if (
-            target is not None
-            and not _is_our_class(target)
-            and not (isinstance(target, str) and target in allowed)
-        ):
+        if target is not None and not _is_our_class(target) and not (isinstance(target, str) and target in allowed):
             raise ValueError(
                 f"checkpoint={path} wants to call {target!r}, which is no class of tinyformer. If you trust it, "
                 f"name it on the command line, as NODE._target_={target}."

@@ -29,17 +29,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
-            raise ValueError(
-                f"generate.temperature={self.temperature} is negative; 0 takes the likeliest token."
-            )
+            raise ValueError(f"generate.temperature={self.temperature} is negative; 0 takes the likeliest token.")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(
-                f"generate.top_k={self.top_k}: at least one token is left to draw, generate.top_k=1."
-            )
+            raise ValueError(f"generate.top_k={self.top_k}: at least one token is left to draw, generate.top_k=1.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(
-                f"generate.top_p={self.top_p} is no share above 0 and up to 1; generate.top_p=0.9 is."
-            )
+            raise ValueError(f"generate.top_p={self.top_p} is no share above 0 and up to 1; generate.top_p=0.9 is.")
 
     def draw(
         self, logits: Float[Tensor, "batch vocab_size"], generator: torch.Generator | None = None
@@ -56,9 +50,7 @@ class Sampling:
             ordered, order = probabilities.sort(dim=-1, descending=True)
             # A token stays while those before it have not yet reached top_p, so the likeliest always does.
             beyond = ordered.cumsum(dim=-1) - ordered >= self.top_p
-            probabilities = probabilities.masked_fill(
-                torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0
-            )
+            probabilities = probabilities.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
         return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
 

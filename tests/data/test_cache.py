@@ -78,10 +78,7 @@ def test_a_second_call_opens_and_does_not_load(tmp_path):
     assert first.fingerprint == again.fingerprint
     for name, split in first.splits.items():
         assert split.ids.tolist() == again.splits[name].ids.tolist()
-        assert (
-            replace(split, ids=again.splits[name].ids, offsets=again.splits[name].offsets)
-            == again.splits[name]
-        )
+        assert replace(split, ids=again.splits[name].ids, offsets=again.splits[name].offsets) == again.splits[name]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +125,7 @@ def splits_text(split, characters):
 def test_whole_is_one_split_of_all_documents(tmp_path):
     recipe = TextRecipe(Texts("ab", validation=["c"], test=["d"]), ByteTokenizer(), whole=True)
     splits = prepare_text(recipe, tmp_path).splits
-    assert {name: split.ids.tolist() for name, split in splits.items()} == {
-        "all": [256, 97, 98, 256, 99, 256, 100]
-    }
+    assert {name: split.ids.tolist() for name, split in splits.items()} == {"all": [256, 97, 98, 256, 99, 256, 100]}
 
 
 def test_documents_of_any_size_are_written_in_order(tmp_path, monkeypatch):

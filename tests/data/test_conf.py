@@ -43,9 +43,7 @@ def test_every_tokenizer_choice_builds_a_recipe(choice, monkeypatch):
     assert isinstance(recipe, tinyformer.data.TokenizerRecipe)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(CONF.glob("data/*.yaml")) + sorted(CONF.glob("tokenizer/*.yaml")), ids=str
-)
+@pytest.mark.parametrize("path", sorted(CONF.glob("data/*.yaml")) + sorted(CONF.glob("tokenizer/*.yaml")), ids=str)
 def test_every_choice_describes_itself_in_its_first_line(path):
     first = path.read_text().splitlines()[0]
     assert first.startswith("# ")
@@ -53,7 +51,5 @@ def test_every_choice_describes_itself_in_its_first_line(path):
 
 
 def test_knobs_reach_the_source(monkeypatch):
-    source = instantiate(
-        build("data", "hub", monkeypatch, "data.text_column=body", "data.revision=v1").data.source
-    )
+    source = instantiate(build("data", "hub", monkeypatch, "data.text_column=body", "data.revision=v1").data.source)
     assert (source.path, source.text_column, source.revision) == ("owner/name", "body", "v1")

@@ -17,9 +17,7 @@ from tinyformer.data import ByteTokenizer
 from tinyformer.data.sources import join_rows, take_characters
 
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 20
-ARTICLES = [
-    f" = Title {i} = \n \n Some text about {i} . \n = = Section = = \n x = 1 = y \n" for i in range(6)
-]
+ARTICLES = [f" = Title {i} = \n \n Some text about {i} . \n = = Section = = \n x = 1 = y \n" for i in range(6)]
 
 
 def parquet(texts, column="text"):

@@ -48,9 +48,7 @@ def test_processes_share_an_evaluation_without_repeating(make, monkeypatch):
     for rank in range(3):
         monkeypatch.setattr(TextDataModule, "_rank", rank)
         monkeypatch.setattr(TextDataModule, "_world_size", 3)
-        targets += [
-            t for batch in module.val_dataloader() for t in batch["targets"].flatten().tolist() if t >= 0
-        ]
+        targets += [t for batch in module.val_dataloader() for t in batch["targets"].flatten().tolist() if t >= 0]
     assert sorted(targets) == sorted(module.splits["validation"].ids[1:].tolist())
 
 
@@ -96,9 +94,7 @@ def test_mistakes_are_named_at_once(make, changes, message):
 
 
 def test_a_text_shorter_than_a_window_is_refused(make):
-    with pytest.raises(
-        ValueError, match=r"model.max_seq_len=16: .* only 9 tokens; .*model.max_seq_len=9 works"
-    ):
+    with pytest.raises(ValueError, match=r"model.max_seq_len=16: .* only 9 tokens; .*model.max_seq_len=9 works"):
         make(text="0123456789", test_fraction=0.0).prepare()
     make(text="0123456789", test_fraction=0.0, seq_len=9).prepare()
 

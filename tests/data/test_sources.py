@@ -31,9 +31,7 @@ def write_rows(path, rows, column="text"):
         ".csv": lambda: path.write_bytes("\r\n".join(["id," + column, *("7," + q for q in quoted)]).encode()),
         ".tsv": lambda: path.write_bytes("\n".join([column + "\tid", *(q + "\t7" for q in quoted)]).encode()),
         ".json": lambda: path.write_text(json.dumps([{column: row} for row in rows])),
-        ".jsonl": lambda: path.write_text(
-            "\n".join(json.dumps({column: r}, ensure_ascii=False) for r in rows)
-        ),
+        ".jsonl": lambda: path.write_text("\n".join(json.dumps({column: r}, ensure_ascii=False) for r in rows)),
         ".parquet": lambda: pq.write_table(pa.table({column: rows, "id": [7] * len(rows)}), path),
     }
     writers[path.suffix]()
@@ -142,9 +140,7 @@ def test_pydoc_is_english_and_imports_nothing():
     assert 1_500_000 < sum(map(len, texts)) < 4_000_000
     assert len(texts) == len(set(texts)) > 5000
     assert any('"try" statement' in text for text in texts)  # the language reference
-    assert any(
-        text.startswith("Encode the bytes-like object s using Base64") for text in texts
-    )  # a docstring
+    assert any(text.startswith("Encode the bytes-like object s using Base64") for text in texts)  # a docstring
     assert Pydoc().fingerprint() == Pydoc().fingerprint()
 
 

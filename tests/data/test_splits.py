@@ -39,9 +39,7 @@ WORDS = np.array(
 
 
 def documents(*texts):
-    return datasets.Dataset.from_dict(
-        {"text": list(texts)}, features=datasets.Features(text=datasets.Value("string"))
-    )
+    return datasets.Dataset.from_dict({"text": list(texts)}, features=datasets.Features(text=datasets.Value("string")))
 
 
 def random_texts(count, words, seed=0):
@@ -97,9 +95,7 @@ def test_near_copies_are_held_out_together():
     for original, copy in zip(originals, copies, strict=True):
         assert any(original in part and copy in part for part in parts.values())
     apart = texts_of(hold_out({"train": documents(*originals, *copies)}, 0.2, 0.2, 3, False))
-    assert not all(
-        (o in apart["train"]) == (c in apart["train"]) for o, c in zip(originals, copies, strict=True)
-    )
+    assert not all((o in apart["train"]) == (c in apart["train"]) for o, c in zip(originals, copies, strict=True))
 
 
 def test_a_source_keeps_its_own_splits():
@@ -115,9 +111,7 @@ def test_one_large_document_among_many_does_not_cut_them_all():
 
 
 def similarity(a, b):
-    sets = [
-        {tuple((*words, "", "")[i : i + 3]) for i in range(len(words))} for words in (a.split(), b.split())
-    ]
+    sets = [{tuple((*words, "", "")[i : i + 3]) for i in range(len(words))} for words in (a.split(), b.split())]
     return len(sets[0] & sets[1]) / max(len(sets[0] | sets[1]), 1)
 
 

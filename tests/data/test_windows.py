@@ -43,9 +43,7 @@ def test_training_windows_are_full_and_begin_at_the_phase(lengths, seq_len, phas
     assert len(windows) == max(split.num_tokens - phase, 0) // seq_len
     if len(windows):
         batch = windows.__getitems__(list(range(len(windows))))
-        assert (
-            batch["targets"].flatten().tolist() == split.ids[phase + 1 :][: batch["targets"].numel()].tolist()
-        )
+        assert batch["targets"].flatten().tolist() == split.ids[phase + 1 :][: batch["targets"].numel()].tolist()
 
 
 def test_indices_may_come_in_any_order():

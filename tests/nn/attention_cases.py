@@ -113,9 +113,7 @@ def loop_attention(
             for i in range(q_seq):
                 position = i + k_seq - q_seq
                 seen = [
-                    j
-                    for j in range(k_seq)
-                    if (not causal or j <= position) and (lengths is None or j < lengths[b])
+                    j for j in range(k_seq) if (not causal or j <= position) and (lengths is None or j < lengths[b])
                 ]
                 if not seen:
                     continue

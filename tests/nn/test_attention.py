@@ -243,9 +243,7 @@ def test_a_later_token_changes_nothing_before_it_bit_for_bit(backend):
     padding=st.integers(0, 5),
 )
 def test_padding_at_the_right_changes_no_real_token(backend, num_kv_heads, seq, padding):
-    attention = randomised(
-        Attention(32, 4, num_kv_heads, backend=backend, position=partial(RotaryPosition, 32))
-    )
+    attention = randomised(Attention(32, 4, num_kv_heads, backend=backend, position=partial(RotaryPosition, 32)))
     x = tokens(seq=seq)
     padded = torch.cat([x, torch.full((2, padding, 32), 7.0)], dim=1)
     lengths = torch.tensor([seq, seq])
@@ -490,9 +488,7 @@ def test_heads_that_do_not_divide_the_model_are_refused_with_a_number_that_works
 
 @pytest.mark.parametrize("num_kv_heads", [3, 5, 8, 0, -2])
 def test_kv_heads_that_do_not_divide_the_heads_are_refused_with_a_number_that_works(num_kv_heads):
-    with pytest.raises(
-        ValueError, match=rf"^attention\.num_kv_heads={num_kv_heads} does not divide"
-    ) as caught:
+    with pytest.raises(ValueError, match=rf"^attention\.num_kv_heads={num_kv_heads} does not divide") as caught:
         Attention(32, 4, num_kv_heads)
     sentence = str(caught.value)
     assert "model.num_heads=4" in sentence

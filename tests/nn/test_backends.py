@@ -265,12 +265,8 @@ CPU_CASES = [
     pytest.param(AttentionCase("cpu", torch.bfloat16, 64), "sdpa", id="bf16"),
     pytest.param(AttentionCase("cpu", torch.bfloat16, 32, seq=64), "eager", id="bf16-narrow-short"),
     pytest.param(AttentionCase("cpu", torch.bfloat16, 32, seq=128), "sdpa", id="bf16-narrow-long"),
-    pytest.param(
-        AttentionCase("cpu", torch.bfloat16, 64, seq=CPU_BF16_EAGER_MAX_SEQ), "eager", id="bf16-short"
-    ),
-    pytest.param(
-        AttentionCase("cpu", torch.bfloat16, 64, seq=CPU_BF16_EAGER_MAX_SEQ + 1), "sdpa", id="bf16-long"
-    ),
+    pytest.param(AttentionCase("cpu", torch.bfloat16, 64, seq=CPU_BF16_EAGER_MAX_SEQ), "eager", id="bf16-short"),
+    pytest.param(AttentionCase("cpu", torch.bfloat16, 64, seq=CPU_BF16_EAGER_MAX_SEQ + 1), "sdpa", id="bf16-long"),
     pytest.param(AttentionCase("cpu", torch.bfloat16, 64, dropout=True), "eager", id="bf16-dropout"),
 ]
 CUDA_CASES = [
@@ -312,9 +308,7 @@ def test_flash_refuses_what_it_cannot_and_names_one_that_can(case, reason):
 
 @pytest.mark.parametrize("name", ["Flash", "", "xformers"])
 def test_an_unknown_backend_is_refused_with_the_known_ones(name):
-    with pytest.raises(
-        ValueError, match=rf"^attention\.backend={name}: choose one of auto, eager, sdpa, flash\.$"
-    ):
+    with pytest.raises(ValueError, match=rf"^attention\.backend={name}: choose one of auto, eager, sdpa, flash\.$"):
         select_backend(name, AttentionCase("cpu", torch.float32, 64))
     for known in ("auto", "eager", "sdpa", "flash"):
         assert select_backend(known, AttentionCase("cpu", torch.float32, 64)).name in BACKENDS

@@ -97,9 +97,7 @@ def test_causal_bf16_runs_the_flash_kernel(num_kv_heads, backend):
 def test_flash_refuses_fp32_and_names_one_that_can():
     attention = Attention(64, 2, backend="flash").cuda()
     x, mask = torch.randn(2, 9, 64, device="cuda"), AttentionMask(causal=True)
-    with pytest.raises(
-        ValueError, match=r"torch\.float32 .*bf16-mixed works.*=auto or eager or sdpa can"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"torch\.float32 .*bf16-mixed works.*=auto or eager or sdpa can") as caught:
         attention(x, mask)
     assert "attention.backend=flash" in str(caught.value)
     with torch.autocast("cuda", torch.bfloat16):

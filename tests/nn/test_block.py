@@ -91,9 +91,7 @@ def test_no_connections_leave_the_sublayers(kind):
     block = randomised(block_factory(kind, attention_residual=none, feed_forward_residual=none)())
     x = tokens()
     if kind is PreNormBlock:
-        expected = block.feed_forward(
-            block.feed_forward_norm(block.attention(block.attention_norm(x), CAUSAL))
-        )
+        expected = block.feed_forward(block.feed_forward_norm(block.attention(block.attention_norm(x), CAUSAL)))
     else:
         attended = block.attention_norm(block.attention(x, CAUSAL))
         expected = block.feed_forward_norm(block.feed_forward(attended))

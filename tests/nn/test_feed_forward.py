@@ -76,9 +76,7 @@ def test_each_token_is_transformed_alone():
 
 @pytest.mark.parametrize("make", [FeedForward, GatedFeedForward])
 def test_an_unknown_activation_is_refused_with_the_known_ones(make):
-    with pytest.raises(
-        ValueError, match=r"^feed_forward\.activation=tanh: choose one of gelu, relu2, silu\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^feed_forward\.activation=tanh: choose one of gelu, relu2, silu\.$"):
         make(8, activation="tanh")
     for name in ("gelu", "relu2", "silu"):
         assert make(8, activation=name)(torch.zeros(1, 1, 8)).shape == (1, 1, 8)

@@ -76,9 +76,7 @@ def test_an_empty_row_is_always_announced(causal, q_seq, k_seq, lengths):
     lengths=st.none() | st.lists(st.integers(0, 6), min_size=1, max_size=3),
 )
 def test_each_cell_follows_the_definition(causal, q_seq, k_seq, lengths):
-    allowed = AttentionMask(causal, None if lengths is None else torch.tensor(lengths)).dense(
-        q_seq, k_seq, CPU
-    )
+    allowed = AttentionMask(causal, None if lengths is None else torch.tensor(lengths)).dense(q_seq, k_seq, CPU)
     batch = len(lengths or [0])
     expected = torch.ones(batch, 1, q_seq, k_seq, dtype=torch.bool)
     for b in range(batch):

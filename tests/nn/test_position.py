@@ -128,9 +128,7 @@ def test_rotary_refuses_an_odd_head_and_names_one_that_works():
     assert RotaryPosition(8, 6)(torch.zeros(1, 1, 8, 6)).shape == (1, 1, 8, 6)
 
 
-@pytest.mark.parametrize(
-    "position", [SinusoidalPosition(8, 4), RotaryPosition(8, 4)], ids=["sinusoidal", "rotary"]
-)
+@pytest.mark.parametrize("position", [SinusoidalPosition(8, 4), RotaryPosition(8, 4)], ids=["sinusoidal", "rotary"])
 def test_tables_are_no_part_of_the_weights(position):
     assert list(position.state_dict()) == []
     assert list(position.parameters()) == []

@@ -48,9 +48,7 @@ def test_frozen_parameters_are_not_counted():
 @pytest.mark.parametrize("init_std", [None, 0.1], ids=["default", "given"])
 def test_initial_weights_follow_gpt2(init_std):
     torch.manual_seed(0)
-    model = make_transformer(
-        vocab_size=500, num_layers=8, d_model=128, max_seq_len=256, bias=True, tied=False
-    )
+    model = make_transformer(vocab_size=500, num_layers=8, d_model=128, max_seq_len=256, bias=True, tied=False)
     if init_std is not None:
         model = type(model)(model.encoder, lambda embedding: model.readout, init_std)
     std = init_std or 0.02

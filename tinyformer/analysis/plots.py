@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -48,7 +49,7 @@ def head_maps(maps: Sequence[Float[Tensor, "heads seq seq"]], tokens: Sequence[s
     colours = mpl.colormaps["viridis"]
     image = np.ones((height, width, 3))
     # A token may be "$", which is no formula.
-    text = {"fontsize": LABEL_POINTS, "family": list(FONTS), "parse_math": False}
+    text: dict[str, Any] = {"fontsize": LABEL_POINTS, "family": list(FONTS), "parse_math": False}
     for layer, heads in enumerate(maps):
         top = 40 + caption + layer * pitch_y
         for head, weights in enumerate(heads.float().cpu().numpy()):
@@ -61,8 +62,8 @@ def head_maps(maps: Sequence[Float[Tensor, "heads seq seq"]], tokens: Sequence[s
     bottom = 40 + caption + (num_layers - 1) * pitch_y + map_pixels + 5
     for head in range(num_heads):
         for index, token in enumerate(tokens):
-            x = left + head * pitch_x + (index + 0.5) * cell
-            axes.text(x, bottom, token, ha="center", va="top", rotation=90, **text)
+            centre = left + head * pitch_x + (index + 0.5) * cell
+            axes.text(centre, bottom, token, ha="center", va="top", rotation=90, **text)
     axes.imshow(image, extent=(0, width, height, 0), interpolation="nearest", aspect="auto")
     heading = f"{title}; colour: square root of the weight"
     axes.text(10, 22, heading, fontsize=LABEL_POINTS + 3, parse_math=False)

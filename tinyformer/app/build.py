@@ -1,6 +1,7 @@
 """From the config to the parts of a run, each checked as it is made."""
 
 import logging
+import os
 import secrets
 import warnings
 from pathlib import Path
@@ -11,7 +12,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.config import check_value
@@ -45,7 +45,7 @@ def run_dir() -> Path:
 
 def is_first_process() -> bool:
     """Whether this process writes: with several, the others only compute."""
-    return bool(rank_zero_only.rank == 0)
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
 
 
 def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> TextDataModule:
@@ -81,9 +81,7 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     for name, value in arguments.items():
         if not (name == "precision" and value == "auto"):
             check_value(L.Trainer, name, value, f"trainer.{name}")
-    arguments["precision"] = resolve_precision(
-        arguments["precision"], resolve_device(arguments["accelerator"])
-    )
+    arguments["precision"] = resolve_precision(arguments["precision"], resolve_device(arguments["accelerator"]))
     return arguments
 
 

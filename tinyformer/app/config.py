@@ -47,9 +47,7 @@ def describe_axes(config_dir: Path, names: Sequence[str] = ()) -> str:
 
 def _first_comment(path: Path) -> str:
     """What a file says of itself; "# @package" is said to Hydra."""
-    comments = (
-        line.removeprefix("#").strip() for line in path.read_text().splitlines() if line.startswith("#")
-    )
+    comments = (line.removeprefix("#").strip() for line in path.read_text().splitlines() if line.startswith("#"))
     return next((comment for comment in comments if not comment.startswith("@package")), "")
 
 
@@ -104,7 +102,7 @@ def default_of(key: str) -> Any:
     folder = next(Path(source.path) for source in hydra.runtime.config_sources if source.provider == "main")
     for choice in (hydra.runtime.choices.get(group), "_shared"):
         file = folder / group / f"{choice}.yaml"
-        value = OmegaConf.to_container(OmegaConf.load(file)).get(rest) if file.exists() else None
+        value = dict(OmegaConf.load(file)).get(rest) if file.exists() else None
         if isinstance(value, int | float | str) and "$" not in str(value):
             return value
     return None

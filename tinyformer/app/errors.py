@@ -96,9 +96,7 @@ def _unknown_choice(error: MissingConfigException) -> str:
     choices = [option for option in error.options or () if not option.startswith("_")]
     if not choices:
         return str(error).splitlines()[0]
-    return (
-        f"{group}={choice}: there is no such choice.{nearest(choice, choices)} Choices: {', '.join(choices)}."
-    )
+    return f"{group}={choice}: there is no such choice.{nearest(choice, choices)} Choices: {', '.join(choices)}."
 
 
 def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
+from tinyformer.app.config import check_value
 from tinyformer.data import TextTokenizer
 from tinyformer.generation import Sampling, generate
 from tinyformer.nn import Transformer
@@ -30,12 +31,13 @@ def check_generation(settings: DictConfig) -> None:
     Raises:
         ValueError: see `sample_text`.
     """
+    for function, names in ((Sampling, ("temperature", "top_k", "top_p")), (generate, ("num_tokens", "seed"))):
+        for name in names:
+            check_value(function, name, settings[name], f"generate.{name}")
     _prompt(settings)
     _sampling(settings)
     if settings.num_tokens < 0:
-        raise ValueError(
-            f"generate.num_tokens={settings.num_tokens} is negative; generate.num_tokens=200 works."
-        )
+        raise ValueError(f"generate.num_tokens={settings.num_tokens} is negative; generate.num_tokens=200 works.")
 
 
 def _sampling(settings: DictConfig) -> Sampling:

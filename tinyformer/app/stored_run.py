@@ -17,9 +17,7 @@ def compose_on_checkpoint(arguments: Sequence[str]) -> list[str]:
     """
     given = [argument for argument in arguments if argument.startswith("checkpoint=")]
     if not given and not any(argument.startswith("-") for argument in arguments):
-        raise ValueError(
-            "checkpoint is needed, such as checkpoint=outputs/2026-01-31/12-00-00/checkpoints/last.ckpt."
-        )
+        raise ValueError("checkpoint is needed, such as checkpoint=outputs/2026-01-31/12-00-00/checkpoints/last.ckpt.")
     config: dict[str, Any] = {"seed": 0, "deterministic": False}  # what --help shows the defaults with
     if given:
         # Torch takes seconds to import: not for --help.
@@ -30,9 +28,7 @@ def compose_on_checkpoint(arguments: Sequence[str]) -> list[str]:
         # A group that is chosen anew replaces the run's; merged into it, the run's own keys would be left over.
         chosen = {key for key, _, _ in overrides if key in checkpoint.config and "." not in key}
         config = {
-            key: value
-            for key, value in checkpoint.config.items()
-            if key not in CHOSEN_ANEW and key not in chosen
+            key: value for key, value in checkpoint.config.items() if key not in CHOSEN_ANEW and key not in chosen
         }
         named = frozenset(value.strip("'\"") for key, _, value in overrides if key.endswith("_target_"))
         require_trusted(config, checkpoint.path, named)

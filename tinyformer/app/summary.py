@@ -11,8 +11,7 @@ from tinyformer.data import TokenSplit
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write `results.json`, whole or not at all; a number that is none (nan, infinity) becomes null."""
     clean = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in results.items()
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in results.items()
     }
     temporary = path.with_suffix(".json.partial")
     temporary.write_text(json.dumps(clean, indent=2, ensure_ascii=False) + "\n")

@@ -111,6 +111,11 @@ class TrainingRun:
         data.prepare()
         if start is not None:
             build.require_same_vocabulary(start, data.tokenizer, "resume" if self.resumed else "init_from")
+        if self.resumed and self.resumed.facts["data_fingerprint"] != data.fingerprint:
+            raise ValueError(
+                f"resume={config.resume}: its text, or how it is held out, has changed since. With the new text, "
+                f"init_from={shown(self.resumed.path)} starts a run from its weights."
+            )
         return data
 
     def _resumed(self) -> Checkpoint | None:
@@ -122,9 +127,10 @@ class TrainingRun:
         last = self.folder / "checkpoints" / "last.ckpt"
         if self.config.resume is None:
             if last.exists() and build.is_first_process():
+                folder = shown(self.folder)
                 raise ValueError(
-                    f"hydra.run.dir={shown(self.folder)} holds a run already: resume={shown(self.folder)} goes on with it, "
-                    f"hydra.run.dir={shown(self.folder)}-2 starts another."
+                    f"hydra.run.dir={folder} holds a run already: resume={folder} goes on with it, "
+                    f"hydra.run.dir={folder}-2 starts another."
                 )
             return None
         checkpoint = load_checkpoint(Path(self.config.resume) / "checkpoints" / "last.ckpt", "resume")

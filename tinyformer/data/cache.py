@@ -106,9 +106,7 @@ class TextRecipe:
         if self.whole:
             parts = [own[split] for split in _SPLITS if split in own]
             return {"all": datasets.concatenate_datasets(parts)}, "validation" in own
-        splits = hold_out(
-            own, self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies
-        )
+        splits = hold_out(own, self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies)
         return {split: splits[split] for split in _SPLITS if split in splits}, "validation" in own
 
     def _max_characters(self) -> int | None:
@@ -252,9 +250,7 @@ def _write_split(
     return counts
 
 
-def _encode(
-    documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None
-) -> Iterator[tuple[str, list[int]]]:
+def _encode(documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None) -> Iterator[tuple[str, list[int]]]:
     """Each document and its tokens; the last one is cut where the stream reaches `limit` scored tokens."""
     room = sys.maxsize if limit is None else limit
     for texts in _batches(documents):

@@ -22,27 +22,19 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():
-            found = sorted(
-                file for file in path.rglob("*") if file.suffix.lower() in READERS and file.is_file()
-            )
+            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in READERS and file.is_file())
             problem = f"the folder holds no {_KINDS} file"
         elif path.is_file():
             found = [path]
         else:
-            found = sorted(
-                Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file()
-            )
+            found = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
             problem = "there is no such file"
         if not found:
-            raise ValueError(
-                f"data.files={pattern}: {problem}; name a text file, for instance data.files=book.txt."
-            )
+            raise ValueError(f"data.files={pattern}: {problem}; name a text file, for instance data.files=book.txt.")
         files += found
     for file in files:
         if file.suffix.lower() not in READERS:
-            raise ValueError(
-                f"data.files={file}: unknown kind of file '{file.suffix}'; {_KINDS} can be read."
-            )
+            raise ValueError(f"data.files={file}: unknown kind of file '{file.suffix}'; {_KINDS} can be read.")
     return list(dict.fromkeys(files))
 
 
@@ -77,9 +69,7 @@ def _decode(file: Path) -> str:
 
 def _check_column(file: Path, column: str, columns: Sequence[str]) -> None:
     if column not in columns:
-        raise ValueError(
-            f"data.text_column={column}: {file} has no such column; it has {', '.join(columns)}."
-        )
+        raise ValueError(f"data.text_column={column}: {file} has no such column; it has {', '.join(columns)}.")
 
 
 def _read_text(file: Path, _: str) -> Iterator[str]:

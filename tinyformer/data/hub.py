@@ -34,8 +34,7 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
         raise ValueError(f"{key}: the Hub's repositories are named owner/name ({error}).") from error
     except GatedRepoError as error:
         raise ValueError(
-            f"{key}: this {repo_type} is gated; accept its terms at https://huggingface.co, "
-            "and run `hf auth login`."
+            f"{key}: this {repo_type} is gated; accept its terms at https://huggingface.co, and run `hf auth login`."
         ) from error
     except RevisionNotFoundError as error:
         raise ValueError(f"{key}: it has no revision {revision}; leave it out for the newest one.") from error

@@ -71,9 +71,7 @@ class TextDataModule(lightning.LightningDataModule):
         if max_tokens is not None:
             _check_at_least_one("data.max_tokens", max_tokens, 1_000_000)
         if num_workers < 0:
-            raise ValueError(
-                f"data.num_workers={num_workers}: must not be negative; data.num_workers=0 works."
-            )
+            raise ValueError(f"data.num_workers={num_workers}: must not be negative; data.num_workers=0 works.")
         if pack not in PACKS:
             raise ValueError(f"data.pack={pack}: must be {' or '.join(PACKS)}.")
         _check_fractions(validation_fraction, test_fraction)
@@ -210,8 +208,7 @@ def _check_fractions(validation: float | int, test: float | int) -> None:
     for name, fraction in (("validation", validation), ("test", test)):
         if not 0 <= fraction < 1:
             raise ValueError(
-                f"data.{name}_fraction={fraction}: must be at least 0 and less than 1; "
-                f"data.{name}_fraction=0.05 works."
+                f"data.{name}_fraction={fraction}: must be at least 0 and less than 1; data.{name}_fraction=0.05 works."
             )
     if validation + test >= 1:
         raise ValueError(

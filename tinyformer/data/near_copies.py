@@ -43,9 +43,7 @@ def _similar_pairs(words: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
         return []
     shingles, starts = _shingles(words)
     sets = [frozenset(part.tolist()) for part in np.split(shingles, starts[1:])]
-    return [
-        (a, b) for a, b in _candidates(_signatures(shingles, starts)).tolist() if _jaccard(sets[a], sets[b])
-    ]
+    return [(a, b) for a, b in _candidates(_signatures(shingles, starts)).tolist() if _jaccard(sets[a], sets[b])]
 
 
 def _jaccard(a: frozenset[int], b: frozenset[int]) -> bool:
@@ -62,9 +60,7 @@ def _shingles(
     """
     number: dict[str, int] = {}
     padding = [0] * (_SHINGLE - 1)
-    ids = np.array(
-        [i for w in words for i in (*(number.setdefault(x, len(number) + 1) for x in w), *padding)]
-    )
+    ids = np.array([i for w in words for i in (*(number.setdefault(x, len(number) + 1) for x in w), *padding)])
     lengths = np.array([len(w) for w in words])
     starts = np.cumsum(lengths) - lengths
     at = np.arange(lengths.sum()) + np.repeat(np.arange(len(words)) * len(padding), lengths)

@@ -37,13 +37,10 @@ class Pydoc:
         files = []
         for folder, subfolders, names in os.walk(root):
             subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
-            files += [
-                Path(folder, n) for n in names if n.endswith(".py") and not n.startswith(_SKIPPED_PREFIX)
-            ]
+            files += [Path(folder, n) for n in names if n.endswith(".py") and not n.startswith(_SKIPPED_PREFIX)]
         if not files:
             raise ValueError(
-                f"data=pydoc: this Python has no sources of its library at {root}; "
-                "data=text data.files=... works."
+                f"data=pydoc: this Python has no sources of its library at {root}; data=text data.files=... works."
             )
         return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 

@@ -197,9 +197,7 @@ class HubDataset:
             raise ValueError(f"data.path={self.path} data.name={self.config}: {error}") from error
         splits = {_SPLIT_OF[split]: rows for split, rows in loaded.items() if split in _SPLIT_OF}
         if "train" not in splits:
-            raise ValueError(
-                f"data.path={self.path}: there is no split `train`, only {', '.join(map(str, loaded))}."
-            )
+            raise ValueError(f"data.path={self.path}: there is no split `train`, only {', '.join(map(str, loaded))}.")
         return splits
 
     def _text_only(self, rows: datasets.Dataset) -> datasets.Dataset:
@@ -214,8 +212,7 @@ class HubDataset:
     def _check(self, row: Mapping[str, Any]) -> None:
         if self.text_column not in row:
             raise ValueError(
-                f"data.text_column={self.text_column}: {self.path} has no such column; "
-                f"it has {', '.join(row)}."
+                f"data.text_column={self.text_column}: {self.path} has no such column; it has {', '.join(row)}."
             )
 
 

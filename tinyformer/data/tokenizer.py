@@ -335,13 +335,9 @@ class HubTokenizer:
 
 def _open_tokenizer(file: Path, path: str, eos_token: str | None) -> TextTokenizer:
     if not file.is_file():
-        raise ValueError(
-            f"tokenizer.path={path}: there is no such file; name a tokenizer.json, or use tokenizer=bpe."
-        )
+        raise ValueError(f"tokenizer.path={path}: there is no such file; name a tokenizer.json, or use tokenizer=bpe.")
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
-        raise ValueError(
-            f"tokenizer.path={path}: this is no tokenizer.json of `tokenizers` ({error})."
-        ) from error
+        raise ValueError(f"tokenizer.path={path}: this is no tokenizer.json of `tokenizers` ({error}).") from error
     return TextTokenizer(tokenizer, eos_token)

@@ -46,9 +46,7 @@ class Windows(torch.utils.data.Dataset):
         self.seq_len = seq_len
         self._ids = split.ids.view(np.ndarray)  # an array's indexing is faster than a memory map's
         # Each text is cut on its own: the whole stream, or a document (whose last target is the next eos).
-        bounds = (
-            np.array([min(phase, split.num_tokens), split.num_tokens]) if pack == "concat" else split.offsets
-        )
+        bounds = np.array([min(phase, split.num_tokens), split.num_tokens]) if pack == "concat" else split.offsets
         self._begin = bounds[:-1]
         self._end = np.minimum(bounds[1:], split.num_tokens)
         lengths = self._end - self._begin

@@ -148,9 +148,7 @@ class Attention(nn.Module):
         # Autocast keeps norms in fp32; the kernels want one dtype.
         return q.to(v.dtype), k.to(v.dtype), v
 
-    def resolve(
-        self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None
-    ) -> Backend:
+    def resolve(self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None) -> Backend:
         """Choose the backend once and for all, before the first step and before compiling.
 
         Args:
@@ -170,18 +168,15 @@ class Attention(nn.Module):
         """The kernel that the resolved backend runs on such input, found by running it once."""
         if self.resolved is None or self.resolved.name == "eager":
             return "eager"
-        options = {"device": device, "dtype": dtype}
-        q = torch.zeros(1, self.num_heads, seq, self.head_dim, **options)
-        k = v = torch.zeros(1, self.num_kv_heads, seq, self.head_dim, **options)
+        q = torch.zeros(1, self.num_heads, seq, self.head_dim, device=device, dtype=dtype)
+        k = v = torch.zeros(1, self.num_kv_heads, seq, self.head_dim, device=device, dtype=dtype)
         compute = self.resolved.compute
         return running_kernel(lambda: compute(q, k, v, mask, self.scale, self.dropout))
 
     def _case(self, q: Tensor, k: Tensor, mask: AttentionMask, dropout: float) -> AttentionCase:
         q_seq, k_seq = q.shape[2], k.shape[2]
         needs_mask = mask.lengths is not None or (mask.causal and q_seq != k_seq)
-        return AttentionCase(
-            q.device.type, q.dtype, self.head_dim, dropout > 0, needs_mask, max(q_seq, k_seq)
-        )
+        return AttentionCase(q.device.type, q.dtype, self.head_dim, dropout > 0, needs_mask, max(q_seq, k_seq))
 
     def _split(
         self, x: Float[Tensor, "batch seq width"], num_heads: int
@@ -203,9 +198,7 @@ def _check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int 
         )
 
 
-def _ablated_here(
-    pairs: Sequence[Sequence[int]], layer_index: int, num_layers: int, num_heads: int
-) -> list[int]:
+def _ablated_here(pairs: Sequence[Sequence[int]], layer_index: int, num_layers: int, num_heads: int) -> list[int]:
     """The heads of this layer among the model's ablated ones, each pair checked against the model."""
     for pair in pairs:
         if len(pair) != 2 or not (0 <= pair[0] < num_layers and 0 <= pair[1] < num_heads):

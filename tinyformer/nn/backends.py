@@ -216,9 +216,7 @@ def select_backend(name: str, case: AttentionCase) -> Backend:
     reason = BACKENDS[name].refusal(case)
     if reason is not None:
         able = [other.name for other in BACKENDS.values() if other.refusal(case) is None]
-        raise ValueError(
-            f"attention.backend={name} {reason}; attention.backend={' or '.join(['auto', *able])} can."
-        )
+        raise ValueError(f"attention.backend={name} {reason}; attention.backend={' or '.join(['auto', *able])} can.")
     return BACKENDS[name]
 
 

@@ -55,9 +55,7 @@ class PreNormBlock(Block):
 
     ends_normalised = False
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def forward(self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask) -> Float[Tensor, "batch seq d_model"]:
         x = self.attention_residual(x, self.dropout(self.attention(self.attention_norm(x), mask)))
         return self.feed_forward_residual(x, self.dropout(self.feed_forward(self.feed_forward_norm(x))))
 
@@ -67,8 +65,6 @@ class PostNormBlock(Block):
 
     ends_normalised = True
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def forward(self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask) -> Float[Tensor, "batch seq d_model"]:
         x = self.attention_norm(self.attention_residual(x, self.dropout(self.attention(x, mask))))
         return self.feed_forward_norm(self.feed_forward_residual(x, self.dropout(self.feed_forward(x))))

@@ -37,9 +37,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         if num_layers < 1:
-            raise ValueError(
-                f"model.num_layers={num_layers}: a model has at least one layer, model.num_layers=1."
-            )
+            raise ValueError(f"model.num_layers={num_layers}: a model has at least one layer, model.num_layers=1.")
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         self.position = position() if position else nn.Identity()

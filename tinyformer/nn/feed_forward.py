@@ -31,9 +31,7 @@ class FeedForward(nn.Module):
         bias: whether the matrices have one.
     """
 
-    def __init__(
-        self, d_model: int, d_ff: int | None = None, activation: str = "gelu", bias: bool = False
-    ) -> None:
+    def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "gelu", bias: bool = False) -> None:
         super().__init__()
         d_ff = d_ff or 4 * d_model
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
@@ -55,9 +53,7 @@ class GatedFeedForward(nn.Module):
         bias: whether the matrices have one.
     """
 
-    def __init__(
-        self, d_model: int, d_ff: int | None = None, activation: str = "silu", bias: bool = False
-    ) -> None:
+    def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "silu", bias: bool = False) -> None:
         super().__init__()
         d_ff = d_ff or -(-8 * d_model // 24) * 8
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias)

@@ -37,9 +37,7 @@ class AttentionMask:
             mods.append(lambda batch, head, q_idx, kv_idx: kv_idx < lengths[batch])
         return mods
 
-    def dense(
-        self, q_seq: int, k_seq: int, device: torch.device
-    ) -> Bool[Tensor, "#batch 1 #q_seq k_seq"] | None:
+    def dense(self, q_seq: int, k_seq: int, device: torch.device) -> Bool[Tensor, "#batch 1 #q_seq k_seq"] | None:
         """The mask on its full grid, True where the query may attend; None where everybody sees everything."""
         mods = self.mask_mods()
         if not mods:

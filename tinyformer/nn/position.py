@@ -30,9 +30,7 @@ class SinusoidalPosition(nn.Module):
     def __init__(self, max_seq_len: int, d_model: int, base: float = 10_000.0) -> None:
         super().__init__()
         if d_model % 2:
-            raise ValueError(
-                f"model.d_model={d_model}: sinusoidal positions need an even one, {d_model + 1} works."
-            )
+            raise ValueError(f"model.d_model={d_model}: sinusoidal positions need an even one, {d_model + 1} works.")
         self.scale = math.sqrt(d_model)
         angles = _angles(max_seq_len, d_model, base)
         table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
@@ -63,9 +61,7 @@ class RotaryPosition(nn.Module):
         self.register_buffer("cos", angles.cos().float(), persistent=False)
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
-    def forward(
-        self, x: Float[Tensor, "batch heads seq head_dim"]
-    ) -> Float[Tensor, "batch heads seq head_dim"]:
+    def forward(self, x: Float[Tensor, "batch heads seq head_dim"]) -> Float[Tensor, "batch heads seq head_dim"]:
         """Turn queries or keys; in fp32 at least, whatever they come in."""
         cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
         first, second = x.chunk(2, dim=-1)

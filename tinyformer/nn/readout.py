@@ -1,4 +1,4 @@
-"""What is read from the encoder's vectors. (A "head" here is always an attention head.)"""
+"""What is read from the encoder's vectors; a "head" is always an attention head."""
 
 from jaxtyping import Float
 from torch import Tensor, nn

@@ -40,9 +40,7 @@ class Residual(nn.Module):
         return f"skip={self.skip}, branch={self.branch}"
 
 
-def _of_layer(
-    scale: int | float | Sequence[int | float], layer_index: int, num_layers: int, key: str
-) -> float:
+def _of_layer(scale: int | float | Sequence[int | float], layer_index: int, num_layers: int, key: str) -> float:
     if isinstance(scale, int | float):
         return float(scale)
     if len(scale) != num_layers:

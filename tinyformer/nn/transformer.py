@@ -43,9 +43,7 @@ class Transformer(nn.Module):
             Their names; one name where all layers have the same.
         """
         seq = self.encoder.max_seq_len
-        return ", ".join(
-            sorted({layer.resolve(device, dtype, mask, seq).name for layer in self.attentions()})
-        )
+        return ", ".join(sorted({layer.resolve(device, dtype, mask, seq).name for layer in self.attentions()}))
 
     def num_parameters(self) -> int:
         """Unique trainable parameters, embeddings included; tied ones count once."""

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torchmetrics import SumMetric
+from torchmetrics import MetricCollection, SumMetric
 
 from tinyformer.data import TextDataModule, TokenSplit
 from tinyformer.nn import Transformer
@@ -42,7 +42,7 @@ class TrainingModule(L.LightningModule):
         self.network, self.task = network, task
         self.make_optimizer, self.schedule = optimizer, schedule
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
-        self.sums = torch.nn.ModuleDict({name: SumMetric() for name in ("nats", "tokens", "top1", "top5")})
+        self.sums = MetricCollection({name: SumMetric() for name in ("nats", "tokens", "top1", "top5")})
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The loss of a batch."""
@@ -61,13 +61,14 @@ class TrainingModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Take the learning rate from the schedule: a checkpoint's is that of the length that its run had."""
         scheduler = self.lr_schedulers()
-        for group, highest in zip(self.optimizers().param_groups, scheduler.base_lrs, strict=True):
-            group["lr"] = highest * scheduler.lr_lambdas[0](scheduler.last_epoch)
+        assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+        groups = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        for group, highest, factor in groups:
+            group["lr"] = highest * factor(scheduler.last_epoch)
 
     def on_validation_epoch_start(self) -> None:
         """Begin the sums anew."""
-        for metric in self.sums.values():
-            metric.reset()
+        self.sums.reset()
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         """Add a batch to the sums."""

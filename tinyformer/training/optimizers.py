@@ -11,7 +11,8 @@ from torch import Tensor, nn
 def _split(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """The matrices of the layers, and the rest: embeddings, readouts, norms and biases."""
     embeddings = _embeddings(network)
-    matrices, rest = [], []
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
     for name, parameter in network.named_parameters():
         is_inner = id(parameter) not in embeddings and not name.startswith("readout.")
         (matrices if parameter.ndim == 2 and is_inner else rest).append(parameter)
@@ -28,11 +29,11 @@ def _adamw(network: nn.Module, parameters: list[Tensor], **options: Any) -> torc
     embeddings = _embeddings(network)
     decaying = [p for p in parameters if p.ndim == 2 and id(p) not in embeddings]
     constant = [p for p in parameters if p.ndim != 2 or id(p) in embeddings]
-    groups = [{"params": decaying}, {"params": constant, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decaying}, {"params": constant, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True, **options)
     # A fused optimizer offers to undo fp16's loss scaling inside its step, which forbids clipping before it. Without
     # the offer the scaler does that first, and the step is the same.
-    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    optimizer._step_supports_amp_scaling = False
     return optimizer
 
 
@@ -94,7 +95,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         # Theirs and ours are the same dictionaries: a schedule that sets a learning rate here sets it there.
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure once, then step every optimizer."""
         loss = None
         if closure is not None:

@@ -14,7 +14,7 @@ class WarmupCosine:
 
     Args:
         warmup_steps: length of the rise, in optimizer steps.
-        final_factor: the factor at the last step.
+        final_factor: the factor that the last step leads to.
     """
 
     warmup_steps: int = 100

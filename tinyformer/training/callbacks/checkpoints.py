@@ -54,15 +54,11 @@ class Checkpoints(Checkpoint):
         """Take the loss to beat from a checkpoint."""
         self.best_loss = state_dict["best_loss"]
 
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the config, the tokenizer and the random state to Lightning's keys."""
         checkpoint[KEY] = {**self.contents, "random_state": random_state()}
 
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the random state until the first step: setting up the loaders draws numbers, too."""
         self.random_state = checkpoint[KEY]["random_state"]
 
@@ -104,9 +100,7 @@ class Checkpoints(Checkpoint):
         """Give the signals back to Lightning, before it gives back its own (`teardown` comes after that)."""
         self._give_back()
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """The same; but once a signal came, the next still ends the process at once."""
         if self.received is None:
             self._give_back()

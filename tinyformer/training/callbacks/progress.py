@@ -72,9 +72,7 @@ class StepProgress(ProgressBar):
         elif self.interval != float("inf"):
             self._print(trainer)
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Give the terminal back."""
         if self.progress is not None:
             self.progress.stop()

@@ -1,4 +1,4 @@
-"""Loss and speed of training, read every few steps."""
+"""Loss and speed of training, read every `log_every_n_steps` steps."""
 
 import time
 from typing import Any
@@ -81,9 +81,8 @@ class Report(L.Callback):
         self._losses = loss if self._losses is None else self._losses.to(loss.device) + loss
         self._num_losses += 1
         self._num_timed += 1
-        if (
-            batch_idx + 1
-        ) % trainer.accumulate_grad_batches or trainer.global_step % trainer.log_every_n_steps:
+        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
             return
         mean_loss = float(self._losses) / self._num_losses  # waits for the device, so that the clock is right
         now = time.perf_counter()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tinyformer.analysis import MEASURES, capture_attention, head_maps, save_png
 from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.training.module import TrainingModule
 
 
 class AttentionTelemetry(L.Callback):
@@ -26,18 +27,15 @@ class AttentionTelemetry(L.Callback):
     def __init__(self, num_windows: int = 8, probe_text: str | None = None, num_tokens: int = 24) -> None:
         for name, value in (("num_windows", num_windows), ("num_tokens", num_tokens)):
             if value < 1:
-                raise ValueError(
-                    f"callbacks.attention.{name}={value}: at least one, callbacks.attention.{name}=8."
-                )
+                raise ValueError(f"callbacks.attention.{name}={value}: at least one, callbacks.attention.{name}=8.")
         if probe_text == "":
-            raise ValueError(
-                "callbacks.attention.probe_text is empty; 'callbacks.attention.probe_text=A cat.' works."
-            )
+            raise ValueError("callbacks.attention.probe_text is empty; 'callbacks.attention.probe_text=A cat.' works.")
         self.num_windows, self.probe_text, self.num_tokens = num_windows, probe_text, num_tokens
         self.paths: list[Path] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Take the windows and the probe from the run's text."""
+        assert isinstance(pl_module, TrainingModule)
         data, split = pl_module.data, pl_module.evaluated
         self.batch = next(iter(data.evaluation_dataloader(split)))["inputs"][: self.num_windows]
         ids = data.tokenizer.encode(self.probe_text) if self.probe_text else data.splits[split].ids.tolist()
@@ -48,24 +46,21 @@ class AttentionTelemetry(L.Callback):
         """Measure, draw and log."""
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
+        assert isinstance(pl_module, TrainingModule)
         network, step = pl_module.network, pl_module.step
         mask = pl_module.task.mask({"inputs": self.batch, "targets": self.batch})
         with trainer.precision_plugin.forward_context():
             scalars = head_measures(network, self.batch, mask)
             maps = attention_maps(network, self.probe, mask)
         figure = head_maps([layer[0] for layer in maps], self.labels, f"attention after {step} steps")
-        self.paths.append(
-            save_png(figure, Path(trainer.default_root_dir) / "attention" / f"step_{step:06d}.png")
-        )
+        self.paths.append(save_png(figure, Path(trainer.default_root_dir) / "attention" / f"step_{step:06d}.png"))
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=step)
             if isinstance(logger, WandbLogger):
                 logger.log_image("attention/maps", [str(self.paths[-1])], step=step)
 
 
-def attention_maps(
-    network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask
-) -> list[Tensor]:
+def attention_maps(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> list[Tensor]:
     """The exact weights of each layer, `batch heads seq seq`, with the model in evaluation mode."""
     was_training = network.training
     network.eval()
@@ -75,9 +70,7 @@ def attention_maps(
     return maps
 
 
-def head_measures(
-    network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask
-) -> dict[str, float]:
+def head_measures(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> dict[str, float]:
     """Each measure of each head, as `attention/layer_00/head_00/entropy`."""
     scalars = {}
     for layer, weights in enumerate(attention_maps(network, tokens, mask)):

@@ -1,0 +1,117 @@
+"""`resume=RUN` becomes the run's own command line."""
+
+import os
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from tinyformer.app import expand_resume
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(folder, overrides=(), parts=("overrides", "checkpoint")):
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / "checkpoints").mkdir()
+    if "overrides" in parts:
+        (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
+    if "checkpoint" in parts:
+        (folder / "checkpoints" / "last.ckpt").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [[], ["a=1", "-m"], ["resume=null"], ["resume="], ["resume=''"]], ids=str)
+def test_without_resume_nothing_changes(arguments):
+    assert expand_resume(arguments) == arguments
+
+
+def test_saved_overrides_come_first_and_new_ones_win(tmp_path):
+    make_run(tmp_path / "run", ["attention=gqa", "trainer.max_steps=10"])
+    arguments = ["trainer.max_steps=20", "resume=run", "+a=1"]
+    assert expand_resume(arguments) == [
+        "attention=gqa",
+        "trainer.max_steps=10",
+        "trainer.max_steps=20",
+        "+a=1",
+        "resume=run",
+        "hydra.run.dir='run'",
+    ]
+
+
+def test_an_earlier_resumption_is_dropped(tmp_path):
+    make_run(tmp_path / "run", ["a=1", "resume=elsewhere"])
+    assert expand_resume(["resume=run"]) == ["a=1", "resume=run", "hydra.run.dir='run'"]
+
+
+def test_the_last_of_two_counts(tmp_path):
+    make_run(tmp_path / "run", ["a=1"])
+    assert expand_resume(["resume=other", "resume=run"])[1:] == ["resume=run", "hydra.run.dir='run'"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a run",
+        "a,b",
+        "a=b",
+        "it's",
+        "a'b c",
+        "back\\slash",
+        "Ωμέγα",
+        "(x)",
+        "a{b}",
+        "$x",
+        "end\\",
+        'say "x" now',
+        "a\\\\'b",
+    ],
+)
+def test_paths_are_quoted_as_hydra_reads_them(tmp_path, name):
+    make_run(tmp_path / name)
+    expanded = expand_resume([f"resume={name}"])
+    (run_dir,) = [argument for argument in expanded if argument.startswith("hydra.run.dir=")]
+    (override,) = OverridesParser.create().parse_overrides([run_dir])
+    value = override.value()
+    assert value == name
+
+
+def test_a_path_in_quotes_is_found(tmp_path):
+    make_run(tmp_path / "a run, b", ["x=1"])
+    assert expand_resume(["resume='a run, b'"]) == [
+        "x=1",
+        "resume='a run, b'",
+        "hydra.run.dir='a run, b'",
+    ]
+
+
+@pytest.mark.parametrize("flag", ["-m", "--multirun"])
+def test_a_sweep_cannot_go_on(tmp_path, flag):
+    make_run(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"^resume=run goes on with one run; leave -m out\.$"):
+        expand_resume(["resume=run", flag])
+
+
+def test_a_missing_folder_names_the_newest_run(tmp_path):
+    with pytest.raises(ValueError, match=r"^resume=none: there is no such folder\.$"):
+        expand_resume(["resume=none"])
+    make_run(tmp_path / "outputs" / "2026-01-30" / "12-00-00")
+    make_run(tmp_path / "outputs" / "2026-01-31" / "11-00-00")
+    newest = os.path.join("outputs", "2026-01-31", "11-00-00")
+    with pytest.raises(ValueError, match=rf"no such folder\. The newest is resume={newest}\.$"):
+        expand_resume(["resume=none"])
+
+
+def test_a_folder_without_a_run(tmp_path):
+    make_run(tmp_path / "run", parts=["checkpoint"])
+    with pytest.raises(ValueError, match=r"^resume=run: the folder holds no run; .*outputs/"):
+        expand_resume(["resume=run"])
+
+
+def test_a_run_without_a_checkpoint(tmp_path):
+    make_run(tmp_path / "run", parts=["overrides"])
+    with pytest.raises(ValueError, match=r"^resume=run: the run was stopped before its first last.ckpt"):
+        expand_resume(["resume=run"])

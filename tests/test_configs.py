@@ -1,0 +1,87 @@
+"""Every choice of every axis composes, and builds what it says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import ROOT
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from tinyformer.app.config import check_types, register_resolvers
+from tinyformer.nn import Transformer
+
+CONF = ROOT / "conf"
+CHOICES = [(file.parent.name, file.stem) for file in sorted(CONF.glob("*/[!_]*.yaml"))]
+NEEDED = {"text": ["data.files=book.txt"], "hub": ["data.path=owner/name"], "file": ["tokenizer.path=tokenizer.json"]}
+
+
+def composed(*overrides: str):
+    register_resolvers(CONF)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base=None):
+        return compose("train", [*overrides])
+
+
+def network(*overrides: str) -> Transformer:
+    with torch.device("meta"):
+        return instantiate(composed(*overrides).network, _convert_="all")
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
+def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> None:
+    config = composed(f"{group}={choice}", *NEEDED.get(choice, []))
+    check_types(config)
+    assert OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("*/[!_]*.yaml")), ids=lambda file: f"{file.parent.name}={file.stem}")
+def test_every_choice_says_in_one_line_what_it_is(file: Path) -> None:
+    first = next(line for line in file.read_text().splitlines() if not line.startswith("# @package"))
+    assert first.startswith("# ")
+    assert 10 < len(first) <= 120
+
+
+def test_base_has_the_parameters_of_gpt2() -> None:
+    model = network("model=base", "model.bias=true", "position=learned", "model.vocab_size=50257")
+    assert model.num_parameters() == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("experiment", "most", "shape"),
+    [
+        ("shakespeare_cpu", 810_000, (4, 4, 128, 64, 12, 2000)),
+        ("shakespeare_gpu", 10_800_000, (6, 6, 384, 256, 64, 5000)),
+    ],
+)
+def test_experiments_keep_to_the_shape_that_they_are_compared_at(
+    experiment: str, most: int, shape: tuple[int, ...]
+) -> None:
+    config = composed(f"experiment={experiment}")
+    model = config.model
+    assert shape == (
+        *(model.num_layers, model.num_heads, model.d_model, model.max_seq_len),
+        *(config.data.batch_size, config.trainer.max_steps),
+    )
+    assert (config.data.validation_fraction, config.data.test_fraction) == (0.1, 0.0)
+    assert network(f"experiment={experiment}", "model.vocab_size=67").num_parameters() <= most
+
+
+def test_the_command_line_wins_over_an_experiment() -> None:
+    config = composed("experiment=shakespeare_cpu", "data=text", "data.files=book.txt", "optimizer=adamw")
+    assert config.data.source._target_ == "tinyformer.data.TextFiles"
+    assert config.data.validation_fraction == 0.1
+    assert config.optimizer._target_ == "tinyformer.training.AdamW"
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (2, 1), (4, 2), (6, 3), (7, 1), (12, 6)])
+def test_gqa_shares_among_the_most_groups_that_are_at_most_half(num_heads: int, num_kv_heads: int) -> None:
+    assert composed("attention=gqa", f"model.num_heads={num_heads}").attention.num_kv_heads == num_kv_heads
+
+
+def test_layers_are_distinct() -> None:
+    model = network("model.vocab_size=10", "position=rotary", "attention.qk_norm=true")
+    modules = [module for layer in model.encoder.layers for module in layer.modules()]
+    assert len({id(module) for module in modules}) == len(modules)

@@ -1,0 +1,86 @@
+"""Every shell line and every Python block of the README does what it says.
+
+Lines that train are shortened by `trainer.max_steps`. Only these are adapted otherwise:
+- the two `pip install` lines: `.ci/run` runs the second as it stands, and the first is its beginning;
+- `trainer=gpu` and the Hub (`data=tinystories`, `data=hub`, `experiment=` without `data=text`), which need what a test
+  machine may lack: they run on the CPU and on a local text;
+- placeholders: `outputs/…` is a run of the test's own, `book.txt` and `other.txt` are texts that it writes.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import ROOT, SMALL, Program
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SHELL = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines() if line]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+INSTALL = [line for line in SHELL if line.startswith("pip install")]
+PROGRAMS = [line for line in SHELL if line not in INSTALL]
+
+ADAPTED = {
+    "data=tinystories trainer=gpu": "data=text data.files=book.txt trainer=cpu model.num_layers=1",
+    "data=hub data.path=roneneldan/TinyStories": "data=text data.files=book.txt",
+    "experiment=shakespeare_gpu trainer=gpu": "experiment=shakespeare_gpu trainer=cpu data=text data.files=book.txt",
+    "data.files=tinyshakespeare.txt": "data.files=book.txt",
+    "outputs/…": "outputs/run",
+    "trainer.max_steps=4000": "trainer.max_steps=6",
+}
+
+
+def adapted(line: str) -> str:
+    for written, run in ADAPTED.items():
+        line = line.replace(written, run)
+    if line == "python train.py experiment=shakespeare_cpu":
+        line += " data=text data.files=book.txt"
+    if "train.py" in line and "max_steps" not in line:
+        line += " trainer.max_steps=" + ("6" if "resume=" in line else "2")
+    return line
+
+
+def test_the_two_set_up_commands_are_there() -> None:
+    assert INSTALL == [
+        "pip install -c constraints.txt -e . && python train.py",
+        "pip install -c constraints.txt -e '.[test]' && pytest",
+    ]
+
+
+def test_the_adaptations_are_of_lines_that_the_readme_has() -> None:
+    assert all(written in README for written in ADAPTED)
+
+
+@pytest.mark.parametrize("line", ["python train.py", *PROGRAMS])
+def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("other.txt").write_text("Once there was a cat.\n" * 9)
+    Path("mine.py").write_text(PYTHON[1])
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    if "outputs/…" in line:
+        small = f"{SMALL} data=text data.files=book.txt tokenizer=char"
+        assert program("train.py", small, "hydra.run.dir=outputs/run").code == 0
+    _, script, *arguments = shlex.split(adapted(line))
+    ended = program(script, *arguments, split=False)
+    assert ended.code == 0, ended.err
+    assert "val loss" in ended.out or "test loss" in ended.out
+
+
+def test_python_blocks(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", PYTHON[0]], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "torch.Size([1, 4, 32, 32])" in ended.stdout
+
+
+def test_the_table_of_axes_lists_every_choice() -> None:
+    rows = {row.split("|")[1].strip(" `"): row for row in README.splitlines() if row.startswith("| `")}
+    for group in ("attention", "position", "block", "feed_forward", "norm", "model", "data", "tokenizer", "optimizer"):
+        choices = {file.stem for file in (ROOT / "conf" / group).glob("[!_]*.yaml")}
+        assert choices <= set(re.findall(r"`(\w+)`", rows[group])), group
+
+
+def test_the_picture_is_there() -> None:
+    (path,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert (ROOT / path).stat().st_size > 10_000

@@ -1,0 +1,50 @@
+"""Small real runs for the tests of this folder."""
+
+import lightning as L
+import torch
+from nn.model_cases import make_transformer
+
+from tinyformer.data import ByteTokenizer, TextDataModule, TextFiles
+from tinyformer.tasks import CausalLM
+from tinyformer.training import AdamW, TrainingModule, WarmupCosine
+
+TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
+
+QUIET = (
+    "ignore:.*does not have many workers",
+    "ignore:.*isinstance.treespec, LeafSpec.",
+    "ignore:The number of training batches",
+)
+"""What Lightning says about runs this small."""
+
+
+def make_data(folder, text=TEXT, tokenizer=None, **changes):
+    (folder / "book.txt").write_text(text, encoding="utf-8")
+    settings = {"seq_len": 16, "batch_size": 4, "cache_dir": str(folder / "cache"), "test_fraction": 0.0}
+    return TextDataModule(TextFiles(str(folder / "book.txt")), tokenizer or ByteTokenizer(), **settings | changes)
+
+
+def make_module(data, optimizer=None, schedule=None, evaluated="validation", first_step=0, **network):
+    data.prepare()
+    torch.manual_seed(0)
+    network = make_transformer(vocab_size=data.tokenizer.vocab_size, max_seq_len=16, **network)
+    return TrainingModule(
+        network, CausalLM(), data, optimizer or AdamW(), schedule or WarmupCosine(2), evaluated, first_step
+    )
+
+
+def make_trainer(folder, callbacks=(), loggers=(), **changes):
+    settings = {
+        "accelerator": "cpu",
+        "max_steps": 8,
+        "max_epochs": -1,
+        "val_check_interval": 3,
+        "check_val_every_n_epoch": None,
+        "log_every_n_steps": 2,
+        "num_sanity_val_steps": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "limit_val_batches": 2,
+    }
+    return L.Trainer(**settings | changes, default_root_dir=folder, callbacks=list(callbacks), logger=list(loggers))

@@ -1,0 +1,438 @@
+"""Callbacks, in small real runs."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from tinyformer.analysis import MEASURES
+from tinyformer.checkpoint import KEY, load_checkpoint
+from tinyformer.nn import AttentionMask, attention_weights
+from tinyformer.training import AttentionTelemetry, RunCSVLogger
+from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress, progress, report
+from training.runs import QUIET, make_data, make_module, make_trainer
+
+pytestmark = pytest.mark.filterwarnings(*QUIET)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CONTENTS = {"config": {"a": "${b}"}, "tokenizer": "{}", "facts": {"precision": "32-true"}}
+
+
+@pytest.fixture(autouse=True)
+def _own_signals():
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    for number, handler in zip(SIGNALS, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+class AtStep(L.Callback):
+    """Does something after a step."""
+
+    def __init__(self, step, do):
+        self.step, self.do = step, do
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.step:
+            self.do()
+
+
+def fit(tmp_path, callbacks=(), loggers=(), checkpoint=None, network=None, **trainer):
+    data = make_data(tmp_path)
+    module = make_module(data, **network or {})
+    trainer = make_trainer(tmp_path, callbacks, loggers, **trainer)
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    return trainer, module
+
+
+# Checkpoints.
+
+
+class FixedLosses(L.Callback):
+    """Makes validation report these losses, one after the other."""
+
+    def __init__(self, losses):
+        self.losses = iter(losses)
+
+    def setup(self, trainer, module, stage):
+        module.on_validation_epoch_end = lambda: module.log("val/loss", torch.tensor(next(self.losses)))
+
+
+def test_last_and_best_are_written_and_read_back(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", CONTENTS)
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    _, module = fit(tmp_path, [checkpoints], [logger])
+    losses = {step: row["val/loss"] for step, row in logger.rows.items() if "val/loss" in row}
+    assert list(losses) == [3, 6, 8]  # 8, the last step, is validated too
+    last, best = load_checkpoint(checkpoints.last), load_checkpoint(checkpoints.best)
+    assert last.step == 8
+    assert best.step == min(losses, key=losses.get)
+    assert checkpoints.best_loss == pytest.approx(min(losses.values()))
+    assert last.config == {"a": "${b}"}  # unresolved
+    for name, tensor in module.network.state_dict().items():
+        assert torch.equal(last.weights[name], tensor), name
+    raw = torch.load(checkpoints.last, weights_only=True)
+    assert raw[KEY].keys() == {"config", "tokenizer", "facts", "random_state"}
+
+
+@pytest.mark.parametrize(
+    ("losses", "best_step"),
+    [([3.0, 1.0, 2.0], 6), ([1.0, 2.0, 3.0], 3), ([3.0, 2.0, 1.0], 8), ([1.0, float("nan"), 1.0], 3)],
+)
+def test_best_is_the_lowest_loss(tmp_path, losses, best_step):
+    checkpoints = Checkpoints(tmp_path, CONTENTS)
+    fit(tmp_path, [FixedLosses(losses), checkpoints])
+    assert load_checkpoint(checkpoints.best).step == best_step
+    assert load_checkpoint(checkpoints.last).step == 8
+    assert checkpoints.best_loss == 1.0
+
+
+def test_a_resumed_run_must_beat_the_best_so_far(tmp_path):
+    fit(tmp_path, [FixedLosses([1.0]), Checkpoints(tmp_path, CONTENTS)], max_steps=3)
+    checkpoints = Checkpoints(tmp_path, CONTENTS)
+    fit(tmp_path, [FixedLosses([2.0, 1.5]), checkpoints], checkpoint=str(checkpoints.last))
+    assert load_checkpoint(checkpoints.best).step == 3
+    assert load_checkpoint(checkpoints.last).step == 8
+
+
+@pytest.mark.parametrize("interval", [2, 3, 8, 100])
+def test_the_last_step_is_validated_once(tmp_path, interval):
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    calls = []
+
+    class Count(L.Callback):
+        def on_validation_end(self, trainer, module):
+            calls.append(trainer.global_step)
+
+    fit(tmp_path, [Count(), Checkpoints(tmp_path, CONTENTS)], [logger], val_check_interval=interval)
+    assert calls == [*range(interval, 8, interval), 8]
+
+
+def run_parts(folder, signal_at=None, sent=signal.SIGTERM, **trainer):
+    """A run of 8 steps with dropout; stopped by a signal and resumed, if asked."""
+    folder.mkdir()
+    parts = lambda first: (  # noqa: E731
+        Checkpoints(folder / "checkpoints", CONTENTS),
+        Report(64),
+        RunCSVLogger(folder / "metrics.csv", first),
+    )
+    checkpoint = None
+    settings = {"network": {"dropout": 0.2}, "log_every_n_steps": 4} | trainer
+    if signal_at:
+        checkpoints, reporter, logger = parts(0)
+        stop = AtStep(signal_at, lambda: os.kill(os.getpid(), sent))
+        with pytest.raises(Interrupted) as caught:
+            fit(folder, [reporter, stop, checkpoints], [logger], **settings)
+        logger.save()
+        assert caught.value.signal_number == sent
+        checkpoint = str(checkpoints.last)
+        assert load_checkpoint(checkpoint).step == signal_at
+    checkpoints, reporter, logger = parts(signal_at or 0)
+    _, module = fit(folder, [reporter, checkpoints], [logger], checkpoint, **settings)
+    return module.network.state_dict(), logger.rows
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("step", [3, 5], ids=["where-it-validates", "between"])
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, sent, step):
+    whole, rows = run_parts(tmp_path / "whole")
+    resumed, resumed_rows = run_parts(tmp_path / "resumed", signal_at=step, sent=sent)
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+    speed = "throughput/tokens_per_second"
+    kept = [
+        {s: {k: float(v) for k, v in row.items() if k != speed} for s, row in logged.items()}
+        for logged in (rows, resumed_rows)
+    ]
+    # A run that is stopped where it would validate does without that validation.
+    for logged in kept:
+        logged.pop(step, None)
+    assert kept[0] == kept[1]
+    assert [s for s, row in kept[0].items() if "train/loss" in row] == [4, 8]
+
+
+def fail():
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("do", [lambda: None, fail], ids=["ends", "fails"])
+def test_the_signals_are_given_back(tmp_path, do):
+    before = [signal.getsignal(number) for number in SIGNALS]
+    during = []
+    watch = AtStep(2, lambda: during.extend(signal.getsignal(number) for number in SIGNALS))
+    with pytest.raises(ZeroDivisionError) if do is fail else nullcontext():
+        fit(tmp_path, [watch, AtStep(4, do), Checkpoints(tmp_path, CONTENTS)])
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert not set(during) & set(before)
+
+
+SCRIPT = """
+    import os, signal, sys, warnings
+    from pathlib import Path
+    from lightning import Callback
+    from tinyformer.training.callbacks import Checkpoints, Interrupted
+    from training.runs import make_data, make_module, make_trainer
+
+    folder, number, twice = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "twice"
+
+    class Stop(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 4:
+                os.kill(os.getpid(), number)
+                if twice:
+                    os.kill(os.getpid(), number)
+
+    data = make_data(folder)
+    contents = {"config": {}, "tokenizer": "", "facts": {}}
+    trainer = make_trainer(folder, [Stop(), Checkpoints(folder, contents)])
+    try:
+        trainer.fit(make_module(data), datamodule=data)
+    except Interrupted as stop:
+        sys.exit(128 + stop.signal_number)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("times", ["once", "twice"])
+def test_a_process_that_is_told_to_stop(tmp_path, number, times):
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), str(int(number)), times],
+        env=os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if times == "once":
+        assert done.returncode == 128 + number, done.stderr
+        assert load_checkpoint(tmp_path / "last.ckpt").step == 5  # the step under way was finished
+    else:
+        assert done.returncode == -number, done.stderr
+        assert load_checkpoint(tmp_path / "last.ckpt").step == 3
+
+
+# Report.
+
+
+class Clock(L.Callback):
+    """A clock that a step moves by a second, validation by 100 and what follows it by 1,000."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def on_before_backward(self, *args):
+        self.now += 1
+
+    def on_validation_batch_end(self, *args):
+        self.now += 100
+
+    def on_validation_end(self, *args):
+        self.now += 1000
+
+
+def test_speed_counts_neither_validation_nor_telemetry(tmp_path, monkeypatch):
+    clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
+    reporter = Report(tokens_per_batch=64)
+    fit(tmp_path, [reporter, clock], [logger])
+    speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
+    assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
+    assert reporter.tokens_per_second == pytest.approx(64.0)
+    assert reporter.training_batches == 8
+    assert reporter.seconds == 8 + 2 * (2 * 100 + 1000)
+
+
+def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
+    losses, logger = [], RunCSVLogger(tmp_path / "metrics.csv")
+
+    class Listen(L.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, *args):
+            losses.append(float(outputs["loss"]))
+
+    reporter = Report(64)
+    fit(tmp_path, [reporter, Listen()], [logger], log_every_n_steps=3)
+    assert [step for step, row in logger.rows.items() if "train/loss" in row] == [3, 6]
+    assert logger.rows[3]["train/loss"] == pytest.approx(sum(losses[:3]) / 3)
+    assert logger.rows[6]["train/loss"] == pytest.approx(sum(losses[3:6]) / 3)
+    assert reporter.latest["train/loss"] == logger.rows[6]["train/loss"]
+    assert logger.rows[3]["train/learning_rate"] > 0
+
+
+def test_accumulated_batches_count_as_one_step(tmp_path):
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    reporter = Report(64)
+    fit(tmp_path, [reporter], [logger], accumulate_grad_batches=2, max_steps=4, val_check_interval=100)
+    assert [step for step, row in logger.rows.items() if "train/loss" in row] == [2, 4]
+    assert reporter.training_batches == 8
+
+
+# Progress.
+
+
+@pytest.fixture
+def reporter():
+    return Report(64)
+
+
+def shown_in(file):
+    with file:
+        file.seek(0)
+        return file.read()
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """A clock that each look at it moves by a second."""
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+
+
+@pytest.mark.usefixtures("seconds")
+def test_a_file_gets_plain_lines_at_intervals(tmp_path, reporter):
+    stream = (tmp_path / "output.txt").open("w+")
+    bar = StepProgress(reporter, interval=4.0, stream=stream)
+    fit(tmp_path, [reporter, bar], enable_progress_bar=True, log_every_n_steps=1, max_steps=20)
+    text = shown_in(stream)
+    assert not re.search(r"[\r\x1b]", text)
+    lines = text.splitlines()
+    steps = [int(re.match(r"step (\d+)/20  loss \d+\.\d{3}  ", line)[1]) for line in lines]
+    # A line looks at the clock once itself, so at one look a step the lines are three to four steps apart.
+    assert all(second - first >= 3 for first, second in pairwise(steps[:-1]))
+    assert steps[-1] == 20
+    assert 4 <= len(lines) <= 7
+    assert re.search(r"val \d+\.\d{3}  [\d,]+ tokens/s  0:\d\d left$", lines[-2])
+
+
+def test_a_short_run_gets_its_last_line(tmp_path, reporter):
+    stream = (tmp_path / "output.txt").open("w+")
+    fit(tmp_path, [reporter, StepProgress(reporter, stream=stream)], enable_progress_bar=True)
+    (line,) = shown_in(stream).splitlines()
+    assert line.startswith("step 8/8  loss ")
+
+
+def test_other_processes_show_nothing(tmp_path, reporter):
+    stream = (tmp_path / "output.txt").open("w+")
+    bar = StepProgress(reporter, interval=0.0, stream=stream)
+    bar.disable()
+    fit(tmp_path, [reporter, bar], enable_progress_bar=True)
+    assert shown_in(stream) == ""
+
+
+def test_a_terminal_gets_a_bar(tmp_path, reporter, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "TTY_COMPATIBLE", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    ours, theirs = pty.openpty()
+    shown = []
+
+    def listen():
+        try:
+            while data := os.read(ours, 4096):
+                shown.append(data)
+        except OSError:  # the other end was closed
+            pass
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    with os.fdopen(theirs, "w") as stream:
+        bar = StepProgress(reporter, stream=stream)
+        assert bar.animated
+        fit(tmp_path, [reporter, bar], enable_progress_bar=True)
+    listener.join(timeout=10)
+    os.close(ours)
+    text = b"".join(shown).decode()
+    assert "\x1b" in text
+    assert "training" in text
+    assert "8/8" in text
+    assert re.search(r"loss \d+\.\d{3}", text)
+
+
+# Telemetry.
+
+
+def test_every_head_is_measured_and_drawn_at_each_validation(tmp_path):
+    telemetry = AttentionTelemetry(num_windows=3, probe_text="A cat.", num_tokens=5)
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    fit(tmp_path, [telemetry], [logger])
+    files = [tmp_path / "attention" / f"step_{step:06d}.png" for step in (3, 6)]
+    assert sorted((tmp_path / "attention").iterdir()) == files == telemetry.paths
+    assert imread(files[0]).ndim == 3
+    assert telemetry.labels == ["A", "·", "c", "a", "t"]
+    names = {
+        f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
+        for layer in range(2)
+        for head in range(4)
+        for name in MEASURES
+    }
+    for step in (3, 6):
+        logged = {name: value for name, value in logger.rows[step].items() if name.startswith("attention/")}
+        assert logged.keys() == names
+        assert all(np.isfinite(value) for value in logged.values())
+
+
+def test_the_measures_are_those_of_the_definition(tmp_path):
+    telemetry = AttentionTelemetry(num_windows=3)
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    data = make_data(tmp_path)
+    module = make_module(data, dropout=0.5, backend="flash")
+    trainer = make_trainer(tmp_path, [telemetry], [logger])
+    trainer.validate(module, data.evaluation_dataloader("validation"), verbose=False)
+    network, mask = module.network.eval(), AttentionMask(causal=True)
+    tokens = next(iter(data.evaluation_dataloader("validation")))["inputs"][:3]
+    assert len(tokens) == 3
+    x = network.encoder.position(network.encoder.token_embedding(tokens))
+    for index, layer in enumerate(network.encoder.layers):
+        normed = layer.attention_norm(x)
+        q, k, _ = layer.attention.project(normed)
+        weights = attention_weights(q, k, mask, layer.attention.scale)
+        for name, function in MEASURES.items():
+            for head, value in enumerate(function(weights).tolist()):
+                logged = logger.rows[0][f"attention/layer_{index:02d}/head_{head:02d}/{name}"]
+                assert logged == pytest.approx(value, abs=1e-5)
+        x = layer(x, mask)
+
+
+def test_without_a_probe_the_picture_shows_the_splits_beginning(tmp_path):
+    telemetry = AttentionTelemetry(num_tokens=100)
+    data = make_data(tmp_path)
+    module = make_module(data)
+    make_trainer(tmp_path, [telemetry]).validate(module, data.evaluation_dataloader("validation"), verbose=False)
+    assert telemetry.probe[0].tolist() == data.splits["validation"].ids[:16].tolist()  # no more than seq_len
+
+
+def test_telemetry_changes_nothing_of_the_training(tmp_path):
+    runs = []
+    for name, callbacks in (("with", [AttentionTelemetry()]), ("without", [])):
+        (tmp_path / name).mkdir()
+        runs.append(fit(tmp_path / name, callbacks, network={"dropout": 0.2})[1].network.state_dict())
+    for name, tensor in runs[0].items():
+        assert torch.equal(tensor, runs[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_windows": 0}, r"callbacks.attention.num_windows=0: .*num_windows=8"),
+        ({"num_tokens": -1}, r"callbacks.attention.num_tokens=-1: .*num_tokens=8"),
+        ({"probe_text": ""}, r"callbacks.attention.probe_text is empty"),
+    ],
+)
+def test_settings_that_show_nothing_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionTelemetry(**settings)

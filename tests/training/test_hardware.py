@@ -1,0 +1,65 @@
+"""Devices and number formats."""
+
+import pytest
+import torch
+
+from tinyformer.training.hardware import (
+    compute_dtype,
+    describe_device,
+    has_native_bf16,
+    resolve_device,
+    resolve_precision,
+)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("bf16-mixed", torch.bfloat16),
+        ("bf16-true", torch.bfloat16),
+        ("16-mixed", torch.float16),
+        (16, torch.float16),
+        ("32-true", torch.float32),
+        (32, torch.float32),
+        ("64-true", torch.float64),
+        (None, torch.float32),
+    ],
+)
+def test_the_dtype_of_a_precision(precision, dtype):
+    assert compute_dtype(precision) == dtype
+
+
+@pytest.mark.parametrize(("native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_auto_is_bf16_where_that_is_native(monkeypatch, native, precision):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert has_native_bf16("cpu") is native
+    assert resolve_precision("auto", "cpu") == precision
+    assert resolve_precision("64-true", "cpu") == "64-true"
+    assert resolve_precision("auto", "mps") == "32-true"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "device"),
+    [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert resolve_device("auto") == device
+    assert resolve_device("cpu") == "cpu"
+    if device != "cpu":
+        assert resolve_device("gpu") == device
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused(monkeypatch, accelerator):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=rf"trainer.accelerator={accelerator}: .*trainer=cpu works"):
+        resolve_device(accelerator)
+
+
+def test_the_cpu_is_described_with_its_threads():
+    assert f"{torch.get_num_threads()} thread" in describe_device("cpu")
+    assert describe_device("mps") == "mps"

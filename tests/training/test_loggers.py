@@ -1,0 +1,188 @@
+"""Metrics in a CSV file, and in Weights & Biases without a key."""
+
+import csv
+import sys
+
+import pytest
+import torch
+from matplotlib.image import imread
+from PIL import Image
+from wandb_file import read_history
+
+from tinyformer.training import RunCSVLogger, RunWandbLogger
+from tinyformer.training.loggers import has_wandb_key
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# The CSV file.
+
+
+def test_a_row_for_each_step_and_a_column_for_each_metric(tmp_path):
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    logger.log_metrics({"train/loss": torch.tensor(2.5), "epoch": 0}, step=10)
+    logger.log_metrics({"val/loss": 0.1 + 0.2}, step=20)
+    logger.log_metrics({"a": 1}, step=10)
+    logger.save()
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == "step,a,train/loss,val/loss"
+    first, second = rows_of(tmp_path / "metrics.csv")
+    assert first == {"step": "10", "a": "1.0", "train/loss": "2.5", "val/loss": ""}
+    assert float(second["val/loss"]) == 0.1 + 0.2
+
+
+def test_a_resumed_run_goes_on_from_its_step(tmp_path):
+    path = tmp_path / "metrics.csv"
+    logger = RunCSVLogger(path)
+    for step in (10, 20, 30):
+        logger.log_metrics({"loss": step / 10}, step=step)
+    logger.finalize("success")
+    resumed = RunCSVLogger(path, first_step=20)
+    resumed.log_metrics({"loss": 9.0, "new": 4.0}, step=30)
+    resumed.log_metrics({"new": 5.0}, step=20)
+    resumed.save()
+    assert [tuple(row.values()) for row in rows_of(path)] == [
+        ("10", "1.0", ""),
+        ("20", "2.0", "5.0"),
+        ("30", "9.0", "4.0"),
+    ]
+
+
+def test_a_new_run_does_not_keep_rows_of_later_steps(tmp_path):
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    logger.log_metrics({"loss": 1.0}, step=5)
+    logger.save()
+    assert RunCSVLogger(tmp_path / "metrics.csv").rows == {}
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.csv"
+    logger = RunCSVLogger(path)
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.save()
+    before = path.read_bytes()
+    logger.log_metrics({"loss": 2.0}, step=2)
+    monkeypatch.setattr(csv.DictWriter, "writerows", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        logger.save()
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    logger.save()
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_a_run_that_logged_nothing_leaves_a_header(tmp_path):
+    RunCSVLogger(tmp_path / "metrics.csv").finalize("failed")
+    assert (tmp_path / "metrics.csv").read_text().split() == ["step"]
+    assert RunCSVLogger(tmp_path / "metrics.csv", first_step=100).rows == {}
+
+
+# The key.
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def test_without_a_key_there_is_none():
+    assert not has_wandb_key()
+
+
+def test_a_key_in_the_environment(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert has_wandb_key()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("machine api.wandb.ai\n  login user\n  password secret\n", True),
+        ("machine example.org login user password secret\n", False),
+        ("machine", False),
+        ("", False),
+    ],
+    ids=["ours", "another", "broken", "empty"],
+)
+def test_a_key_in_netrc(tmp_path, text, found):
+    (tmp_path / "netrc").write_text(text)
+    (tmp_path / "netrc").chmod(0o600)
+    assert has_wandb_key() is found
+
+
+def test_a_key_in_netrc_of_the_home(tmp_path, monkeypatch):
+    monkeypatch.delenv("NETRC")
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert has_wandb_key()
+
+
+def test_a_key_for_a_server_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine wandb.example.org login user password secret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    assert not has_wandb_key()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
+    assert has_wandb_key()
+
+
+# Weights & Biases.
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "offline"),
+    [("", "", True), ("", "x" * 40, False), ("offline", "x" * 40, True), ("online", "", False)],
+)
+def test_online_only_with_a_key(tmp_path, monkeypatch, mode, key, offline):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    assert RunWandbLogger(tmp_path, "id").is_offline is offline
+
+
+def test_an_offline_run_keeps_everything_and_asks_nothing(tmp_path, monkeypatch, capfd):
+    def asked(*args):
+        raise AssertionError("a question")
+
+    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "2026-01-31" / "12-00-00"
+    run_dir.mkdir(parents=True)
+    picture = tmp_path / "map.png"
+    Image.new("RGB", (3, 2), "red").save(picture)
+    logger = RunWandbLogger(run_dir, "abc123", tags=["one"])
+    logger.log_metrics({"train/loss": 2.5, "attention/layer_00/head_00/entropy": 0.5}, step=10)
+    logger.log_image("attention/maps", [str(picture)], step=10)
+    logger.log_metrics({"train/loss": 1.25}, step=20)
+    where = logger.whereabouts()
+    logger.finish(failed=False)
+
+    (file,) = run_dir.glob("wandb/offline-run-*/run-abc123.wandb")
+    assert f"wandb sync {file.parent.relative_to(tmp_path)}" in where
+    assert logger.experiment.name == "2026-01-31/12-00-00"
+    rows = read_history(file)
+    losses = {row["trainer/global_step"]: row["train/loss"] for row in rows if "train/loss" in row}
+    assert losses == {10: 2.5, 20: 1.25}
+    assert [row.get("attention/layer_00/head_00/entropy") for row in rows if "train/loss" in row] == [
+        0.5,
+        None,
+    ]
+    (image,) = [row["attention/maps"] for row in rows if "attention/maps" in row]
+    stored = [path for path in file.parent.rglob("*.png") if path.name in image["filenames"][0]]
+    assert imread(stored[0]).shape[:2] == (2, 3)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_reader_follows_records_across_blocks(tmp_path):
+    logger = RunWandbLogger(tmp_path, "long")
+    for step in range(40):
+        logger.log_metrics({f"metric_{i:04d}": step + i / 1000 for i in range(100)}, step=step)
+    logger.finish(failed=True)
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-long.wandb")
+    assert file.stat().st_size > 2 * 32 * 1024
+    rows = read_history(file)
+    assert [row["metric_0007"] for row in rows] == [step + 0.007 for step in range(40)]

@@ -1,0 +1,117 @@
+"""What validation reports, and that learning rates follow the schedule."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tinyformer.data import CharTokenizer, TokenSplit
+from tinyformer.training import MuonWithAdamW, RunCSVLogger, WarmupCosine, language_metrics
+from training.runs import QUIET, make_data, make_module, make_trainer
+
+pytestmark = pytest.mark.filterwarnings(*QUIET)
+
+GREEK = "Μῆνιν ἄειδε, θεά, Πηληϊάδεω Ἀχιλῆος 🙂🚀 οὐλομένην. " * 60
+
+
+def split_of(num_tokens, num_bytes, num_unknown=0):
+    ids = np.zeros(num_tokens + 1, np.uint16)
+    return TokenSplit(ids, np.array([0, num_tokens + 1]), num_bytes, num_bytes, num_unknown)
+
+
+# Numbers.
+
+
+def test_metrics_by_hand():
+    sums = {"nats": 120.0, "tokens": 60.0, "top1": 15.0, "top5": 45.0}
+    metrics = language_metrics(sums, split_of(num_tokens=60, num_bytes=240))
+    assert metrics == pytest.approx(
+        {
+            "loss": 2.0,
+            "perplexity": math.e**2,
+            "bits_per_byte": 2.0 * 60 / (math.log(2) * 240),
+            "accuracy": 0.25,
+            "accuracy_top5": 0.75,
+        }
+    )
+
+
+def test_a_part_of_the_split_stands_for_the_whole():
+    sums = {"nats": 20.0, "tokens": 10.0, "top1": 0.0, "top5": 0.0}
+    bits = language_metrics(sums, split_of(num_tokens=60, num_bytes=240))["bits_per_byte"]
+    assert bits == pytest.approx(2.0 * 60 / (math.log(2) * 240))
+
+
+def test_unknown_characters_leave_no_bits_per_byte():
+    sums = {"nats": 20.0, "tokens": 10.0, "top1": 0.0, "top5": 0.0}
+    assert language_metrics(sums, split_of(10, 10, num_unknown=1))["bits_per_byte"] is None
+
+
+def test_a_huge_loss_has_a_perplexity():
+    sums = {"nats": 1e6, "tokens": 1.0, "top1": 0.0, "top5": 0.0}
+    assert math.isfinite(language_metrics(sums, split_of(10, 10))["perplexity"])
+
+
+# Validation as a whole.
+
+
+def scores(trainer, module, data):
+    trainer.validate(module, data.evaluation_dataloader("validation"), verbose=False)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def validate(tmp_path, text, tokenizer, batches=1.0, **data):
+    data = make_data(tmp_path, text, tokenizer, **data)
+    module = make_module(data, tied=False, first_step=7)
+    torch.nn.init.zeros_(module.network.readout.proj.weight)  # all tokens are equally likely
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    trainer = make_trainer(tmp_path, loggers=[logger], limit_val_batches=batches)
+    return data, scores(trainer, module, data), logger
+
+
+def test_a_uniform_model_costs_the_log_of_the_vocabulary(tmp_path):
+    data, metrics, logger = validate(tmp_path, GREEK, CharTokenizer())
+    split, vocab_size = data.splits["validation"], data.tokenizer.vocab_size
+    text = GREEK[int(len(GREEK) * 0.95) :]
+    assert (split.num_tokens, split.num_bytes) == (len(text), len(text.encode()))
+    assert split.num_bytes > 1.5 * split.num_tokens  # Greek and emoji: not a byte each
+    expected = math.log2(vocab_size) * len(text) / len(text.encode())
+    assert metrics["val/bits_per_byte"] == pytest.approx(expected, rel=1e-6)
+    assert metrics["val/loss"] == pytest.approx(math.log(vocab_size), rel=1e-6)
+    assert metrics["val/perplexity"] == pytest.approx(vocab_size, rel=1e-5)
+    assert logger.rows[7]["val/loss"] == pytest.approx(metrics["val/loss"])  # at the step of the weights
+
+
+def test_unknown_characters_are_counted_and_leave_no_bits_per_byte(tmp_path):
+    text = "abc " * 200 + "ж" * 20
+    data, metrics, _ = validate(tmp_path, text, CharTokenizer())
+    assert data.splits["validation"].num_unknown == 20
+    assert "val/bits_per_byte" not in metrics
+    assert metrics["val/loss"] == pytest.approx(math.log(data.tokenizer.vocab_size), rel=1e-6)
+
+
+def test_validating_twice_begins_anew(tmp_path):
+    data = make_data(tmp_path)
+    module, trainer = make_module(data), make_trainer(tmp_path)
+    first, second = (scores(trainer, module, data) for _ in range(2))
+    assert first == second
+    assert first["val/loss"] > 0
+
+
+# Training.
+
+
+def test_learning_rates_follow_the_schedule_and_the_loss_falls(tmp_path):
+    data, rates = make_data(tmp_path), []
+    schedule = WarmupCosine(warmup_steps=4, final_factor=0.1)
+    module = make_module(data, MuonWithAdamW(lr=0.02, adamw_lr=0.01), schedule)
+    module.on_before_optimizer_step = lambda optimizer: rates.append([group["lr"] for group in optimizer.param_groups])
+    trainer = make_trainer(tmp_path, max_steps=20, limit_val_batches=1.0)
+    before = scores(trainer, module, data)["val/loss"]
+    trainer.fit(module, datamodule=data)
+    factors = [schedule.factor(step, 20) for step in range(20)]
+    assert [muon for muon, _ in rates] == pytest.approx([0.02 * f for f in factors])
+    assert [adamw for _, adamw in rates] == pytest.approx([0.01 * f for f in factors])
+    assert float(trainer.callback_metrics["val/loss"]) < before - 1
+    assert module.step == 20

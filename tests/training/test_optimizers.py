@@ -1,0 +1,244 @@
+"""Optimizers: who decays, who gets Muon, and two that step as one."""
+
+import copy
+
+import lightning as L
+import pytest
+import torch
+from nn.model_cases import make_transformer, token_ids
+
+from tinyformer.tasks import CausalLM
+from tinyformer.training import AdamW, CombinedOptimizer, MuonWithAdamW
+
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+RECIPES = {
+    "adamw": AdamW(lr=1e-2, weight_decay=0.1),
+    "muon": MuonWithAdamW(lr=0.02, adamw_lr=1e-2, weight_decay=0.1),
+}
+
+
+def make_network(seed=0, **changes):
+    torch.manual_seed(seed)
+    return make_transformer(**{"num_layers": 2, "bias": True, "qk_norm": True} | changes)
+
+
+def names_by(network, optimizer, key):
+    """The names of the parameters, by a setting of their group."""
+    name_of = {id(parameter): name for name, parameter in network.named_parameters()}
+    found = {}
+    for group in optimizer.param_groups:
+        found.setdefault(key(group), set()).update(name_of[id(p)] for p in group["params"])
+    return found
+
+
+def is_layer_matrix(name):
+    return name.startswith("encoder.layers.") and name.endswith("_proj.weight")
+
+
+def backward(network, seed=0):
+    ids = token_ids(seq=9, seed=seed)
+    network.zero_grad()
+    CausalLM().loss(network, {"inputs": ids[:, :-1], "targets": ids[:, 1:]}).backward()
+
+
+def train(network, optimizer, steps, first_seed=0):
+    for seed in range(first_seed, first_seed + steps):
+        backward(network, seed)
+        optimizer.step()
+
+
+def assert_same_weights(network, other):
+    for (name, ours), theirs in zip(network.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+# Who decays.
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_only_matrices_that_multiply_decay(recipe, tied):
+    network = make_network(tied=tied)
+    found = names_by(network, recipe(network), lambda group: group["weight_decay"])
+    every = {name for name, _ in network.named_parameters()}
+    decaying = {name for name in every if is_layer_matrix(name)} | (set() if tied else {"readout.proj.weight"})
+    assert found == {0.1: decaying, 0.0: every - decaying}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_without_a_gradient_a_step_takes_off_the_decay_alone(recipe):
+    network = make_network()
+    before = copy.deepcopy(network.state_dict())
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = recipe(network)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    optimizer.step()
+    for name, parameter in network.named_parameters():
+        kept = 1 - rates[id(parameter)] * 0.1 if is_layer_matrix(name) else 1.0
+        torch.testing.assert_close(parameter.detach(), before[name] * kept, rtol=1e-6, atol=1e-9)
+
+
+def test_every_parameter_is_stepped_once():
+    for recipe in RECIPES.values():
+        network = make_network()
+        stepped = [id(p) for group in recipe(network).param_groups for p in group["params"]]
+        assert sorted(stepped) == sorted(id(p) for p in network.parameters())
+
+
+# Muon's share.
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_muon_gets_the_layers_matrices_and_nothing_else(tied):
+    network = make_network(tied=tied)
+    muon, adamw = RECIPES["muon"](network).optimizers
+    assert isinstance(muon, torch.optim.Muon)
+    assert isinstance(adamw, torch.optim.AdamW)
+    (names,) = names_by(network, muon, lambda group: group["lr"]).values()
+    assert names == {
+        f"encoder.layers.{layer}.{'feed_forward' if 'up' in m or 'down' in m else 'attention'}.{m}.weight"
+        for layer in range(2)
+        for m in MATRICES
+    }
+
+
+def test_settings_reach_torch():
+    optimizer = AdamW(lr=0.5, betas=[0.8, 0.9], eps=1e-6)(make_network())
+    assert {(g["lr"], g["betas"], g["eps"]) for g in optimizer.param_groups} == {(0.5, (0.8, 0.9), 1e-6)}
+    combined = MuonWithAdamW(lr=0.3, momentum=0.7, adamw_lr=0.2, adamw_betas=[0.6, 0.9])(make_network())
+    assert [g["lr"] for g in combined.param_groups] == [0.3, 0.2]
+    assert combined.param_groups[0]["momentum"] == 0.7
+    assert combined.param_groups[1]["betas"] == (0.6, 0.9)
+
+
+# Two that step as one.
+
+
+def test_a_combined_step_equals_stepping_the_two_by_hand():
+    network = make_network()
+    other = copy.deepcopy(network)
+    combined, by_hand = RECIPES["muon"](network), RECIPES["muon"](other).optimizers
+    for seed in range(3):
+        backward(network, seed)
+        combined.step()
+        backward(other, seed)
+        for optimizer in by_hand:
+            optimizer.step()
+    assert_same_weights(network, other)
+    assert not torch.equal(network.readout.proj.weight, make_network().readout.proj.weight)
+
+
+def test_the_closure_is_called_once_with_gradients_on():
+    network, calls = make_network(), []
+    before = copy.deepcopy(network)
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        backward(network)
+        return torch.tensor(7.0)
+
+    with torch.no_grad():
+        loss = RECIPES["muon"](network).step(closure)
+    assert calls == [True]
+    assert loss == 7.0
+    train(before, RECIPES["muon"](before), 1)
+    assert_same_weights(network, before)
+
+
+def test_learning_rates_set_from_outside_reach_both():
+    network = make_network()
+    before = copy.deepcopy(network)
+    combined = RECIPES["muon"](network)
+    for group in combined.param_groups:
+        group["lr"] = 0.0
+    train(network, combined, 1)
+    assert_same_weights(network, before)
+    assert {g["lr"] for optimizer in combined.optimizers for g in optimizer.param_groups} == {0.0}
+
+
+def test_a_schedule_reaches_both():
+    combined = RECIPES["muon"](make_network())
+    schedule = torch.optim.lr_scheduler.LambdaLR(combined, lambda step: 1 / (step + 1))
+    combined.step()
+    schedule.step()
+    rates = [g["lr"] for optimizer in combined.optimizers for g in optimizer.param_groups]
+    assert rates == pytest.approx([0.01, 0.005])
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_saved_state_goes_on_bit_by_bit(recipe, tmp_path):
+    network = make_network()
+    optimizer = recipe(network)
+    train(network, optimizer, 2)
+    torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    resumed = make_network(seed=1)
+    resumed.load_state_dict(saved["network"])
+    other = recipe(resumed)
+    other.load_state_dict(saved["optimizer"])
+    schedule = torch.optim.lr_scheduler.LambdaLR(other, lambda step: 0.5)  # still reaches the loaded groups
+    same = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    assert [g["lr"] for g in other.param_groups] == [g["lr"] for g in optimizer.param_groups]
+    train(network, optimizer, 2, first_seed=2)
+    train(resumed, other, 2, first_seed=2)
+    assert_same_weights(network, resumed)
+    assert schedule.get_last_lr() == same.get_last_lr()
+
+
+def test_groups_after_loading_are_those_of_the_two():
+    combined = RECIPES["muon"](make_network())
+    combined.load_state_dict(combined.state_dict())
+    combined.param_groups[0]["lr"] = 0.125
+    assert combined.optimizers[0].param_groups[0]["lr"] == 0.125
+    assert [id(g) for g in combined.param_groups] == [
+        id(g) for optimizer in combined.optimizers for g in optimizer.param_groups
+    ]
+
+
+class Clipped(L.LightningModule):
+    def __init__(self, recipe):
+        super().__init__()
+        self.network, self.recipe, self.norms = make_network(), recipe, []
+
+    def training_step(self, batch):
+        return 1000 * CausalLM().loss(self.network, batch)
+
+    def on_before_optimizer_step(self, optimizer):
+        self.norms.append(float(torch.cat([p.grad.flatten() for p in self.network.parameters()]).norm()))
+
+    def configure_gradient_clipping(self, optimizer, **settings):
+        super().configure_gradient_clipping(optimizer, **settings)
+        self.norms.append(float(torch.cat([p.grad.flatten() for p in self.network.parameters()]).norm()))
+
+    def configure_optimizers(self):
+        return self.recipe(self.network)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*isinstance.treespec, LeafSpec.")
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_lightning_clips_the_gradients_of_both(recipe):
+    ids = token_ids(batch=1, seq=9)[0]
+    data = [{"inputs": ids[:-1], "targets": ids[1:]}] * 2
+    module = Clipped(recipe)
+    trainer = L.Trainer(
+        max_steps=2,
+        accelerator="cpu",
+        gradient_clip_val=0.5,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=1))
+    before, after = module.norms[::2], module.norms[1::2]
+    assert min(before) > 10
+    assert after == pytest.approx([0.5, 0.5], rel=1e-3)
+
+
+def test_combining_nothing_but_one_works():
+    weight = torch.nn.Parameter(torch.ones(3))
+    combined = CombinedOptimizer([torch.optim.SGD([weight], lr=0.5)])
+    weight.sum().backward()
+    combined.step()
+    assert weight.tolist() == [0.5, 0.5, 0.5]
