@@ -14,6 +14,8 @@ from programs import ROOT, Ended, Program
 # The models of the tests are so small that a second thread only waits, and on a busy machine it waits long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One cache of tokenised text for all tests, away from the user's."""

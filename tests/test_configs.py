@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from programs import ROOT
 
 from tinyformer.app.config import check_types, register_resolvers
 from tinyformer.nn import Transformer

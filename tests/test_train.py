@@ -306,14 +306,14 @@ def test_a_bug_in_a_users_module_keeps_its_traceback(
 
 
 def test_a_users_attention_is_one_line_away(program: Program, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("mine.py").write_text(
+    Path("doubled.py").write_text(
         "from tinyformer.nn import Attention\n"
         "class Doubled(Attention):\n"
         "    def forward(self, x, mask=None, context=None):\n"
         "        return 2 * super().forward(x, mask, context)\n"
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    doubled = train(program, "doubled", "attention._target_=mine.Doubled")
+    doubled = train(program, "doubled", "attention._target_=doubled.Doubled")
     assert doubled["val/loss"] != plain_loss(program)
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import pydoc
 import re
 import typing
 from collections.abc import Iterator, Sequence
@@ -89,8 +90,9 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
     hint = _hint(function, name)
     problem = _type_problem(hint, value)
     if problem:
-        default = parameters[name].default
-        example = default if default not in (parameters[name].empty, None) else default_of(key)
+        example = default_of(key)
+        if example is None and parameters[name].default is not parameters[name].empty:
+            example = parameters[name].default
         works = "" if example is None else f"; {key}={example} works"
         raise ValueError(f"{key}={value}: {problem}{works}.")
 
@@ -102,7 +104,7 @@ def default_of(key: str) -> Any:
     folder = next(Path(source.path) for source in hydra.runtime.config_sources if source.provider == "main")
     for choice in (hydra.runtime.choices.get(group), "_shared"):
         file = folder / group / f"{choice}.yaml"
-        value = dict(OmegaConf.load(file)).get(rest) if file.exists() else None
+        value = OmegaConf.to_container(OmegaConf.load(file)).get(rest) if file.exists() else None  # type: ignore[union-attr]
         if isinstance(value, int | float | str) and "$" not in str(value):
             return value
     return None
@@ -135,14 +137,12 @@ def _hint(function: Any, name: str) -> Any:
 
 
 def _callable(target: str, key: str) -> Any:
-    from hydra.errors import HydraException
-    from hydra.utils import get_object
-
-    try:
-        return get_object(target)
-    except (ImportError, ValueError, AttributeError, HydraException) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise ValueError(f"{key}={target} cannot be imported ({reason}).") from error
+    found = pydoc.locate(target)
+    if found is None:
+        raise ValueError(
+            f"{key}={target} cannot be found; PACKAGE.CLASS of a package that can be imported from here can."
+        )
+    return found
 
 
 def _targets(config: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -105,8 +105,8 @@ class RunWandbLogger(WandbLogger):
         tags: list[str] | None = None,
         entity: str | None = None,
     ) -> None:
-        mode = os.environ.get("WANDB_MODE", "")
-        self.is_offline = mode == "offline" or (mode == "" and not has_wandb_key())
+        mode = os.environ.get("WANDB_MODE", "")  # "dryrun" is what Lightning sets it to for an offline run
+        self.is_offline = mode in ("offline", "dryrun") or (mode == "" and not has_wandb_key())
         super().__init__(
             name=name or "/".join(Path(run_dir).parts[-2:]),
             save_dir=run_dir,
