@@ -118,7 +118,7 @@ def test_axes_of_a_folder_of_ones_own(tmp_path):
         ("kind", "b"),
         ("scales", 2.0),
         ("scales", [1.0, 2]),
-        ("anything", object()),
+        pytest.param("anything", object(), id="anything-object"),
         ("size", {"_target_": "some.Node"}),  # its own node
     ],
     ids=str,
