@@ -216,7 +216,7 @@ def test_our_configs_fit_our_classes(overrides, hydra_run):
         ("seed=x", r"^seed=x: "),
         ("data.batch_size=many", r"^data.batch_size=many: "),
         ("+norm.epsilon=1", r"^norm.epsilon: LayerNorm has no argument epsilon"),
-        ("norm._target_=tinyformer.nn.NoNorm", r"^\S+_target_=tinyformer.nn.NoNorm cannot be imported"),
+        ("norm._target_=tinyformer.nn.NoNorm", r"^\S+_target_=tinyformer.nn.NoNorm cannot be found"),
     ],
 )
 def test_mistakes_are_told_where_the_user_writes_them(override, message, hydra_run):
