@@ -391,7 +391,7 @@ def test_two_processes_train_together(tmp_path: Path, book: Path) -> None:
 def test_compiled_training_agrees(tmp_path: Path, book: Path) -> None:
     losses = []
     for setting in ("true", "false"):
-        ended = run_as_process(f"{SMALL} {TEXT} compile={setting} hydra.run.dir={setting}", tmp_path)
+        ended = run_as_process(f"{SMALL} {TEXT} compile={setting} hydra.run.dir=run-{setting}", tmp_path)
         assert ended.returncode == 0, ended.stderr
-        losses.append(results_of(tmp_path / setting)["val/loss"])
+        losses.append(results_of(tmp_path / f"run-{setting}")["val/loss"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
