@@ -5,6 +5,7 @@ hand the same description to a fused kernel that never holds the weights in memo
 refused before the first step, in a sentence that names one that can.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -21,9 +22,9 @@ from tinyformer.nn.mask import AttentionMask
 # On CPU the fused kernel's backward pass in bf16 takes twice as long as in fp32 until the matrices are this long.
 CPU_BF16_MIN_SEQ = 512
 
-# On CPU plain bf16 matrix products beat the fused kernel up to this length: in heads of 64 dimensions or more,
-# and in narrower ones.
-CPU_BF16_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ_NARROW = 320, 96
+# On CPU plain matrix products beat torch's choice up to this length: in bf16, or with dropout; in bf16 and heads of
+# 64 dimensions or more up to the other.
+CPU_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ = 96, 320
 
 
 def attention_weights(
@@ -195,11 +196,13 @@ def _fastest(case: AttentionCase) -> str:
     """The name of the fastest backend for a case, by measurement on CPU and by torch's documentation on CUDA."""
     if case.device == "cpu":
         # Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch
-        # around each call. With dropout that is left to unfused arithmetic, in bf16 less well than by eager, whose
-        # plain bf16 matrix products also win while sequences are short (by 1.1 to 2 for 64 to 257 tokens).
-        longest = CPU_BF16_EAGER_MAX_SEQ if case.head_dim >= 64 else CPU_BF16_EAGER_MAX_SEQ_NARROW
-        is_short = case.seq is not None and case.seq <= longest
-        return "eager" if case.dtype == torch.bfloat16 and (case.dropout or is_short) else "sdpa"
+        # around each call. With dropout that is left to unfused arithmetic, in bf16 and for short sequences less
+        # well than by eager, whose plain bf16 matrix products also win while sequences are short.
+        seq = case.seq or sys.maxsize
+        if case.dtype == torch.bfloat16:
+            longest = CPU_BF16_EAGER_MAX_SEQ if case.head_dim >= 64 else CPU_EAGER_MAX_SEQ
+            return "eager" if case.dropout or seq <= longest else "sdpa"
+        return "eager" if case.dropout and seq <= CPU_EAGER_MAX_SEQ else "sdpa"
     return "sdpa" if _flash_refusal(case) else "flash"
 
 
