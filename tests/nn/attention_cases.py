@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyformer.nn import BACKENDS, AttentionMask
+from tinyformer.nn import BACKENDS, AttentionMask, Scoring
 
 FUSED = ("sdpa", "flash")
 MASKS = ("full", "causal", "padded", "causal+padded")
@@ -60,7 +60,7 @@ def run_backend(name: str, case: Case, values: tuple[Tensor, ...]) -> dict[str, 
     """The output of a backend and its gradients of q, k and v."""
     q, k, v = (x.detach().clone().requires_grad_() for x in values[:3])
     mask = case.attention_mask(q.device.type)
-    out = BACKENDS[name].compute(q, k, v, mask, case.head_dim**-0.5)
+    out = BACKENDS[name].compute(q, k, v, mask, Scoring(case.head_dim**-0.5))
     grads = torch.autograd.grad(out, (q, k, v), values[3])
     return dict(zip(("out", "q", "k", "v"), (out.detach(), *grads), strict=True))
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from attention_cases import Case, inputs
 
-from tinyformer.nn import BACKENDS, AttentionCase, select_backend
+from tinyformer.nn import BACKENDS, AttentionCase, Scoring, select_backend
+from tinyformer.nn.support import features_of
 
 ROUNDS = 11
 ATTEMPTS = 3
@@ -36,7 +37,7 @@ def seconds(name: str, case: Case, values: tuple[torch.Tensor, ...], dropout: fl
     q, k, v = (x.detach().requires_grad_() for x in values[:3])
     mask = case.attention_mask(q.device.type)
     started = time.process_time()
-    out = BACKENDS[name].compute(q, k, v, mask, case.head_dim**-0.5, dropout)
+    out = BACKENDS[name].compute(q, k, v, mask, Scoring(case.head_dim**-0.5), dropout)
     torch.autograd.grad(out, (q, k, v), values[3])
     return time.process_time() - started
 
@@ -62,7 +63,8 @@ def medians(names: list[str], case: Case, dtype: torch.dtype, dropout: float) ->
 @pytest.mark.parametrize("seq", [64, 257, 1024])
 def test_auto_is_the_fastest_within_a_tenth(seq, head_dim, mask, dtype, dropout):
     case = Case(seq, seq, head_dim, mask, batch=TOKENS // seq, num_kv_heads=4)
-    asked = AttentionCase("cpu", dtype, head_dim, dropout > 0, needs_mask="padded" in mask, seq=seq)
+    features = features_of(case.attention_mask(), Scoring(), seq, seq, dropout > 0, gradient=True)
+    asked = AttentionCase("cpu", dtype, head_dim, features, seq)
     able = [name for name, backend in BACKENDS.items() if backend.refusal(asked) is None]
     chosen = select_backend("auto", asked).name
     ratios = []

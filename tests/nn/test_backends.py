@@ -20,8 +20,9 @@ from attention_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.nn import BACKENDS, AttentionCase, AttentionMask, attention_weights, select_backend
-from tinyformer.nn.backends import CPU_BF16_EAGER_MAX_SEQ, CPU_BF16_MIN_SEQ
+from tinyformer.nn import BACKENDS, AttentionCase, AttentionMask, Scoring, attention_weights, select_backend
+from tinyformer.nn.backends import CPU_BF16_MIN_SEQ
+from tinyformer.nn.support import CPU_BF16_EAGER_MAX_SEQ
 
 FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 
@@ -49,8 +50,8 @@ def test_eager_is_the_definition_written_as_loops(q_seq, k_seq, num_kv_heads, ma
         lengths=lengths if "padded" in mask else None,
         scale=0.3,
     )
-    weights = attention_weights(q, k, described, 0.3)
-    out = BACKENDS["eager"].compute(q, k, v, described, 0.3)
+    weights = attention_weights(q, k, described, Scoring(0.3))
+    out = BACKENDS["eager"].compute(q, k, v, described, Scoring(0.3))
     torch.testing.assert_close(weights, torch.from_numpy(expected_weights), rtol=0, atol=1e-13)
     torch.testing.assert_close(out, torch.from_numpy(expected_out), rtol=0, atol=1e-13)
 
@@ -60,10 +61,10 @@ def test_two_keys_by_hand():
     q = torch.tensor([[[[2.0]]]])
     k = torch.tensor([[[[0.0], [math.log(3)]]]])
     v = torch.tensor([[[[8.0], [4.0]]]])
-    weights = attention_weights(q, k, AttentionMask(), scale=0.5)
+    weights = attention_weights(q, k, AttentionMask(), Scoring(0.5))
     torch.testing.assert_close(weights, torch.tensor([[[[0.25, 0.75]]]]))
     for backend in BACKENDS.values():
-        torch.testing.assert_close(backend.compute(q, k, v, AttentionMask(), 0.5), torch.tensor([[[[5.0]]]]))
+        torch.testing.assert_close(backend.compute(q, k, v, AttentionMask(), Scoring(0.5)), torch.tensor([[[[5.0]]]]))
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
@@ -81,7 +82,7 @@ def test_eager_agrees_with_torch_math_in_float64_with_gradients(mask):
 
 def test_weights_of_low_precision_queries_are_normalised_in_fp32():
     q, k, _, _ = inputs(Case(63, 63, 32), torch.bfloat16)
-    weights = attention_weights(q, k, AttentionMask(causal=True), 32**-0.5)
+    weights = attention_weights(q, k, AttentionMask(causal=True), Scoring(32**-0.5))
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 63), rtol=0, atol=1e-6)
 
@@ -174,7 +175,7 @@ def test_causal_queries_before_the_first_key_give_exact_zeros(backend):
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_rows_of_length_zero_stay_zero_under_dropout(backend, dtype):
     q, k, v, upstream = (x.clone().requires_grad_() for x in inputs(Case(9, 9, 32), dtype))
-    out = BACKENDS[backend].compute(q, k, v, AttentionMask(lengths=torch.tensor([6, 0])), 0.2, 0.5)
+    out = BACKENDS[backend].compute(q, k, v, AttentionMask(lengths=torch.tensor([6, 0])), Scoring(0.2), 0.5)
     grads = torch.autograd.grad(out, (q, k, v), upstream)
     for value in (out, *grads):
         assert torch.count_nonzero(value[1]) == 0
@@ -214,8 +215,8 @@ def test_padding_never_changes_an_output(backend, mask):
 def test_a_padded_row_is_the_short_row(backend):
     q, k, v, _ = inputs(Case(50, 50, 32), torch.float32)
     compute = BACKENDS[backend].compute
-    padded = compute(q, k, v, AttentionMask(lengths=torch.tensor([20, 50])), 0.2)
-    short = compute(q[:1], k[:1, :, :20], v[:1, :, :20], AttentionMask(), 0.2)
+    padded = compute(q, k, v, AttentionMask(lengths=torch.tensor([20, 50])), Scoring(0.2))
+    short = compute(q[:1], k[:1, :, :20], v[:1, :, :20], AttentionMask(), Scoring(0.2))
     assert error(padded[:1], short) <= 1e-6
 
 
@@ -325,7 +326,7 @@ def test_dropout_keeps_the_expectation_and_drops_its_share(backend, dtype):
     q = torch.zeros(4, 8, seq, seq, dtype=dtype)
     v = torch.eye(seq, dtype=dtype).expand(4, 8, seq, seq)
     torch.manual_seed(0)
-    weights = BACKENDS[backend].compute(q, q, v, AttentionMask(), 1.0, probability).float() * seq
+    weights = BACKENDS[backend].compute(q, q, v, AttentionMask(), Scoring(), probability).float() * seq
     share = (weights == 0).float().mean().item()
     # 131,072 independent weights: the standard error of the share is 0.0012.
     assert abs(share - probability) < 0.006
@@ -339,8 +340,8 @@ def test_dropout_differs_between_calls(backend):
     q, k, v, _ = inputs(Case(32, 32, 32), torch.float32)
     compute = BACKENDS[backend].compute
     torch.manual_seed(0)
-    first, second = (compute(q, k, v, AttentionMask(), 0.2, 0.5) for _ in range(2))
+    first, second = (compute(q, k, v, AttentionMask(), Scoring(0.2), 0.5) for _ in range(2))
     torch.manual_seed(0)
-    again = compute(q, k, v, AttentionMask(), 0.2, 0.5)
+    again = compute(q, k, v, AttentionMask(), Scoring(0.2), 0.5)
     assert not torch.equal(first, second)
     assert torch.equal(first, again)

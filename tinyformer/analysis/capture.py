@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tinyformer.nn import Attention, Transformer
+from tinyformer.nn import BaseAttention, Transformer
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def capture_attention(
     """
     maps: list[Tensor] = []
 
-    def record(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+    def record(layer: BaseAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         maps.append(layer.weights(*args, **kwargs))
 
     hooks = [layer.register_forward_hook(record, with_kwargs=True) for layer in model.attentions()]

@@ -85,17 +85,19 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     return arguments
 
 
-def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: AttentionMask) -> str:
+def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: AttentionMask, training: bool) -> str:
     """Fix the attention backend of every layer, and name the kernel that truly runs.
 
     Args:
         network: the model.
         arguments: of the trainer.
         mask: of the task.
+        training: whether the network is to be trained.
     """
     device, dtype = resolve_device(arguments["accelerator"]), compute_dtype(arguments["precision"])
-    network.resolve_backends(device, dtype, mask)
-    return network.attentions()[0].running_kernel(device, dtype, mask)
+    network.resolve_backends(device, dtype, mask, training)
+    kernels = [layer.running_kernel(device, dtype, mask, training=training) for layer in network.attentions()]
+    return ", ".join(sorted(set(kernels)))
 
 
 def should_compile(config: DictConfig, device: str) -> bool:

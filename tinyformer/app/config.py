@@ -78,6 +78,7 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
     Raises:
         ValueError: there is no such argument, or its type is another.
     """
+    function = _that_takes(function, name)
     parameters = inspect.signature(function).parameters
     if name not in parameters:
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -95,6 +96,16 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
             example = parameters[name].default
         works = "" if example is None else f"; {key}={example} works"
         raise ValueError(f"{key}={value}: {problem}{works}.")
+
+
+def _that_takes(function: Any, name: str) -> Any:
+    """Of a class that passes keywords on to its bases, the one that names this argument."""
+    while inspect.isclass(function) and function.__base__ is not object:
+        parameters = inspect.signature(function).parameters
+        if name in parameters or not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            break
+        function = function.__base__
+    return function
 
 
 def default_of(key: str) -> Any:
@@ -123,8 +134,9 @@ def _type_problem(hint: Any, value: Any) -> str | None:
         adapter.validate_python(value, strict=True)
     except ValidationError as error:
         messages = [detail["msg"].removeprefix("Input ") for detail in error.errors()]
-        # Of a union every member complains: the longest complaint lists the most that would do.
-        return max(messages, key=len)
+        # Of a union every member complains: the longest complaint lists the most that would do. A sequence complains
+        # of text in words that say nothing of what would do.
+        return max(messages, key=lambda message: (not message.startswith("'str' instances"), len(message)))
     return None
 
 

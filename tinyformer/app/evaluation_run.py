@@ -57,7 +57,7 @@ class EvaluationRun:
         load_weights(self.network, self.checkpoint)
         self.batches = self.data.evaluation_dataloader(self.split)
         mask = self.task.mask(next(iter(self.batches)))
-        self.kernel = build.resolve_kernel(self.network, self.arguments, mask)
+        self.kernel = build.resolve_kernel(self.network, self.arguments, mask, training=False)
         self.module = TrainingModule(
             self.network, self.task, self.data, evaluated=self.split, first_step=self.checkpoint.step
         )

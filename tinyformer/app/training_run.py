@@ -55,7 +55,7 @@ class TrainingRun:
         if config.init_from and not self.resumed:
             load_weights(self.network, load_checkpoint(config.init_from, "init_from"), "init_from")
         batch = next(iter(self.data.evaluation_dataloader("validation")))
-        self.kernel = build.resolve_kernel(self.network, self.arguments, self.task.mask(batch))
+        self.kernel = build.resolve_kernel(self.network, self.arguments, self.task.mask(batch), training=True)
         if compiles:
             self.network.compile()
         optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)

@@ -5,35 +5,67 @@ a `feed_forward`, each with a `norm` and a `residual`; attention compares querie
 several `backends`; the `readout` turns vectors into scores.
 """
 
-from tinyformer.nn.attention import Attention, HeadGate
-from tinyformer.nn.backends import BACKENDS, AttentionCase, attention_weights, select_backend
+from tinyformer.nn.attention import Attention, BaseAttention
+from tinyformer.nn.backends import attention_weights
 from tinyformer.nn.block import PostNormBlock, PreNormBlock
+from tinyformer.nn.cache import Cache, LayerCache
+from tinyformer.nn.differential import DifferentialAttention
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.feed_forward import FeedForward, GatedFeedForward
+from tinyformer.nn.gate import HeadGate, OutputGate
+from tinyformer.nn.latent import LatentAttention
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import LayerNorm, RMSNorm
-from tinyformer.nn.position import LearnedPosition, RotaryPosition, SinusoidalPosition
+from tinyformer.nn.position import (
+    ALiBi,
+    LearnedPosition,
+    RelativePosition,
+    RotaryPosition,
+    Shared,
+    ShawPosition,
+    SinusoidalPosition,
+    T5Position,
+)
 from tinyformer.nn.readout import TokenReadout
 from tinyformer.nn.residual import Residual
+from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
+from tinyformer.nn.support import BACKENDS, LACKS, AttentionCase, Feature, select_backend
 from tinyformer.nn.transformer import Transformer
 
 __all__ = [
     "BACKENDS",
+    "LACKS",
+    "SCORES",
+    "ALiBi",
     "Attention",
     "AttentionCase",
     "AttentionMask",
+    "BaseAttention",
+    "Cache",
+    "DifferentialAttention",
     "Encoder",
+    "Feature",
     "FeedForward",
     "GatedFeedForward",
     "HeadGate",
+    "LatentAttention",
+    "LayerCache",
     "LayerNorm",
     "LearnedPosition",
+    "OutputGate",
     "PostNormBlock",
     "PreNormBlock",
     "RMSNorm",
+    "RelativePosition",
     "Residual",
     "RotaryPosition",
+    "ScaledDotScore",
+    "ScoreMod",
+    "Scoring",
+    "Shared",
+    "ShawPosition",
     "SinusoidalPosition",
+    "T5Position",
     "TokenReadout",
     "Transformer",
     "attention_weights",

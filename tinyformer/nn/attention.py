@@ -1,44 +1,269 @@
 """Attention: project to heads, compare, mix, gate, and project back."""
 
+import copy
+import pydoc
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.nn.backends import AttentionCase, Backend, attention_weights, running_kernel, select_backend
+from tinyformer.nn.backends import attention_weights
+from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.gate import HeadGate, OutputGate
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
+from tinyformer.nn.position import RelativePosition
+from tinyformer.nn.score import SCORES, LocalGaussian, ScaledDotScore, Scoring, softcap
+from tinyformer.nn.support import AttentionCase, Backend, features_of, require_possible, running_kernel, select_backend
 
 
-class HeadGate(nn.Module):
-    """A factor for each head between the backend and `o_proj`; 0 takes the head away, on every backend.
+class BaseAttention(nn.Module):
+    """All of attention but the projections, which a subclass makes: those that `project` uses, and `o_proj`.
 
     Args:
-        num_heads: of the layer.
-        ablated: the heads whose factor is 0.
+        d_model: width of the residual stream.
+        num_heads: query heads.
+        head_dim: of queries and keys as one softmax compares them.
+        v_head_dim: of values; `head_dim` unless given.
+        position_dim: of the part of queries and keys that the relative position acts on; `head_dim` unless given.
+        dropout: probability to drop an attention weight in training.
+        score: how a query and a key are compared: a name in `SCORES`, or the dotted name of a class of yours, made
+            with `num_heads` and `head_dim`.
+        window: how many keys a token sees, itself included; all if null. A list is a pattern that repeats over the
+            layers, as [128, 128, 128, 128, 128, null] for five local layers to one global.
+        local_gaussian: weigh the window by a Gaussian around a centre that the query predicts, see `LocalGaussian`.
+        softcap: scores stay between its negative and itself; no bound if null. Positions are added afterwards.
+        sink: whether each head has a logit that takes attention and gives no value, see `Scoring`.
+        gate: whether each token gates each head's output, see `OutputGate`.
+        backend: "auto" or a name in `BACKENDS`.
+        position: makes the relative position, given `head_dim`; applied to self-attention only, since the tokens of
+            two sequences have no distance.
+        ablated_heads: `[layer, head]` pairs of the whole model whose heads are taken away.
+        layer_index: which layer this is, from 0.
+        num_layers: how many there are.
     """
 
-    factors: Tensor | None
+    o_proj: nn.Module
 
-    def __init__(self, num_heads: int, ablated: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        v_head_dim: int | None = None,
+        position_dim: int | None = None,
+        *,
+        dropout: float = 0.0,
+        score: str = "scaled_dot",
+        window: int | Sequence[int | None] | None = None,
+        local_gaussian: bool = False,
+        softcap: float | None = None,
+        sink: bool = False,
+        gate: bool = False,
+        backend: str = "auto",
+        position: Callable[..., RelativePosition] | None = None,
+        ablated_heads: Sequence[Sequence[int]] = (),
+        layer_index: int = 0,
+        num_layers: int = 1,
+    ) -> None:
         super().__init__()
-        factors = None
-        if ablated:
-            factors = torch.ones(num_heads)
-            factors[list(ablated)] = 0.0
-        # It follows from the config, so it is no part of the weights.
-        self.register_buffer("factors", factors, persistent=False)
+        self.num_heads, self.head_dim, self.v_head_dim = num_heads, head_dim, v_head_dim or head_dim
+        self.layer_index, self.position_dim = layer_index, position_dim or head_dim
+        self.dropout, self.backend = dropout, backend
+        self.score = _score(score)(num_heads, head_dim)
+        self.window = _window_of(window, layer_index)
+        if local_gaussian and window is None:
+            raise ValueError("attention.local_gaussian=true needs a window to fall off in; attention.window=16 works.")
+        # In a pattern of local and global layers, it is the local ones that have it.
+        self.gaussian = LocalGaussian(num_heads, head_dim, self.window) if local_gaussian and self.window else None
+        self.softcap = _checked_softcap(softcap)
+        self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
+        self.position = position(head_dim=self.position_dim) if position else RelativePosition()
+        self.output_gate = OutputGate(d_model, num_heads) if gate else None
+        self.head_gate = HeadGate(num_heads, _ablated_here(ablated_heads, layer_index, num_layers, num_heads))
+        # The structure is checked now; the first step, or `resolve`, decides for a device and a dtype.
+        self.resolved: Backend | None = None
+        self._check_structure()
+
+    @abstractmethod
+    def project(
+        self,
+        x: Float[Tensor, "batch q_seq d_model"],
+        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        cache: LayerCache | None = None,
+    ) -> tuple[
+        Float[Tensor, "batch num_heads q_seq q_dim"],
+        Float[Tensor, "batch num_kv_heads all_seq q_dim"],
+        Float[Tensor, "batch num_kv_heads all_seq v_head_dim"],
+    ]:
+        """Queries, keys and values, normalised and positioned, the cache's before the new ones."""
 
     def forward(
-        self, heads: Float[Tensor, "batch num_heads seq head_dim"]
-    ) -> Float[Tensor, "batch num_heads seq head_dim"]:
-        if self.factors is None:
-            return heads
-        return heads * self.factors.to(heads.dtype).view(-1, 1, 1)
+        self,
+        x: Float[Tensor, "batch q_seq d_model"],
+        mask: AttentionMask | None = None,
+        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        context_mask: AttentionMask | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "batch q_seq d_model"]:
+        """Mix the values of the tokens that the mask lets each token see.
+
+        Args:
+            x: the tokens that ask.
+            mask: who may attend to whom among them; everybody to everybody unless given.
+            context: the tokens that answer (cross-attention); `x` itself unless given.
+            context_mask: who may attend to whom in the context.
+            cache: of the tokens before `x`, which answer too; it will hold `x` as well.
+        """
+        q, k, v = self.project(x, context, cache)
+        mask = self._mask(mask, context, context_mask)
+        heads = self.attend(q, k, v, mask, context is not None)
+        if self.output_gate is not None:
+            heads = self.output_gate(heads, x)
+        return self.o_proj(self.head_gate(heads).transpose(1, 2).flatten(-2))
+
+    def attend(
+        self,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+        mask: AttentionMask,
+        crosses: bool,
+    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+        """The heads' outputs, by the resolved backend or the one that this call allows."""
+        dropout = self.dropout if self.training else 0.0
+        q, scoring = self.scoring(q, k.shape[2], mask, crosses)
+        backend = self.resolved or select_backend(self.backend, self._case(q, k, mask, scoring, dropout))
+        return backend.compute(q, k, v, mask, scoring, dropout)
+
+    def scoring(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, mask: AttentionMask, crosses: bool
+    ) -> tuple[Float[Tensor, "batch num_heads q_seq head_dim"], Scoring]:
+        """The queries as the score function wants them, and what becomes of them.
+
+        Args:
+            q: the queries.
+            k_seq: number of keys.
+            mask: of this layer.
+            crosses: whether the keys are those of another sequence.
+        """
+        q = self.score(q)
+        mods = [softcap(self.softcap)] if self.softcap else []
+        mix = reweigh = None
+        if not crosses:
+            positional = self.position.score_mod(self.position_part(q), k_seq, self.score.scale, mask.causal)
+            mods += [positional] if positional else []
+            mix = self.position.mix(q.shape[2], k_seq)
+        if self.gaussian is not None:
+            reweigh = self.gaussian(q, k_seq, mask.span)
+        return q, Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix)
+
+    def position_part(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
+    ) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
+        """What of a query the relative position acts on."""
+        return q
+
+    def weights(
+        self,
+        x: Float[Tensor, "batch q_seq d_model"],
+        mask: AttentionMask | None = None,
+        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        context_mask: AttentionMask | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "batch maps q_seq k_seq"]:
+        """The exact attention weights that `forward` used, whatever kernel it ran; without dropout."""
+        q, k, _ = self.project(x, context, cache.without_last(x.shape[1]) if cache else None)
+        return self.maps(q, k, self._mask(mask, context, context_mask), context is not None)
+
+    def maps(
+        self,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        mask: AttentionMask,
+        crosses: bool,
+    ) -> Float[Tensor, "batch maps q_seq k_seq"]:
+        """The weights of each softmax, one for each head unless a subclass has more."""
+        q, scoring = self.scoring(q, k.shape[2], mask, crosses)
+        return attention_weights(q, k, mask, scoring)
+
+    def resolve(
+        self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
+    ) -> Backend:
+        """Choose the backend once and for all, before the first step and before compiling.
+
+        Args:
+            device: the type, "cpu" or "cuda".
+            dtype: that of queries, keys and values, under autocast the lower one.
+            mask: of the kind that `forward` will get.
+            seq: the longest sequence, in tokens; long unless given.
+            training: whether there will be backward passes, and dropout.
+
+        Raises:
+            ValueError: the named backend cannot compute this; the sentence names one that can.
+        """
+        self.resolved = select_backend(self.backend, self._planned_case(device, dtype, mask, seq, training))
+        return self.resolved
+
+    def running_kernel(
+        self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int = 8, training: bool = True
+    ) -> str:
+        """The kernel that the resolved backend runs on such input, found by running it once; see `resolve`."""
+        if self.resolved is None or self.resolved.name in ("eager", "flex"):
+            return "eager" if self.resolved is None else self.resolved.name
+        seq = seq if mask.documents is None else mask.documents.shape[1]
+        sizes = [(self.num_heads, self.head_dim), (self.num_heads, self.head_dim), (self.num_heads, self.v_head_dim)]
+        q, k, v = (torch.zeros(mask.num_rows, heads, seq, dim, device=device, dtype=dtype) for heads, dim in sizes)
+        probe = copy.deepcopy(self).to(device, dtype).train(training)
+        with torch.set_grad_enabled(training):
+            return running_kernel(lambda: BaseAttention.attend(probe, q, k, v, mask.within(self.window), crosses=False))
+
+    def _mask(
+        self, mask: AttentionMask | None, context: Tensor | None, context_mask: AttentionMask | None
+    ) -> AttentionMask:
+        chosen = mask if context is None else context_mask
+        return (chosen or AttentionMask()).within(self.window)
+
+    def _case(self, q: Tensor, k: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float) -> AttentionCase:
+        q_seq, k_seq = q.shape[2], k.shape[2]
+        features = features_of(mask, scoring, q_seq, k_seq, dropout > 0, torch.is_grad_enabled())
+        return AttentionCase(q.device.type, q.dtype, self._largest_dim, features, max(q_seq, k_seq))
+
+    def _planned_case(
+        self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
+    ) -> AttentionCase:
+        mask, weight = mask.within(self.window), next(self.parameters(), torch.empty(0))
+        probe = torch.zeros(1, self.num_heads, 1, self.head_dim, device=weight.device, dtype=weight.dtype)
+        _, scoring = self.scoring(probe, 1, mask, crosses=False)
+        features = features_of(mask, scoring, 1, 1, training and self.dropout > 0, training)
+        return AttentionCase(device, dtype, self._largest_dim, features, seq)
+
+    @property
+    def _largest_dim(self) -> int:
+        return max(self.head_dim, self.v_head_dim)
+
+    def _check_structure(self) -> None:
+        """Refuse now what the named backend computes on no device, and values that a position cannot add to."""
+        mixed = self.position.mixed_dim
+        if mixed is not None and mixed != self.v_head_dim:
+            raise ValueError(
+                f"position.relative.values=true adds vectors of {mixed} dimensions to values, which have "
+                f"{self.v_head_dim} in this attention; position.relative.values=false works."
+            )
+        case = self._planned_case("cpu", torch.bfloat16, AttentionMask(), training=False)
+        require_possible(self.backend, case)
+
+    def split(
+        self, x: Float[Tensor, "batch seq width"], num_heads: int
+    ) -> Float[Tensor, "batch {num_heads} seq head_dim"]:
+        """One vector for each head out of a vector for all of them."""
+        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-class Attention(nn.Module):
+class Attention(BaseAttention):
     """Multi-head attention (Vaswani et al. 2017, arXiv 1706.03762), its keys and values shared or not.
 
     head_h = softmax(q_h k_gᵀ / √head_dim) v_g with g = h // (num_heads / num_kv_heads);  output = o_proj(concat(head))
@@ -51,16 +276,10 @@ class Attention(nn.Module):
         num_heads: query heads.
         num_kv_heads: key and value heads; `num_heads` unless given.
         head_dim: of each head; d_model / num_heads unless given.
-        bias: whether the projections have one.
-        dropout: probability to drop an attention weight in training.
         qk_norm: normalise each query and key by its root mean square before they are compared, with a learned
             scale for each dimension (Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
-        backend: "auto", "eager", "sdpa" or "flash" (see `tinyformer.nn.backends`).
-        position: makes the relative position, given `head_dim`; applied to self-attention only, since the tokens of
-            two sequences have no distance.
-        ablated_heads: `[layer, head]` pairs of the whole model whose heads are taken away.
-        layer_index: which layer this is, from 0.
-        num_layers: how many there are.
+        bias: whether the projections have one.
+        options: of `BaseAttention`.
     """
 
     def __init__(
@@ -69,122 +288,53 @@ class Attention(nn.Module):
         num_heads: int,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
         qk_norm: bool = False,
-        backend: str = "auto",
-        position: Callable[..., nn.Module] | None = None,
-        ablated_heads: Sequence[Sequence[int]] = (),
-        layer_index: int = 0,
-        num_layers: int = 1,
+        bias: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_heads(d_model, num_heads, num_kv_heads, head_dim)
-        head_dim = head_dim or d_model // num_heads
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.scale = head_dim**-0.5
-        self.dropout = dropout
-        self.q_proj = nn.Linear(d_model, num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * head_dim, d_model, bias=bias)
-        self.q_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
-        self.position = position(head_dim=head_dim) if position else nn.Identity()
-        self.gate = HeadGate(num_heads, _ablated_here(ablated_heads, layer_index, num_layers, num_heads))
-        self.backend = backend
-        # The structure is checked now; the first step, or `resolve`, decides for a device and a dtype.
-        select_backend(backend, AttentionCase("cpu", torch.float32, head_dim))
-        self.resolved: Backend | None = None
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch q_seq d_model"],
-        mask: AttentionMask | None = None,
-        context: Float[Tensor, "batch k_seq d_model"] | None = None,
-    ) -> Float[Tensor, "batch q_seq d_model"]:
-        """Mix the values of the tokens that the mask lets each token see.
-
-        Args:
-            x: the tokens that ask.
-            mask: who may attend to whom; everybody to everybody unless given.
-            context: the tokens that answer (cross-attention); `x` itself unless given.
-        """
-        mask = mask or AttentionMask()
-        q, k, v = self.project(x, context)
-        dropout = self.dropout if self.training else 0.0
-        backend = self.resolved or select_backend(self.backend, self._case(q, k, mask, dropout))
-        heads = self.gate(backend.compute(q, k, v, mask, self.scale, dropout))
-        return self.o_proj(heads.transpose(1, 2).flatten(-2))
-
-    def weights(
-        self,
-        x: Float[Tensor, "batch q_seq d_model"],
-        mask: AttentionMask | None = None,
-        context: Float[Tensor, "batch k_seq d_model"] | None = None,
-    ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
-        """The exact attention weights that `forward` uses, whatever kernel it runs; without dropout."""
-        q, k, _ = self.project(x, context)
-        return attention_weights(q, k, mask or AttentionMask(), self.scale)
+        check_heads(d_model, num_heads, num_kv_heads, head_dim)
+        super().__init__(d_model, num_heads, head_dim or d_model // num_heads, **options)
+        self.num_kv_heads = num_kv_heads
+        self.q_proj = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(d_model, num_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(d_model, num_kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * self.head_dim, d_model, bias=bias)
+        self.q_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
 
     def project(
         self,
         x: Float[Tensor, "batch q_seq d_model"],
         context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        cache: LayerCache | None = None,
     ) -> tuple[
         Float[Tensor, "batch num_heads q_seq head_dim"],
-        Float[Tensor, "batch num_kv_heads k_seq head_dim"],
-        Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        Float[Tensor, "batch num_kv_heads all_seq head_dim"],
+        Float[Tensor, "batch num_kv_heads all_seq head_dim"],
     ]:
-        """Queries, keys and values, normalised and positioned: what the backends compute on."""
+        """Queries, keys and values, normalised and positioned; with those of the cache."""
         source = x if context is None else context
-        q = self._split(self.q_proj(x), self.num_heads)
-        k = self._split(self.k_proj(source), self.num_kv_heads)
-        v = self._split(self.v_proj(source), self.num_kv_heads)
+        first = cache.length if cache else 0
+        q = self.split(self.q_proj(x), self.num_heads)
+        k = self.split(self.k_proj(source), self.num_kv_heads)
+        v = self.split(self.v_proj(source), self.num_kv_heads)
         q, k = self.q_norm(q), self.k_norm(k)
         if context is None:
-            q, k = self.position(q), self.position(k)
+            q, k = self.position.rotate(q, first), self.position.rotate(k, first)
         # Autocast keeps norms in fp32; the kernels want one dtype.
-        return q.to(v.dtype), k.to(v.dtype), v
-
-    def resolve(self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None) -> Backend:
-        """Choose the backend once and for all, before the first step and before compiling.
-
-        Args:
-            device: the type, "cpu" or "cuda".
-            dtype: that of queries, keys and values, under autocast the lower one.
-            mask: of the kind that `forward` will get.
-            seq: the longest sequence, in tokens; long unless given.
-
-        Raises:
-            ValueError: the named backend cannot compute this; the sentence names one that can.
-        """
-        case = AttentionCase(device, dtype, self.head_dim, self.dropout > 0, mask.lengths is not None, seq)
-        self.resolved = select_backend(self.backend, case)
-        return self.resolved
-
-    def running_kernel(self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int = 8) -> str:
-        """The kernel that the resolved backend runs on such input, found by running it once."""
-        if self.resolved is None or self.resolved.name == "eager":
-            return "eager"
-        q = torch.zeros(1, self.num_heads, seq, self.head_dim, device=device, dtype=dtype)
-        k = v = torch.zeros(1, self.num_kv_heads, seq, self.head_dim, device=device, dtype=dtype)
-        compute = self.resolved.compute
-        return running_kernel(lambda: compute(q, k, v, mask, self.scale, self.dropout))
-
-    def _case(self, q: Tensor, k: Tensor, mask: AttentionMask, dropout: float) -> AttentionCase:
-        q_seq, k_seq = q.shape[2], k.shape[2]
-        needs_mask = mask.lengths is not None or (mask.causal and q_seq != k_seq)
-        return AttentionCase(q.device.type, q.dtype, self.head_dim, dropout > 0, needs_mask, max(q_seq, k_seq))
-
-    def _split(
-        self, x: Float[Tensor, "batch seq width"], num_heads: int
-    ) -> Float[Tensor, "batch {num_heads} seq head_dim"]:
-        return x.unflatten(-1, (num_heads, self.head_dim)).transpose(1, 2)
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        return q, k, v
 
 
-def _check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
+def check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
+    """Refuse numbers of heads that do not divide what they share.
+
+    Raises:
+        ValueError: they do not; the sentence names the nearest that do.
+    """
     if num_heads < 1 or (head_dim is None and d_model % num_heads):
         works = max((n for n in range(1, min(num_heads, d_model) + 1) if d_model % n == 0), default=1)
         raise ValueError(
@@ -196,6 +346,33 @@ def _check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int 
             f"attention.num_kv_heads={num_kv_heads} does not divide model.num_heads={num_heads}; "
             f"attention.num_kv_heads={works} does."
         )
+
+
+def _score(name: str) -> Callable[..., ScaledDotScore]:
+    """The score function of a name, ours or the dotted one of a user's class."""
+    found: Any = SCORES.get(name) or (pydoc.locate(name) if "." in name else None)
+    if found is None:
+        raise ValueError(
+            f"attention.score={name}: choose one of {', '.join(SCORES)}, or give PACKAGE.CLASS of a class of yours."
+        )
+    return found
+
+
+def _window_of(window: int | Sequence[int | None] | None, layer_index: int) -> int | None:
+    """The window of one layer."""
+    pattern = [window] if window is None or isinstance(window, int) else list(window)
+    if not pattern or any(width is not None and width < 1 for width in pattern):
+        raise ValueError(
+            f"attention.window={window}: a window holds at least the token itself; attention.window=16 works, and so "
+            "does a pattern over layers, attention.window=[16,16,null]."
+        )
+    return pattern[layer_index % len(pattern)]
+
+
+def _checked_softcap(softcap: float | None) -> float | None:
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"attention.softcap={softcap} is no bound above 0; attention.softcap=50.0 is, or null.")
+    return softcap
 
 
 def _ablated_here(pairs: Sequence[Sequence[int]], layer_index: int, num_layers: int, num_heads: int) -> list[int]:

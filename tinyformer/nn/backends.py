@@ -1,249 +1,286 @@
-"""Attention from queries, keys and values, computed by kernels that agree: eager, sdpa and flash.
+"""Attention from queries, keys and values, computed by kernels that agree: eager, sdpa, flash and flex.
 
 `attention_weights` is the definition. `eager` applies it as written and is what every test compares with; the others
-hand the same description to a fused kernel that never holds the weights in memory. What a kernel cannot compute is
-refused before the first step, in a sentence that names one that can.
+hand the same description, an `AttentionMask` and a `Scoring`, to a fused kernel that never holds the weights in
+memory. Which of them can compute what is `support`'s table.
 """
 
-import sys
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
 
-from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.mask import AttentionMask, Grid
+from tinyformer.nn.score import Scoring
 
 # On CPU the fused kernel's backward pass in bf16 takes twice as long as in fp32 until the matrices are this long.
 CPU_BF16_MIN_SEQ = 512
 
-# On CPU plain matrix products beat torch's choice up to this length: in bf16, or with dropout; in bf16 and heads of
-# 64 dimensions or more up to the other.
-CPU_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ = 96, 320
+# Kernels on CUDA want head sizes that are multiples of this.
+HEAD_DIM_STEP = 8
 
 
 def attention_weights(
     q: Float[Tensor, "batch num_heads q_seq head_dim"],
     k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
     mask: AttentionMask,
-    scale: float,
+    scoring: Scoring,
 ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
-    """Scaled dot-product attention weights (Vaswani et al. 2017, arXiv 1706.03762): softmax(scale q kᵀ + mask).
+    """Attention weights (Vaswani et al. 2017, arXiv 1706.03762): softmax(scale q kᵀ + mask), and what `Scoring` adds.
 
     Query head `h` reads K/V head `h // (num_heads / num_kv_heads)` (grouped queries: Ainslie et al. 2023, arXiv
-    2305.13245). The softmax is taken in fp32 at least. Rows sum to 1, or to 0 where the mask allows no key.
+    2305.13245). The softmax is taken in fp32 at least. Rows sum to 1, to less beside a sink, or to 0 where the mask
+    allows no key.
     """
     batch, num_heads, q_seq, head_dim = q.shape
     num_kv_heads, k_seq = k.shape[1:3]
-    # The queries of a group stand one below the other, so that its one key head serves them without being copied.
-    grouped = (q * scale).reshape(batch, num_kv_heads, -1, head_dim)
-    scores = (grouped @ k.transpose(-2, -1)).view(batch, num_heads, q_seq, k_seq)
+    if scoring.compare is None:
+        # The queries of a group stand one below the other, so that its one key head serves them without being copied.
+        grouped = (q * scoring.scale).reshape(batch, num_kv_heads, -1, head_dim)
+        scores = (grouped @ k.transpose(-2, -1)).view(batch, num_heads, q_seq, k_seq)
+    else:
+        scores = scoring.compare(q, k)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if scoring.mods:
+        scores = scoring.modify(scores, Grid.of(batch, num_heads, q_seq, k_seq, q.device))
     allowed = mask.dense(q_seq, k_seq, q.device)
     if allowed is not None:
         # The smallest number, not -inf: a row of -inf alone would be NaN, and so would its gradient.
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(dim=-1)
+    if scoring.sink is not None:
+        sink = scoring.sink.to(scores.dtype).view(1, -1, 1, 1).expand(batch, -1, q_seq, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(dim=-1)[..., :k_seq]
     if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq):
         weights = weights.masked_fill(~allowed, 0.0)
-    return weights
+    return weights if scoring.reweigh is None else scoring.reweigh(weights)
 
 
 def eager(
     q: Float[Tensor, "batch num_heads q_seq head_dim"],
     k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
-    v: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
     mask: AttentionMask,
-    scale: float,
+    scoring: Scoring,
     dropout: float = 0.0,
-) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
-    """Attention as it is written in the paper, its weights held in memory: any device, any dtype, any mask."""
-    weights = attention_weights(q, k, mask, scale).to(v.dtype)
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """Attention as it is written in the papers, its weights held in memory: any device, any dtype, any description."""
+    weights = attention_weights(q, k, mask, scoring).to(v.dtype)
     if dropout:
         weights = F.dropout(weights, dropout)
-    grouped = weights.view(v.shape[0], v.shape[1], -1, v.shape[2])
-    return (grouped @ v).view(*q.shape[:3], v.shape[-1])
+    grouped = weights.reshape(v.shape[0], v.shape[1], -1, v.shape[2])
+    out = (grouped @ v).view(*q.shape[:3], v.shape[-1])
+    return out if scoring.mix is None else out + scoring.mix(weights)
 
 
 def sdpa(
     q: Float[Tensor, "batch num_heads q_seq head_dim"],
     k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
-    v: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
     mask: AttentionMask,
-    scale: float,
+    scoring: Scoring,
     dropout: float = 0.0,
-) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """Attention by `torch.nn.functional.scaled_dot_product_attention`, which picks the kernel."""
-    q_seq, k_seq = q.shape[2], k.shape[2]
-    allowed, empty = None, None
-    is_causal = mask.is_square_causal(q_seq, k_seq)
-    if not is_causal:
-        allowed = mask.dense(q_seq, k_seq, q.device)
-        if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq) and q.device.type != "cpu":
-            # A row without a key gives zeros on CPU; elsewhere that depends on the kernel, NaN included: let such
-            # rows see all, then zero them. (On CPU that would cost short sequences a fifth of their time.)
-            empty = ~allowed.any(dim=-1, keepdim=True)
-            allowed = allowed | empty
-        if allowed is not None:
-            allowed = allowed.expand(q.shape[0], 1, q_seq, k_seq)
+    q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
+    bias = scoring.bias(Grid.of(q.shape[0], q.shape[1], q_seq, k_seq, q.device))
+    plain = bias is None and mask.is_plain(q_seq, k_seq)
+    is_causal = plain and mask.causal
+    allowed = None if plain else mask.dense(q_seq, k_seq, q.device)
+    empty = None
+    if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq) and (q.device.type != "cpu" or bias is not None):
+        # A boolean row without a key gives zeros on CPU; elsewhere that depends on the kernel, NaN included: let such
+        # rows see all, then zero them. (On CPU that would cost short sequences a fifth of their time.)
+        empty = ~allowed.any(dim=-1, keepdim=True)
+        allowed = allowed | empty
+    if scoring.sink is not None:
+        q, k, v, allowed, bias = _with_sink(q, k, v, scoring, is_causal, allowed, bias)
+    # The kernels take values of the keys' size; zeros change neither the scores nor what is kept of the output.
+    width = max(q.shape[-1], v.shape[-1])
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k, v))
     dtype = q.dtype
     if q.device.type == "cpu" and dtype == torch.bfloat16 and max(q_seq, k_seq) < CPU_BF16_MIN_SEQ:
         q, k, v = q.float(), k.float(), v.float()
+    attn_mask: Tensor | None = allowed
+    if bias is not None:
+        attn_mask = bias.to(q.dtype) if allowed is None else bias.to(q.dtype).masked_fill(~allowed, -torch.inf)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(q.shape[0], -1, -1, -1)
     # The dtype is decided above; autocast would take it down to bf16 again.
     with torch.autocast(q.device.type, enabled=False):
         out = F.scaled_dot_product_attention(
-            q, k, v, allowed, dropout, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, attn_mask, dropout, is_causal, scale=scoring.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+    out = out[:, :, -q_seq:, :v_head_dim]
     if empty is not None:
         out = out.masked_fill(empty, 0.0)
     return out.to(dtype)
 
 
+def _with_sink(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scoring: Scoring,
+    is_causal: bool,
+    allowed: Bool[Tensor, "#batch 1 #q_seq k_seq"] | None,
+    bias: Float[Tensor, "#batch #num_heads q_seq k_seq"] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """A key in front, seen by all, that scores the sink's logit for each head and whose value is zero.
+
+    One more dimension does it: the queries hold sink / scale there, the new key 1 and the others 0. So every kernel
+    that computes a dot product computes sinks, gradient included.
+    """
+    assert scoring.sink is not None
+    logits = (scoring.sink.to(q.dtype) / scoring.scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    q = torch.cat([q, F.pad(logits, (0, HEAD_DIM_STEP - 1))], dim=-1)
+    sink_key = F.one_hot(torch.tensor(k.shape[-1], device=k.device), k.shape[-1] + HEAD_DIM_STEP).to(k.dtype)
+    k = torch.cat([sink_key.expand(*k.shape[:2], 1, -1), F.pad(k, (0, HEAD_DIM_STEP))], dim=2)
+    v = F.pad(v, (0, 0, 1, 0))
+    if is_causal:
+        q = F.pad(q, (0, 0, 1, 0))  # keeps the diagonal; the row is dropped from the output
+    allowed = None if allowed is None else F.pad(allowed, (1, 0), value=True)
+    bias = None if bias is None else F.pad(bias, (1, 0))
+    return q, k, v, allowed, bias
+
+
 def flash(
     q: Float[Tensor, "batch num_heads q_seq head_dim"],
     k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
-    v: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
     mask: AttentionMask,
-    scale: float,
+    scoring: Scoring,
     dropout: float = 0.0,
-) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """FlashAttention (Dao et al. 2022, arXiv 2205.14135) by torch's kernel, and by no other."""
+    if q.device.type == "cuda" and not mask.is_plain(q.shape[2], k.shape[2]):
+        return _flash_varlen(q, k, v, mask, scoring)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return sdpa(q, k, v, mask, scale, dropout)
+        return sdpa(q, k, v, mask, scoring, dropout)
 
 
-class AttentionCase(NamedTuple):
-    """What a model asks of its backend: all that decides whether a kernel can serve it.
+def _flash_varlen(
+    q: Float[Tensor, "batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+    mask: AttentionMask,
+    scoring: Scoring,
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """The kernel for packed sequences, which takes padding, documents and windows where the dense one takes no mask.
 
-    Args:
-        device: the type, "cpu" or "cuda".
-        dtype: that of queries, keys and values inside the kernel, under autocast the lower one.
-        head_dim: of each head.
-        dropout: whether attention weights are dropped.
-        needs_mask: whether the mask is more than none or plain causal self-attention.
-        seq: the longest sequence, in tokens; long unless given.
+    CUDA only; it has not run on a GPU yet.
     """
-
-    device: str
-    dtype: torch.dtype
-    head_dim: int
-    dropout: bool = False
-    needs_mask: bool = False
-    seq: int | None = None
-
-
-@runtime_checkable
-class AttentionFunction(Protocol):
-    """The signature that all backends share; see `eager` for the shapes."""
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, dropout: float = 0.0
-    ) -> Tensor:
-        """Attend."""
-        ...
-
-
-@dataclass(frozen=True)
-class Backend:
-    """A way to compute attention.
-
-    Args:
-        name: the value of `attention.backend`.
-        compute: the function.
-        refusal: why it cannot serve a case, or None if it can.
-    """
-
-    name: str
-    compute: AttentionFunction
-    refusal: Callable[[AttentionCase], str | None]
-
-
-def _refuse_nothing(case: AttentionCase) -> str | None:
-    return None
-
-
-def _flash_refusal(case: AttentionCase) -> str | None:
-    """What torch's FlashAttention kernels lack, per device (torch 2.11 to 2.13)."""
-    if case.device not in ("cpu", "cuda"):
-        return f"has no kernel for the device '{case.device}'"
-    if case.device == "cpu":
-        return "has no attention dropout on CPU" if case.dropout else None
-    if case.dtype not in (torch.bfloat16, torch.float16):
-        return f"computes in bf16 or fp16 on CUDA, not in {case.dtype} (trainer.precision=bf16-mixed works)"
-    if case.needs_mask:
-        return "takes no padding mask on CUDA"
-    if case.head_dim > 256:
-        return f"takes heads of at most 256 dimensions on CUDA, not {case.head_dim}"
-    return None
-
-
-BACKENDS = {
-    backend.name: backend
-    for backend in (
-        Backend("eager", eager, _refuse_nothing),
-        Backend("sdpa", sdpa, _refuse_nothing),
-        Backend("flash", flash, _flash_refusal),
+    (batch, _, q_seq, _), k_seq, v_head_dim = q.shape, k.shape[2], v.shape[-1]
+    width = max(q.shape[-1], v_head_dim)
+    # batch heads seq dim -> (batch seq) heads dim: rows one behind the other.
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    starts_q, starts_k = _segments(mask, batch, q_seq, k_seq, q.device)
+    out = varlen_attn(
+        q,
+        k,
+        v,
+        starts_q,
+        starts_k,
+        q_seq,
+        k_seq,
+        scale=scoring.scale,
+        window_size=mask.span,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
-}
+    assert isinstance(out, Tensor)
+    out = out.unflatten(0, (batch, q_seq)).transpose(1, 2)[..., :v_head_dim]
+    if mask.lengths is not None:
+        out = out.masked_fill((mask.lengths == 0).view(-1, 1, 1, 1), 0.0)
+    return out
 
 
-def _fastest(case: AttentionCase) -> str:
-    """The name of the fastest backend for a case, by measurement on CPU and by torch's documentation on CUDA."""
-    if case.device == "cpu":
-        # Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch
-        # around each call. With dropout that is left to unfused arithmetic, in bf16 and for short sequences less
-        # well than by eager, whose plain bf16 matrix products also win while sequences are short.
-        seq = case.seq or sys.maxsize
-        if case.dtype == torch.bfloat16:
-            longest = CPU_BF16_EAGER_MAX_SEQ if case.head_dim >= 64 else CPU_EAGER_MAX_SEQ
-            return "eager" if case.dropout or seq <= longest else "sdpa"
-        return "eager" if case.dropout and seq <= CPU_EAGER_MAX_SEQ else "sdpa"
-    return "sdpa" if _flash_refusal(case) else "flash"
+def _segments(mask: AttentionMask, batch: int, q_seq: int, k_seq: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where each sequence begins among the packed queries and keys, and at the end where the last one ends.
 
-
-def select_backend(name: str, case: AttentionCase) -> Backend:
-    """The backend that computes a case: the named one, or for "auto" the fastest that can.
-
-    Raises:
-        ValueError: there is no such backend, or it cannot compute the case; the sentence names one that can.
+    With lengths, a row is two sequences: all its queries with its real keys, and no queries with the padding. So the
+    number of sequences is known without asking the GPU. With documents it has to be asked.
     """
-    if name == "auto":
-        return BACKENDS[_fastest(case)]
-    if name not in BACKENDS:
-        raise ValueError(f"attention.backend={name}: choose one of {', '.join(['auto', *BACKENDS])}.")
-    reason = BACKENDS[name].refusal(case)
-    if reason is not None:
-        able = [other.name for other in BACKENDS.values() if other.refusal(case) is None]
-        raise ValueError(f"attention.backend={name} {reason}; attention.backend={' or '.join(['auto', *able])} can.")
-    return BACKENDS[name]
+    rows = torch.arange(batch + 1, device=device, dtype=torch.int32)
+    starts_q, starts_k = rows * q_seq, rows * k_seq
+    if mask.lengths is not None:
+        between = starts_k[:-1] + mask.lengths.to(torch.int32)
+        starts_k = torch.cat([torch.stack([starts_k[:-1], between], dim=1).flatten(), starts_k[-1:]])
+        starts_q = torch.cat([torch.stack([starts_q[:-1], starts_q[1:]], dim=1).flatten(), starts_q[-1:]])
+    if mask.documents is not None:
+        begins = F.pad(mask.documents[:, 1:] != mask.documents[:, :-1], (1, 0), value=True).flatten()
+        starts_q = starts_k = F.pad(begins.nonzero().flatten(), (0, 1), value=batch * k_seq).to(torch.int32)
+    return starts_q, starts_k
 
 
-class _KernelNames(TorchDispatchMode):
-    """Collects which of torch's attention operators run inside the block."""
+def flex(
+    q: Float[Tensor, "batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+    mask: AttentionMask,
+    scoring: Scoring,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """FlexAttention (Dong et al. 2024, arXiv 2412.05496): the mask and the score modification compiled into a kernel.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name.startswith("_scaled_dot_product"):
-            # _scaled_dot_product_flash_attention_for_cpu -> flash
-            self.found.append(name.removeprefix("_scaled_dot_product_").partition("_attention")[0])
-        return func(*args, **(kwargs or {}))
-
-
-def running_kernel(call: Callable[[], Any]) -> str:
-    """Which kernel computes attention in a call, as seen from torch's dispatcher and not from what was asked.
-
-    Returns:
-        "flash", "efficient", "cudnn" or another of torch's fused kernels; "math" where none of them ran.
+    On CUDA it is compiled; on CPU it runs unfused, and forward only.
     """
-    with torch.no_grad(), _KernelNames() as names:
-        call()
-    return names.found[0] if names.found else "math"
+    q_seq, k_seq = q.shape[2], k.shape[2]
+    first = k_seq - q_seq
+
+    def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return scoring.modify(score, Grid(batch, head, q_idx + first, kv_idx))
+
+    attend: Any = _compiled_flex() if q.device.type == "cuda" and not torch.compiler.is_compiling() else flex_attention
+    out, aux = attend(
+        q,
+        k,
+        v,
+        score_mod=score_mod if scoring.mods else None,
+        block_mask=block_mask(mask, q_seq, k_seq, q.device),
+        scale=scoring.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=AuxRequest(lse=scoring.sink is not None),
+    )
+    if scoring.sink is not None:
+        # Of the softmax over keys and sink, the keys have exp(lse) / (exp(lse) + exp(sink)).
+        share = torch.sigmoid(aux.lse - scoring.sink.view(1, -1, 1))
+        out = out * share.unsqueeze(-1).to(out.dtype)
+    return out
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
+    """The mask as FlexAttention wants it: blocks that are skipped, full or partly seen. None for no mask."""
+    if mask.num_rows == 1 and mask.lengths is None and mask.documents is None:
+        return _block_mask_of_shape(mask, q_seq, k_seq, device)
+    return _make_block_mask(mask, q_seq, k_seq, device)
+
+
+def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
+    mods, first = mask.mask_mods(), k_seq - q_seq
+    if not mods:
+        return None
+
+    def mask_mod(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        allowed = mods[0](batch, head, q_idx + first, kv_idx)
+        for mod in mods[1:]:
+            allowed = allowed & mod(batch, head, q_idx + first, kv_idx)
+        return allowed
+
+    rows = None if mask.num_rows == 1 else mask.num_rows
+    return create_block_mask(mask_mod, rows, None, q_seq, k_seq, device=str(device))
+
+
+# Of a mask without tensors there is one for each shape: it is not made again at every step.
+_block_mask_of_shape = functools.lru_cache(maxsize=32)(_make_block_mask)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.residual import Residual
 
@@ -55,8 +56,10 @@ class PreNormBlock(Block):
 
     ends_normalised = False
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask) -> Float[Tensor, "batch seq d_model"]:
-        x = self.attention_residual(x, self.dropout(self.attention(self.attention_norm(x), mask)))
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask, cache: LayerCache | None = None
+    ) -> Float[Tensor, "batch seq d_model"]:
+        x = self.attention_residual(x, self.dropout(self.attention(self.attention_norm(x), mask, cache=cache)))
         return self.feed_forward_residual(x, self.dropout(self.feed_forward(self.feed_forward_norm(x))))
 
 
@@ -65,6 +68,8 @@ class PostNormBlock(Block):
 
     ends_normalised = True
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask) -> Float[Tensor, "batch seq d_model"]:
-        x = self.attention_norm(self.attention_residual(x, self.dropout(self.attention(x, mask))))
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask, cache: LayerCache | None = None
+    ) -> Float[Tensor, "batch seq d_model"]:
+        x = self.attention_norm(self.attention_residual(x, self.dropout(self.attention(x, mask, cache=cache))))
         return self.feed_forward_norm(self.feed_forward_residual(x, self.dropout(self.feed_forward(x))))

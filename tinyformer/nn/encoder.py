@@ -5,6 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.nn.cache import Cache
 from tinyformer.nn.mask import AttentionMask
 
 
@@ -40,24 +41,31 @@ class Encoder(nn.Module):
             raise ValueError(f"model.num_layers={num_layers}: a model has at least one layer, model.num_layers=1.")
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.token_embedding = nn.Embedding(vocab_size, d_model)
-        self.position = position() if position else nn.Identity()
+        self.position = position() if position else None
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(block(layer_index=i, num_layers=num_layers) for i in range(num_layers))
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
 
     def forward(
-        self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None
+        self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None, cache: Cache | None = None
     ) -> Float[Tensor, "batch seq d_model"]:
         """Encode.
+
+        Args:
+            tokens: their ids.
+            mask: who may attend to whom; everybody to everybody unless given.
+            cache: of the tokens before these; it will hold these as well.
 
         Raises:
             ValueError: the sequence is longer than `max_seq_len`.
         """
-        if tokens.shape[1] > self.max_seq_len:
+        first = cache.length if cache else 0
+        if first + tokens.shape[1] > self.max_seq_len:
             raise ValueError(
-                f"A sequence of {tokens.shape[1]} tokens is longer than model.max_seq_len={self.max_seq_len}."
+                f"A sequence of {first + tokens.shape[1]} tokens is longer than model.max_seq_len={self.max_seq_len}."
             )
-        x = self.dropout(self.position(self.token_embedding(tokens)))
-        for layer in self.layers:
-            x = layer(x, mask or AttentionMask())
+        x = self.token_embedding(tokens)
+        x = self.dropout(self.position(x, first) if self.position else x)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, mask or AttentionMask(), cache.layers[index] if cache else None)
         return self.final_norm(x)

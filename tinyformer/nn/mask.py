@@ -1,8 +1,8 @@
 """Who may attend to whom: one description, rendered for each backend."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int
@@ -10,6 +10,25 @@ from torch import Tensor
 
 MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: `mask_mod(batch, head, q_idx, kv_idx)` is True where the query may attend."""
+
+
+class Grid(NamedTuple):
+    """The indices of all pairs of a query and a key, as four tensors that broadcast to `batch heads q_seq k_seq`."""
+
+    batch: Int[Tensor, "batch 1 1 1"]
+    head: Int[Tensor, "1 heads 1 1"]
+    q_idx: Int[Tensor, "1 1 q_seq 1"]
+    kv_idx: Int[Tensor, "1 1 1 k_seq"]
+
+    @classmethod
+    def of(cls, batch: int, num_heads: int, q_seq: int, k_seq: int, device: torch.device) -> "Grid":
+        """The grid of these sizes. The last query stands at the last key, so `q_idx` may begin above 0."""
+        return cls(
+            torch.arange(batch, device=device).view(-1, 1, 1, 1),
+            torch.arange(num_heads, device=device).view(1, -1, 1, 1),
+            torch.arange(k_seq - q_seq, k_seq, device=device).view(1, 1, -1, 1),
+            torch.arange(k_seq, device=device).view(1, 1, 1, -1),
+        )
 
 
 @dataclass(frozen=True)
@@ -22,19 +41,42 @@ class AttentionMask:
     Args:
         causal: a query sees the keys at its own position and before.
         lengths: how many of a row's keys are real; the rest is padding, at the right, and seen by nobody.
+        documents: which document of its row each key belongs to, where rows are packed with several; ids never
+            fall along a row. A query sees the keys of its own document.
+        window: how many keys a query sees, itself included (Beltagy et al. 2020, arXiv 2004.05150): the last ones
+            if causal, else `window // 2` before itself and `(window - 1) // 2` after.
     """
 
     causal: bool = False
     lengths: Int[Tensor, " batch"] | None = None
+    documents: Int[Tensor, "batch k_seq"] | None = None
+    window: int | None = None
+
+    def within(self, window: int | None) -> "AttentionMask":
+        """This mask, narrowed to a window."""
+        return self if window is None else replace(self, window=window)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """How many keys before and after itself a query sees at most; -1 is any number."""
+        if self.window is None:
+            return -1, 0 if self.causal else -1
+        return (self.window - 1, 0) if self.causal else (self.window // 2, (self.window - 1) // 2)
 
     def mask_mods(self) -> list[MaskMod]:
         """The conditions that must all hold for a query to attend to a key."""
         mods: list[MaskMod] = []
-        if self.causal:
-            mods.append(lambda batch, head, q_idx, kv_idx: kv_idx <= q_idx)
+        before, after = self.span
+        if before >= 0:
+            mods.append(lambda batch, head, q_idx, kv_idx: q_idx - kv_idx <= before)
+        if after >= 0:
+            mods.append(lambda batch, head, q_idx, kv_idx: kv_idx - q_idx <= after)
         if self.lengths is not None:
             lengths = self.lengths
             mods.append(lambda batch, head, q_idx, kv_idx: kv_idx < lengths[batch])
+        if self.documents is not None:
+            documents = self.documents
+            mods.append(lambda batch, head, q_idx, kv_idx: documents[batch, q_idx] == documents[batch, kv_idx])
         return mods
 
     def dense(self, q_seq: int, k_seq: int, device: torch.device) -> Bool[Tensor, "#batch 1 #q_seq k_seq"] | None:
@@ -42,20 +84,24 @@ class AttentionMask:
         mods = self.mask_mods()
         if not mods:
             return None
-        num_rows = 1 if self.lengths is None else len(self.lengths)
-        batch = torch.arange(num_rows, device=device).view(-1, 1, 1, 1)
-        head = torch.zeros(1, dtype=torch.long, device=device).view(1, 1, 1, 1)
-        q_idx = torch.arange(k_seq - q_seq, k_seq, device=device).view(1, 1, -1, 1)
-        kv_idx = torch.arange(k_seq, device=device).view(1, 1, 1, -1)
-        allowed = mods[0](batch, head, q_idx, kv_idx)
+        grid = Grid.of(self.num_rows, 1, q_seq, k_seq, device)
+        allowed = mods[0](*grid)
         for mod in mods[1:]:
-            allowed = allowed & mod(batch, head, q_idx, kv_idx)
+            allowed = allowed & mod(*grid)
         return allowed
 
-    def is_square_causal(self, q_seq: int, k_seq: int) -> bool:
-        """Whether this is plain causal self-attention, which every kernel computes without a mask in memory."""
-        return self.causal and self.lengths is None and q_seq == k_seq
+    @property
+    def num_rows(self) -> int:
+        """Of the batch, where they differ in what may be seen; else 1."""
+        per_row = self.lengths if self.lengths is not None else self.documents
+        return 1 if per_row is None else len(per_row)
+
+    def is_plain(self, q_seq: int, k_seq: int) -> bool:
+        """Whether this is no mask, or plain causal self-attention: what every kernel computes without a mask."""
+        shaped = self.lengths is not None or self.documents is not None or self.window is not None
+        return not shaped and (not self.causal or q_seq == k_seq)
 
     def may_leave_rows_empty(self, q_seq: int, k_seq: int) -> bool:
-        """Whether some query may have no key at all: a row of length zero, or more causal queries than keys."""
-        return self.lengths is not None or (self.causal and q_seq > k_seq)
+        """Whether some query may have no key at all: a row of length zero, or more queries than keys."""
+        # A document may lie behind the padding; a window before the first key.
+        return self.lengths is not None or (q_seq > k_seq and (self.causal or self.window is not None))

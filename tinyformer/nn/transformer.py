@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.nn.attention import Attention
+from tinyformer.nn.attention import BaseAttention
+from tinyformer.nn.cache import Cache
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
@@ -28,22 +29,23 @@ class Transformer(nn.Module):
         init_weights(self, len(encoder.layers), init_std)
 
     def forward(
-        self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None
+        self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None, cache: Cache | None = None
     ) -> Float[Tensor, "batch seq vocab_size"]:
-        return self.readout(self.encoder(tokens, mask))
+        return self.readout(self.encoder(tokens, mask, cache))
 
-    def attentions(self) -> list[Attention]:
+    def attentions(self) -> list[BaseAttention]:
         """The attention of each layer, from the first to the last."""
-        return [module for module in self.modules() if isinstance(module, Attention)]
+        return [module for module in self.modules() if isinstance(module, BaseAttention)]
 
-    def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask) -> str:
+    def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
         """Fix the backend of every layer, before the first step and before compiling; see `Attention.resolve`.
 
         Returns:
             Their names; one name where all layers have the same.
         """
         seq = self.encoder.max_seq_len
-        return ", ".join(sorted({layer.resolve(device, dtype, mask, seq).name for layer in self.attentions()}))
+        resolved = [layer.resolve(device, dtype, mask, seq, training) for layer in self.attentions()]
+        return ", ".join(sorted({backend.name for backend in resolved}))
 
     def num_parameters(self) -> int:
         """Unique trainable parameters, embeddings included; tied ones count once."""

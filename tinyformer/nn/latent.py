@@ -1,0 +1,99 @@
+"""Keys and values made from one small latent vector, which is all that a cache has to hold."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tinyformer.nn.attention import BaseAttention, check_heads
+from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.norm import RMSNorm
+
+
+class LatentAttention(BaseAttention):
+    """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, arXiv 2405.04434, §2.1).
+
+    c = norm(W_DKV x);  k_h = [W_UK,h c; k_R];  v_h = W_UV,h c;  q_h = [W_UQ,h c_Q; W_QR,h c_Q];  c_Q = norm(W_DQ x)
+
+    `k_R`, one for all heads, and its part of the queries carry the position, decoupled from the rest. With rotary
+    positions they are turned, and nothing else is; with others they are compared as they are. For each token a cache
+    holds `kv_rank + rope_head_dim` numbers in place of `2 num_heads head_dim`.
+
+    Args:
+        d_model: width of the residual stream.
+        num_heads: of queries, keys and values.
+        head_dim: of values, and of queries and keys without their decoupled part; d_model / num_heads unless given.
+        rope_head_dim: of the decoupled part; half of `head_dim` unless given.
+        kv_rank: size of the latent that keys and values are made from; 4 `head_dim` unless given, as in the paper.
+        q_rank: size of the queries' latent; none unless given: they are made from the token itself.
+        qk_norm: normalise each query and key, but not their decoupled parts, before they are compared.
+        bias: whether the projections have one.
+        options: of `BaseAttention`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        rope_head_dim: int | None = None,
+        kv_rank: int | None = None,
+        q_rank: int | None = None,
+        qk_norm: bool = False,
+        bias: bool = False,
+        **options: Any,
+    ) -> None:
+        check_heads(d_model, num_heads, num_heads, head_dim)
+        head_dim = head_dim or d_model // num_heads
+        # Rotary positions turn pairs, so the default is even.
+        rope_head_dim = rope_head_dim or max(2, head_dim // 4 * 2)
+        super().__init__(d_model, num_heads, head_dim + rope_head_dim, head_dim, rope_head_dim, **options)
+        self.num_kv_heads, self.kv_rank, self.q_rank = num_heads, kv_rank or 4 * head_dim, q_rank
+        source = q_rank or d_model
+        self.q_down_proj = nn.Linear(d_model, q_rank, bias=bias) if q_rank else nn.Identity()
+        self.q_latent_norm = RMSNorm(q_rank) if q_rank else nn.Identity()
+        self.q_proj = nn.Linear(source, num_heads * self.head_dim, bias=bias)
+        self.kv_down_proj = nn.Linear(d_model, self.kv_rank, bias=bias)
+        self.kv_latent_norm = RMSNorm(self.kv_rank)
+        self.k_rope_proj = nn.Linear(d_model, self.position_dim, bias=bias)
+        self.k_proj = nn.Linear(self.kv_rank, num_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(self.kv_rank, num_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * head_dim, d_model, bias=bias)
+        self.q_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
+
+    def project(
+        self,
+        x: Float[Tensor, "batch q_seq d_model"],
+        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        cache: LayerCache | None = None,
+    ) -> tuple[
+        Float[Tensor, "batch num_heads q_seq q_dim"],
+        Float[Tensor, "batch num_heads all_seq q_dim"],
+        Float[Tensor, "batch num_heads all_seq v_head_dim"],
+    ]:
+        """Queries, keys and values; the cache holds the latent and the decoupled key that they are made from."""
+        source = x if context is None else context
+        first = cache.length if cache else 0
+        q = self.split(self.q_proj(self.q_latent_norm(self.q_down_proj(x))), self.num_heads)
+        q, q_rope = q.split([self.v_head_dim, self.position_dim], dim=-1)
+        latent = self.kv_latent_norm(self.kv_down_proj(source)).unsqueeze(1)
+        k_rope = self.k_rope_proj(source).unsqueeze(1)
+        if context is None:
+            q_rope, k_rope = self.position.rotate(q_rope, first), self.position.rotate(k_rope, first)
+        if cache is not None:
+            latent, k_rope = cache.extend(latent.to(k_rope.dtype), k_rope)
+        k = self.split(self.k_proj(latent.squeeze(1)), self.num_heads)
+        v = self.split(self.v_proj(latent.squeeze(1)), self.num_heads)
+        q, k = self.q_norm(q), self.k_norm(k)
+        # Autocast keeps norms in fp32; the kernels want one dtype.
+        q = torch.cat([q.to(v.dtype), q_rope.to(v.dtype)], dim=-1)
+        k = torch.cat([k.to(v.dtype), k_rope.to(v.dtype).expand(-1, self.num_heads, -1, -1)], dim=-1)
+        return q, k, v
+
+    def position_part(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
+    ) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
+        """The decoupled part."""
+        return q[..., -self.position_dim :]

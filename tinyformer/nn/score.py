@@ -1,0 +1,186 @@
+"""How much a query wants a key: score functions, and what is added to their scores.
+
+The second half of what a backend is told (the first is the mask): a `Scoring`, made anew for each call.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tinyformer.nn.mask import Grid
+
+ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's signature: `score_mod(score, batch, head, q_idx, kv_idx)` is the new score."""
+
+
+@dataclass(frozen=True)
+class ScoreMod:
+    """A change of the scores.
+
+    Args:
+        function: in FlexAttention's signature.
+        additive: whether it adds something that does not depend on the score, so that a bias can stand for it.
+        learned: whether a gradient flows into what it adds.
+    """
+
+    function: ScoreFunction
+    additive: bool = False
+    learned: bool = False
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What becomes of queries and keys until they are weights, and of the weights until they are an output.
+
+    Args:
+        scale: of the dot product.
+        compare: scores of `q` and `k` where these are no dot product.
+        mods: changes of the scores, in order.
+        sink: one logit for each head, which takes its share of the softmax and gives no value (Agarwal et al. 2025,
+            arXiv 2508.10925, gpt-oss).
+        reweigh: a change of the weights.
+        mix: what the weights add to the output besides the values.
+    """
+
+    scale: float = 1.0
+    compare: Callable[[Tensor, Tensor], Tensor] | None = None
+    mods: tuple[ScoreMod, ...] = ()
+    sink: Float[Tensor, " num_heads"] | None = None
+    reweigh: Callable[[Tensor], Tensor] | None = None
+    mix: Callable[[Tensor], Tensor] | None = None
+
+    def modify(
+        self, scores: Float[Tensor, "batch heads q_seq k_seq"], grid: Grid
+    ) -> Float[Tensor, "batch heads q_seq k_seq"]:
+        """The scores after all changes."""
+        for mod in self.mods:
+            scores = mod.function(scores, *grid)
+        return scores
+
+    def bias(self, grid: Grid) -> Float[Tensor, "#batch #heads q_seq k_seq"] | None:
+        """What additive changes come to, in fp32 at least; None if there are none."""
+        if not self.mods:
+            return None
+        return self.modify(torch.zeros((), device=grid.q_idx.device), grid)
+
+
+class ScaledDotScore(nn.Module):
+    """score(q, k) = qᵀk / √head_dim (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+    compare: Callable[[Tensor, Tensor], Tensor] | None = None
+    """The scores themselves, for a score that is no dot product; every kernel computes those that are."""
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.scale = head_dim**-0.5
+
+    def forward(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
+    ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
+        """The queries whose dot product with the keys, times `scale`, is the score."""
+        return q
+
+
+class DotScore(ScaledDotScore):
+    """score(q, k) = qᵀk (Luong et al. 2015, arXiv 1508.04025, "dot")."""
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__(num_heads, head_dim)
+        self.scale = 1.0
+
+
+class GeneralScore(ScaledDotScore):
+    """score(q, k) = qᵀ W k with a matrix for each head (Luong et al. 2015, arXiv 1508.04025, "general").
+
+    W begins as N(0, 1 / head_dim²), which gives its scores the spread of the scaled dot product.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__(num_heads, head_dim)
+        self.scale = 1.0
+        self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / head_dim)
+
+    def forward(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
+    ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
+        return q @ self.weight.to(q.dtype)
+
+
+class AdditiveScore(ScaledDotScore):
+    """score(q, k) = vᵀ tanh(q + k) with a vector for each head (Bahdanau et al. 2014, arXiv 1409.0473).
+
+    The paper's W s + U h are the projected query and key. Luong's "concat", vᵀ tanh(W [s; h]), is the same with both
+    in one matrix. It holds `batch heads q_seq k_seq head_dim` numbers in memory.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__(num_heads, head_dim)
+        self.weight = nn.Parameter(torch.randn(num_heads, head_dim, 1) / math.sqrt(head_dim))
+
+    def compare(
+        self,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
+        """The scores of all pairs."""
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        hidden = torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3))
+        return (hidden @ self.weight.to(q.dtype).unsqueeze(1)).squeeze(-1)
+
+
+SCORES: dict[str, Callable[..., ScaledDotScore]] = {
+    "scaled_dot": ScaledDotScore,
+    "dot": DotScore,
+    "general": GeneralScore,
+    "additive": AdditiveScore,
+}
+"""The values of `attention.score`."""
+
+
+def softcap(cap: float) -> ScoreMod:
+    """`cap · tanh(score / cap)`: no score passes the cap (Gemma 2, Riviere et al. 2024, arXiv 2408.00118)."""
+    return ScoreMod(lambda score, batch, head, q_idx, kv_idx: cap * torch.tanh(score / cap))
+
+
+class LocalGaussian(nn.Module):
+    """Weights fall off with the distance from a centre that the query predicts (Luong et al. 2015, "local-p").
+
+    w ← w · exp(-(s - p)² / 2σ²) with σ half of the window's reach D, as in the paper (arXiv 1508.04025, eq. 9 and 10),
+    and not normalised again. There p = S · sigmoid(vᵀ tanh(W q)) ranges over the whole source sentence; in
+    self-attention the query has a place of its own, so p ranges over its window: from the first key in it to the last.
+
+    Args:
+        num_heads: each predicts a centre of its own.
+        head_dim: of the queries.
+        window: see `AttentionMask`.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / math.sqrt(head_dim))
+        self.vector = nn.Parameter(torch.randn(num_heads, head_dim, 1) / math.sqrt(head_dim))
+
+    def forward(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, span: tuple[int, int]
+    ) -> Callable[[Tensor], Tensor]:
+        """The change of the weights for these queries.
+
+        Args:
+            q: the queries.
+            k_seq: number of keys.
+            span: how many keys before and after itself a query sees.
+        """
+        before, after = span
+        hidden = torch.tanh(q @ self.weight.to(q.dtype))
+        logit = hidden @ self.vector.to(q.dtype)
+        share = torch.sigmoid(logit.to(torch.promote_types(q.dtype, torch.float32)))
+        grid = Grid.of(1, 1, q.shape[2], k_seq, q.device)
+        centre = grid.q_idx - before + share * (before + after)
+        sigma = max(before, after, 1) / 2
+        return lambda weights: weights * torch.exp(-((grid.kv_idx - centre) ** 2) / (2 * sigma**2))

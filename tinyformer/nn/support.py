@@ -1,0 +1,289 @@
+"""Which backend can compute what, and which one does it fastest: the table that README and doctor show."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tinyformer.nn import backends
+from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.score import Scoring
+
+# On CPU plain matrix products beat torch's choice up to this length: in bf16, or with dropout; in bf16 and heads of
+# 64 dimensions or more up to the other.
+CPU_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ = 96, 320
+
+
+class Feature(StrEnum):
+    """What a description may ask of a kernel beyond plain or causal attention, in the words of an error."""
+
+    PADDING = "padding"
+    CAUSAL_PADDING = "padding beside a causal mask (which hides padding at the right by itself)"
+    DOCUMENTS = "documents"
+    PADDED_DOCUMENTS = "documents beside padding"
+    WINDOW = "a window"
+    UNEVEN = "fewer queries than keys"
+    DROPOUT = "attention dropout"
+    GRADIENT = "training"
+    BIAS = "a bias on the scores"
+    LEARNED_BIAS = "a learned bias on the scores"
+    SCORE_MOD = "scores changed by more than a bias"
+    COMPARE = "scores that are no dot product"
+    SINK = "sinks"
+    MASKED_SINK = "sinks beside padding, documents or a window"
+    WEIGHTS = "a use of the weights themselves"
+
+
+def features_of(
+    mask: AttentionMask, scoring: Scoring, q_seq: int, k_seq: int, dropout: bool, gradient: bool
+) -> frozenset[Feature]:
+    """What a call asks for.
+
+    Args:
+        mask: of the call.
+        scoring: of the call.
+        q_seq: number of queries.
+        k_seq: number of keys.
+        dropout: whether attention weights are dropped.
+        gradient: whether a backward pass follows.
+    """
+    padded, packed, windowed = mask.lengths is not None, mask.documents is not None, mask.window is not None
+    asked = {
+        Feature.PADDING: padded,
+        Feature.CAUSAL_PADDING: padded and (mask.causal or windowed),
+        Feature.DOCUMENTS: packed,
+        Feature.PADDED_DOCUMENTS: packed and padded,
+        Feature.WINDOW: windowed,
+        Feature.UNEVEN: q_seq != k_seq and (mask.causal or windowed or packed),
+        Feature.DROPOUT: dropout,
+        Feature.GRADIENT: gradient,
+        Feature.BIAS: any(mod.additive for mod in scoring.mods),
+        Feature.LEARNED_BIAS: gradient and any(mod.learned for mod in scoring.mods),
+        Feature.SCORE_MOD: any(not mod.additive for mod in scoring.mods),
+        Feature.COMPARE: scoring.compare is not None,
+        Feature.SINK: scoring.sink is not None,
+        Feature.MASKED_SINK: scoring.sink is not None and (padded or packed or windowed),
+        Feature.WEIGHTS: scoring.reweigh is not None or scoring.mix is not None,
+    }
+    return frozenset(feature for feature, is_asked in asked.items() if is_asked)
+
+
+class AttentionCase(NamedTuple):
+    """What a model asks of its backend: all that decides whether a kernel can serve it, and how fast.
+
+    Args:
+        device: the type, "cpu" or "cuda".
+        dtype: that of queries, keys and values inside the kernel, under autocast the lower one.
+        head_dim: of each head, the larger of the keys' and the values'.
+        features: what it asks for beyond plain or causal attention.
+        seq: the longest sequence, in tokens; long unless given.
+    """
+
+    device: str
+    dtype: torch.dtype
+    head_dim: int
+    features: frozenset[Feature] = frozenset()
+    seq: int | None = None
+
+
+@runtime_checkable
+class AttentionFunction(Protocol):
+    """The signature that all backends share; see `backends.eager` for the shapes."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
+    ) -> Tensor:
+        """Attend."""
+        ...
+
+
+_NO_BIAS_ONLY = {Feature.SCORE_MOD, Feature.COMPARE, Feature.WEIGHTS}
+
+LACKS: dict[tuple[str, str], frozenset[Feature]] = {
+    ("sdpa", "cpu"): frozenset(_NO_BIAS_ONLY),
+    ("sdpa", "cuda"): frozenset(_NO_BIAS_ONLY),
+    ("flash", "cpu"): frozenset(_NO_BIAS_ONLY | {Feature.DROPOUT, Feature.LEARNED_BIAS}),
+    ("flash", "cuda"): frozenset(
+        _NO_BIAS_ONLY
+        | {Feature.BIAS, Feature.CAUSAL_PADDING, Feature.PADDED_DOCUMENTS, Feature.UNEVEN, Feature.MASKED_SINK}
+    ),
+    ("flex", "cpu"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS, Feature.GRADIENT}),
+    ("flex", "cuda"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS}),
+}
+"""What a backend cannot compute on a device (torch 2.11 to 2.13). Eager computes all; what is in no entry, all can."""
+
+
+def _lacking(name: str) -> Callable[[AttentionCase], str | None]:
+    """Why the backend of this name refuses a case, by the table."""
+
+    def refusal(case: AttentionCase) -> str | None:
+        if (name, case.device) not in LACKS:
+            return f"has no kernel for the device '{case.device}'"
+        lacking = sorted(case.features & LACKS[name, case.device])
+        return f"cannot compute {' or '.join(lacking)} on {case.device.upper()}" if lacking else None
+
+    return refusal
+
+
+def _refuse_nothing(case: AttentionCase) -> str | None:
+    return None
+
+
+def _flash_refusal(case: AttentionCase) -> str | None:
+    """By the table, and what the CUDA kernel asks of dtype and size."""
+    reason = _lacking("flash")(case)
+    if reason is None and case.device == "cuda" and case.dtype not in (torch.bfloat16, torch.float16):
+        return f"computes in bf16 or fp16 on CUDA, not in {case.dtype} (trainer.precision=bf16-mixed works)"
+    if reason is None and case.device == "cuda" and case.head_dim > 256:
+        return f"takes heads of at most 256 dimensions on CUDA, not {case.head_dim}"
+    if reason is None and case.device == "cuda" and Feature.DROPOUT in case.features and case.features & _VARLEN:
+        return "cannot drop attention weights beside padding, documents or a window on CUDA"
+    return reason
+
+
+_VARLEN = {Feature.PADDING, Feature.DOCUMENTS, Feature.WINDOW}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute attention.
+
+    Args:
+        name: the value of `attention.backend`.
+        compute: the function.
+        refusal: why it cannot serve a case, or None if it can.
+    """
+
+    name: str
+    compute: AttentionFunction
+    refusal: Callable[[AttentionCase], str | None]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that it is part of
+        return False
+
+
+def _newer_flash(version: str, package: str) -> Backend:
+    """FlashAttention 3 or 4, where its package is installed. Untested: no GPU has shown them yet."""
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0) -> Tensor:
+        activate_flash_attention_impl(version)  # stays active, since the backward pass needs it
+        return backends.flash(q, k, v, mask, scoring, dropout)
+
+    def refusal(case: AttentionCase) -> str | None:
+        if case.device != "cuda":
+            return f"runs on CUDA, not on {case.device.upper()}"
+        if not _is_installed(package):
+            return f"needs the package {package}, which is not installed"
+        return _flash_refusal(case)
+
+    return Backend(version.lower(), compute, refusal)
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("eager", backends.eager, _refuse_nothing),
+        Backend("sdpa", backends.sdpa, _lacking("sdpa")),
+        Backend("flash", backends.flash, _flash_refusal),
+        Backend("flex", backends.flex, _lacking("flex")),
+        _newer_flash("FA3", "flash_attn_interface"),
+        _newer_flash("FA4", "flash_attn.cute"),
+    )
+}
+
+
+def _fastest(case: AttentionCase) -> str:
+    """The name of the fastest backend for a case, by measurement on CPU and by torch's documentation on CUDA."""
+    able = {name for name in ("sdpa", "flash", "flex") if BACKENDS[name].refusal(case) is None}
+    if case.device == "cpu":
+        return _fastest_on_cpu(case) if "sdpa" in able else "eager"
+    return next((name for name in ("flash", "flex", "sdpa") if name in able), "eager")
+
+
+def _fastest_on_cpu(case: AttentionCase) -> str:
+    # Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch around
+    # each call. Where it cannot, torch's unfused arithmetic is left, in bf16 and for short sequences slower than
+    # eager, whose plain bf16 matrix products also win while sequences are short. Flex is not compiled on CPU.
+    seq = case.seq or sys.maxsize
+    unfused = bool(case.features & LACKS["flash", "cpu"])
+    if case.dtype == torch.bfloat16:
+        longest = CPU_BF16_EAGER_MAX_SEQ if case.head_dim >= 64 else CPU_EAGER_MAX_SEQ
+        return "eager" if unfused or seq <= longest else "sdpa"
+    return "eager" if unfused and seq <= CPU_EAGER_MAX_SEQ else "sdpa"
+
+
+def select_backend(name: str, case: AttentionCase) -> Backend:
+    """The backend that computes a case: the named one, or for "auto" the fastest that can.
+
+    Raises:
+        ValueError: there is no such backend, or it cannot compute the case; the sentence names one that can.
+    """
+    if name == "auto":
+        return BACKENDS[_fastest(case)]
+    if name not in BACKENDS:
+        raise ValueError(f"attention.backend={name}: choose one of {', '.join(['auto', *BACKENDS])}.")
+    reason = BACKENDS[name].refusal(case)
+    if reason is not None:
+        able = _able(other for other in BACKENDS.values() if other.refusal(case) is None)
+        raise ValueError(f"attention.backend={name} {reason}; attention.backend={able} can.")
+    return BACKENDS[name]
+
+
+def require_possible(name: str, case: AttentionCase) -> None:
+    """Refuse a backend that exists nowhere, or that computes a case on no device.
+
+    Raises:
+        ValueError: as for `select_backend`.
+    """
+    if name != "auto" and not _devices(name, case):
+        select_backend(name, case)
+
+
+def _devices(name: str, case: AttentionCase) -> list[str]:
+    """The devices on which a backend computes a case."""
+    if name not in BACKENDS:
+        return []
+    return [device for device in ("cpu", "cuda") if BACKENDS[name].refusal(case._replace(device=device)) is None]
+
+
+def _able(found: Iterable[Backend]) -> str:
+    return " or ".join(["auto", *(backend.name for backend in found)])
+
+
+class _KernelNames(TorchDispatchMode):
+    """Collects which of torch's attention operators run inside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name.startswith("_scaled_dot_product"):
+            # _scaled_dot_product_flash_attention_for_cpu -> flash
+            self.found.append(name.removeprefix("_scaled_dot_product_").partition("_attention")[0])
+        if name == "_varlen_attn":
+            self.found.append("flash")
+        return func(*args, **(kwargs or {}))
+
+
+def running_kernel(call: Callable[[], Any]) -> str:
+    """Which kernel computes attention in a call, as seen from torch's dispatcher and not from what was asked.
+
+    Returns:
+        "flash", "efficient", "cudnn" or another of torch's fused kernels; "math" where none of them ran.
+    """
+    with _KernelNames() as names:
+        call()
+    return names.found[0] if names.found else "math"
