@@ -275,6 +275,18 @@ def test_the_interpolations_of_our_files_are_trusted(text):
     require_trusted({"a": text}, Path("x.ckpt"))
 
 
+@pytest.mark.parametrize("score", ["os.system", "mine.Score", "${data.name}", "tinyformer.checkpoint.torch.load"])
+def test_a_stored_score_is_one_of_ours(score):
+    with pytest.raises(ValueError, match="NODE.score="):
+        require_trusted({"attention": {"_target_": "tinyformer.nn.Attention", "score": score}}, Path("x.ckpt"))
+
+
+def test_scores_of_ours_are_trusted():
+    for score in ("scaled_dot", "additive", "tinyformer.nn.ScaledDotScore", None):
+        require_trusted({"attention": {"score": score}}, Path("x.ckpt"))
+    require_trusted({"attention": {"score": "mine.Score"}}, Path("x.ckpt"), frozenset({"mine.Score"}))
+
+
 def test_what_the_user_names_is_trusted():
     config = {"block": {"_target_": "mine.Block"}}
     require_trusted(config, Path("x.ckpt"), frozenset({"mine.Block"}))

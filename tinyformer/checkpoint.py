@@ -17,8 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinyformer.nn.score import SCORES
+
 KEY = "tinyformer"
 NETWORK_PREFIX = "network."
+
+CALLED = ("_target_", "score")
+"""Keys of a config whose text names what is called; a `score` without a dot is a name of ours."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +137,22 @@ def require_trusted(config: Any, path: Path, allowed: frozenset[str] = frozenset
         for value in config:
             require_trusted(value, path, allowed)
     if isinstance(config, dict):
-        target = config.get("_target_")
-        if target is not None and not _is_our_class(target) and not (isinstance(target, str) and target in allowed):
+        for key in CALLED:
+            target = config.get(key)
+            if target is None or _is_trusted(target, key, allowed):
+                continue
             raise ValueError(
                 f"checkpoint={path} wants to call {target!r}, which is no class of tinyformer. If you trust it, "
-                f"name it on the command line, as NODE._target_={target}."
+                f"name it on the command line, as NODE.{key}={target}."
             )
         for value in config.values():
             require_trusted(value, path, allowed)
+
+
+def _is_trusted(target: Any, key: str, allowed: frozenset[str]) -> bool:
+    if not isinstance(target, str):
+        return key != "_target_"  # a node of its own, which is looked into
+    return target in allowed or _is_our_class(target) or (key == "score" and target in SCORES)
 
 
 def _computes(text: str) -> bool:

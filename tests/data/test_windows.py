@@ -46,6 +46,21 @@ def test_training_windows_are_full_and_begin_at_the_phase(lengths, seq_len, phas
         assert batch["targets"].flatten().tolist() == split.ids[phase + 1 :][: batch["targets"].numel()].tolist()
 
 
+@given(lengths_of_documents, st.integers(1, 12), packs)
+def test_documents_are_those_between_two_eos(lengths, seq_len, pack):
+    windows = Windows(split_of(lengths), seq_len, pack, with_documents=True)
+    batch = windows.__getitems__(list(range(len(windows))))
+    scored = batch["targets"] != IGNORED
+    # An eos opens a document: counting them from the beginning numbers the documents.
+    expected = (batch["inputs"][scored] == EOS).cumsum(0)
+    assert batch["documents"][scored].tolist() == expected.tolist()
+    assert (batch["documents"].diff(dim=1) >= 0).all()
+
+
+def test_documents_come_only_where_they_are_asked_for():
+    assert "documents" not in Windows(split_of([5, 9, 2]), 4)[0]
+
+
 def test_indices_may_come_in_any_order():
     windows = Windows(split_of([5, 9, 2]), 4, "document")
     batch = windows.__getitems__([3, 0, 3])

@@ -73,6 +73,24 @@ def test_the_network_sees_the_inputs_under_a_causal_mask():
     assert mask == AttentionMask(causal=True) == CausalLM().mask(BATCH)
 
 
+def test_documents_of_a_batch_reach_the_mask():
+    documents = torch.tensor([[1, 1, 2, 2]])
+    mask = CausalLM().mask({**BATCH, "documents": documents})
+    assert mask.causal
+    assert mask.documents is documents
+
+
+def test_a_packed_document_is_scored_as_if_it_were_alone():
+    torch.manual_seed(0)
+    network, ids = make_transformer(position=False), token_ids(batch=1, seq=10)
+    packed = {"inputs": ids[:, :9], "targets": ids[:, 1:], "documents": torch.tensor([[1] * 4 + [2] * 5])}
+    parts = [{"inputs": ids[:, :4], "targets": ids[:, 1:5]}, {"inputs": ids[:, 4:9], "targets": ids[:, 5:]}]
+    alone = sum(CausalLM().score(network, part)["nats"] for part in parts)
+    torch.testing.assert_close(CausalLM().score(network, packed)["nats"], alone)
+    without = CausalLM().score(network, {name: packed[name] for name in ("inputs", "targets")})["nats"]
+    assert abs(without - alone) > 1e-4
+
+
 def test_padding_at_the_right_changes_no_score():
     torch.manual_seed(0)
     network, ids = make_transformer(), token_ids(batch=2, seq=9)

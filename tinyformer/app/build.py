@@ -32,6 +32,8 @@ def quiet_libraries() -> None:
         r"The '\w+_dataloader' does not have many workers",
         # Lightning and the torch that it runs on; the next release of either mends it.
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        # Flex is compiled on CUDA only; the summary names the kernel.
+        r"flex_attention called without torch\.compile",
         # A short run may end before the first report.
         r"The number of training batches .* is smaller than the logging interval",
     ):

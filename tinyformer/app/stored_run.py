@@ -21,7 +21,7 @@ def compose_on_checkpoint(arguments: Sequence[str]) -> list[str]:
     config: dict[str, Any] = {"seed": 0, "deterministic": False}  # what --help shows the defaults with
     if given:
         # Torch takes seconds to import: not for --help.
-        from tinyformer.checkpoint import load_checkpoint, require_trusted
+        from tinyformer.checkpoint import CALLED, load_checkpoint, require_trusted
 
         checkpoint = load_checkpoint(given[-1].partition("=")[2].strip("'\""))
         overrides = [argument.partition("=") for argument in arguments]
@@ -30,7 +30,7 @@ def compose_on_checkpoint(arguments: Sequence[str]) -> list[str]:
         config = {
             key: value for key, value in checkpoint.config.items() if key not in CHOSEN_ANEW and key not in chosen
         }
-        named = frozenset(value.strip("'\"") for key, _, value in overrides if key.endswith("_target_"))
+        named = frozenset(value.strip("'\"") for key, _, value in overrides if key.endswith(CALLED))
         require_trusted(config, checkpoint.path, named)
     ConfigStore.instance().store(name="stored_run", node=config, package="_global_")
     return list(arguments)

@@ -22,6 +22,7 @@ class ResumableLoader:
         seq_len: Length of a window.
         batch_size: Windows in a batch, on each rank.
         pack: See `Windows`.
+        with_documents: See `Windows`.
         seed: The order depends on it and on the epoch.
         num_workers: Processes that read ahead; 0 reads in this one.
         pin_memory: Put batches into page-locked memory, from which copying to a CUDA device is faster.
@@ -36,6 +37,7 @@ class ResumableLoader:
         batch_size: int,
         *,
         pack: Pack = "concat",
+        with_documents: bool = False,
         seed: int = 0,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -43,6 +45,7 @@ class ResumableLoader:
         world_size: int = 1,
     ) -> None:
         self._split, self._seq_len, self._pack, self._seed = split, seq_len, pack, seed
+        self._with_documents = with_documents
         self._num_workers, self._pin_memory = num_workers, pin_memory
         self._rank, self._world_size = rank, world_size
         # The last phase at which at least one window is left; the number of windows is the smallest over all
@@ -87,7 +90,14 @@ class ResumableLoader:
         self._epoch, self._batch = state["epoch"], state["batch"]
 
     def _windows(self, phase: int) -> Windows:
-        return Windows(self._split, self._seq_len, self._pack, phase, drop_partial=self._pack == "concat")
+        return Windows(
+            self._split,
+            self._seq_len,
+            self._pack,
+            phase,
+            drop_partial=self._pack == "concat",
+            with_documents=self._with_documents,
+        )
 
 
 def identity(batch: Any) -> Any:

@@ -60,6 +60,7 @@ class TextDataModule(lightning.LightningDataModule):
         validation_fraction: float | int = 0.05,
         test_fraction: float | int = 0.05,
         max_tokens: int | None = None,
+        document_mask: bool = False,
         group_near_copies: bool = True,
         cache_dir: str = "data/cache",
         num_workers: int = 0,
@@ -83,7 +84,7 @@ class TextDataModule(lightning.LightningDataModule):
             "test_fraction": float(test_fraction),
             "group_near_copies": group_near_copies,
         }
-        self._max_tokens = max_tokens
+        self._max_tokens, self._document_mask = max_tokens, document_mask
 
     def prepare(self, whole: bool = False) -> None:
         """Tokenises the text, or opens what was tokenised before.
@@ -122,6 +123,7 @@ class TextDataModule(lightning.LightningDataModule):
             self.seq_len,
             self.batch_size,
             pack=self.pack,
+            with_documents=self._document_mask,
             seed=self.seed,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -158,7 +160,7 @@ class TextDataModule(lightning.LightningDataModule):
                 f"the split {split_name} holds no text; give more text in data.files, or a larger "
                 f"data.{split_name}_fraction, for instance 0.1."
             )
-        windows = Windows(split, self.seq_len, self.pack)
+        windows = Windows(split, self.seq_len, self.pack, with_documents=self._document_mask)
         return DataLoader(
             windows,
             self.batch_size,

@@ -1,6 +1,6 @@
 """Windows of fixed length over a token stream."""
 
-from typing import Literal, TypedDict, get_args
+from typing import Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -15,10 +15,14 @@ IGNORED = -100  # the target that PyTorch's cross-entropy leaves out
 
 
 class Batch(TypedDict):
-    """Token ids that go in, and those to be predicted (`IGNORED` where there is nothing to predict)."""
+    """Token ids that go in, and those to be predicted (`IGNORED` where there is nothing to predict).
+
+    `documents` says which document each input belongs to, where that is asked for.
+    """
 
     inputs: Int64[Tensor, "batch seq"]
     targets: Int64[Tensor, "batch seq"]
+    documents: NotRequired[Int64[Tensor, "batch seq"]]
 
 
 class Windows(torch.utils.data.Dataset):
@@ -33,6 +37,7 @@ class Windows(torch.utils.data.Dataset):
         pack: "concat": windows run across documents; "document": each window lies within one document.
         phase: Targets to leave out at the beginning, so that windows begin elsewhere; for "concat" only.
         drop_partial: Leave out windows that would have to be padded.
+        with_documents: Say which document each token belongs to.
     """
 
     def __init__(
@@ -42,8 +47,10 @@ class Windows(torch.utils.data.Dataset):
         pack: Pack = "concat",
         phase: int = 0,
         drop_partial: bool = False,
+        with_documents: bool = False,
     ) -> None:
         self.seq_len = seq_len
+        self._offsets = split.offsets if with_documents else None
         self._ids = split.ids.view(np.ndarray)  # an array's indexing is faster than a memory map's
         # Each text is cut on its own: the whole stream, or a document (whose last target is the next eos).
         bounds = np.array([min(phase, split.num_tokens), split.num_tokens]) if pack == "concat" else split.offsets
@@ -63,17 +70,22 @@ class Windows(torch.utils.data.Dataset):
         window = np.asarray(indices)
         text = np.searchsorted(self._first, window, side="right") - 1
         start = self._begin[text] + (window - self._first[text]) * self.seq_len
-        ids = self._ids.take(start[:, None] + self._ahead, mode="clip").astype(np.int64)
+        positions = start[:, None] + self._ahead
+        ids = self._ids.take(positions, mode="clip").astype(np.int64)
         inputs, targets = ids[:, :-1], ids[:, 1:]
         length = self._end[text] - start
         if (length < self.seq_len).any():
             padding = self._ahead[:-1] >= length[:, None]
             inputs = np.where(padding, int(self._ids[0]), inputs)  # a stream begins with eos
             targets = np.where(padding, IGNORED, targets)
-        return {
+        batch: Batch = {
             "inputs": torch.from_numpy(np.ascontiguousarray(inputs)),
             "targets": torch.from_numpy(np.ascontiguousarray(targets)),
         }
+        if self._offsets is not None:
+            # An eos opens the document that follows it.
+            batch["documents"] = torch.from_numpy(np.searchsorted(self._offsets, positions[:, :-1], side="right"))
+        return batch
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])

@@ -1,6 +1,6 @@
 """Predict the next token."""
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,11 @@ IGNORED = -100
 
 
 class Batch(TypedDict):
-    """Token ids; target `i` is the token that follows input `i`."""
+    """Token ids; target `i` is the token that follows input `i`. `documents`: the document of each, if masked by it."""
 
     inputs: Int[Tensor, "batch seq"]
     targets: Int[Tensor, "batch seq"]
+    documents: NotRequired[Int[Tensor, "batch seq"]]
 
 
 class CausalLM:
@@ -25,7 +26,7 @@ class CausalLM:
 
     def mask(self, batch: Batch) -> AttentionMask:
         """Who may attend to whom in a batch. Padding stands at the right, so that causality already hides it."""
-        return AttentionMask(causal=True)
+        return AttentionMask(causal=True, documents=batch.get("documents"))
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """Mean negative log-likelihood of the targets, in nats per token."""

@@ -1,6 +1,7 @@
 """Every head, exactly, while a fused kernel trains."""
 
 from pathlib import Path
+from typing import cast
 
 import lightning as L
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from tinyformer.analysis import MEASURES, capture_attention, head_maps, save_png
 from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule
 
 
@@ -37,7 +39,8 @@ class AttentionTelemetry(L.Callback):
         """Take the windows and the probe from the run's text."""
         assert isinstance(pl_module, TrainingModule)
         data, split = pl_module.data, pl_module.evaluated
-        self.batch = next(iter(data.evaluation_dataloader(split)))["inputs"][: self.num_windows]
+        batch = next(iter(data.evaluation_dataloader(split)))
+        self.batch = cast(Batch, {name: rows[: self.num_windows] for name, rows in batch.items()})
         ids = data.tokenizer.encode(self.probe_text) if self.probe_text else data.splits[split].ids.tolist()
         ids = ids[: min(self.num_tokens, data.seq_len)]
         self.probe, self.labels = torch.tensor([ids]), data.tokenizer.labels(ids)
@@ -48,10 +51,10 @@ class AttentionTelemetry(L.Callback):
             return
         assert isinstance(pl_module, TrainingModule)
         network, step = pl_module.network, pl_module.step
-        mask = pl_module.task.mask({"inputs": self.batch, "targets": self.batch})
+        task, batch = pl_module.task, trainer.strategy.batch_to_device(self.batch)
         with trainer.precision_plugin.forward_context():
-            scalars = head_measures(network, self.batch, mask)
-            maps = attention_maps(network, self.probe, mask)
+            scalars = head_measures(network, batch["inputs"], task.mask(batch))
+            maps = attention_maps(network, self.probe, task.mask({"inputs": self.probe, "targets": self.probe}))
         figure = head_maps([layer[0] for layer in maps], self.labels, f"attention after {step} steps")
         self.paths.append(save_png(figure, Path(trainer.default_root_dir) / "attention" / f"step_{step:06d}.png"))
         for logger in trainer.loggers:

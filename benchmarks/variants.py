@@ -1,0 +1,100 @@
+"""Every attention variant at equal steps: python benchmarks/variants.py data.files=shakespeare.txt
+
+Trains each variant by `train.py` on the same text and writes `benchmarks/results/variants.json` and the README's table.
+Arguments are overrides for all of them; those of `EQUAL` stand before. On 2 CPU cores it takes about 10 minutes.
+"""
+
+import json
+import math
+import platform
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+EQUAL = ["model=nano", "data=text", "tokenizer=char", "trainer.max_steps=200", "generate.num_tokens=1"]
+"""What all variants share, unless an argument says otherwise: 200 steps of 16 x 128 characters."""
+
+VARIANTS = {
+    "multi-head": [],
+    "grouped-query": ["attention=gqa"],
+    "multi-query": ["attention=mqa"],
+    "latent": ["attention=mla"],
+    "latent, rotary": ["attention=mla", "position=rotary"],
+    "differential": ["attention=differential"],
+    "score dot": ["attention.score=dot"],
+    "score general": ["attention.score=general"],
+    "score additive": ["attention.score=additive"],
+    "no positions": ["position=none"],
+    "sinusoidal": ["position=sinusoidal"],
+    "rotary": ["position=rotary"],
+    "ALiBi": ["position=alibi"],
+    "relative (Shaw)": ["position=relative"],
+    "relative, keys only": ["position=relative", "position.relative.values=false"],
+    "T5 bias": ["position=t5"],
+    "window 16": ["attention.window=16"],
+    "window 16, local-p": ["attention.window=16", "attention.local_gaussian=true"],
+    "windows 16, 16, 16, all": ["attention.window=[16,16,16,null]"],
+    "QK-norm": ["attention.qk_norm=true"],
+    "softcap 5": ["attention.softcap=5.0"],
+    "sinks": ["attention.sink=true"],
+    "output gate": ["attention.gate=true"],
+    "dropout 0.1": ["attention.dropout=0.1"],
+}
+"""Overrides of each; what they do not name is the default: multi-head, scaled dot product, learned positions."""
+
+
+def train(overrides: list[str], folder: Path) -> dict[str, object]:
+    """The results of a run with these overrides."""
+    command = [sys.executable, "train.py", *EQUAL, *overrides, f"hydra.run.dir={folder}"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return json.loads((folder / "results.json").read_text())
+
+
+def unigram_entropy(text: str) -> float:
+    """Nats per character of a model that knows how often each one comes, and nothing else."""
+    counts = Counter(text)
+    return -sum(count / len(text) * math.log(count / len(text)) for count in counts.values())
+
+
+def table(rows: dict[str, dict[str, object]]) -> str:
+    """The rows in Markdown, the best first."""
+    lines = ["| variant | overrides | val loss | parameters | kernel |", "|---|---|---|---|---|"]
+    for name, row in sorted(rows.items(), key=lambda item: item[1]["val/loss"]):
+        overrides = " ".join(f"`{override}`" for override in row["overrides"])
+        lines.append(
+            f"| {name} | {overrides} | {row['val/loss']:.3f} | {row['num_parameters']:,} | {row['attention_kernel']} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train all, print the table, and write the figures."""
+    given = sys.argv[1:]
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, overrides in VARIANTS.items():
+            results = train([*overrides, *given], Path(folder) / name.replace(" ", "_").replace(",", ""))
+            kept = ("val/loss", "num_parameters", "attention_kernel", "seconds", "steps", "device", "precision")
+            rows[name] = {"overrides": overrides, **{key: results[key] for key in kept}}
+            print(f"{name:<24} {results['val/loss']:.4f}  {results['num_parameters']:,}", flush=True)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    record = {
+        "command": ["python", "benchmarks/variants.py", *(Path(word).name for word in given)],
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+        "equal": EQUAL,
+        "variants": rows,
+    }
+    target = ROOT / "benchmarks" / "results" / "variants.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(record, indent=2) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
