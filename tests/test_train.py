@@ -118,6 +118,7 @@ def test_unknown_characters_are_counted_and_make_bits_per_byte_null(program: Pro
         "'attention.ablated_heads=[[0,1],[1,0]]'",
         "model.bias=true model.tied_readout=false",
         "model.dropout=0.5",
+        "model.embedding_norm=true",
         "attention.dropout=0.5",
         "optimizer=muon",
         "schedule=wsd schedule.warmup_steps=1 schedule.decay_fraction=0.5",

@@ -53,6 +53,7 @@ def make_encoder(
     max_seq_len: int = 16,
     position: bool = True,
     embedding_dropout: float = 0.0,
+    embedding_norm: bool = False,
     **block: Any,
 ) -> Encoder:
     """An encoder; `block` goes to `block_factory`."""
@@ -65,6 +66,7 @@ def make_encoder(
         norm=partial(LayerNorm, bias=block.get("bias", False)),
         position=partial(LearnedPosition, max_seq_len, d_model) if position else None,
         dropout=embedding_dropout,
+        embedding_norm=embedding_norm,
     )
 
 

@@ -50,7 +50,7 @@ def test_layers_know_their_place():
         ablated_heads=[[0, 1], [2, 3]],
         attention_residual=partial(Residual, skip=[1, 2, 3]),
     )
-    gates = [layer.attention.gate.factors for layer in encoder.layers]
+    gates = [layer.attention.head_gate.factors for layer in encoder.layers]
     assert [None if gate is None else gate.tolist() for gate in gates] == [[1, 0, 1, 1], None, [1, 1, 1, 0]]
     assert [layer.attention_residual.skip for layer in encoder.layers] == [1, 2, 3]
 
@@ -74,6 +74,20 @@ def test_dropout_of_the_embedding_acts_in_training_only():
     torch.manual_seed(0)
     assert not torch.equal(encoder.train()(token_ids()), encoder(token_ids()))
     assert torch.equal(encoder.eval()(token_ids()), encoder(token_ids()))
+
+
+def test_embeddings_are_normalised_with_their_positions_and_before_dropout():
+    encoder, ids = make_encoder(embedding_norm=True, embedding_dropout=0.5), token_ids()
+    entering: list[torch.Tensor] = []
+    encoder.layers[0].register_forward_pre_hook(lambda layer, args: entering.append(args[0]))
+    embedded = encoder.token_embedding.weight[ids] + encoder.position.embedding.weight[:8]
+    normalised = torch.nn.functional.layer_norm(embedded, [32])
+    encoder.eval()(ids)
+    torch.testing.assert_close(entering[0], normalised)
+    encoder.train()(ids)
+    torch.testing.assert_close(entering[1], torch.where(entering[1] == 0, 0.0, 2 * normalised))
+    assert 0 < (entering[1] == 0).float().mean() < 1
+    assert isinstance(make_encoder().embedding_norm, nn.Identity)
 
 
 @pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])

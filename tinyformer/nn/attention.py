@@ -47,6 +47,10 @@ class BaseAttention(nn.Module):
     """
 
     o_proj: nn.Module
+    num_kv_heads: int
+
+    num_softmaxes: int = 1
+    """Of each head."""
 
     def __init__(
         self,
@@ -240,6 +244,23 @@ class BaseAttention(nn.Module):
         _, scoring = self.scoring(probe, 1, mask, crosses=False)
         features = features_of(mask, scoring, 1, 1, training and self.dropout > 0, training)
         return AttentionCase(device, dtype, self._largest_dim, features, seq)
+
+    @property
+    def cached_numbers(self) -> int:
+        """How many numbers a cache holds for each token: keys and values, unless a subclass makes do with less."""
+        return self.num_kv_heads * (self.num_softmaxes * self.head_dim + self.v_head_dim)
+
+    @property
+    def pair_multiply_adds(self) -> int:
+        """Multiply-adds for each query and key: their score in each softmax, and that weight times the value."""
+        return self.num_softmaxes * self.num_heads * (self.head_dim + self.v_head_dim)
+
+    @property
+    def query_multiply_adds(self) -> int:
+        """Multiply-adds for each query alone, between the projections and the scores."""
+        gaussian = self.gaussian.multiply_adds if self.gaussian is not None else 0
+        each = self.score.multiply_adds + self.position.multiply_adds + gaussian
+        return self.num_softmaxes * self.num_heads * each
 
     @property
     def _largest_dim(self) -> int:

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
-from tinyformer.nn.mask import AttentionMask, Grid
+from tinyformer.nn.mask import AttentionMask, Grid, MaskMod
 from tinyformer.nn.score import Scoring
 
 # On CPU the fused kernel's backward pass in bf16 takes twice as long as in fp32 until the matrices are this long.
@@ -272,12 +272,14 @@ def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.
     if not mods:
         return None
 
-    def mask_mod(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        allowed = mods[0](batch, head, q_idx + first, kv_idx)
+    def allows(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        allowed = mods[0](batch, head, q_idx, kv_idx)
         for mod in mods[1:]:
-            allowed = allowed & mod(batch, head, q_idx + first, kv_idx)
+            allowed = allowed & mod(batch, head, q_idx, kv_idx)
         return allowed
 
+    # Torch counts the arguments, which it cannot where a type checker wraps the function; a lambda stays bare.
+    mask_mod: MaskMod = lambda batch, head, q_idx, kv_idx: allows(batch, head, q_idx + first, kv_idx)  # noqa: E731
     rows = None if mask.num_rows == 1 else mask.num_rows
     return create_block_mask(mask_mod, rows, None, q_seq, k_seq, device=str(device))
 

@@ -35,6 +35,8 @@ class DifferentialAttention(BaseAttention):
         ValueError: `head_dim` is odd.
     """
 
+    num_softmaxes = 2
+
     def __init__(
         self,
         d_model: int,

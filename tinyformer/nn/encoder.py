@@ -23,6 +23,7 @@ class Encoder(nn.Module):
         norm: makes the final norm, which a block that ends normalised does without.
         position: makes the absolute position that is added to the embeddings, if any.
         dropout: probability to drop an element of the embedding in training.
+        embedding_norm: normalise the embeddings, positions and all, as BERT and BLOOM do.
     """
 
     def __init__(
@@ -35,13 +36,18 @@ class Encoder(nn.Module):
         norm: Callable[..., nn.Module],
         position: Callable[..., nn.Module] | None = None,
         dropout: float = 0.0,
+        embedding_norm: bool = False,
     ) -> None:
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"model.num_layers={num_layers}: a model has at least one layer, model.num_layers=1.")
+        for key, size in {"vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}.items():
+            if size < 1:
+                raise ValueError(f"model.{key}={size} is no size; one of at least 1 is, such as model.{key}=128.")
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         self.position = position() if position else None
+        self.embedding_norm = norm(d_model) if embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(block(layer_index=i, num_layers=num_layers) for i in range(num_layers))
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
@@ -65,7 +71,8 @@ class Encoder(nn.Module):
                 f"A sequence of {first + tokens.shape[1]} tokens is longer than model.max_seq_len={self.max_seq_len}."
             )
         x = self.token_embedding(tokens)
-        x = self.dropout(self.position(x, first) if self.position else x)
+        x = self.position(x, first) if self.position else x
+        x = self.dropout(self.embedding_norm(x))
         for index, layer in enumerate(self.layers):
             x = layer(x, mask or AttentionMask(), cache.layers[index] if cache else None)
         return self.final_norm(x)

@@ -92,6 +92,11 @@ class LatentAttention(BaseAttention):
         k = torch.cat([k.to(v.dtype), k_rope.to(v.dtype).expand(-1, self.num_heads, -1, -1)], dim=-1)
         return q, k, v
 
+    @property
+    def cached_numbers(self) -> int:
+        """How many numbers a cache holds for each token: the latent and the decoupled key."""
+        return self.kv_rank + self.position_dim
+
     def position_part(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
     ) -> Float[Tensor, "batch num_heads q_seq position_dim"]:

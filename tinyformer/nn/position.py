@@ -56,6 +56,12 @@ class RelativePosition(nn.Module):
     mixed_dim: int | None = None
     """The dimensions of what `mix` adds to the output, if it adds anything."""
 
+    multiply_adds: int = 0
+    """What `score_mod` and `mix` cost for each query of each head, in matrix products."""
+
+    def __init__(self, head_dim: int | None = None) -> None:
+        super().__init__()
+
     def rotate(
         self, x: Float[Tensor, "batch heads seq head_dim"], offset: int = 0
     ) -> Float[Tensor, "batch heads seq head_dim"]:
@@ -202,6 +208,7 @@ class ShawPosition(RelativePosition):
         self.keys = nn.Embedding(2 * max_distance + 1, head_dim)
         self.values = nn.Embedding(2 * max_distance + 1, head_dim) if values else None
         self.mixed_dim = head_dim if values else None
+        self.multiply_adds = sum(table.numel() for table in self.parameters())
 
     def score_mod(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, scale: float, causal: bool

@@ -54,10 +54,8 @@ class Scoring:
     reweigh: Callable[[Tensor], Tensor] | None = None
     mix: Callable[[Tensor], Tensor] | None = None
 
-    def modify(
-        self, scores: Float[Tensor, "batch heads q_seq k_seq"], grid: Grid
-    ) -> Float[Tensor, "batch heads q_seq k_seq"]:
-        """The scores after all changes."""
+    def modify(self, scores: Float[Tensor, "*scores"], grid: Grid) -> Float[Tensor, "*pairs"]:
+        """The scores after all changes, of the pairs in the grid."""
         for mod in self.mods:
             scores = mod.function(scores, *grid)
         return scores
@@ -74,6 +72,9 @@ class ScaledDotScore(nn.Module):
 
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
     """The scores themselves, for a score that is no dot product; every kernel computes those that are."""
+
+    multiply_adds: int = 0
+    """What `forward` costs for each query of each head, in matrix products."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -104,6 +105,7 @@ class GeneralScore(ScaledDotScore):
         super().__init__(num_heads, head_dim)
         self.scale = 1.0
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / head_dim)
+        self.multiply_adds = head_dim**2
 
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
@@ -165,6 +167,7 @@ class LocalGaussian(nn.Module):
         self.window = window
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / math.sqrt(head_dim))
         self.vector = nn.Parameter(torch.randn(num_heads, head_dim, 1) / math.sqrt(head_dim))
+        self.multiply_adds = head_dim**2 + head_dim  # for each query of each head
 
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, span: tuple[int, int]

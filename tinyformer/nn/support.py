@@ -16,14 +16,15 @@ from tinyformer.nn import backends
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import Scoring
 
-# On CPU plain matrix products beat torch's choice up to this length: in bf16, or with dropout; in bf16 and heads of
-# 64 dimensions or more up to the other.
-CPU_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ = 96, 320
+# On CPU plain matrix products beat torch's choice up to these lengths: where it has extra work to do; where that work
+# is a sink; in bf16, up to where torch's kernel takes larger blocks.
+CPU_EAGER_MAX_SEQ, CPU_SINK_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ = 96, 192, 767
 
 
 class Feature(StrEnum):
-    """What a description may ask of a kernel beyond plain or causal attention, in the words of an error."""
+    """What a description may ask of a kernel beyond plain attention, in the words of an error."""
 
+    CAUSAL = "a causal mask"
     PADDING = "padding"
     CAUSAL_PADDING = "padding beside a causal mask (which hides padding at the right by itself)"
     DOCUMENTS = "documents"
@@ -56,6 +57,7 @@ def features_of(
     """
     padded, packed, windowed = mask.lengths is not None, mask.documents is not None, mask.window is not None
     asked = {
+        Feature.CAUSAL: mask.causal,
         Feature.PADDING: padded,
         Feature.CAUSAL_PADDING: padded and (mask.causal or windowed),
         Feature.DOCUMENTS: packed,
@@ -212,15 +214,29 @@ def _fastest(case: AttentionCase) -> str:
 
 
 def _fastest_on_cpu(case: AttentionCase) -> str:
-    # Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch around
-    # each call. Where it cannot, torch's unfused arithmetic is left, in bf16 and for short sequences slower than
-    # eager, whose plain bf16 matrix products also win while sequences are short. Flex is not compiled on CPU.
-    seq = case.seq or sys.maxsize
-    unfused = bool(case.features & LACKS["flash", "cpu"])
-    if case.dtype == torch.bfloat16:
-        longest = CPU_BF16_EAGER_MAX_SEQ if case.head_dim >= 64 else CPU_EAGER_MAX_SEQ
-        return "eager" if unfused or seq <= longest else "sdpa"
-    return "eager" if unfused and seq <= CPU_EAGER_MAX_SEQ else "sdpa"
+    return "sdpa" if _cpu_eager_max_seq(case) < (case.seq or sys.maxsize) else "eager"
+
+
+def _cpu_eager_max_seq(case: AttentionCase) -> int:
+    """Up to which length eager is faster than sdpa, or as fast: measured forward and backward, 64 to 2048 tokens.
+
+    Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch around each
+    call. Where it cannot, torch's unfused arithmetic is left. Flex is not compiled on CPU.
+    """
+    features = case.features
+    unfused = bool(features & LACKS["flash", "cpu"])
+    # Flash skips what a causal mask hides, and eager works more where rows may be empty. Without either there is
+    # little to win: nothing over unfused arithmetic, nor over eager's matrix products in bf16, 1.2 to 2 times as fast.
+    hides = bool(features & {Feature.CAUSAL, Feature.PADDING})
+    is_bf16 = case.dtype == torch.bfloat16
+    if Feature.LEARNED_BIAS in features or ((unfused or is_bf16) and not hides) or (unfused and is_bf16):
+        return sys.maxsize
+    if is_bf16 and (Feature.PADDING not in features or case.head_dim > 32):
+        return CPU_BF16_EAGER_MAX_SEQ
+    if Feature.SINK in features and (is_bf16 or Feature.PADDING not in features):
+        return CPU_SINK_EAGER_MAX_SEQ
+    has_extra_work = is_bf16 or unfused or bool(features & {Feature.BIAS, Feature.SINK})
+    return CPU_EAGER_MAX_SEQ if has_extra_work else 0
 
 
 def select_backend(name: str, case: AttentionCase) -> Backend:

@@ -1,0 +1,625 @@
+"""Whole models of Hugging Face's transformers, randomly initialised, and our encoder with their weights."""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import error
+from torch import Tensor, nn
+
+from tinyformer.nn import (
+    ALiBi,
+    Attention,
+    AttentionMask,
+    DifferentialAttention,
+    Encoder,
+    FeedForward,
+    GatedFeedForward,
+    LatentAttention,
+    LayerNorm,
+    LearnedPosition,
+    PostNormBlock,
+    PreNormBlock,
+    RMSNorm,
+    RotaryPosition,
+    Shared,
+    T5Position,
+)
+
+VOCAB, LAYERS, D_MODEL, D_FF, SEQ = 53, 3, 42, 50, 37
+LENGTHS = torch.tensor([SEQ, 23])
+# Longer sequences than windows, and no round numbers.
+WINDOW, BASE, HEAD_DIM = 8, 700.0, 10
+
+CAUSAL = AttentionMask(causal=True)
+PADDED = AttentionMask(lengths=LENGTHS)
+QKV = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Their model, and what makes ours.
+
+    Args:
+        theirs: the model.
+        weights: of it, under our names and in our order.
+        encoder: ours, given a backend.
+        mask: of both.
+    """
+
+    theirs: nn.Module
+    weights: Weights
+    encoder: Callable[[str], Encoder]
+    mask: AttentionMask = CAUSAL
+
+    def ours(self, backend: str) -> Encoder:
+        """Our encoder; that each of its weights is given one, and has its shape, is strict loading's business."""
+        encoder = self.encoder(backend)
+        encoder.load_state_dict(self.weights)
+        return encoder.eval()
+
+
+def rotary() -> Callable[..., nn.Module]:
+    return partial(RotaryPosition, SEQ + 2, base=BASE)
+
+
+def hugging_face(family: str, model: str | None = None, **config: Any) -> nn.Module:
+    """A model of theirs, its weights random and none of them 0 or 1, where a mistake could hide."""
+    import transformers  # takes seconds, so not while tests are collected
+
+    special = dict.fromkeys(["pad_token_id", "bos_token_id", "eos_token_id"])
+    made = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCAB, attn_implementation="eager", use_cache=False, **special, **config
+    )
+    options = {"add_pooling_layer": False} if family == "Bert" else {}
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        theirs: nn.Module = getattr(transformers, model or f"{family}Model")(made, **options)
+        for weight in theirs.parameters():
+            if weight.ndim == 1:
+                weight.add_(0.5 * torch.randn_like(weight))  # to the ones of a norm and the zeros of a bias
+            else:
+                weight.copy_(torch.randn_like(weight) / math.sqrt(min(weight.shape[-2:])))
+    return theirs.eval()
+
+
+def named(model: nn.Module) -> Weights:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def rename(weights: Weights, *pairs: tuple[str, str]) -> Weights:
+    """Regular expressions replaced in all names, one after the other."""
+
+    def new(name: str) -> str:
+        for old, ours in pairs:
+            name = re.sub(old, ours, name)
+        return name
+
+    return {new(name): weight for name, weight in weights.items()}
+
+
+def split(weights: Weights, fused: str, parts: Sequence[str], cut: Callable[[Tensor], Sequence[Tensor]]) -> Weights:
+    """What `cut` makes of the weights of a name, in the place of each."""
+    result: Weights = {}
+    for name, weight in weights.items():
+        if f".{fused}." in name:
+            pieces = zip(parts, cut(weight), strict=True)
+            result |= {name.replace(f".{fused}.", f".{part}."): piece for part, piece in pieces}
+        else:
+            result[name] = weight
+    return result
+
+
+def make(
+    *,
+    d_model: int = D_MODEL,
+    kind: type[nn.Module] = PreNormBlock,
+    attention: Callable[..., nn.Module] = Attention,
+    feed_forward: Callable[..., nn.Module] | None = None,
+    norm: Callable[..., nn.Module] = LayerNorm,
+    absolute: Callable[..., nn.Module] | None = None,
+    embedding_norm: bool = False,
+    bias: bool = False,
+    **options: Any,
+) -> Callable[[str], Encoder]:
+    """What makes an encoder, given a backend; `options` are the attention's."""
+    options |= {"bias": True} if bias else {}
+
+    def encoder(backend: str) -> Encoder:
+        block = partial(
+            kind,
+            d_model,
+            attention=partial(attention, d_model, backend=backend, **options),
+            feed_forward=feed_forward or partial(FeedForward, d_model, D_FF, bias=bias),
+            norm=norm,
+        )
+        return Encoder(VOCAB, LAYERS, d_model, SEQ + 2, block, norm, absolute, embedding_norm=embedding_norm)
+
+    return encoder
+
+
+class ThenNorm(nn.Module):
+    """A sublayer with a norm behind it, as Gemma 2 has."""
+
+    def __init__(self, sublayer: nn.Module) -> None:
+        super().__init__()
+        self.sublayer, self.norm = sublayer, RMSNorm(D_MODEL)
+
+    def forward(self, *args: Any, **options: Any) -> Tensor:
+        return self.norm(self.sublayer(*args, **options))
+
+
+class OnlyStates(nn.Module):
+    """Experts that return what they routed, too."""
+
+    def __init__(self, sublayer: nn.Module) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sublayer(x)[0]
+
+
+BERT_SIZES = {
+    "hidden_size": D_MODEL,
+    "intermediate_size": D_FF,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 3,
+}
+LLAMA_SIZES = {
+    "hidden_size": D_MODEL,
+    "intermediate_size": D_FF,
+    "num_hidden_layers": LAYERS,
+    "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
+}
+GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
+LLAMA_NAMES = (
+    ("embed_tokens", "token_embedding"),
+    ("^norm", "final_norm"),
+    ("input_layernorm", "attention_norm"),
+    ("post_attention_layernorm", "feed_forward_norm"),
+    ("self_attn", "attention"),
+    ("mlp", "feed_forward"),
+)
+LLAMA: dict[str, Any] = {"norm": RMSNorm, "feed_forward": partial(GatedFeedForward, D_MODEL, D_FF)}
+GROUPS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": HEAD_DIM}
+
+
+def gpt2() -> Twins:
+    sizes = {"n_embd": D_MODEL, "n_head": 6, "n_layer": LAYERS, "n_inner": D_FF, "n_positions": SEQ + 2}
+    theirs = hugging_face("GPT2", activation_function="gelu", **sizes)
+    weights = {name: w.T if re.search(r"c_\w+\.weight", name) else w for name, w in named(theirs).items()}
+    weights = split(weights, "attn.c_attn", QKV, lambda w: w.chunk(3))
+    weights = rename(
+        weights,
+        ("wte", "token_embedding"),
+        ("wpe", "position.embedding"),
+        (r"^h\.", "layers."),
+        ("ln_1", "attention_norm"),
+        ("ln_2", "feed_forward_norm"),
+        ("ln_f", "final_norm"),
+        (r"attn\.c_proj", "attention.o_proj"),
+        (r"mlp\.c_fc", "feed_forward.up_proj"),
+        (r"mlp\.c_proj", "feed_forward.down_proj"),
+    )
+    position = partial(LearnedPosition, SEQ + 2, D_MODEL)
+    return Twins(theirs, weights, make(num_heads=6, bias=True, absolute=position))
+
+
+def bert() -> Twins:
+    theirs = hugging_face("Bert", **BERT_SIZES, max_position_embeddings=SEQ + 2)
+    weights = named(theirs)
+    # All tokens are of type 0, so its vector is part of every position's.
+    weights["embeddings.position_embeddings.weight"] += weights.pop("embeddings.token_type_embeddings.weight")[0]
+    weights = rename(
+        weights,
+        (r"embeddings\.word_embeddings", "token_embedding"),
+        (r"embeddings\.position_embeddings", "position.embedding"),
+        (r"embeddings\.LayerNorm", "embedding_norm"),
+        (r"encoder\.layer", "layers"),
+        (r"attention\.self\.query", "attention.q_proj"),
+        (r"attention\.self\.key", "attention.k_proj"),
+        (r"attention\.self\.value", "attention.v_proj"),
+        (r"attention\.output\.dense", "attention.o_proj"),
+        (r"attention\.output\.LayerNorm", "attention_norm"),
+        (r"intermediate\.dense", "feed_forward.up_proj"),
+        (r"output\.dense", "feed_forward.down_proj"),
+        (r"output\.LayerNorm", "feed_forward_norm"),
+    )
+    ours = make(
+        num_heads=3,
+        bias=True,
+        kind=PostNormBlock,
+        norm=partial(LayerNorm, eps=1e-12),
+        absolute=partial(LearnedPosition, SEQ + 2, D_MODEL),
+        embedding_norm=True,
+    )
+    return Twins(theirs, weights, ours, PADDED)
+
+
+def modernbert() -> Twins:
+    """Windows that look both ways, in two layers of three."""
+    # Their window of 2n tokens is n before and n after, and the token itself.
+    rope = {"rope_type": "default", "rope_theta": BASE}
+    theirs = hugging_face(
+        "ModernBert",
+        **BERT_SIZES,
+        local_attention=WINDOW,
+        rope_parameters={"full_attention": rope, "sliding_attention": rope},
+        cls_token_id=None,
+        sep_token_id=None,
+    )
+    weights = split(named(theirs), "attn.Wqkv", QKV, lambda w: w.chunk(3))
+    weights = split(weights, "mlp.Wi", ("feed_forward.gate_proj", "feed_forward.up_proj"), lambda w: w.chunk(2))
+    weights = rename(
+        weights,
+        (r"embeddings\.tok_embeddings", "token_embedding"),
+        (r"embeddings\.norm", "embedding_norm"),
+        ("attn_norm", "attention_norm"),
+        (r"attn\.Wo", "attention.o_proj"),
+        ("mlp_norm", "feed_forward_norm"),
+        (r"mlp\.Wo", "feed_forward.down_proj"),
+    )
+
+    def ours(backend: str) -> Encoder:
+        encoder = make(
+            num_heads=3,
+            norm=partial(LayerNorm, bias=False),
+            feed_forward=partial(GatedFeedForward, D_MODEL, D_FF, activation="gelu"),
+            position=rotary(),
+            window=[None, WINDOW + 1, WINDOW + 1],
+            embedding_norm=True,
+        )(backend)
+        # The embeddings have just been normalised.
+        encoder.layers[0].attention_norm = nn.Identity()
+        return encoder
+
+    return Twins(theirs, weights, ours, PADDED)
+
+
+def t5() -> Twins:
+    """The encoder. Distances pass both the exact buckets and the last one."""
+    theirs = hugging_face(
+        "T5",
+        "T5EncoderModel",
+        d_model=D_MODEL,
+        d_kv=HEAD_DIM,
+        d_ff=D_FF,
+        num_layers=LAYERS,
+        num_heads=3,
+        feed_forward_proj="gelu",
+        relative_attention_num_buckets=16,
+        relative_attention_max_distance=19,
+    ).encoder
+    weights = rename(
+        named(theirs),
+        ("embed_tokens", "token_embedding"),
+        ("block", "layers"),
+        ("final_layer_norm", "final_norm"),
+        (r"layer\.0\.layer_norm", "attention_norm"),
+        (r"layer\.1\.layer_norm", "feed_forward_norm"),
+        (r"layer\.0\.SelfAttention\.relative_attention_bias", "attention.position.embedding"),
+        (r"layer\.0\.SelfAttention\.(\w)", r"attention.\1_proj"),
+        (r"layer\.1\.DenseReluDense\.wi", "feed_forward.up_proj"),
+        (r"layer\.1\.DenseReluDense\.wo", "feed_forward.down_proj"),
+    )
+    table = "layers.{}.attention.position.embedding.weight"
+    weights |= {table.format(layer): weights[table.format(0)] for layer in range(LAYERS)}
+
+    def ours(backend: str) -> Encoder:
+        position = Shared(partial(T5Position, 3, num_buckets=16, max_distance=19))
+        return make(num_heads=3, head_dim=HEAD_DIM, score="dot", norm=RMSNorm, position=position)(backend)
+
+    return Twins(theirs, weights, ours, PADDED)
+
+
+def mpt(num_heads: int) -> Twins:
+    """ALiBi, by another formula than ours, without a bias anywhere."""
+    d_model = 5 * num_heads
+    sizes = {"d_model": d_model, "n_heads": num_heads, "n_layers": LAYERS, "max_seq_len": SEQ + 2}
+    theirs = hugging_face("Mpt", **sizes)
+    weights = rename(
+        split(named(theirs), "attn.Wqkv", QKV, lambda w: w.chunk(3)),
+        ("wte", "token_embedding"),
+        ("blocks", "layers"),
+        ("norm_1", "attention_norm"),
+        ("norm_2", "feed_forward_norm"),
+        ("norm_f", "final_norm"),
+        (r"attn\.out_proj", "attention.o_proj"),
+        ("ffn", "feed_forward"),
+    )
+    ours = make(
+        d_model=d_model,
+        num_heads=num_heads,
+        norm=partial(LayerNorm, bias=False),
+        feed_forward=partial(FeedForward, d_model),
+        position=partial(ALiBi, num_heads),
+    )
+    return Twins(theirs, weights, ours)
+
+
+def bloom() -> Twins:
+    """ALiBi and normalised embeddings, biases everywhere."""
+    theirs = hugging_face("Bloom", hidden_size=D_MODEL, n_layer=LAYERS, n_head=6)
+    for layer in theirs.h:
+        layer.mlp.gelu_impl = nn.GELU()  # in place of the approximation by a tanh
+
+    def thirds(weight: Tensor) -> Sequence[Tensor]:
+        return weight.unflatten(0, (6, 3, -1)).transpose(0, 1).flatten(1, 2).unbind()
+
+    weights = rename(
+        split(named(theirs), "self_attention.query_key_value", QKV, thirds),
+        ("word_embeddings_layernorm", "embedding_norm"),
+        ("word_embeddings", "token_embedding"),
+        (r"^h\.", "layers."),
+        ("input_layernorm", "attention_norm"),
+        ("post_attention_layernorm", "feed_forward_norm"),
+        (r"self_attention\.dense", "attention.o_proj"),
+        (r"mlp\.dense_h_to_4h", "feed_forward.up_proj"),
+        (r"mlp\.dense_4h_to_h", "feed_forward.down_proj"),
+        ("ln_f", "final_norm"),
+    )
+    ours = make(
+        num_heads=6,
+        bias=True,
+        feed_forward=partial(FeedForward, D_MODEL, bias=True),
+        position=partial(ALiBi, 6),
+        embedding_norm=True,
+    )
+    return Twins(theirs, weights, ours)
+
+
+def llama() -> Twins:
+    theirs = hugging_face("Llama", **LLAMA_SIZES, **GROUPED)
+    return Twins(theirs, rename(named(theirs), *LLAMA_NAMES), make(**LLAMA, **GROUPS, position=rotary()))
+
+
+def mistral() -> Twins:
+    theirs = hugging_face("Mistral", **LLAMA_SIZES, **GROUPED, sliding_window=WINDOW)
+    ours = make(**LLAMA, **GROUPS, position=rotary(), window=WINDOW)
+    return Twins(theirs, rename(named(theirs), *LLAMA_NAMES), ours)
+
+
+def qwen3() -> Twins:
+    """Queries and keys normalised before they are turned."""
+    theirs = hugging_face("Qwen3", **LLAMA_SIZES, **GROUPED)
+    ours = make(**LLAMA, **GROUPS, position=rotary(), qk_norm=True)
+    return Twins(theirs, rename(named(theirs), *LLAMA_NAMES), ours)
+
+
+def gemma2() -> Twins:
+    """Capped scores, windows in every other layer; the norms behind its sublayers are not ours."""
+    theirs = hugging_face(
+        "Gemma2",
+        **LLAMA_SIZES,
+        **GROUPED,
+        hidden_activation="gelu",
+        query_pre_attn_scalar=HEAD_DIM,
+        attn_logit_softcapping=1.5,
+        sliding_window=WINDOW,
+    )
+    weights = {name: 1 + w if "norm" in name else w for name, w in named(theirs).items()}
+    weights["embed_tokens.weight"] = weights["embed_tokens.weight"] * math.sqrt(D_MODEL)
+    weights = rename(
+        weights,
+        ("post_attention_layernorm", "attention.norm"),
+        ("pre_feedforward_layernorm", "feed_forward_norm"),
+        ("post_feedforward_layernorm", "feed_forward.norm"),
+        (r"(self_attn|mlp)\.", r"\1.sublayer."),
+        *LLAMA_NAMES,
+    )
+
+    def attention(*args: Any, **options: Any) -> nn.Module:
+        return ThenNorm(Attention(*args, **options))
+
+    def feed_forward() -> nn.Module:
+        return ThenNorm(GatedFeedForward(D_MODEL, D_FF, activation="gelu"))
+
+    ours = make(
+        **{**LLAMA, "feed_forward": feed_forward},
+        **GROUPS,
+        attention=attention,
+        position=rotary(),
+        softcap=1.5,
+        window=[WINDOW, None],
+    )
+    return Twins(theirs, weights, ours)
+
+
+def gpt_oss() -> Twins:
+    """Sinks, windows in every other layer, biases. Their own experts stand in for our feed-forward network."""
+    theirs = hugging_face(
+        "GptOss",
+        **LLAMA_SIZES,
+        **GROUPED,
+        experts_implementation="eager",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=WINDOW,
+    )
+    weights = rename(named(theirs), (r"self_attn\.sinks", "self_attn.sink"), (r"mlp\.", "mlp.sublayer."), *LLAMA_NAMES)
+
+    def ours(backend: str) -> Encoder:
+        experts: Iterator[nn.Module] = iter(layer.mlp for layer in theirs.layers)
+        return make(
+            norm=partial(RMSNorm, eps=1e-5),
+            feed_forward=lambda: OnlyStates(next(experts)),
+            **GROUPS,
+            attention=partial(Attention, bias=True),
+            position=rotary(),
+            sink=True,
+            window=[WINDOW, None],
+        )(backend)
+
+    return Twins(theirs, weights, ours)
+
+
+def deepseek_v2(q_rank: int | None) -> Twins:
+    """Latent attention; no layer is a mixture of experts."""
+    num_heads, rope_dim, kv_rank = 3, 6, 14
+    theirs = hugging_face(
+        "DeepseekV2",
+        **LLAMA_SIZES,
+        num_attention_heads=num_heads,
+        first_k_dense_replace=LAYERS,
+        kv_lora_rank=kv_rank,
+        q_lora_rank=q_rank,
+        qk_nope_head_dim=HEAD_DIM,
+        v_head_dim=HEAD_DIM,
+        qk_rope_head_dim=rope_dim,
+    )
+
+    def rope_in_halves(weight: Tensor) -> Tensor:
+        """Their pairs to be turned are neighbours."""
+        return torch.cat([weight[:-rope_dim], weight[-rope_dim::2], weight[1 - rope_dim :: 2]])
+
+    def queries(weight: Tensor) -> Sequence[Tensor]:
+        return [torch.cat([rope_in_halves(head) for head in weight.chunk(num_heads)])]
+
+    def keys_and_values(weight: Tensor) -> Sequence[Tensor]:
+        return [part.flatten(0, 1) for part in weight.unflatten(0, (num_heads, -1)).chunk(2, dim=1)]
+
+    weights = split(named(theirs), "q_b_proj" if q_rank else "q_proj", ["q_proj"], queries)
+    weights = split(weights, "kv_b_proj", ["k_proj", "v_proj"], keys_and_values)
+    latent = ["kv_down_proj", "k_rope_proj"]
+    weights = split(weights, "kv_a_proj_with_mqa", latent, lambda w: rope_in_halves(w).split([kv_rank, rope_dim]))
+    weights = rename(
+        weights,
+        ("kv_a_layernorm", "kv_latent_norm"),
+        ("q_a_layernorm", "q_latent_norm"),
+        ("q_a_proj", "q_down_proj"),
+        *LLAMA_NAMES,
+    )
+    ours = make(
+        **LLAMA,
+        attention=LatentAttention,
+        num_heads=num_heads,
+        head_dim=HEAD_DIM,
+        rope_head_dim=rope_dim,
+        kv_rank=kv_rank,
+        q_rank=q_rank,
+        position=rotary(),
+    )
+    return Twins(theirs, weights, ours)
+
+
+def diffllama() -> Twins:
+    """Differential attention. They count softmaxes, we count heads: two of theirs are one of ours."""
+    theirs = hugging_face("DiffLlama", **LLAMA_SIZES, num_attention_heads=8, num_key_value_heads=4, head_dim=6)
+
+    def interleaved(weight: Tensor) -> Sequence[Tensor]:
+        """The second softmaxes, which stand behind all first ones, each behind its own."""
+        return [weight.unflatten(0, (2, -1, 6)).transpose(0, 1).flatten(0, 2)]
+
+    weights = named(theirs)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weights = split(weights, name, [name], interleaved)
+    names = [(f"lambda_{name}", f"lambdas.{index}") for index, name in enumerate(["q1", "k1", "q2", "k2"])]
+    weights = rename(weights, *names, *LLAMA_NAMES)
+    for layer in range(LAYERS):
+        # Their norm of a head has no scale; the output projection takes ours back.
+        attention = f"layers.{layer}.attention."
+        scale = torch.linspace(0.5, 2, 12)
+        weights[f"{attention}head_norm.weight"] = scale
+        weights[f"{attention}o_proj.weight"] = weights[f"{attention}o_proj.weight"] / scale.repeat(4)
+    ours = make(
+        **{**LLAMA, "norm": partial(RMSNorm, eps=1e-5)},
+        attention=DifferentialAttention,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=12,
+        position=rotary(),
+    )
+    return Twins(theirs, weights, ours)
+
+
+MODELS: dict[str, Callable[[], Twins]] = {
+    "gpt2": gpt2,
+    "bert": bert,
+    "modernbert": modernbert,
+    "t5": t5,
+    "mpt-4": partial(mpt, 4),
+    "mpt-7": partial(mpt, 7),
+    "bloom": bloom,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen3": qwen3,
+    "gemma2": gemma2,
+    "gpt-oss": gpt_oss,
+    "deepseek-v2": partial(deepseek_v2, None),
+    "deepseek-v2-q-rank": partial(deepseek_v2, 11),
+    "diffllama": diffllama,
+}
+
+
+@functools.cache
+def twins(name: str) -> Twins:
+    return MODELS[name]()
+
+
+def tokens() -> Tensor:
+    return torch.randint(VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1))
+
+
+def real(mask: AttentionMask) -> Tensor:
+    """Which tokens are no padding."""
+    return torch.ones(2, SEQ, dtype=torch.bool) if mask.lengths is None else torch.arange(SEQ) < mask.lengths[:, None]
+
+
+def states_and_gradient(
+    embedding: nn.Module, forward: Callable[[], Tensor], mask: AttentionMask
+) -> tuple[Tensor, Tensor | None]:
+    """Last hidden states of the real tokens; and where gradients are on, that of some loss by the embedded tokens."""
+    embedded: list[Tensor] = []
+    hook = embedding.register_forward_hook(lambda module, args, output: embedded.append(output))
+    states = forward()[real(mask)]
+    hook.remove()
+    if not torch.is_grad_enabled():
+        return states, None
+    upstream = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
+    return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
+
+
+@functools.cache
+def expected(name: str) -> tuple[Tensor, Tensor | None]:
+    """What their model computes."""
+    theirs, mask = twins(name).theirs, twins(name).mask
+    assert theirs.config._attn_implementation == "eager"
+
+    def forward() -> Tensor:
+        return theirs(input_ids=tokens(), attention_mask=real(mask).long()).last_hidden_state
+
+    with torch.enable_grad():
+        return states_and_gradient(theirs.get_input_embeddings(), forward, mask)
+
+
+def computed(name: str, backend: str) -> tuple[Tensor, Tensor | None]:
+    """What ours computes."""
+    ours, mask = twins(name).ours(backend), twins(name).mask
+    return states_and_gradient(ours.token_embedding, lambda: ours(tokens(), mask), mask)
+
+
+def pairs(*backends: str) -> list[tuple[str, str]]:
+    """Each model with each backend that computes it on CPU; flex alone of the kernels caps scores."""
+    return [(name, one) for name in MODELS for one in backends if name != "gemma2" or one in ("eager", "flex")]
+
+
+@pytest.mark.parametrize(("name", "backend"), pairs("eager", "sdpa", "flash", "flex"))
+def test_last_hidden_states(name, backend):
+    with torch.no_grad():
+        states, _ = computed(name, backend)
+    assert error(states, expected(name)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "backend"), pairs("eager", "sdpa"))
+def test_gradients_of_the_embedded_tokens(name, backend):
+    _, gradient = computed(name, backend)
+    assert error(gradient, expected(name)[1]) <= 1e-5
