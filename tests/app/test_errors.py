@@ -47,9 +47,14 @@ def described(call):
     [
         (
             "attention=gqaa",
-            "attention=gqaa: there is no such choice. Did you mean gqa? Choices: gqa, mha, mqa.",
+            "attention=gqaa: there is no such choice. Did you mean gqa? Choices: differential, gqa, mha, mla, mqa.",
         ),
-        ("attention=zzz", "attention=zzz: there is no such choice. Choices: gqa, mha, mqa."),
+        (
+            "attention=null",
+            "Config group override must be a string or a list. Got NoneType: an axis without a choice is left out; "
+            "--help lists the choices.",
+        ),
+        ("attention=zzz", "attention=zzz: there is no such choice. Choices: differential, gqa, mha, mla, mqa."),
         ("model.num_head=3", "model.num_head: there is no such key. Did you mean model.num_heads"),
         ("num_heads=3", "num_heads: there is no such key. Did you mean model.num_heads"),
         ("data.files=a.txt", "data.files: there is no such key. It belongs to data=text."),

@@ -14,6 +14,13 @@ FORMULAS = {
 }
 
 
+@pytest.mark.parametrize(("kind", "usual"), [(FeedForward, 32), (GatedFeedForward, 24)])
+def test_a_width_below_one_is_refused_with_the_usual_one(kind, usual):
+    with pytest.raises(ValueError, match=rf"model.d_ff=-3 is no width; model.d_ff={usual} is"):
+        kind(8, d_ff=-3)
+    assert kind(8).up_proj.out_features == usual
+
+
 def randomised(module: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     for parameter in module.parameters():

@@ -52,16 +52,21 @@ def _first_comment(path: Path) -> str:
     return next((comment for comment in comments if not comment.startswith("@package")), "")
 
 
-def check_types(config: DictConfig) -> None:
+def check_types(config: DictConfig, part: str = "") -> None:
     """Check every value of a config against the signature of the class that it is meant for.
+
+    Args:
+        config: all of it.
+        part: the key of the node to check, such as `network`; everything unless given.
 
     Raises:
         ValueError: a class has no such argument, or its type is another.
     """
-    for path, node in _targets(config):
+    written = OmegaConf.to_container(config, resolve=False)
+    for path, node in _targets(config, part):
         target = node["_target_"]
         for name, value in node.items():
-            key = _written_at(config, path, name)
+            key = _written_at(written, path, name)
             if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
                 check_value(_callable(target, f"{path}._target_"), name, value, key)
 
@@ -78,34 +83,39 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
     Raises:
         ValueError: there is no such argument, or its type is another.
     """
-    function = _that_takes(function, name)
-    parameters = inspect.signature(function).parameters
-    if name not in parameters:
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    taking = _parameters(function)
+    if name not in taking:
+        if None in taking:
             return
-        close = difflib.get_close_matches(name, parameters, n=1)
+        close = difflib.get_close_matches(name, [known for known in taking if known], n=1)
         hint = f" Did you mean {key.rpartition('.')[0]}.{close[0]}?" if close else ""
         raise ValueError(f"{key}: {function.__name__} has no argument {name}.{hint}")
     if isinstance(value, dict):
         return  # a node of its own, or the arguments of one
-    hint = _hint(function, name)
+    owner, parameter = taking[name]
+    hint = _hint(owner, name)
     problem = _type_problem(hint, value)
     if problem:
         example = default_of(key)
-        if example is None and parameters[name].default is not parameters[name].empty:
-            example = parameters[name].default
+        if example is None and parameter.default is not parameter.empty:
+            example = parameter.default
         works = "" if example is None else f"; {key}={example} works"
         raise ValueError(f"{key}={value}: {problem}{works}.")
 
 
-def _that_takes(function: Any, name: str) -> Any:
-    """Of a class that passes keywords on to its bases, the one that names this argument."""
-    while inspect.isclass(function) and function.__base__ is not object:
-        parameters = inspect.signature(function).parameters
-        if name in parameters or not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            break
-        function = function.__base__
-    return function
+def _parameters(function: Any) -> dict[str | None, tuple[Any, inspect.Parameter]]:
+    """The parameters of a function, or of a class and the bases that it passes keywords on to, each with its owner.
+
+    None is among them where any keyword is taken and nobody says which.
+    """
+    signature = inspect.signature(function).parameters.values()
+    found: dict[str | None, tuple[Any, inspect.Parameter]] = {p.name: (function, p) for p in signature}
+    rest = next((p for p in signature if p.kind is p.VAR_KEYWORD), None)
+    if rest is None:
+        return found
+    del found[rest.name]
+    base = function.__base__ if inspect.isclass(function) else object
+    return {**({None: (function, rest)} if base is object else _parameters(base)), **found}
 
 
 def default_of(key: str) -> Any:
@@ -157,8 +167,8 @@ def _callable(target: str, key: str) -> Any:
     return found
 
 
-def _targets(config: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every node with a `_target_`, resolved, with its dotted path."""
+def _targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every node of a part with a `_target_`, resolved, with its dotted path."""
 
     def walk(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(node, dict):
@@ -167,18 +177,19 @@ def _targets(config: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
             for name, value in node.items():
                 yield from walk(value, f"{path}.{name}" if path else str(name))
 
-    yield from walk(OmegaConf.to_container(config, resolve=True, throw_on_missing=True), "")
+    node = OmegaConf.select(config, part) if part else config
+    yield from walk(OmegaConf.to_container(node, resolve=True, throw_on_missing=True), part)
 
 
-def _written_at(config: DictConfig, path: str, name: str) -> str:
+def _written_at(written: Any, path: str, name: str) -> str:
     """The key under which the user sets a value: that of another node, where this one refers to it."""
-    node: Any = OmegaConf.to_container(config, resolve=False)
+    node = written
     keys = [*path.split("."), name]
     for index, part in enumerate(keys):
         node = node[part]
         if isinstance(node, str) and (found := re.fullmatch(r"\$\{([\w.]+)\}", node)):
             rest = keys[index + 1 :]
             if not rest:
-                return _written_at(config, *found[1].rsplit(".", 1)) if "." in found[1] else found[1]
-            return _written_at(config, ".".join([*found[1].split("."), *rest[:-1]]), rest[-1])
+                return _written_at(written, *found[1].rsplit(".", 1)) if "." in found[1] else found[1]
+            return _written_at(written, ".".join([*found[1].split("."), *rest[:-1]]), rest[-1])
     return ".".join(keys)

@@ -45,8 +45,10 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
         return " ".join(str(error).splitlines()[:2])
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _unknown_key(str(error), config_dir, config_name)
+    if isinstance(error, ValueError) and _raised_in(error, "hydra."):
+        return f"{error}: an axis without a choice is left out; --help lists the choices."
     is_misconfiguration = type(error).__name__ == "MisconfigurationException"
-    if is_misconfiguration or (isinstance(error, ValueError) and _raised_by_us(error)):
+    if is_misconfiguration or (isinstance(error, ValueError) and _raised_in(error, "tinyformer.")):
         return str(error)
     return None
 
@@ -84,11 +86,11 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _raised_by_us(error: BaseException) -> bool:
+def _raised_in(error: BaseException, package: str) -> bool:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith("tinyformer.")
+    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(package)
 
 
 def _unknown_choice(error: MissingConfigException) -> str:

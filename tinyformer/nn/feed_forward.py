@@ -21,6 +21,12 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+def _width(d_ff: int | None, usual: int) -> int:
+    if d_ff is not None and d_ff < 1:
+        raise ValueError(f"model.d_ff={d_ff} is no width; model.d_ff={usual} is, and null gives that.")
+    return d_ff or usual
+
+
 class FeedForward(nn.Module):
     """down(activation(up(x))) (Vaswani et al. 2017, arXiv 1706.03762, §3.3).
 
@@ -33,7 +39,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "gelu", bias: bool = False) -> None:
         super().__init__()
-        d_ff = d_ff or 4 * d_model
+        d_ff = _width(d_ff, 4 * d_model)
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = _activation(activation)
@@ -55,7 +61,7 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "silu", bias: bool = False) -> None:
         super().__init__()
-        d_ff = d_ff or -(-8 * d_model // 24) * 8
+        d_ff = _width(d_ff, -(-8 * d_model // 24) * 8)
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)

@@ -1,0 +1,160 @@
+"""What a network costs, from the shapes of its layers alone: parameters, floating-point operations, cache.
+
+A network on torch's meta device has shapes and no memory, so that the largest is counted in no time:
+`with torch.device("meta"): network = …`.
+
+One multiply-add is two floating-point operations (FLOPs). Matrix products are counted and nothing else: softmax,
+norms, activations, rotations, lookups and everything else elementwise is left out, as in `torch.utils.flop_counter`.
+For each token of a sequence of T tokens:
+
+    forward   2 · weights of the projections, the feed-forward networks and the readout
+            + 2 · T · num_heads · (head_dim + v_head_dim) in each layer, for the scores and the weighted values
+    training  3 · forward
+
+The first is Kaplan et al. 2020 (arXiv 2001.08361, §2.1), with the readout, which they leave out; the second is
+Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), whose 12 L H Q T for training is its threefold, where keys
+and values have the same size. It takes every query to meet all T keys. A kernel that skips the keys that a causal mask
+or a window hides computes less: `attended_flops_per_token`. A backward pass has two products for each one of the
+forward pass; what activation checkpointing computes again is not counted.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from tinyformer.nn import Transformer
+
+BYTES = {"bf16": 2, "fp32": 4}
+"""Of a number in the cache."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a network costs.
+
+    Args:
+        vocab_size: number of tokens in the vocabulary.
+        seq_len: T, the longest sequence, at which FLOPs are counted.
+        num_parameters: all of them; a tied readout counts once.
+        attention_parameters: all within the attention layers.
+        attention_weights: those in matrices of projections (the output gate's too), so without biases.
+        attention_weights_per_layer: their mean over the layers, which are all alike.
+        feed_forward_parameters: of the feed-forward networks.
+        embedding_parameters: of the embeddings of tokens and absolute positions.
+        flops_per_token: of a forward pass.
+        training_flops_per_token: of a forward and a backward pass.
+        flops_per_token_by_part: of a forward pass, see `flops_per_token`.
+        attended_flops_per_token: of a forward pass whose kernel skips what a causal mask and windows hide.
+        cache_dtype: that of the cache, a name in `BYTES`.
+        cache_bytes_per_token: keys and values of all layers, or what they are made from.
+        cache_reduction: how many times larger the cache of multi-head attention with such heads is.
+    """
+
+    vocab_size: int
+    seq_len: int
+    num_parameters: int
+    attention_parameters: int
+    attention_weights: int
+    attention_weights_per_layer: int
+    feed_forward_parameters: int
+    embedding_parameters: int
+    flops_per_token: int
+    training_flops_per_token: int
+    flops_per_token_by_part: dict[str, int]
+    attended_flops_per_token: int
+    cache_dtype: str
+    cache_bytes_per_token: int
+    cache_reduction: float
+
+
+def count_costs(network: Transformer, cache_dtype: str = "bf16") -> Costs:
+    """All costs of a network.
+
+    Args:
+        network: on any device, "meta" included.
+        cache_dtype: a name in `BYTES`.
+
+    Raises:
+        ValueError: there is no such dtype.
+    """
+    if cache_dtype not in BYTES:
+        raise ValueError(f"dtype={cache_dtype}: choose one of {', '.join(BYTES)}.")
+    encoder, attentions = network.encoder, network.attentions()
+    embeddings = [encoder.token_embedding, *([encoder.position] if encoder.position else [])]
+    by_part = flops_per_token(network)
+    forward = sum(by_part.values())
+    weights = projection_weights(attentions)
+    return Costs(
+        vocab_size=encoder.vocab_size,
+        seq_len=encoder.max_seq_len,
+        num_parameters=network.num_parameters(),
+        attention_parameters=num_parameters(attentions),
+        attention_weights=weights,
+        attention_weights_per_layer=weights // len(attentions),
+        feed_forward_parameters=num_parameters(layer.feed_forward for layer in encoder.layers),
+        embedding_parameters=num_parameters(embeddings),
+        flops_per_token=forward,
+        training_flops_per_token=3 * forward,
+        flops_per_token_by_part=by_part,
+        attended_flops_per_token=forward - hidden_flops_per_token(network),
+        cache_dtype=cache_dtype,
+        cache_bytes_per_token=BYTES[cache_dtype] * sum(layer.cached_numbers for layer in attentions),
+        cache_reduction=cache_reduction(network),
+    )
+
+
+def num_parameters(modules: Iterable[nn.Module]) -> int:
+    """All parameters of some modules; what several of them share counts once."""
+    return sum(parameter.numel() for parameter in nn.ModuleList(modules).parameters())
+
+
+def projection_weights(modules: Iterable[nn.Module]) -> int:
+    """The entries of the matrices of all linear layers in some modules; biases are none."""
+    layers = (layer for module in modules for layer in module.modules())
+    return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
+
+
+def flops_per_token(network: Transformer) -> dict[str, int]:
+    """FLOPs of a forward pass over the longest sequence, for each of its T tokens.
+
+    - `attention_projections`, `feed_forward`, `readout`: 2 · weights, for each meets each token once.
+    - `attention_scores_and_values`: 2 · T · num_heads · (head_dim + v_head_dim) for each softmax of a head, and what
+      some scores and positions multiply queries with. A differential head has two softmaxes, each over half of its
+      queries and keys and all of its values. An additive score, vᵀ tanh(q + k), costs as much as a dot product.
+    """
+    seq_len, attentions = network.encoder.max_seq_len, network.attentions()
+    mixing = sum(layer.pair_multiply_adds * seq_len + layer.query_multiply_adds for layer in attentions)
+    return {
+        "attention_projections": 2 * projection_weights(attentions),
+        "attention_scores_and_values": 2 * mixing,
+        "feed_forward": 2 * projection_weights(layer.feed_forward for layer in network.encoder.layers),
+        "readout": 2 * projection_weights([network.readout]),
+    }
+
+
+def hidden_flops_per_token(network: Transformer) -> int:
+    """How many FLOPs of the forward pass, for each token, go into pairs that a causal mask or a window hides."""
+    seq_len = network.encoder.max_seq_len
+    hidden = (
+        layer.pair_multiply_adds * (seq_len**2 - visible_pairs(seq_len, layer.window)) for layer in network.attentions()
+    )
+    return round(2 * sum(hidden) / seq_len)
+
+
+def visible_pairs(seq_len: int, window: int | None = None) -> int:
+    """Σ_i min(i, W) = W T - W (W - 1) / 2: the pairs of a query and a key that a causal mask shows.
+
+    Args:
+        seq_len: T, the number of queries and keys.
+        window: W, how many keys a query sees, itself included; all before it if null.
+    """
+    width = min(window or seq_len, seq_len)
+    return width * seq_len - width * (width - 1) // 2
+
+
+def cache_reduction(network: Transformer) -> float:
+    """Σ 2 num_heads v_head_dim / Σ cached numbers, over the layers: how much smaller than multi-head's the cache is."""
+    attentions = network.attentions()
+    multi_head = sum(2 * layer.num_heads * layer.v_head_dim for layer in attentions)
+    return multi_head / sum(layer.cached_numbers for layer in attentions)

@@ -1,0 +1,40 @@
+"""Several configs from one command line, as Hydra's `--multirun` makes them, without running anything."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+from tinyformer.app.config import register_resolvers
+
+
+def compose_sweep(
+    config_dir: Path, config_name: str, arguments: Sequence[str]
+) -> list[tuple[tuple[str, ...], DictConfig]]:
+    """Every combination of the alternatives on a command line: `attention=mha,gqa seed=1` makes two.
+
+    Args:
+        config_dir: where the config files are.
+        config_name: the primary one.
+        arguments: overrides, any of them with alternatives in Hydra's grammar (`1,2`, `range(1,4)`, `glob(*)`).
+
+    Returns:
+        The overrides of each combination, and the config that they make, its `hydra` node included.
+    """
+    register_resolvers(config_dir)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir), version_base=None):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        combinations = list(itertools.product(*map(_alternatives, parser.parse_overrides(list(arguments)))))
+        return [(chosen, compose(config_name, list(chosen), return_hydra_config=True)) for chosen in combinations]
+
+
+def _alternatives(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
