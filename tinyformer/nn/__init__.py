@@ -1,9 +1,9 @@
 """The model: plain PyTorch, without Lightning, Hydra or text.
 
 In the order of a forward pass: `encoder` embeds tokens (`position`) and stacks `block`s; a block is an `attention` and
-a `feed_forward`, each with a `norm` and a `residual`; attention (`latent` and `differential` are two more kinds) compares
-queries with keys under a `mask` by a `score`, on one of several `backends` (`support` says which can), remembers them in
-a `cache`, and passes its heads through a `gate`; the `readout` turns vectors into scores.
+a `feed_forward`, each with a `norm` and a `residual`; attention (`latent` and `differential` are two more kinds)
+compares queries with keys under a `mask` by a `score`, on one of several `backends` (`support` says which can),
+remembers them in a `cache`, and passes its heads through a `gate`; the `readout` turns vectors into scores.
 """
 
 from tinyformer.nn.attention import Attention, BaseAttention

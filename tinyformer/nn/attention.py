@@ -233,7 +233,8 @@ class BaseAttention(nn.Module):
 
     def _case(self, q: Tensor, k: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float) -> AttentionCase:
         q_seq, k_seq = q.shape[2], k.shape[2]
-        features = features_of(mask, scoring, q_seq, k_seq, dropout > 0, torch.is_grad_enabled())
+        gradient, uneven = torch.is_grad_enabled(), self.head_dim != self.v_head_dim
+        features = features_of(mask, scoring, q_seq, k_seq, dropout > 0, gradient, uneven)
         return AttentionCase(q.device.type, q.dtype, self._largest_dim, features, max(q_seq, k_seq))
 
     def _planned_case(
@@ -242,7 +243,8 @@ class BaseAttention(nn.Module):
         mask, weight = mask.within(self.window), next(self.parameters(), torch.empty(0))
         probe = torch.zeros(1, self.num_heads, 1, self.head_dim, device=weight.device, dtype=weight.dtype)
         _, scoring = self.scoring(probe, 1, mask, crosses=False)
-        features = features_of(mask, scoring, 1, 1, training and self.dropout > 0, training)
+        uneven = self.head_dim != self.v_head_dim
+        features = features_of(mask, scoring, 1, 1, training and self.dropout > 0, training, uneven)
         return AttentionCase(device, dtype, self._largest_dim, features, seq)
 
     @property

@@ -131,7 +131,7 @@ class AdditiveScore(ScaledDotScore):
     ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
         """The scores of all pairs."""
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        hidden = torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3))
+        hidden = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh_()  # in place: it is the largest tensor of all
         return (hidden @ self.weight.to(q.dtype).unsqueeze(1)).squeeze(-1)
 
 

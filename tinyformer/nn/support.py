@@ -16,8 +16,8 @@ from tinyformer.nn import backends
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import Scoring
 
-# On CPU plain matrix products beat torch's choice up to these lengths: where it has extra work to do; where that work
-# is a sink; in bf16, up to where torch's kernel takes larger blocks.
+# On CPU plain matrix products beat torch's choice up to these lengths: where it has extra work to do; where that is a
+# sink; in bf16, until torch's kernel takes blocks of 256 queries in place of 64.
 CPU_EAGER_MAX_SEQ, CPU_SINK_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ = 96, 192, 767
 
 
@@ -33,6 +33,7 @@ class Feature(StrEnum):
     UNEVEN = "fewer queries than keys"
     DROPOUT = "attention dropout"
     GRADIENT = "training"
+    VALUE_DIM = "values of another size than the keys"
     BIAS = "a bias on the scores"
     LEARNED_BIAS = "a learned bias on the scores"
     SCORE_MOD = "scores changed by more than a bias"
@@ -43,7 +44,13 @@ class Feature(StrEnum):
 
 
 def features_of(
-    mask: AttentionMask, scoring: Scoring, q_seq: int, k_seq: int, dropout: bool, gradient: bool
+    mask: AttentionMask,
+    scoring: Scoring,
+    q_seq: int,
+    k_seq: int,
+    dropout: bool,
+    gradient: bool,
+    uneven_dims: bool = False,
 ) -> frozenset[Feature]:
     """What a call asks for.
 
@@ -54,6 +61,7 @@ def features_of(
         k_seq: number of keys.
         dropout: whether attention weights are dropped.
         gradient: whether a backward pass follows.
+        uneven_dims: whether values have another size than keys.
     """
     padded, packed, windowed = mask.lengths is not None, mask.documents is not None, mask.window is not None
     asked = {
@@ -66,7 +74,8 @@ def features_of(
         Feature.UNEVEN: q_seq != k_seq and (mask.causal or windowed or packed),
         Feature.DROPOUT: dropout,
         Feature.GRADIENT: gradient,
-        Feature.BIAS: any(mod.additive for mod in scoring.mods),
+        Feature.VALUE_DIM: uneven_dims,
+        Feature.BIAS: any(mod.additive and not (gradient and mod.learned) for mod in scoring.mods),
         Feature.LEARNED_BIAS: gradient and any(mod.learned for mod in scoring.mods),
         Feature.SCORE_MOD: any(not mod.additive for mod in scoring.mods),
         Feature.COMPARE: scoring.compare is not None,
@@ -106,15 +115,16 @@ class AttentionFunction(Protocol):
         ...
 
 
-_NO_BIAS_ONLY = {Feature.SCORE_MOD, Feature.COMPARE, Feature.WEIGHTS}
+_MORE_THAN_A_BIAS = {Feature.SCORE_MOD, Feature.COMPARE, Feature.WEIGHTS}
 
 LACKS: dict[tuple[str, str], frozenset[Feature]] = {
-    ("sdpa", "cpu"): frozenset(_NO_BIAS_ONLY),
-    ("sdpa", "cuda"): frozenset(_NO_BIAS_ONLY),
-    ("flash", "cpu"): frozenset(_NO_BIAS_ONLY | {Feature.DROPOUT, Feature.LEARNED_BIAS}),
+    ("sdpa", "cpu"): frozenset(_MORE_THAN_A_BIAS),
+    ("sdpa", "cuda"): frozenset(_MORE_THAN_A_BIAS),
+    ("flash", "cpu"): frozenset(_MORE_THAN_A_BIAS | {Feature.DROPOUT, Feature.LEARNED_BIAS}),
     ("flash", "cuda"): frozenset(
-        _NO_BIAS_ONLY
-        | {Feature.BIAS, Feature.CAUSAL_PADDING, Feature.PADDED_DOCUMENTS, Feature.UNEVEN, Feature.MASKED_SINK}
+        _MORE_THAN_A_BIAS
+        | {Feature.BIAS, Feature.LEARNED_BIAS, Feature.UNEVEN}
+        | {Feature.CAUSAL_PADDING, Feature.PADDED_DOCUMENTS, Feature.MASKED_SINK}
     ),
     ("flex", "cpu"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS, Feature.GRADIENT}),
     ("flex", "cuda"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS}),
@@ -214,29 +224,41 @@ def _fastest(case: AttentionCase) -> str:
 
 
 def _fastest_on_cpu(case: AttentionCase) -> str:
-    return "sdpa" if _cpu_eager_max_seq(case) < (case.seq or sys.maxsize) else "eager"
+    # Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch around
+    # each call. Where it cannot, torch's unfused arithmetic is left. Flex is not compiled on CPU.
+    longest = _bf16_eager_max_seq(case) if case.dtype == torch.bfloat16 else _fp32_eager_max_seq(case)
+    return "eager" if (case.seq or sys.maxsize) <= longest else "sdpa"
 
 
-def _cpu_eager_max_seq(case: AttentionCase) -> int:
-    """Up to which length eager is faster than sdpa, or as fast: measured forward and backward, 64 to 2048 tokens.
-
-    Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch around each
-    call. Where it cannot, torch's unfused arithmetic is left. Flex is not compiled on CPU.
-    """
+def _fp32_eager_max_seq(case: AttentionCase) -> int:
+    """Up to which length eager takes no longer than sdpa, forward and backward; measured from 64 to 2048 tokens."""
     features = case.features
-    unfused, is_bf16 = bool(features & LACKS["flash", "cpu"]), case.dtype == torch.bfloat16
-    has_sink, is_padded = Feature.SINK in features, Feature.PADDING in features
-    # Flash skips what a causal mask hides, and eager works more where rows may be empty. Without either there is little
-    # to win: nothing over unfused arithmetic or with a sink's extra dimension and key, and in bf16 eager's matrix
-    # products are 1.2 to 2 times as fast.
-    wins_little = not (Feature.CAUSAL in features or is_padded)
-    if Feature.LEARNED_BIAS in features or (unfused and is_bf16) or (wins_little and (unfused or is_bf16 or has_sink)):
+    has_sink = Feature.SINK in features
+    works_more = has_sink or Feature.VALUE_DIM in features or bool(features & LACKS["flash", "cpu"])
+    # Flash skips what a causal mask hides, and eager works more where rows may be empty: without either, there is
+    # nothing to win over unfused arithmetic, or with a sink's extra dimension and key, or with dimensions of zeros.
+    hides = bool(features & {Feature.CAUSAL, Feature.PADDING})
+    if Feature.LEARNED_BIAS in features or (works_more and not hides):
         return sys.maxsize
-    if is_bf16 and (not is_padded or case.head_dim > 32):
-        return CPU_BF16_EAGER_MAX_SEQ
-    if has_sink and (is_bf16 or not is_padded):
+    if has_sink and Feature.PADDING not in features:
         return CPU_SINK_EAGER_MAX_SEQ
-    return CPU_EAGER_MAX_SEQ if is_bf16 or unfused or has_sink or Feature.BIAS in features else 0
+    return CPU_EAGER_MAX_SEQ if works_more or Feature.BIAS in features else 0
+
+
+def _bf16_eager_max_seq(case: AttentionCase) -> int:
+    """The same in bf16, where eager's plain matrix products win more often: 1.2 to 2 times as fast without a mask."""
+    features, is_narrow = case.features, case.head_dim <= 32
+    unfused, is_padded = bool(features & LACKS["flash", "cpu"]), Feature.PADDING in features
+    # Flash skips what a causal mask hides, unless it gets a mask for every pair, which in narrow heads costs less.
+    skips = Feature.CAUSAL in features and (is_narrow or not features & _DENSE_ON_CPU)
+    if unfused or not (skips or is_padded):
+        return sys.maxsize
+    if is_padded and is_narrow:
+        return CPU_SINK_EAGER_MAX_SEQ if Feature.SINK in features else CPU_EAGER_MAX_SEQ
+    return CPU_BF16_EAGER_MAX_SEQ
+
+
+_DENSE_ON_CPU = {Feature.DOCUMENTS, Feature.WINDOW, Feature.BIAS}
 
 
 def select_backend(name: str, case: AttentionCase) -> Backend:

@@ -1,0 +1,300 @@
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from programs import ROOT
+
+from tinyformer import doctor
+from tinyformer.app.examination import speed, verdict
+from tinyformer.app.examination.cases import DTYPES, EXACT_SHAPE, MASKS, VARIANTS
+from tinyformer.app.examination.exactness import kernel_among, relative_error
+from tinyformer.nn import BACKENDS
+
+KEYS = {
+    "backend",
+    "variant",
+    "mask",
+    "dtype",
+    "status",
+    "kernel",
+    "output_error",
+    "gradient_error",
+    "seconds",
+    "reason",
+}
+PLAIN = ("--variants=mha", "--masks=causal", "--dtypes=fp32", "--backends=sdpa")
+
+
+@pytest.fixture(autouse=True)
+def only_gross_slowness_counts(request, monkeypatch):
+    """Small differences of time are the slow test's, which has the machine to itself."""
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(verdict, "MAX_SLOWDOWN", 5.0)
+        monkeypatch.setattr(verdict, "TIMED_SHAPE", EXACT_SHAPE)
+        monkeypatch.setattr(speed, "BUDGET_SECONDS", 0.0)
+
+
+@pytest.fixture
+def examine(capsys):
+    """The exit code and the cells, by backend, variant, mask and dtype."""
+
+    def run(*arguments):
+        code = doctor.main(["--json", *arguments])
+        cells = json.loads(capsys.readouterr().out)["cells"]
+        return code, {tuple(cell[key] for key in ("backend", "variant", "mask", "dtype")): cell for cell in cells}
+
+    return run
+
+
+@pytest.fixture
+def sabotage(monkeypatch):
+    """Put something else in a backend's place."""
+
+    def replace_in(name, **changes):
+        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], **changes))
+
+    return replace_in
+
+
+def altered(name, alter):
+    """A backend's computation, its output changed."""
+    compute = BACKENDS[name].compute
+    return lambda *arguments: alter(compute(*arguments))
+
+
+def test_the_json_holds_the_machine_and_the_cells_and_nothing_else(capsys):
+    code = doctor.main(
+        ["--json", "--variants=mha,alibi", "--masks=causal", "--dtypes=fp32", "--backends=sdpa,flash", "--device=cpu"]
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert set(found) == {"machine", "cells"}
+    assert {"device", "name", "torch", "python", "threads"} <= set(found["machine"])
+    assert found["machine"]["device"] == "cpu"
+    assert found["machine"]["torch"] == torch.__version__
+    assert [(cell["variant"], cell["backend"]) for cell in found["cells"]] == [
+        ("mha", "sdpa"),
+        ("mha", "flash"),
+        ("alibi", "sdpa"),
+        ("alibi", "flash"),
+    ]
+    for cell in found["cells"]:
+        assert set(cell) >= KEYS
+        assert (cell["status"], cell["kernel"], cell["reason"], cell["failure"]) == ("ran", "flash", None, None)
+        assert 0 < cell["output_error"] < 1e-5
+        assert 0 < cell["gradient_error"] < 1e-5
+        assert 1e-4 < cell["seconds"] < 1
+        assert cell["auto"] == (cell["backend"] == "sdpa" and cell["variant"] == "mha")  # a bias is eager's, when short
+
+
+def test_all_that_is_promised_is_examined_by_default():
+    options = doctor._parser().parse_args([])
+    assert options.backends == ["eager", "sdpa", "flash", "flex", "fa3", "fa4"]
+    assert options.masks == ["full", "causal", "padded", "causal+padded", "documents"]
+    assert options.dtypes == ["fp32", "bf16"]
+    attentions = {"mha", "gqa", "mqa", "mla", "differential", "cross"}
+    scores, positions = {"dot", "general", "additive"}, {"rotary", "alibi", "relative", "relative_keys", "t5"}
+    extras = {"window", "local_gaussian", "softcap", "sink", "gate", "qk_norm", "dropout"}
+    assert set(options.variants) == attentions | scores | positions | extras
+
+
+def test_what_a_backend_lacks_is_refused_in_a_sentence_that_names_one_that_can(examine):
+    code, cells = examine("--variants=dropout", "--masks=full", "--dtypes=fp32", "--backends=flash,fa3", "--device=cpu")
+    flash, fa3 = cells["flash", "dropout", "full", "fp32"], cells["fa3", "dropout", "full", "fp32"]
+    assert code == 0
+    sentence = "cannot compute attention dropout on CPU; attention.backend=auto or eager or sdpa can."
+    assert flash["reason"] == f"attention.backend=flash {sentence}"
+    for cell in (flash, fa3):
+        assert cell["status"] == "refused"
+        assert cell["kernel"] is cell["output_error"] is cell["gradient_error"] is cell["seconds"] is None
+
+
+def test_a_backend_without_a_backward_pass_runs_forward_only(examine):
+    code, cells = examine("--variants=t5", "--masks=padded", "--dtypes=fp32", "--backends=flash,flex", "--device=cpu")
+    assert code == 0
+    for backend, kernel in {"flash": "flash", "flex": "math"}.items():
+        cell = cells[backend, "t5", "padded", "fp32"]
+        assert (cell["status"], cell["kernel"], cell["gradient_error"]) == ("ran", kernel, None)
+        assert cell["reason"].startswith("forward only: cannot compute ")
+        assert cell["output_error"] < 1e-5
+        assert cell["seconds"] > 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_attention_does_what_the_table_says(variant, examine):
+    code, cells = examine(f"--variants={variant}", "--masks=padded", "--device=cpu")
+    assert code == 0, [cell["failure"] for cell in cells.values() if cell["failure"]]
+    for dtype in DTYPES:
+        eager = cells["eager", variant, "padded", dtype]
+        assert (eager["status"], eager["kernel"]) == ("ran", "math")
+    assert sum(cell["auto"] for cell in cells.values()) == len(DTYPES)
+
+
+def double_gradient(compute):
+    return lambda q, *rest: compute(q + (q - q.detach()), *rest)
+
+
+SABOTAGES = {
+    "scaled": (
+        lambda: {"compute": altered("sdpa", lambda out: 1.001 * out)},
+        "its output is off by 1.0e-03, and 1.0e-05 is allowed",
+    ),
+    "gradient": (
+        lambda: {"compute": double_gradient(BACKENDS["sdpa"].compute)},
+        "its gradient is off by",
+    ),
+    "not finite": (
+        lambda: {"compute": altered("sdpa", lambda out: out / 0)},
+        "gives values that are not finite",
+    ),
+    "refusal": (
+        lambda: {"refusal": lambda case: "has a headache"},
+        "refuses what it computes: attention.backend=sdpa has a headache",
+    ),
+    "crash": (
+        lambda: {"compute": altered("sdpa", lambda out: out.nothing)},
+        "crashes: AttributeError: ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "failure"), SABOTAGES.values(), ids=SABOTAGES)
+def test_a_backend_that_does_otherwise_fails(changes, failure, sabotage, examine):
+    sabotage("sdpa", **changes())
+    code, cells = examine(*PLAIN, "--device=cpu")
+    assert code == 1
+    assert cells["sdpa", "mha", "causal", "fp32"]["failure"].startswith(failure)
+
+
+def test_an_eager_that_is_wrong_is_no_yardstick_for_itself(sabotage, examine):
+    sabotage("eager", compute=altered("eager", lambda out: 1.001 * out))
+    code, cells = examine("--variants=mha", "--masks=full", "--backends=eager", "--dtypes=fp32", "--device=cpu")
+    assert code == 1
+    assert cells["eager", "mha", "full", "fp32"]["failure"].startswith("its output is off")
+
+
+def test_a_row_without_keys_must_give_zeros(sabotage, examine):
+    def lie(out):
+        return torch.where((out == 0).all(dim=-1, keepdim=True), 1.0, out)
+
+    sabotage("sdpa", compute=altered("sdpa", lie))
+    code, cells = examine("--variants=mha", "--masks=causal,padded", "--dtypes=fp32", "--backends=sdpa", "--device=cpu")
+    assert code == 1
+    assert cells["sdpa", "mha", "causal", "fp32"]["failure"] is None
+    assert cells["sdpa", "mha", "padded", "fp32"]["failure"] == "gives a row without keys something else than zeros"
+
+
+def test_a_backend_must_not_accept_what_the_table_says_it_lacks(sabotage, examine):
+    sabotage("sdpa", refusal=lambda case: None)
+    code, cells = examine("--variants=additive", "--masks=causal", "--dtypes=fp32", "--backends=sdpa", "--device=cpu")
+    assert code == 1
+    failure = cells["sdpa", "additive", "causal", "fp32"]["failure"]
+    assert failure == "accepts scores that are no dot product, which support.LACKS says it lacks"
+
+
+def test_dropout_must_be_as_strong_as_asked_for(sabotage, examine):
+    eager = BACKENDS["eager"].compute
+    sabotage("eager", compute=lambda *arguments: eager(*arguments[:-1], 2 * arguments[-1]))
+    code, cells = examine("--variants=dropout", "--masks=causal", "--dtypes=fp32", "--backends=eager", "--device=cpu")
+    assert code == 1
+    assert cells["eager", "dropout", "causal", "fp32"]["failure"].startswith("its output is off")
+
+
+def test_auto_must_not_pick_a_slow_backend(sabotage, capsys):
+    compute = BACKENDS["sdpa"].compute
+
+    def slow(*arguments):
+        end = time.process_time() + 0.05
+        while time.process_time() < end:
+            pass
+        return compute(*arguments)
+
+    sabotage("sdpa", compute=slow)
+    code = doctor.main([*PLAIN[:3], "--backends=sdpa,flash", "--device=cpu"])
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "✗ sdpa mha causal fp32: auto picks it, which takes " in printed
+    assert printed.rstrip().endswith("1 fail.")
+
+
+def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(capsys):
+    code = doctor.main(["--variants=mha,dropout", "--masks=full,causal", "--dtypes=fp32", "--device=cpu"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert lines[1].split() == [
+        "attention",
+        "dtype",
+        "eager",
+        "sdpa",
+        "flash",
+        "flex",
+        "auto",
+        "×",
+        "output",
+        "gradient",
+    ]
+    numbers = r"\s+[\d.e-]+"
+    assert re.fullmatch(f"mha +fp32 +MM{numbers} +FF{numbers} +FF{numbers} +mm{numbers} +sdpa{3 * numbers} *", lines[2])
+    assert re.fullmatch(f"dropout +fp32 +MM{numbers} +MM{numbers} +·· +·· +eager{3 * numbers} *", lines[3])
+    assert "fa3 runs on CUDA, not on CPU: all" in lines
+    assert re.fullmatch(
+        r"24 cells in \d+ s: 12 ran \(2 forward only\), 12 refused. All do what the table says.", lines[-1]
+    )
+
+
+@pytest.mark.parametrize("axis", ["backends", "variants", "masks", "dtypes"])
+def test_a_name_that_is_none_exits_with_2_and_tells_the_choices(axis, capsys):
+    known = {"backends": BACKENDS, "variants": VARIANTS, "masks": MASKS, "dtypes": DTYPES}[axis]
+    with pytest.raises(SystemExit) as end:
+        doctor.main([f"--{axis}={next(iter(known))},nonsense"])
+    assert end.value.code == 2
+    assert f"nonsense: choose from {','.join(known)}" in capsys.readouterr().err
+
+
+def test_the_error_is_relative_to_the_largest_value():
+    exact = torch.tensor([1.0, -4.0, 2.0], dtype=torch.float64)
+    assert relative_error(torch.tensor([1.5, -4.0, 1.9]), exact) == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize(
+    ("names", "kernel"),
+    [
+        (["aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu"], "flash"),
+        (["aten::_scaled_dot_product_efficient_attention"], "efficient"),
+        (["aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math", "aten::bmm"], "math"),
+        (["torch_attn::_varlen_attn", "aten::_flash_attention_forward"], "varlen"),
+        (["Torch-Compiled Region: 0/0", "triton_tem_fused_flex_attention_0"], "triton"),
+        (["aten::_scaled_dot_product_flash_attention", "void flash::FlashAttnFwdSm90<...>"], "fa3"),
+    ],
+)
+def test_a_kernel_is_known_by_what_ran(names, kernel):
+    assert kernel_among(names) == kernel
+
+
+@pytest.mark.slow
+def test_this_machine_passes_in_less_than_two_minutes():
+    started = time.perf_counter()
+    ended = subprocess.run(
+        [sys.executable, "-m", "tinyformer.doctor", "--json", "--device=cpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.perf_counter() - started
+    cells = json.loads(ended.stdout)["cells"]
+    assert [cell for cell in cells if cell["failure"]] == []
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert {(cell["backend"], cell["variant"], cell["mask"], cell["dtype"]) for cell in cells} == {
+        (backend, variant.name, mask, dtype)
+        for backend in BACKENDS
+        for variant in VARIANTS.values()
+        for mask in variant.masks
+        for dtype in DTYPES
+    }
+    assert seconds < 120

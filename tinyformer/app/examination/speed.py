@@ -1,0 +1,85 @@
+"""How long a backend takes: the heads alone, forward and backward, without their projections.
+
+On CPU in the processor time of one thread, which other processes on the machine hardly change, and without the page
+faults of `malloc`, which returns large blocks to the system or keeps them as its history would have it: they make
+either side a third slower from process to process. On CUDA in wall time, between two synchronisations.
+"""
+
+import ctypes
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tinyformer.app.examination.exactness import Problem, arithmetic
+from tinyformer.nn.support import Backend
+
+WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15
+BUDGET_SECONDS = 0.15
+"""After which a comparison stops, once it has had the least rounds."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt(3)
+
+
+def keep_memory() -> None:
+    """Let `malloc` keep large blocks for the next pass, where the C library is glibc."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**30)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def _cuda_seconds() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+CLOCKS = {"cpu": time.process_time, "cuda": _cuda_seconds}
+
+
+def heads_pass(problem: Problem, backend: Backend, dtype: torch.dtype, gradient: bool) -> Callable[[], None]:
+    """One pass of a backend over a problem's queries, keys and values, which are projected beforehand."""
+    module = problem.module
+    context = problem.inputs[1] if problem.crosses else None
+    with torch.no_grad(), arithmetic(problem.device, dtype):
+        q, k, v = module.project(problem.inputs[0], context)
+    leaves = [x.detach().requires_grad_(gradient) for x in (q, k, v)] + list(module.parameters())
+    upstream = torch.randn(*q.shape[:3], v.shape[-1], device=v.device, dtype=v.dtype)
+
+    def run() -> None:
+        module.resolved = backend
+        with torch.set_grad_enabled(gradient), arithmetic(problem.device, dtype):
+            output = module.attend(leaves[0], leaves[1], leaves[2], problem.mask, problem.crosses)
+        if gradient:
+            torch.autograd.grad(output, leaves, upstream, allow_unused=True)
+
+    return run
+
+
+def median_seconds(passes: Mapping[str, Callable[[], None]], device: str) -> dict[str, float]:
+    """The median times of passes, in turns, so that what slows the machine down slows all of them down.
+
+    A pass that is compared with none is measured once.
+    """
+    clock, started = CLOCKS[device], time.perf_counter()
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for round_ in range(WARM_UPS + (MAX_ROUNDS if len(passes) > 1 else 1)):
+        if round_ >= WARM_UPS + MIN_ROUNDS and time.perf_counter() - started > BUDGET_SECONDS:
+            break
+        for name in sorted(passes, reverse=bool(round_ % 2)):
+            begun = clock()
+            passes[name]()
+            times[name].append(clock() - begun)
+    return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
+
+
+def peak_memory(run: Callable[[], None], device: str) -> int | None:
+    """The most bytes that a pass holds at once beside what was held before; unknown on CPU."""
+    if device != "cuda":
+        return None
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,230 @@
+"""Whether a backend does what the documented table says, for each attention, mask and dtype.
+
+A cell fails the examination when its backend
+
+- crashes or is wrong where it accepts: its error against float64 is more than `FACTOR` times that of eager's arithmetic
+  in the same dtype, unless it is below what rounding the result once may cost (`FLOOR`); or it is beyond `CEILING`;
+- gives a row without keys something else than zeros, or anything that is not finite;
+- accepts what `support.LACKS` says it lacks, or refuses what it computes rightly when it is called all the same;
+- is `auto`'s choice, and takes more than `MAX_SLOWDOWN` times as long as the fastest that ran.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from tinyformer.app.examination.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, TIMED_SHAPE, VARIANTS
+from tinyformer.app.examination.exactness import Errors, Problem, watched_kernel
+from tinyformer.app.examination.speed import heads_pass, median_seconds, peak_memory
+from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
+from tinyformer.nn.support import Backend
+
+FACTOR = 4.0
+FLOOR = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
+CEILING = {torch.float32: 1e-4, torch.bfloat16: 0.2}
+MAX_SLOWDOWN = 1.1
+ATTEMPTS = 3
+"""Another process can only make a ratio of times wrong for a while: the best attempt is the one that it spared."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What became of one backend on one attention, mask and dtype.
+
+    Args:
+        backend: its name in `BACKENDS`.
+        variant: of the attention.
+        mask: its name.
+        dtype: its short name.
+        status: "ran", "refused" or "crashed".
+        kernel: that computed attention, as seen by the profiler.
+        output_error: max|a - b| / max|b| against eager in float64.
+        gradient_error: the largest such error of a gradient, of inputs and parameters; none where it has no backward.
+        seconds: of the heads, forward and backward; forward alone where there is no backward.
+        peak_memory: bytes that such a pass holds at once; known on CUDA.
+        auto: whether `auto` picks this backend.
+        slowdown: of auto's choice, its time over that of the fastest.
+        reason: why it refuses, has no backward, or crashed.
+        failure: why it fails the examination.
+    """
+
+    backend: str
+    variant: str
+    mask: str
+    dtype: str
+    status: str
+    kernel: str | None = None
+    output_error: float | None = None
+    gradient_error: float | None = None
+    seconds: float | None = None
+    peak_memory: int | None = None
+    auto: bool = False
+    slowdown: float | None = None
+    reason: str | None = None
+    failure: str | None = None
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether it computed gradients."""
+        return self.gradient_error is not None
+
+    def __str__(self) -> str:
+        return f"{self.backend} {self.variant} {self.mask} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A backend's try at a problem, and what is wrong with the result."""
+
+    kernel: str
+    errors: Errors
+    wrong: str | None
+
+
+def examine(
+    backends: Sequence[str],
+    variants: Sequence[str],
+    masks: Sequence[str],
+    dtypes: Sequence[str],
+    device: torch.device,
+    full: bool = False,
+) -> Iterator[list[Cell]]:
+    """The cells of one attention, mask and dtype after another.
+
+    Args:
+        backends: names in `BACKENDS`.
+        variants: names in `VARIANTS`.
+        masks: names in `MASKS`.
+        dtypes: names in `DTYPES`.
+        device: where.
+        full: at a realistic size.
+    """
+    for variant in (VARIANTS[name] for name in variants):
+        for mask in (name for name in masks if name in variant.masks):
+            torch.compiler.reset()  # after eight kernels, flex would be compiled no more
+            problem = Problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
+            timed = problem if full else Problem(variant, mask, TIMED_SHAPE, device)
+            for dtype in dtypes:
+                cells = [_exactness(problem, Cell(name, variant.name, mask, dtype, "refused")) for name in backends]
+                yield _with_speed(timed, cells, DTYPES[dtype])
+
+
+def _exactness(problem: Problem, cell: Cell) -> Cell:
+    """The cell with all but the speed."""
+    backend, dtype = BACKENDS[cell.backend], DTYPES[cell.dtype]
+    training, inference = problem.case(dtype), problem.case(dtype, gradient=False)
+    refusal = _refusal(cell.backend, training)
+    if refusal is None:
+        return _accepted(problem, cell, training, gradient=True)
+    if _refuses_in_vain(problem, backend, training):
+        return replace(cell, reason=refusal, failure=f"refuses what it computes: {refusal}")
+    if _refusal(cell.backend, inference) is None:
+        reason = f"forward only: {backend.refusal(training)}"
+        return _accepted(problem, replace(cell, reason=reason), inference, gradient=False)
+    return replace(cell, reason=refusal)
+
+
+def _refusal(name: str, case: AttentionCase) -> str | None:
+    try:
+        select_backend(name, case)
+    except ValueError as refusal:
+        return str(refusal)
+    return None
+
+
+def _lacking(backend: Backend, case: AttentionCase) -> str:
+    return " or ".join(sorted(case.features & LACKS.get((backend.name, case.device), frozenset())))
+
+
+def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool) -> Cell:
+    backend = BACKENDS[cell.backend]
+    try:
+        attempt = _attempt(problem, backend, case.dtype, gradient)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return replace(cell, status="crashed", reason=reason, failure=f"crashes: {reason.splitlines()[0]}")
+    lacking = _lacking(backend, case)
+    return replace(
+        cell,
+        status="ran",
+        kernel=attempt.kernel,
+        output_error=attempt.errors.output,
+        gradient_error=attempt.errors.gradient,
+        failure=f"accepts {lacking}, which support.LACKS says it lacks" if lacking else attempt.wrong,
+    )
+
+
+def _refuses_in_vain(problem: Problem, backend: Backend, case: AttentionCase) -> bool:
+    """Whether a backend that refuses a case computes it rightly, called all the same."""
+    if (backend.name, case.device) not in LACKS:
+        return False  # there is nothing to call: no such kernel for the device, or its package is not installed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells why it has no kernel, which is what we expect
+        try:
+            return _attempt(problem, backend, case.dtype, gradient=True).wrong is None
+        except Exception:
+            return False
+
+
+def _attempt(problem: Problem, backend: Backend, dtype: torch.dtype, gradient: bool) -> Attempt:
+    with watched_kernel() as kernel:
+        solution = problem.solve(backend, dtype, gradient)
+    errors = problem.errors(backend, solution, dtype)
+    wrong = problem.row_without_keys(solution) or _excess(errors, problem.eager_errors(dtype), dtype)
+    return Attempt(kernel(), errors, wrong)
+
+
+def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
+    """Which error is too large, if one is."""
+    pairs = {"output": (errors.output, eager.output), "gradient": (errors.gradient, eager.gradient)}
+    for name, (error, yardstick) in pairs.items():
+        allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))
+        if error is not None and not error <= allowed:
+            return f"its {name} is off by {error:.1e}, and {allowed:.1e} is allowed"
+    return None
+
+
+def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> list[Cell]:
+    """The cells of a row with their times, and how auto's choice compares."""
+    chosen, device = select_backend("auto", problem.case(dtype)).name, problem.device.type
+    right = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
+    passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in right}
+    compared = {cell.backend: passes[cell.backend] for cell in right if cell.has_backward}
+    trained, slowdown = _compare(compared, chosen, device)
+    seconds = trained | {
+        name: median_seconds({name: passes[name]}, device)[name] for name in passes if name not in compared
+    }
+    timed = [
+        replace(
+            cell,
+            seconds=seconds.get(cell.backend),
+            peak_memory=peak_memory(passes[cell.backend], device) if cell.backend in passes else None,
+            auto=cell.backend == chosen,
+        )
+        for cell in cells
+    ]
+    return [_judged(cell, slowdown, trained) if cell.auto and slowdown is not None else cell for cell in timed]
+
+
+def _compare(
+    compared: Mapping[str, Callable[[], None]], chosen: str, device: str
+) -> tuple[dict[str, float], float | None]:
+    """The times of the best attempt, and in it the choice's over the shortest."""
+    if chosen not in compared:
+        return median_seconds(compared, device), None
+    best: tuple[dict[str, float], float] = {}, float("inf")
+    for _ in range(ATTEMPTS):
+        seconds = median_seconds(compared, device)
+        best = min(best, (seconds, seconds[chosen] / min(seconds.values())), key=lambda attempt: attempt[1])
+        if best[1] <= MAX_SLOWDOWN:
+            break
+    return best
+
+
+def _judged(cell: Cell, slowdown: float, compared: Mapping[str, float]) -> Cell:
+    """Auto's choice, with how it compares."""
+    fastest = min(compared, key=compared.__getitem__)
+    slow = f"auto picks it, which takes {slowdown:.2f} times as long as {fastest}"
+    return replace(cell, slowdown=slowdown, failure=slow if slowdown > MAX_SLOWDOWN else cell.failure)
