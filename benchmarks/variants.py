@@ -1,7 +1,9 @@
-"""Every attention variant at equal steps: python benchmarks/variants.py data.files=shakespeare.txt
+"""Every attention variant at equal steps.
 
-Trains each variant by `train.py` on the same text and writes `benchmarks/results/variants.json` and the README's table.
-Arguments are overrides for all of them; those of `EQUAL` stand before. On 2 CPU cores it takes about 10 minutes.
+    python benchmarks/variants.py data.files=shakespeare.txt
+
+Trains each variant by `train.py` on the same text, writes `benchmarks/results/variants.json`, and prints the README's
+table. Arguments are overrides for all of them, after those of `EQUAL`. On 2 CPU cores it takes about 15 minutes.
 """
 
 import json
@@ -15,7 +17,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-EQUAL = ["model=nano", "data=text", "tokenizer=char", "trainer.max_steps=200", "generate.num_tokens=1"]
+EQUAL = [
+    "model=nano",
+    "model.max_seq_len=128",
+    "data=text",
+    "data.batch_size=16",
+    "tokenizer=char",
+    "trainer.max_steps=200",
+    "generate.num_tokens=1",
+]
 """What all variants share, unless an argument says otherwise: 200 steps of 16 x 128 characters."""
 
 VARIANTS = {
@@ -74,20 +84,24 @@ def table(rows: dict[str, dict[str, object]]) -> str:
 def main() -> None:
     """Train all, print the table, and write the figures."""
     given = sys.argv[1:]
+    files = [Path(word.partition("=")[2]) for word in given if word.startswith("data.files=")]
+    if len(files) != 1 or not files[0].is_file():
+        sys.exit("One text is needed: python benchmarks/variants.py data.files=shakespeare.txt")
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, overrides in VARIANTS.items():
-            results = train([*overrides, *given], Path(folder) / name.replace(" ", "_").replace(",", ""))
+        for number, (name, overrides) in enumerate(VARIANTS.items()):
+            results = train([*overrides, *given], Path(folder) / f"run-{number}")
             kept = ("val/loss", "num_parameters", "attention_kernel", "seconds", "steps", "device", "precision")
             rows[name] = {"overrides": overrides, **{key: results[key] for key in kept}}
             print(f"{name:<24} {results['val/loss']:.4f}  {results['num_parameters']:,}", flush=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
     record = {
         "command": ["python", "benchmarks/variants.py", *(Path(word).name for word in given)],
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
+        "commit": commit.strip(),
         "equal": EQUAL,
+        "unigram_entropy": unigram_entropy(files[0].read_text()),
         "variants": rows,
     }
     target = ROOT / "benchmarks" / "results" / "variants.json"

@@ -277,7 +277,7 @@ def test_the_interpolations_of_our_files_are_trusted(text):
 
 @pytest.mark.parametrize("score", ["os.system", "mine.Score", "${data.name}", "tinyformer.checkpoint.torch.load"])
 def test_a_stored_score_is_one_of_ours(score):
-    with pytest.raises(ValueError, match="NODE.score="):
+    with pytest.raises(ValueError, match=r"NODE\.score="):
         require_trusted({"attention": {"_target_": "tinyformer.nn.Attention", "score": score}}, Path("x.ckpt"))
 
 

@@ -4,6 +4,7 @@ Lines that train are shortened by `trainer.max_steps`. Only these are adapted ot
 - the two `pip install` lines: `.ci/run` runs the second as it stands, and the first is its beginning;
 - `trainer=gpu` and the Hub (`data=tinystories`, `data=hub`, `experiment=` without `data=text`), which need what a test
   machine may lack: they run on the CPU and on a local text;
+- `python -m tinyformer.doctor` looks at one variant; all of them are a slow test, `tests/test_doctor.py`;
 - placeholders: `outputs/…` is a run of the test's own, `book.txt` and `other.txt` are texts that it writes.
 """
 
@@ -16,14 +17,18 @@ from pathlib import Path
 import pytest
 from programs import ROOT, SMALL, Program
 
+from tinyformer.nn import LACKS, Feature
+
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 SHELL = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines() if line]
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 INSTALL = [line for line in SHELL if line.startswith("pip install")]
-PROGRAMS = [line for line in SHELL if line not in INSTALL]
+MODULES = [line for line in SHELL if line.startswith("python -m")]
+PROGRAMS = [line for line in SHELL if line not in INSTALL + MODULES]
 
 ADAPTED = {
+    "python -m tinyformer.doctor": "python -m tinyformer.doctor --variants mha --dtypes fp32",
     "data=tinystories trainer=gpu": "data=text data.files=book.txt trainer=cpu model.num_layers=1",
     "data=hub data.path=roneneldan/TinyStories": "data=text data.files=book.txt",
     "experiment=shakespeare_gpu trainer=gpu": "experiment=shakespeare_gpu trainer=cpu data=text data.files=book.txt",
@@ -68,6 +73,14 @@ def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest
     assert "val loss" in ended.out or "test loss" in ended.out
 
 
+@pytest.mark.parametrize("line", MODULES)
+def test_module_line(line: str, tmp_path: Path) -> None:
+    command = [sys.executable, *shlex.split(adapted(line))[1:]]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "mha" in ended.stdout
+
+
 def test_python_blocks(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", PYTHON[0]], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -79,6 +92,16 @@ def test_the_table_of_axes_lists_every_choice() -> None:
     for group in ("attention", "position", "block", "feed_forward", "norm", "model", "data", "tokenizer", "optimizer"):
         choices = {file.stem for file in (ROOT / "conf" / group).glob("[!_]*.yaml")}
         assert choices <= set(re.findall(r"`(\w+)`", rows[group])), group
+
+
+def test_the_table_of_backends_is_that_of_the_code() -> None:
+    def where(backend: str, feature: Feature) -> str:
+        able = [device.upper() for device in ("cpu", "cuda") if feature not in LACKS[backend, device]]
+        return " ".join(able) or "–"
+
+    for feature in Feature:
+        cells = [feature.value, "CPU CUDA", *(where(backend, feature) for backend in ("sdpa", "flash", "flex"))]
+        assert f"| {' | '.join(cells)} |" in README
 
 
 def test_the_picture_is_there() -> None:

@@ -11,6 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
 
 FUSED = ("sdpa", "flash")
+TRAINABLE = ("eager", *FUSED)
+"""The backends that train on CPU."""
+ON_CPU = (*TRAINABLE, "flex")
+"""Those that compute there; flex forward only."""
 MASKS = ("full", "causal", "padded", "causal+padded")
 
 
@@ -30,7 +34,13 @@ class Case:
         return f"{self.q_seq}x{self.k_seq}-d{self.head_dim}-{self.mask}"
 
     def attention_mask(self, device: str = "cpu") -> AttentionMask:
-        return make_mask(self.mask, [max(1, 2 * self.k_seq // 3)] + [0] * (self.batch - 1), device)
+        mask = make_mask(self.mask, [max(1, 2 * self.k_seq // 3)] + [0] * (self.batch - 1), device)
+        if "documents" in self.mask:  # three in the first row, two in the others
+            ids = torch.zeros(self.batch, self.k_seq, dtype=torch.long, device=device)
+            ids[0, self.k_seq // 4 :] += 1
+            ids[:, self.k_seq // 2 :] += 1
+            mask = replace(mask, documents=ids)
+        return mask.within(max(1, self.k_seq // 3)) if "window" in self.mask else mask
 
 
 def make_mask(kind: str, lengths: list[int], device: str = "cpu") -> AttentionMask:
@@ -57,10 +67,13 @@ def inputs(case: Case, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor,
 
 
 def run_backend(name: str, case: Case, values: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """The output of a backend and its gradients of q, k and v."""
+    """The output of a backend and its gradients of q, k and v; on CPU flex has the output alone."""
+    mask, scoring = case.attention_mask(values[0].device.type), Scoring(case.head_dim**-0.5)
+    if name == "flex" and values[0].device.type == "cpu":
+        with torch.no_grad():
+            return {"out": BACKENDS[name].compute(*values[:3], mask, scoring)}
     q, k, v = (x.detach().clone().requires_grad_() for x in values[:3])
-    mask = case.attention_mask(q.device.type)
-    out = BACKENDS[name].compute(q, k, v, mask, Scoring(case.head_dim**-0.5))
+    out = BACKENDS[name].compute(q, k, v, mask, scoring)
     grads = torch.autograd.grad(out, (q, k, v), values[3])
     return dict(zip(("out", "q", "k", "v"), (out.detach(), *grads), strict=True))
 

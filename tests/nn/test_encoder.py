@@ -5,7 +5,7 @@ import torch
 from model_cases import make_encoder, token_ids
 from torch import nn
 
-from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, Residual, RotaryPosition
+from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, Residual, RotaryPosition, Shared, T5Position
 
 CAUSAL = AttentionMask(causal=True)
 
@@ -37,6 +37,25 @@ def test_layers_share_nothing():
         assert len({id(part) for part in parts}) == 3
     pointers = [parameter.data_ptr() for parameter in encoder.parameters()]
     assert len(set(pointers)) == len(pointers)
+
+
+def test_layers_share_a_position_where_they_are_told_to_and_nothing_else():
+    t5 = partial(T5Position, 4)
+    own, shared = (make_encoder(num_layers=3, attention_position=p, position=False) for p in (t5, Shared(t5)))
+    for encoder, tables in ((own, 3), (shared, 1)):
+        assert len({id(layer.attention.position) for layer in encoder.layers}) == tables
+        assert sum(parameter.shape == (32, 4) for parameter in encoder.parameters()) == tables
+    others = [{id(part) for part in layer.modules()} - {id(layer.attention.position)} for layer in shared.layers]
+    embedding = {id(part) for part in shared.layers[0].attention.position.modules()}
+    assert (others[0] & others[1]) | (others[1] & others[2]) | (others[0] & others[2]) <= embedding
+    # Its gradient is that of all layers together.
+    with torch.no_grad():
+        own.load_state_dict(shared.state_dict())
+    for encoder in (own, shared):
+        encoder(token_ids(), CAUSAL).square().sum().backward()
+    gradients = [layer.attention.position.embedding.weight.grad for layer in own.layers]
+    expected = torch.stack(gradients).sum(0)
+    torch.testing.assert_close(shared.layers[0].attention.position.embedding.weight.grad, expected)
 
 
 def test_layers_begin_with_different_weights():

@@ -46,44 +46,140 @@ def test_causal_and_lengths_must_both_hold():
     [
         pytest.param(AttentionMask(causal=True), 4, True, id="causal"),
         pytest.param(AttentionMask(causal=True), 3, False, id="fewer-queries"),
-        pytest.param(AttentionMask(), 4, False, id="full"),
+        pytest.param(AttentionMask(), 4, True, id="full"),
         pytest.param(AttentionMask(causal=True, lengths=torch.tensor([4])), 4, False, id="padded"),
+        pytest.param(AttentionMask(causal=True, documents=torch.zeros(1, 4).long()), 4, False, id="documents"),
+        pytest.param(AttentionMask(window=9), 4, False, id="window"),
+        pytest.param(AttentionMask(), 3, True, id="full-fewer-queries"),
     ],
 )
-def test_only_plain_causal_self_attention_needs_no_mask_in_memory(mask, q_seq, expected):
-    assert mask.is_square_causal(q_seq, 4) is expected
+def test_only_full_and_causal_self_attention_need_no_mask_in_memory(mask, q_seq, expected):
+    assert mask.is_plain(q_seq, 4) is expected
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    causal=st.booleans(),
-    q_seq=st.integers(1, 6),
-    k_seq=st.integers(1, 6),
-    lengths=st.none() | st.lists(st.integers(0, 6), min_size=1, max_size=3),
+@pytest.mark.parametrize(
+    ("mask", "rows"),
+    [
+        pytest.param(AttentionMask(window=1), ["x....", ".x...", "..x..", "...x.", "....x"], id="itself"),
+        pytest.param(AttentionMask(window=3), ["xx...", "xxx..", ".xxx.", "..xxx", "...xx"], id="odd"),
+        pytest.param(AttentionMask(window=4), ["xx...", "xxx..", "xxxx.", ".xxxx", "..xxx"], id="even"),
+        pytest.param(AttentionMask(True, window=1), ["x....", ".x...", "..x..", "...x.", "....x"], id="causal-itself"),
+        pytest.param(AttentionMask(True, window=3), ["x....", "xx...", "xxx..", ".xxx.", "..xxx"], id="causal"),
+        pytest.param(
+            AttentionMask(True, torch.tensor([4]), window=2),
+            ["x....", "xx...", ".xx..", "..xx.", "...x."],
+            id="causal-padded",
+        ),
+        pytest.param(
+            AttentionMask(documents=torch.tensor([[0, 0, 1, 1, 2]])),
+            ["xx...", "xx...", "..xx.", "..xx.", "....x"],
+            id="documents",
+        ),
+        pytest.param(
+            AttentionMask(True, documents=torch.tensor([[3, 3, 3, 7, 7]])),
+            ["x....", "xx...", "xxx..", "...x.", "...xx"],
+            id="causal-documents",
+        ),
+        pytest.param(
+            AttentionMask(True, torch.tensor([4]), torch.tensor([[0, 0, 0, 1, 1]]), 2),
+            ["x....", "xx...", ".xx..", "...x.", "...x."],
+            id="all-at-once",
+        ),
+    ],
 )
-def test_an_empty_row_is_always_announced(causal, q_seq, k_seq, lengths):
-    mask = AttentionMask(causal, None if lengths is None else torch.tensor(lengths))
+def test_windows_and_documents_as_drawn(mask, rows):
+    assert torch.equal(mask.dense(5, 5, CPU)[0, 0], grid(rows))
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows"),
+    [
+        pytest.param(AttentionMask(True, window=3), ["..xxx.", "...xxx"], id="causal-window"),
+        pytest.param(AttentionMask(window=4), ["..xxxx", "...xxx"], id="window"),
+        pytest.param(AttentionMask(True, documents=torch.tensor([[0, 0, 0, 1, 1, 1]])), ["...xx.", "...xxx"], id="doc"),
+    ],
+)
+def test_with_fewer_queries_they_are_the_last_rows(mask, rows):
+    assert torch.equal(mask.dense(2, 6, CPU)[0, 0], grid(rows))
+
+
+def test_documents_are_those_of_each_row():
+    allowed = AttentionMask(documents=torch.tensor([[0, 0, 1], [0, 1, 1]])).dense(3, 3, CPU)
+    assert torch.equal(allowed[0, 0], grid(["xx.", "xx.", "..x"]))
+    assert torch.equal(allowed[1, 0], grid(["x..", ".xx", ".xx"]))
+
+
+@pytest.mark.parametrize(
+    ("window", "causal", "span"),
+    [
+        (None, False, (-1, -1)),
+        (None, True, (-1, 0)),
+        (1, True, (0, 0)),
+        (5, True, (4, 0)),
+        (5, False, (2, 2)),
+        (4, False, (2, 1)),
+        (1, False, (0, 0)),
+        (2, False, (1, 0)),
+    ],
+)
+def test_the_span_of_a_window(window, causal, span):
+    assert AttentionMask(causal, window=window).span == span
+    assert AttentionMask(causal).within(window).span == span
+
+
+def test_within_keeps_the_rest():
+    mask = AttentionMask(True, torch.tensor([2]), torch.tensor([[0, 0, 1]]))
+    assert mask.within(None) is mask
+    narrow = mask.within(2)
+    assert (narrow.causal, narrow.lengths, narrow.documents, narrow.window) == (True, mask.lengths, mask.documents, 2)
+
+
+MASKS_OF_ANY_KIND = {
+    "causal": st.booleans(),
+    "q_seq": st.integers(1, 6),
+    "k_seq": st.integers(1, 6),
+    "lengths": st.none() | st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    "window": st.none() | st.integers(1, 7),
+}
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(**MASKS_OF_ANY_KIND)
+def test_an_empty_row_is_always_announced(causal, q_seq, k_seq, lengths, window):
+    mask = AttentionMask(causal, None if lengths is None else torch.tensor(lengths), window=window)
     allowed = mask.dense(q_seq, k_seq, CPU)
     has_empty_row = allowed is not None and bool((~allowed).all(dim=-1).any())
     assert mask.may_leave_rows_empty(q_seq, k_seq) or not has_empty_row
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    causal=st.booleans(),
-    q_seq=st.integers(1, 6),
-    k_seq=st.integers(1, 6),
-    lengths=st.none() | st.lists(st.integers(0, 6), min_size=1, max_size=3),
-)
-def test_each_cell_follows_the_definition(causal, q_seq, k_seq, lengths):
-    allowed = AttentionMask(causal, None if lengths is None else torch.tensor(lengths)).dense(q_seq, k_seq, CPU)
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(**MASKS_OF_ANY_KIND, cut=st.none() | st.integers(1, 5))
+def test_each_cell_follows_the_definition(causal, q_seq, k_seq, lengths, window, cut):
+    cut = None if q_seq > k_seq else cut
     batch = len(lengths or [0])
+    mask = AttentionMask(
+        causal,
+        None if lengths is None else torch.tensor(lengths),
+        None if cut is None else torch.arange(k_seq).ge(cut).long().expand(batch, -1),
+        window,
+    )
+    allowed = mask.dense(q_seq, k_seq, CPU)
     expected = torch.ones(batch, 1, q_seq, k_seq, dtype=torch.bool)
     for b in range(batch):
-        for i in range(q_seq):
+        for row in range(q_seq):
+            i = k_seq - q_seq + row
             for j in range(k_seq):
-                is_past = not causal or j <= k_seq - q_seq + i
+                is_past = not causal or j <= i
                 is_real = lengths is None or j < lengths[b]
-                expected[b, 0, i, j] = is_past and is_real
+                is_same = cut is None or (i < cut) == (j < cut)
+                is_near = window is None or (i - window < j if causal else -(window // 2) <= j - i < (window + 1) // 2)
+                expected[b, 0, row, j] = is_past and is_real and is_same and is_near
     assert allowed is None or torch.equal(allowed.expand_as(expected), expected)
     assert allowed is not None or expected.all()
+
+
+def test_a_query_before_the_first_key_is_in_no_document():
+    mask = AttentionMask(documents=torch.tensor([[0, 0, 1]]))
+    expected = [[0, 0, 0], [0, 0, 0], [1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert mask.dense(5, 3, CPU)[0, 0].int().tolist() == expected
+    assert mask.may_leave_rows_empty(5, 3)

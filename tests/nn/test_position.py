@@ -3,10 +3,22 @@ from functools import partial
 
 import pytest
 import torch
+from attention_cases import error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from variants import attend_by_loops, make, projected, tokens
 
-from tinyformer.nn import Attention, LearnedPosition, RotaryPosition, SinusoidalPosition
+from tinyformer.nn import (
+    ALiBi,
+    Attention,
+    AttentionMask,
+    LearnedPosition,
+    RotaryPosition,
+    Shared,
+    ShawPosition,
+    SinusoidalPosition,
+    T5Position,
+)
 
 
 def test_sinusoidal_follows_the_papers_formula():
@@ -52,7 +64,7 @@ def test_learned_adds_one_vector_for_each_position():
 def test_rotary_turns_each_pair_by_the_papers_angle():
     head_dim = 6
     x = torch.randn(1, 1, 20, head_dim, generator=torch.Generator().manual_seed(0))
-    out = RotaryPosition(32, head_dim)(x)
+    out = RotaryPosition(32, head_dim).rotate(x)
     for pos in (0, 1, 13):
         for i in range(head_dim // 2):
             angle = pos / 10_000 ** (2 * i / head_dim)
@@ -66,12 +78,12 @@ def test_rotary_by_hand_in_two_dimensions():
     # At position 1 the only frequency is 1 radian: (1, 0) becomes (cos 1, sin 1).
     x = torch.tensor([1.0, 0.0]).expand(1, 1, 2, 2)
     expected = torch.tensor([[[[1.0, 0.0], [math.cos(1), math.sin(1)]]]])
-    torch.testing.assert_close(RotaryPosition(2, 2)(x), expected)
+    torch.testing.assert_close(RotaryPosition(2, 2).rotate(x), expected)
 
 
 def test_rotary_takes_another_base():
     x = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 4, 4)
-    out = RotaryPosition(4, 4, base=100.0)(x)
+    out = RotaryPosition(4, 4, base=100.0).rotate(x)
     assert out[0, 0, 3, 1].item() == pytest.approx(math.cos(0.3), abs=1e-6)
 
 
@@ -81,7 +93,7 @@ def test_rotary_scores_depend_on_the_distance_alone(first, distance, shift):
     random = torch.Generator().manual_seed(first)
     q, k = torch.randn(2, 1, 1, 1, 32, generator=random)
     position = RotaryPosition(2048, 32)
-    turned_q, turned_k = (position(x.expand(1, 1, 2000, 32))[0, 0] for x in (q, k))
+    turned_q, turned_k = (position.rotate(x.expand(1, 1, 2000, 32))[0, 0] for x in (q, k))
     score = turned_q[first + distance] @ turned_k[first]
     shifted = turned_q[first + distance + shift] @ turned_k[first + shift]
     assert score.item() == pytest.approx(shifted.item(), abs=2e-5)
@@ -90,7 +102,7 @@ def test_rotary_scores_depend_on_the_distance_alone(first, distance, shift):
 def test_rotary_scores_depend_on_the_direction_of_the_distance():
     q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0))
     position = RotaryPosition(16, 8)
-    turned_q, turned_k = (position(x.expand(1, 1, 16, 8))[0, 0] for x in (q, k))
+    turned_q, turned_k = (position.rotate(x.expand(1, 1, 16, 8))[0, 0] for x in (q, k))
     assert abs((turned_q[5] @ turned_k[8]).item() - (turned_q[8] @ turned_k[5]).item()) > 1e-2
 
 
@@ -98,7 +110,7 @@ def test_rotary_scores_depend_on_the_direction_of_the_distance():
 @given(seq=st.integers(1, 300), half=st.integers(1, 64), heads=st.integers(1, 4))
 def test_rotary_preserves_length_and_shape(seq, half, heads):
     x = torch.randn(2, heads, seq, 2 * half, generator=torch.Generator().manual_seed(seq))
-    out = RotaryPosition(300, 2 * half)(x)
+    out = RotaryPosition(300, 2 * half).rotate(x)
     assert out.shape == x.shape
     torch.testing.assert_close(out.norm(dim=-1), x.norm(dim=-1), rtol=1e-5, atol=1e-5)
     assert torch.equal(out[:, :, 0], x[:, :, 0])
@@ -107,17 +119,17 @@ def test_rotary_preserves_length_and_shape(seq, half, heads):
 def test_rotary_keeps_the_dtype_and_turns_in_fp32():
     x = torch.randn(1, 1, 500, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
     position = RotaryPosition(512, 32)
-    out = position(x)
+    out = position.rotate(x)
     assert out.dtype == torch.bfloat16
-    assert torch.equal(out, position(x.float()).bfloat16())
+    assert torch.equal(out, position.rotate(x.float()).bfloat16())
 
 
 def test_rotary_angles_are_exact_at_far_positions():
     x = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(1, 1, 1, 4)
     position = RotaryPosition(100_001, 4, base=7.0)
-    far = position(x.expand(1, 1, 100_001, 4))[0, 0, -1]
+    far = position.rotate(x.expand(1, 1, 100_001, 4))[0, 0, -1]
     assert far[0].item() == pytest.approx(math.cos(100_000), abs=1e-6)
-    second = position(torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 100_001, 4))[0, 0, -1]
+    second = position.rotate(torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 100_001, 4))[0, 0, -1]
     # An angle of 38,000 radians that passed through fp32 would be off by 2e-3.
     assert second[1].item() == pytest.approx(math.cos(100_000 / math.sqrt(7)), abs=1e-6)
 
@@ -125,10 +137,123 @@ def test_rotary_angles_are_exact_at_far_positions():
 def test_rotary_refuses_an_odd_head_and_names_one_that_works():
     with pytest.raises(ValueError, match=r"attention\.head_dim=5 .* 6 works"):
         Attention(15, 3, position=partial(RotaryPosition, 8))
-    assert RotaryPosition(8, 6)(torch.zeros(1, 1, 8, 6)).shape == (1, 1, 8, 6)
+    assert RotaryPosition(8, 6).rotate(torch.zeros(1, 1, 8, 6)).shape == (1, 1, 8, 6)
 
 
 @pytest.mark.parametrize("position", [SinusoidalPosition(8, 4), RotaryPosition(8, 4)], ids=["sinusoidal", "rotary"])
 def test_tables_are_no_part_of_the_weights(position):
     assert list(position.state_dict()) == []
     assert list(position.parameters()) == []
+
+
+# What is added to the scores. `variants.attend_by_loops` knows neither of tinyformer nor of torch's kernels.
+
+
+def assert_loops(attention: Attention, score, causal: bool, **rest) -> None:
+    attention, x = attention.double(), tokens(2, 9).double()
+    heads = attend_by_loops(*attention.project(x), score, sees=lambda i, j: not causal or j <= i, **rest)
+    assert error(attention(x, AttentionMask(causal)), projected(heads, attention)) <= 1e-12
+
+
+def test_alibis_slopes_are_those_of_the_paper():
+    # Of 8 heads 1/2, 1/4, …, 1/256; of 12 heads those of 8, then every other one of 16, which are powers of 2^-½.
+    eight = [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]
+    assert ALiBi(8).slopes.tolist() == eight
+    twelve = [*eight, 0.70710678, 0.35355339, 0.17677670, 0.08838835]
+    assert ALiBi(12).slopes.tolist() == pytest.approx(twelve, rel=1e-6)
+    assert ALiBi(1).slopes.tolist() == [2**-8]
+    assert ALiBi(4).slopes.tolist() == [0.25, 0.0625, 0.015625, 0.00390625]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_alibi_takes_off_the_slope_times_the_distance(causal):
+    slopes = [0.25, 0.0625, 0.015625, 0.00390625]
+    score = lambda h, q, k, i, j: 8**-0.5 * float(q @ k) - slopes[h] * abs(i - j)  # noqa: E731
+    assert_loops(make("alibi"), score, causal)
+
+
+BIDIRECTIONAL = {0: 0, -1: 1, -7: 7, -8: 8, -11: 8, -12: 9, -15: 9, -16: 10, -22: 10, -23: 11, -32: 12, -64: 14}
+BIDIRECTIONAL |= {-127: 15, -128: 15, -5000: 15, 1: 17, 7: 23, 8: 24, 12: 25, 23: 27, 64: 30, 127: 31, 5000: 31}
+ONE_WAY = {5: 0, 1: 0, 0: 0, -1: 1, -15: 15, -16: 16, -31: 21, -64: 26, -100: 30, -127: 31, -128: 31, -5000: 31}
+
+
+@pytest.mark.parametrize(("causal", "known"), [(False, BIDIRECTIONAL), (True, ONE_WAY)], ids=["full", "causal"])
+def test_t5s_buckets_at_known_distances(causal, known):
+    # 8 + ⌊8 · ln(d / 8) / ln(128 / 8)⌋ with half of 32 buckets, 16 + ⌊16 · ln(d / 16) / ln(128 / 16)⌋ with all of them.
+    buckets = T5Position(1).bucket(torch.tensor(list(known)), causal)
+    assert dict(zip(known, buckets.tolist(), strict=True)) == known
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_t5_adds_its_bucket_of_each_head(causal):
+    attention = make("t5")
+    table = attention.position.embedding.weight.detach().double().numpy()
+    # 8 buckets up to distance 10: one way 0, 1, 2, 3, then 4 + ⌊4 · ln(d / 4) / ln 2.5⌋;
+    # both ways 0, 1, then 2 + ⌊2 · ln(d / 2) / ln 5⌋, and 4 more for keys behind the query.
+    one_way, both = [0, 1, 2, 3, 4, 4, 5, 6, 7], [0, 1, 2, 2, 2, 3, 3, 3, 3]
+    bucket = lambda i, j: one_way[i - j] if causal else both[abs(i - j)] + 4 * (j > i)  # noqa: E731
+    assert_loops(attention, lambda h, q, k, i, j: 8**-0.5 * float(q @ k) + table[bucket(i, j), h], causal)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "works"),
+    [({"num_buckets": 6}, "32 works"), ({"num_buckets": 0}, "32"), ({"max_distance": 16}, "128 works")],
+)
+def test_t5_refuses_sizes_that_make_no_buckets(sizes, works):
+    with pytest.raises(ValueError, match=rf"^position\.{next(iter(sizes))}=.*{works}"):
+        T5Position(4, **sizes)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("name", ["shaw", "shaw-keys"])
+def test_shaws_vectors_of_clipped_distances_join_keys_and_values(name, causal):
+    attention = make(name)
+    keys = attention.position.keys.weight.detach().double().numpy()
+    values = attention.position.values
+    row = lambda i, j: max(-3, min(3, j - i)) + 3  # noqa: E731
+    score = lambda h, q, k, i, j: 8**-0.5 * float(q @ (k + keys[row(i, j)]))  # noqa: E731
+    value = None
+    if values is not None:
+        table = values.weight.detach().double().numpy()
+        value = lambda i, j: table[row(i, j)]  # noqa: E731
+    assert_loops(attention, score, causal, value=value)
+
+
+def test_shaw_refuses_to_tell_no_distances_apart():
+    with pytest.raises(ValueError, match=r"^position\.relative\.max_distance=0: at least 1, 16 works"):
+        ShawPosition(8, max_distance=0)
+
+
+@pytest.mark.parametrize(
+    "position", [T5Position(4), ShawPosition(8, values=False), ALiBi(4)], ids=["t5", "shaw", "alibi"]
+)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_the_bias_of_a_pair_depends_on_its_distance_alone(position, causal):
+    q = torch.randn(1, 4, 1, 8, generator=torch.Generator().manual_seed(0))
+    # The one query stands at the last key: at 30 and at 50, and the keys as far from it.
+    near, far = (position.score_mod(q, n, 0.3, causal).function for n in (31, 51))
+    head = torch.arange(4).view(1, 4, 1, 1)
+    for distance in (0, 1, 5, 17, 30):
+        places = [torch.tensor([[[[i]]]]) for i in (30, 30 - distance, 50, 50 - distance)]
+        zero, batch = torch.zeros(1, 4, 1, 1), torch.zeros(1, 1, 1, 1, dtype=torch.long)
+        assert torch.equal(near(zero, batch, head, *places[:2]), far(zero, batch, head, *places[2:]))
+
+
+def test_rotary_begins_where_it_is_told():
+    x = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+    position = RotaryPosition(16, 8)
+    whole = position.rotate(x)
+    assert torch.equal(position.rotate(x[:, :, 4:], 4), whole[:, :, 4:])
+
+
+@pytest.mark.parametrize("make", [LearnedPosition, SinusoidalPosition], ids=["learned", "sinusoidal"])
+def test_absolute_positions_begin_where_they_are_told(make):
+    x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+    position = make(16, 8)
+    assert torch.equal(position(x[:, 4:], 4), position(x)[:, 4:])
+
+
+def test_shared_makes_one_position_for_all_layers():
+    one = Shared(partial(T5Position, 4))
+    assert one(head_dim=8) is one(head_dim=8)
+    assert Shared(partial(T5Position, 4))(head_dim=8) is not one(head_dim=8)

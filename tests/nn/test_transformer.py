@@ -3,11 +3,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import AttentionKernels
+from attention_cases import TRAINABLE, AttentionKernels
 from model_cases import make_transformer, token_ids
 from torch import nn
 
-from tinyformer.nn import BACKENDS, AttentionMask, PostNormBlock, PreNormBlock, RotaryPosition
+from tinyformer.nn import BACKENDS, AttentionMask, PostNormBlock, PreNormBlock, RotaryPosition, Shared, T5Position
 
 CAUSAL = AttentionMask(causal=True)
 
@@ -40,6 +40,15 @@ def test_frozen_parameters_are_not_counted():
     whole = model.num_parameters()
     model.encoder.token_embedding.weight.requires_grad_(False)
     assert model.num_parameters() == whole - 50 * 32
+
+
+def test_a_shared_table_counts_once():
+    def size(position) -> int:
+        return make_transformer(num_layers=3, position=False, attention_position=position).num_parameters()
+
+    t5 = partial(T5Position, 4)
+    none, own, shared = size(None), size(t5), size(Shared(t5))
+    assert (own - none, shared - none) == (3 * 32 * 4, 32 * 4)
 
 
 # Initial weights.
@@ -96,7 +105,7 @@ def test_the_state_holds_no_positions_and_no_gates():
     model = make_transformer(position=False, ablated_heads=[[0, 1]], qk_norm=True)
     names = set(model.state_dict())
     assert names == {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    assert not any("gate.factors" in name or "cos" in name or "table" in name for name in names)
+    assert not any("head_gate.factors" in name or "cos" in name or "table" in name for name in names)
     make_transformer(position=False, qk_norm=True).load_state_dict(model.state_dict())
 
 
@@ -108,7 +117,7 @@ def test_attentions_are_listed_from_the_first_layer_to_the_last():
     assert model.attentions() == [layer.attention for layer in model.encoder.layers]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", TRAINABLE)
 def test_resolved_backends_are_named_once(backend):
     model = make_transformer(num_layers=3, backend=backend)
     assert model.resolve_backends("cpu", torch.float32, CAUSAL) == backend
@@ -128,18 +137,22 @@ def test_auto_resolves_for_the_longest_sequence():
     assert long.resolve_backends("cpu", torch.bfloat16, CAUSAL) == "sdpa"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16-mixed"])
-def test_the_default_cpu_run_is_on_the_flash_kernel(dtype):
-    # The shape of `conf/model/nano.yaml`.
-    model = make_transformer(num_layers=4, d_model=128, num_heads=4, max_seq_len=128)
+@pytest.mark.parametrize(
+    ("dtype", "max_seq_len", "is_fused"),
+    [(torch.float32, 256, True), (torch.bfloat16, 256, True), (torch.bfloat16, 128, False)],
+    ids=["fp32", "bf16-mixed", "bf16-mixed-short"],
+)
+def test_the_default_cpu_run_is_on_the_kernel_that_was_measured(dtype, max_seq_len, is_fused):
+    # The shape of `conf/model/nano.yaml`, and half its context.
+    model = make_transformer(num_layers=4, d_model=128, num_heads=4, max_seq_len=max_seq_len)
     model.resolve_backends("cpu", dtype, CAUSAL)
     with (
         torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
         AttentionKernels() as kernels,
     ):
-        loss_of(model, token_ids(seq=129)).backward()
+        loss_of(model, token_ids(seq=max_seq_len + 1)).backward()
     forward = "_scaled_dot_product_flash_attention_for_cpu"
-    assert kernels.names == [forward] * 4 + [f"{forward}_backward"] * 4
+    assert kernels.names == ([forward] * 4 + [f"{forward}_backward"] * 4 if is_fused else [])
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "flash"])
@@ -154,10 +167,21 @@ def test_backends_agree_on_the_gradient_of_a_whole_model(backend):
         torch.testing.assert_close(gradients[backend][key], expected, rtol=1e-4, atol=1e-7, msg=key)
 
 
+@torch.no_grad()
+def test_flex_serves_a_whole_model_that_does_not_train():
+    model = make_transformer(num_kv_heads=2, backend="flex")
+    with pytest.raises(ValueError, match="flex cannot compute training on CPU"):
+        model.resolve_backends("cpu", torch.float32, CAUSAL)
+    assert model.resolve_backends("cpu", torch.float32, CAUSAL, training=False) == "flex"
+    expected = make_transformer(num_kv_heads=2, backend="eager")
+    expected.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(token_ids(), CAUSAL), expected(token_ids(), CAUSAL))
+
+
 # Training.
 
 
-@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("backend", ["auto", *TRAINABLE])
 def test_one_batch_is_learned_by_heart(backend):
     torch.manual_seed(0)
     model = make_transformer(

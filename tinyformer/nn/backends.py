@@ -178,7 +178,7 @@ def _flash_varlen(
     CUDA only; it has not run on a GPU yet.
     """
     (batch, _, q_seq, _), k_seq, v_head_dim = q.shape, k.shape[2], v.shape[-1]
-    width = max(q.shape[-1], v_head_dim)
+    width = -(-max(q.shape[-1], v_head_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
     # batch heads seq dim -> (batch seq) heads dim: rows one behind the other.
     q, k, v = (F.pad(x, (0, width - x.shape[-1])).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     starts_q, starts_k = _segments(mask, batch, q_seq, k_seq, q.device)

@@ -76,7 +76,12 @@ class AttentionMask:
             mods.append(lambda batch, head, q_idx, kv_idx: kv_idx < lengths[batch])
         if self.documents is not None:
             documents = self.documents
-            mods.append(lambda batch, head, q_idx, kv_idx: documents[batch, q_idx] == documents[batch, kv_idx])
+            # A query before the first key is in no document.
+            mods.append(
+                lambda batch, head, q_idx, kv_idx: (
+                    (q_idx >= 0) & (documents[batch, q_idx.clamp(min=0)] == documents[batch, kv_idx])
+                )
+            )
         return mods
 
     def dense(self, q_seq: int, k_seq: int, device: torch.device) -> Bool[Tensor, "#batch 1 #q_seq k_seq"] | None:
@@ -104,4 +109,4 @@ class AttentionMask:
     def may_leave_rows_empty(self, q_seq: int, k_seq: int) -> bool:
         """Whether some query may have no key at all: a row of length zero, or more queries than keys."""
         # A document may lie behind the padding; a window before the first key.
-        return self.lengths is not None or (q_seq > k_seq and (self.causal or self.window is not None))
+        return self.lengths is not None or (q_seq > k_seq and not self.is_plain(q_seq, k_seq))

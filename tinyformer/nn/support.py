@@ -17,8 +17,9 @@ from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import Scoring
 
 # On CPU plain matrix products beat torch's choice up to these lengths: where it has extra work to do; where that is a
-# sink; in bf16, until torch's kernel takes blocks of 256 queries in place of 64.
-CPU_EAGER_MAX_SEQ, CPU_SINK_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ = 96, 192, 767
+# sink; in bf16, until torch's kernel takes blocks of 256 queries in place of 64; in bf16 and narrow heads, where
+# torch's kernel has nothing more to do than skip what a causal mask hides.
+CPU_EAGER_MAX_SEQ, CPU_SINK_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ, CPU_BF16_NARROW_EAGER_MAX_SEQ = 96, 192, 767, 160
 
 
 class Feature(StrEnum):
@@ -153,8 +154,11 @@ def _flash_refusal(case: AttentionCase) -> str | None:
     reason = _lacking("flash")(case)
     if reason is None and case.device == "cuda" and case.dtype not in (torch.bfloat16, torch.float16):
         return f"computes in bf16 or fp16 on CUDA, not in {case.dtype} (trainer.precision=bf16-mixed works)"
-    if reason is None and case.device == "cuda" and case.head_dim > 256:
-        return f"takes heads of at most 256 dimensions on CUDA, not {case.head_dim}"
+    head_dim = case.head_dim + backends.HEAD_DIM_STEP * (Feature.SINK in case.features)
+    if reason is None and case.device == "cuda" and head_dim > 256:
+        return (
+            f"takes heads of at most 256 dimensions on CUDA, a sink's {backends.HEAD_DIM_STEP} included, not {head_dim}"
+        )
     if reason is None and case.device == "cuda" and Feature.DROPOUT in case.features and case.features & _VARLEN:
         return "cannot drop attention weights beside padding, documents or a window on CUDA"
     return reason
@@ -255,7 +259,8 @@ def _bf16_eager_max_seq(case: AttentionCase) -> int:
         return sys.maxsize
     if is_padded and is_narrow:
         return CPU_SINK_EAGER_MAX_SEQ if Feature.SINK in features else CPU_EAGER_MAX_SEQ
-    return CPU_BF16_EAGER_MAX_SEQ
+    works_more = features & (_DENSE_ON_CPU | {Feature.SINK, Feature.VALUE_DIM})
+    return CPU_BF16_NARROW_EAGER_MAX_SEQ if is_narrow and not works_more else CPU_BF16_EAGER_MAX_SEQ
 
 
 _DENSE_ON_CPU = {Feature.DOCUMENTS, Feature.WINDOW, Feature.BIAS}

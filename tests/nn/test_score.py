@@ -1,0 +1,203 @@
+"""Scores, caps, sinks and local weights: by hand, and one pair at a time in NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import error
+from variants import attend_by_loops, gqa, make, prepared, projected, tokens
+
+from tinyformer.nn import BACKENDS, SCORES, Attention, AttentionMask, Scoring, attention_weights
+from tinyformer.nn.score import AdditiveScore, GeneralScore, LocalGaussian, softcap
+
+CAUSAL = AttentionMask(causal=True)
+
+
+def exact(name: str, **options) -> Attention:
+    """A variant in float64, so that a formula in NumPy is met to its last digits."""
+    return make(name, **options).double()
+
+
+def assert_loops(attention: Attention, score, mask: AttentionMask = CAUSAL, **rest) -> None:
+    x = tokens(2, 9).double()
+    sees = lambda i, j: bool(mask.dense(9, 9, torch.device("cpu"))[0, 0, i, j])  # noqa: E731
+    heads = attend_by_loops(*attention.project(x), score, sees=sees, **rest)
+    assert error(attention(x, mask), projected(heads, attention)) <= 1e-12
+
+
+# Score functions.
+
+
+def test_the_scores_of_one_query_and_two_keys_by_hand():
+    q, k = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0, 1.0], [0.0, -1.0]]]])
+    by_hand = {"scaled_dot": [5 / math.sqrt(2), -2 / math.sqrt(2)], "dot": [5.0, -2.0]}
+    for name, scores in by_hand.items():
+        score = SCORES[name](1, 2)
+        weights = attention_weights(score(q), k, AttentionMask(), Scoring(score.scale, score.compare))
+        torch.testing.assert_close(weights[0, 0, 0], torch.tensor(scores).softmax(0), msg=name)
+    general, additive = GeneralScore(1, 2), AdditiveScore(1, 2)
+    with torch.no_grad():
+        # q W = (1, 2) [[0, 1], [2, 0]] = (4, 1): with (3, 1) it is 13, with (0, -1) it is -1.
+        general.weight.copy_(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]))
+        additive.weight.copy_(torch.tensor([[[0.5], [-1.0]]]))
+    torch.testing.assert_close(general(q) @ k.mT * general.scale, torch.tensor([[[[13.0, -1.0]]]]))
+    expected = [0.5 * math.tanh(4) - math.tanh(3), 0.5 * math.tanh(1) - math.tanh(1)]
+    torch.testing.assert_close(additive.compare(q, k), torch.tensor([[[expected]]]))
+
+
+def test_dot_is_not_scaled():
+    attention = exact("dot")
+    assert_loops(attention, lambda h, q, k, i, j: float(q @ k))
+
+
+def test_general_has_a_matrix_for_each_head():
+    attention = exact("general")
+    matrices = attention.score.weight.detach().numpy()
+    assert_loops(attention, lambda h, q, k, i, j: float(np.einsum("d,de,e->", q, matrices[h], k)))
+
+
+def test_additive_has_a_vector_for_each_head_and_no_scale():
+    attention = exact("additive")
+    vectors = attention.score.weight.detach().numpy()[..., 0]
+    assert_loops(attention, lambda h, q, k, i, j: float(vectors[h] @ np.tanh(q + k)))
+
+
+def test_general_begins_with_the_spread_of_the_scaled_dot_product():
+    torch.manual_seed(0)
+    general = GeneralScore(64, 32)
+    q, k = torch.randn(2, 16, 64, 8, 32)
+    spread = (general(q) @ k.mT * general.scale).std().item()
+    assert spread == pytest.approx((q @ k.mT * 32**-0.5).std().item(), rel=0.02)
+
+
+def test_a_score_of_the_users_own():
+    attention = prepared(lambda: gqa(score="nn_own_score.Negative"))
+    plain = prepared(gqa)
+    with torch.no_grad():
+        plain.q_proj.weight.neg_()
+    assert error(attention(tokens(), CAUSAL), plain(tokens(), CAUSAL)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["cosine", "torch.nn.NoSuchScore", ""])
+def test_an_unknown_score_is_refused_with_the_known_ones(name):
+    with pytest.raises(
+        ValueError, match=rf"^attention\.score={name}: choose one of scaled_dot, dot, general, additive"
+    ):
+        gqa(score=name)
+
+
+# What is done to scores.
+
+
+def test_softcap_by_hand():
+    scores = torch.tensor([-1000.0, -2.0, 0.0, 0.001, 2.0, 1000.0])
+    capped = softcap(2.0).function(scores, *[torch.zeros(1, dtype=torch.long)] * 4)
+    expected = [-2.0, -2 * math.tanh(1), 0.0, 2 * math.tanh(0.0005), 2 * math.tanh(1), 2.0]
+    torch.testing.assert_close(capped, torch.tensor(expected))
+
+
+def test_softcap_bounds_scaled_scores():
+    cap, scale = 0.5, 8**-0.5
+    assert_loops(exact("softcap"), lambda h, q, k, i, j: cap * math.tanh(scale * float(q @ k) / cap))
+
+
+def test_positions_are_added_after_the_cap():
+    slopes = [0.25, 0.0625, 0.015625, 0.00390625]
+    capped = lambda q, k: 0.5 * math.tanh(8**-0.5 * float(q @ k) / 0.5)  # noqa: E731
+    assert_loops(exact("alibi+softcap"), lambda h, q, k, i, j: capped(q, k) - slopes[h] * abs(i - j))
+
+
+@pytest.mark.parametrize("cap", [0.0, -3.0])
+def test_a_cap_is_above_zero(cap):
+    with pytest.raises(ValueError, match=rf"^attention\.softcap={cap} .*attention\.softcap=50\.0 is"):
+        gqa(softcap=cap)
+
+
+# Sinks.
+
+
+def test_a_sink_by_hand():
+    # Scores 0 and ln 3 beside a sink of ln 4: 1/8, 3/8, and 4/8 to nobody.
+    q, k = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [math.log(3)]]]])
+    v, scoring = torch.tensor([[[[8.0], [16.0]]]]), Scoring(1.0, sink=torch.tensor([math.log(4)]))
+    torch.testing.assert_close(attention_weights(q, k, AttentionMask(), scoring), torch.tensor([[[[0.125, 0.375]]]]))
+    for name in ("eager", "sdpa", "flash", "flex"):
+        out = BACKENDS[name].compute(q, k, v, AttentionMask(), scoring)
+        torch.testing.assert_close(out, torch.tensor([[[[7.0]]]]), msg=name)
+
+
+@pytest.mark.parametrize("mask", [AttentionMask(), CAUSAL], ids=["full", "causal"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+def test_a_sink_is_one_more_column_of_the_softmax(backend, mask):
+    attention = exact("sink+gqa", backend=backend)
+    x = tokens(2, 9).double()
+    q, k, v = attention.project(x)
+    scores = q @ k.repeat_interleave(2, 1).mT * 8**-0.5
+    if mask.causal:
+        scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
+    column = attention.sink.view(1, 4, 1, 1).expand(2, 4, 9, 1)
+    weights = torch.cat([column, scores], dim=-1).softmax(-1)[..., 1:]
+    assert error(attention(x, mask), projected(weights @ v.repeat_interleave(2, 1), attention)) <= 1e-12
+    assert error(attention.weights(x, mask), weights) <= 1e-12
+
+
+def test_a_sink_begins_as_one_more_key_of_score_zero():
+    attention = gqa(sink=True)
+    assert attention.sink.tolist() == [0, 0, 0, 0]
+    # The first query sees itself alone, with a score s: its weight is e^s / (1 + e^s).
+    q, k, _ = attention.project(tokens())
+    scores = (q[:, :, 0] * k.repeat_interleave(2, 1)[:, :, 0]).sum(-1) * 8**-0.5
+    torch.testing.assert_close(attention.weights(tokens(), CAUSAL)[:, :, 0, 0], torch.sigmoid(scores))
+
+
+# Local weights.
+
+
+@pytest.mark.parametrize(("causal", "span"), [(True, (3, 0)), (False, (2, 1))], ids=["causal", "full"])
+def test_the_local_gaussian_is_the_papers(causal, span):
+    attention = exact("local_gaussian")
+    matrices = attention.gaussian.weight.detach().numpy()
+    vectors = attention.gaussian.vector.detach().numpy()[..., 0]
+    before, after = span
+
+    def reweigh(h: int, q: np.ndarray, i: int, j: int) -> float:
+        share = 1 / (1 + math.exp(-float(vectors[h] @ np.tanh(q @ matrices[h]))))
+        centre, sigma = i - before + share * (before + after), max(before, after) / 2
+        return math.exp(-((j - centre) ** 2) / (2 * sigma**2))
+
+    mask = AttentionMask(causal, window=4)
+    assert_loops(attention, lambda h, q, k, i, j: 8**-0.5 * float(q @ k), mask, reweigh=reweigh)
+
+
+def test_the_local_gaussian_by_hand():
+    # With a vector of zeros the centre is the middle of the window of 5: two keys before the query, σ = 2.
+    gaussian = LocalGaussian(1, 2, 5)
+    with torch.no_grad():
+        gaussian.vector.zero_()
+    change = gaussian(torch.randn(1, 1, 1, 2), 6, (4, 0))
+    expected = [math.exp(-((j - 3) ** 2) / 8) for j in range(6)]
+    torch.testing.assert_close(change(torch.ones(1, 1, 1, 6)), torch.tensor([[[expected]]]))
+
+
+def test_the_local_gaussian_needs_a_window():
+    with pytest.raises(ValueError, match=r"^attention\.local_gaussian=true needs a window.*attention\.window=16 works"):
+        gqa(local_gaussian=True)
+
+
+# Windows over layers.
+
+
+def test_a_pattern_of_windows_repeats_over_the_layers():
+    layers = [gqa(window=[2, 3, None], local_gaussian=True, layer_index=i, num_layers=7) for i in range(7)]
+    assert [layer.window for layer in layers] == [2, 3, None, 2, 3, None, 2]
+    assert [layer.gaussian is None for layer in layers] == [False, False, True] * 2 + [False]
+    assert [gqa(window=4, layer_index=i).window for i in range(3)] == [4, 4, 4]
+    weights = layers[1].weights(tokens(), CAUSAL)
+    assert ((weights > 0) == torch.ones(11, 11).tril().triu(-2).bool()).all()
+
+
+@pytest.mark.parametrize("window", [0, -1, [], [4, 0], [None, -2]], ids=str)
+def test_a_window_holds_the_token_itself(window):
+    with pytest.raises(ValueError, match=r"^attention\.window=.*attention\.window=16 works.*\[16,16,null\]"):
+        gqa(window=window)

@@ -1,0 +1,310 @@
+"""Which backend is chosen, what each refuses on CUDA, and which kernel runs."""
+
+from functools import partial
+
+import pytest
+import torch
+from attention_cases import AttentionKernels
+from variants import documents, gqa, make, mha, shaw_keys, t5, tokens
+
+from tinyformer.nn import BACKENDS, Attention, AttentionCase, AttentionMask, Feature, Scoring, select_backend, support
+from tinyformer.nn.support import features_of, running_kernel
+
+CAUSAL = AttentionMask(causal=True)
+PADDED = AttentionMask(lengths=torch.tensor([7, 3]))
+
+
+def case(device: str, dtype: torch.dtype, head_dim: int, *features: Feature, seq: int | None = None) -> AttentionCase:
+    return AttentionCase(device, dtype, head_dim, frozenset(features), seq)
+
+
+# Auto.
+
+
+FP32, BF16 = torch.float32, torch.bfloat16
+CAUSALLY = Feature.CAUSAL
+LENGTHS = {  # up to which length eager is at least as fast, measured; 0 is never, None is always
+    "fp32": (FP32, 64, (CAUSALLY,), 0),
+    "fp32-full": (FP32, 64, (), 0),
+    "fp32-padded": (FP32, 64, (CAUSALLY, Feature.PADDING), 0),
+    "fp32-dropout": (FP32, 64, (CAUSALLY, Feature.DROPOUT), 96),
+    "fp32-dropout-full": (FP32, 64, (Feature.DROPOUT,), None),
+    "fp32-alibi": (FP32, 64, (CAUSALLY, Feature.BIAS), 96),
+    "fp32-sink": (FP32, 64, (CAUSALLY, Feature.SINK), 192),
+    "fp32-mla": (FP32, 64, (CAUSALLY, Feature.VALUE_DIM), 96),
+    "fp32-mla-full": (FP32, 64, (Feature.VALUE_DIM,), None),
+    "fp32-learned-bias": (FP32, 64, (CAUSALLY, Feature.BIAS, Feature.LEARNED_BIAS), None),
+    "fp32-softcap": (FP32, 64, (CAUSALLY, Feature.SCORE_MOD), None),
+    "fp32-additive": (FP32, 64, (CAUSALLY, Feature.COMPARE), None),
+    "fp32-weights": (FP32, 64, (CAUSALLY, Feature.WEIGHTS), None),
+    "bf16": (BF16, 64, (CAUSALLY,), 767),
+    "bf16-narrow": (BF16, 32, (CAUSALLY,), 160),
+    "bf16-narrow-padded": (BF16, 32, (CAUSALLY, Feature.PADDING), 96),
+    "bf16-narrow-padded-sink": (BF16, 32, (CAUSALLY, Feature.PADDING, Feature.SINK), 192),
+    "bf16-documents": (BF16, 64, (CAUSALLY, Feature.DOCUMENTS), None),
+    "bf16-narrow-documents": (BF16, 32, (CAUSALLY, Feature.DOCUMENTS), 767),
+    "bf16-full": (BF16, 64, (), None),
+    "bf16-dropout": (BF16, 64, (CAUSALLY, Feature.DROPOUT), None),
+}
+
+
+@pytest.mark.parametrize(("dtype", "head_dim", "features", "longest"), LENGTHS.values(), ids=LENGTHS)
+def test_auto_on_cpu_is_eager_up_to_the_measured_length(dtype, head_dim, features, longest):
+    def chosen(seq: int | None) -> str:
+        asked = case("cpu", dtype, head_dim, *features, seq=seq)
+        backend = select_backend("auto", asked)
+        assert backend.refusal(asked) is None
+        return backend.name
+
+    assert chosen(None) == ("eager" if longest is None else "sdpa")
+    assert chosen(longest or 1) == ("sdpa" if longest == 0 else "eager")
+    assert chosen((longest or 0) + 1) == ("eager" if longest is None else "sdpa")
+
+
+CUDA_CASES = [
+    pytest.param(case("cuda", torch.bfloat16, 64), "flash", id="cuda-bf16"),
+    pytest.param(case("cuda", torch.float16, 64), "flash", id="cuda-fp16"),
+    pytest.param(case("cuda", torch.float32, 64), "flex", id="cuda-fp32"),
+    pytest.param(case("cuda", torch.float32, 64, Feature.DROPOUT), "sdpa", id="cuda-fp32-dropout"),
+    pytest.param(case("cuda", torch.bfloat16, 64, Feature.PADDING), "flash", id="cuda-padded"),
+    pytest.param(case("cuda", torch.bfloat16, 64, Feature.COMPARE), "eager", id="cuda-additive"),
+    pytest.param(case("cuda", torch.bfloat16, 64, Feature.BIAS, Feature.DROPOUT), "sdpa", id="cuda-bias-dropout"),
+    pytest.param(case("mps", torch.float32, 64), "eager", id="mps"),
+]
+
+
+@pytest.mark.parametrize(("case", "name"), CUDA_CASES)
+def test_auto_on_another_device_refuses_nothing(case, name):
+    chosen = select_backend("auto", case)
+    assert chosen.name == name
+    assert chosen.refusal(case) is None
+
+
+# What is refused. What happens on CPU is in `test_cells`; this table of CUDA is written by hand.
+
+ON_CUDA = {
+    "nothing": ((), "sdpa flash flex"),
+    "training": ((Feature.GRADIENT,), "sdpa flash flex"),
+    "padding": ((Feature.PADDING,), "sdpa flash flex"),
+    "causal-padding": ((Feature.PADDING, Feature.CAUSAL_PADDING), "sdpa flex"),
+    "documents": ((Feature.DOCUMENTS,), "sdpa flash flex"),
+    "padded-documents": ((Feature.PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS), "sdpa flex"),
+    "window": ((Feature.WINDOW,), "sdpa flash flex"),
+    "cached": ((Feature.UNEVEN,), "sdpa flex"),
+    "dropout": ((Feature.DROPOUT,), "sdpa flash"),
+    "dropout-padding": ((Feature.DROPOUT, Feature.PADDING), "sdpa"),
+    "dropout-documents": ((Feature.DROPOUT, Feature.DOCUMENTS), "sdpa"),
+    "dropout-window": ((Feature.DROPOUT, Feature.WINDOW), "sdpa"),
+    "alibi": ((Feature.BIAS,), "sdpa flex"),
+    "t5": ((Feature.BIAS, Feature.LEARNED_BIAS, Feature.GRADIENT), "sdpa flex"),
+    "softcap": ((Feature.SCORE_MOD,), "flex"),
+    "softcap-dropout": ((Feature.SCORE_MOD, Feature.DROPOUT), ""),
+    "additive": ((Feature.COMPARE,), ""),
+    "shaw-values": ((Feature.BIAS, Feature.WEIGHTS), ""),
+    "sink": ((Feature.SINK,), "sdpa flash flex"),
+    "sink-window": ((Feature.SINK, Feature.WINDOW, Feature.MASKED_SINK), "sdpa flex"),
+}
+
+
+@pytest.mark.parametrize(("features", "able"), ON_CUDA.values(), ids=ON_CUDA)
+def test_what_cuda_computes_and_what_is_refused_with_one_that_can(features, able):
+    asked = case("cuda", torch.bfloat16, 64, *features)
+    for name in ("sdpa", "flash", "flex"):
+        if name in able.split():
+            assert select_backend(name, asked) is BACKENDS[name]
+            continue
+        with pytest.raises(ValueError, match=rf"^attention\.backend={name} cannot ") as caught:
+            select_backend(name, asked)
+        sentence = f"attention.backend={' or '.join(['auto', 'eager', *able.split()])} can."
+        assert str(caught.value).endswith(sentence)
+    assert select_backend("auto", asked).name in ["eager", *able.split()]
+    assert select_backend("eager", asked).name == "eager"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "able"),
+    [
+        pytest.param(case("cpu", torch.float32, 64, Feature.DROPOUT), "dropout", "eager or sdpa", id="cpu-dropout"),
+        pytest.param(
+            case("cuda", torch.float32, 64), r"torch.float32 .*bf16-mixed", "eager or sdpa or flex", id="fp32"
+        ),
+        pytest.param(case("cuda", torch.bfloat16, 512), "512", "eager or sdpa or flex", id="cuda-wide-heads"),
+        pytest.param(case("mps", torch.float32, 64), "'mps'", "eager", id="mps"),
+    ],
+)
+def test_flash_refuses_what_it_cannot_and_names_one_that_can(asked, reason, able):
+    with pytest.raises(ValueError, match=rf"^attention\.backend=flash .*{reason}") as caught:
+        select_backend("flash", asked)
+    assert str(caught.value).endswith(f"attention.backend=auto or {able} can.")
+    for name in ("auto", *able.split(" or ")):
+        assert select_backend(name, asked).refusal(asked) is None
+
+
+@pytest.mark.parametrize(("name", "package"), [("fa3", "flash_attn_interface"), ("fa4", "flash_attn")])
+def test_newer_flash_needs_cuda_and_its_package(name, package, monkeypatch):
+    with pytest.raises(ValueError, match=rf"^attention\.backend={name} runs on CUDA, not on CPU; .*auto or eager"):
+        select_backend(name, case("cpu", torch.bfloat16, 64))
+    monkeypatch.setattr(support, "_is_installed", lambda package: False)
+    with pytest.raises(ValueError, match=rf"needs the package {package}.*not installed; .*auto or eager or sdpa or f"):
+        select_backend(name, case("cuda", torch.bfloat16, 64))
+    monkeypatch.setattr(support, "_is_installed", lambda found: found.startswith(package))
+    assert select_backend(name, case("cuda", torch.bfloat16, 64, Feature.WINDOW)) is BACKENDS[name]
+    with pytest.raises(ValueError, match=rf"^attention\.backend={name} cannot compute a bias on the scores on CUDA"):
+        select_backend(name, case("cuda", torch.bfloat16, 64, Feature.BIAS))
+
+
+@pytest.mark.parametrize("name", ["Flash", "", "xformers"])
+def test_an_unknown_backend_is_refused_with_the_known_ones(name):
+    known = "auto, eager, sdpa, flash, flex, fa3, fa4"
+    with pytest.raises(ValueError, match=rf"^attention\.backend={name}: choose one of {known}\.$"):
+        select_backend(name, case("cpu", torch.float32, 64))
+    assert known.split(", ") == ["auto", *BACKENDS]
+
+
+# What a call asks for.
+
+
+@pytest.mark.parametrize(
+    ("mask", "q_seq", "expected"),
+    [
+        pytest.param(AttentionMask(), 9, set(), id="full"),
+        pytest.param(AttentionMask(), 5, set(), id="full-uneven"),
+        pytest.param(CAUSAL, 9, {Feature.CAUSAL}, id="causal"),
+        pytest.param(CAUSAL, 5, {Feature.CAUSAL, Feature.UNEVEN}, id="causal-uneven"),
+        pytest.param(PADDED, 9, {Feature.PADDING}, id="padded"),
+        pytest.param(
+            AttentionMask(True, PADDED.lengths),
+            9,
+            {Feature.CAUSAL, Feature.PADDING, Feature.CAUSAL_PADDING},
+            id="causal-padded",
+        ),
+        pytest.param(AttentionMask(documents=documents()), 9, {Feature.DOCUMENTS}, id="documents"),
+        pytest.param(
+            AttentionMask(True, PADDED.lengths, documents(2, 9)),
+            9,
+            {CAUSALLY, Feature.PADDING, Feature.CAUSAL_PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS},
+            id="padded-documents",
+        ),
+        pytest.param(AttentionMask(window=3), 9, {Feature.WINDOW}, id="window"),
+        pytest.param(AttentionMask(window=3), 5, {Feature.WINDOW, Feature.UNEVEN}, id="window-uneven"),
+    ],
+)
+def test_the_features_of_a_mask(mask, q_seq, expected):
+    found = features_of(mask, Scoring(), q_seq, 9, dropout=False, gradient=False)
+    assert found == expected
+    found = features_of(mask, Scoring(), q_seq, 9, dropout=True, gradient=True)
+    assert found == expected | {Feature.DROPOUT, Feature.GRADIENT}
+
+
+def test_the_layers_that_have_them_ask_for_values_of_another_size():
+    for name, has in (("gqa", False), ("mla", True), ("differential", True)):
+        attention = make(name, "auto")
+        # Short and plain in fp32, eager wins where zeros would have to fill the values or the keys.
+        assert (attention.resolve("cpu", FP32, CAUSAL, 64).name == "eager") == has
+
+
+# What is resolved once, and the kernel that runs.
+
+
+def test_resolve_fixes_the_backend():
+    attention = Attention(32, 4, backend="eager")
+    assert attention.resolve("cpu", torch.float32, AttentionMask(causal=True)) is BACKENDS["eager"]
+    attention.backend = "flash"
+    with AttentionKernels() as kernels:
+        attention(tokens(2, 7))
+    assert kernels.names == []
+    attention.resolve("cpu", torch.float32, AttentionMask(causal=True))
+    with AttentionKernels() as kernels:
+        attention(tokens(2, 7))
+    assert kernels.names == ["_scaled_dot_product_flash_attention_for_cpu"]
+
+
+def test_resolve_takes_the_length_into_account():
+    attention = Attention(128, 2, backend="auto")
+    names = [attention.resolve("cpu", torch.bfloat16, CAUSAL, seq).name for seq in (64, 2048, None)]
+    assert names == ["eager", "sdpa", "sdpa"]
+
+
+def test_resolve_refuses_what_the_device_cannot():
+    attention = Attention(32, 4, backend="flash")
+    with pytest.raises(ValueError, match=r"torch\.float32"):
+        attention.resolve("cuda", torch.float32, AttentionMask(causal=True))
+    padded = AttentionMask(causal=True, lengths=torch.tensor([3]))
+    with pytest.raises(ValueError, match="padding beside a causal mask"):
+        attention.resolve("cuda", torch.bfloat16, padded)
+    assert attention.resolve("cuda", torch.bfloat16, AttentionMask(causal=True)).name == "flash"
+    assert attention.resolve("cpu", torch.bfloat16, padded).name == "flash"
+
+
+@pytest.mark.parametrize(("backend", "kernel"), [("auto", "flash"), ("flash", "flash"), ("eager", "eager")])
+def test_the_kernel_that_runs_is_named(backend, kernel):
+    attention = Attention(32, 4, 2, backend=backend)
+    mask = AttentionMask(causal=True)
+    attention.resolve("cpu", torch.float32, mask)
+    assert attention.running_kernel("cpu", torch.float32, mask) == kernel
+
+
+def test_dropout_on_cpu_runs_no_fused_kernel_and_says_so():
+    attention = Attention(32, 4, dropout=0.1)
+    mask = AttentionMask(causal=True)
+    attention.resolve("cpu", torch.float32, mask)
+    assert attention.running_kernel("cpu", torch.float32, mask) == "math"
+
+
+def test_flex_serves_on_cpu_where_nothing_trains():
+    attention = Attention(32, 4, backend="flex")
+    with pytest.raises(
+        ValueError, match=r"flex cannot compute training on CPU; attention\.backend=auto or eager or sdpa"
+    ):
+        attention.resolve("cpu", torch.float32, CAUSAL)
+    with pytest.raises(ValueError, match=r"flex cannot compute training on CPU"):
+        attention(tokens())
+    assert attention.resolve("cpu", torch.float32, CAUSAL, training=False) is BACKENDS["flex"]
+    assert attention.running_kernel("cpu", torch.float32, CAUSAL, training=False) == "flex"
+    with torch.no_grad():
+        assert attention(tokens()).shape == (3, 11, 32)
+
+
+@pytest.mark.parametrize("position", [t5, shaw_keys], ids=["t5", "shaw"])
+def test_a_learned_bias_runs_unfused_in_training_and_on_flash_after(position):
+    attention = gqa(position=position, backend="sdpa")
+    attention.resolve("cpu", torch.float32, CAUSAL)
+    assert attention.running_kernel("cpu", torch.float32, CAUSAL) == "math"
+    with pytest.raises(ValueError, match="flash cannot compute a learned bias on the scores on CPU"):
+        gqa(position=position, backend="flash").resolve("cpu", torch.float32, CAUSAL)
+    attention = gqa(position=position, backend="flash")
+    attention.resolve("cpu", torch.float32, CAUSAL, training=False)
+    assert attention.running_kernel("cpu", torch.float32, CAUSAL, training=False) == "flash"
+
+
+@pytest.mark.parametrize("mask", [PADDED, AttentionMask(True, documents=documents(2, 9))], ids=["padded", "documents"])
+@pytest.mark.parametrize(
+    "name", ["gqa", "mla", "differential", "alibi", "sink", "window-even", "sink+window", "qk_norm"]
+)
+def test_all_that_flash_serves_runs_the_flash_kernel(name, mask):
+    attention = make(name, "auto")
+    for described in (mask, CAUSAL):
+        attention.resolve("cpu", torch.float32, described)
+        assert attention.running_kernel("cpu", torch.float32, described) == "flash"
+
+
+def test_the_kernel_of_a_call_is_seen_and_not_believed():
+    q = torch.zeros(1, 2, 5, 8)
+    assert running_kernel(lambda: BACKENDS["flash"].compute(q, q, q, CAUSAL, Scoring())) == "flash"
+    assert running_kernel(lambda: BACKENDS["eager"].compute(q, q, q, CAUSAL, Scoring())) == "math"
+    assert running_kernel(lambda: BACKENDS["sdpa"].compute(q, q, q, CAUSAL, Scoring(), 0.1)) == "math"
+
+
+def test_the_window_of_a_layer_is_among_what_it_asks():
+    # A layer without a window is plain, so it may drop weights on CUDA's flash; one with a window may not.
+    local, plain = (mha(backend="flash", dropout=0.1, window=[3, None], layer_index=i) for i in (0, 1))
+    assert plain.resolve("cuda", torch.bfloat16, CAUSAL).name == "flash"
+    with pytest.raises(ValueError, match="cannot drop attention weights beside padding, documents or a window on CUDA"):
+        local.resolve("cuda", torch.bfloat16, CAUSAL)
+
+
+def test_dropout_counts_in_training_only():
+    attention = partial(mha, backend="flash", dropout=0.1)()
+    with pytest.raises(ValueError, match="attention dropout on CPU"):
+        attention.resolve("cpu", torch.float32, CAUSAL)
+    assert attention.resolve("cpu", torch.float32, CAUSAL, training=False).name == "flash"

@@ -1,0 +1,44 @@
+"""Every attention variant trains, and no two of them alike; what the README says of it is what was measured."""
+
+import json
+import math
+import runpy
+
+import pytest
+from programs import ROOT, SMALL, Program
+
+BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "variants.py"))
+VARIANTS: dict[str, list[str]] = BENCHMARK["VARIANTS"]
+
+
+@pytest.mark.slow
+def test_no_two_variants_train_alike(program: Program, book) -> None:
+    losses = {}
+    for number, (name, overrides) in enumerate(VARIANTS.items()):
+        small = f"{SMALL} data=text data.files={book} tokenizer=char model.max_seq_len=32 trainer.max_steps=12"
+        ended = program("train.py", small, *overrides, f"hydra.run.dir=run-{number}")
+        assert ended.code == 0, (name, ended.err)
+        with open(f"run-{number}/results.json") as file:
+            losses[name] = json.load(file)["val/loss"]
+    assert all(math.isfinite(loss) for loss in losses.values())
+    assert len(set(losses.values())) == len(VARIANTS), losses
+
+
+RECORD = json.loads((ROOT / "benchmarks" / "results" / "variants.json").read_text())
+ROWS = RECORD["variants"]
+
+
+def test_each_variant_was_brought_below_the_unigram_entropy() -> None:
+    assert {name: row["overrides"] for name, row in ROWS.items()} == VARIANTS
+    assert RECORD["unigram_entropy"] == pytest.approx(3.3128, abs=1e-4)  # of tiny Shakespeare
+    assert all(row["val/loss"] < RECORD["unigram_entropy"] and row["steps"] == 200 for row in ROWS.values())
+    assert len({row["val/loss"] for row in ROWS.values()}) == len(ROWS)
+
+
+def test_the_readme_shows_the_recorded_losses() -> None:
+    assert BENCHMARK["table"](ROWS) in (ROOT / "README.md").read_text()
+
+
+def test_unigram_entropy_by_hand() -> None:
+    assert BENCHMARK["unigram_entropy"]("aabb") == pytest.approx(math.log(2))
+    assert BENCHMARK["unigram_entropy"]("aaab") == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
