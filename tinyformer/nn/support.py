@@ -156,9 +156,7 @@ def _flash_refusal(case: AttentionCase) -> str | None:
         return f"computes in bf16 or fp16 on CUDA, not in {case.dtype} (trainer.precision=bf16-mixed works)"
     head_dim = case.head_dim + backends.HEAD_DIM_STEP * (Feature.SINK in case.features)
     if reason is None and case.device == "cuda" and head_dim > 256:
-        return (
-            f"takes heads of at most 256 dimensions on CUDA, a sink's {backends.HEAD_DIM_STEP} included, not {head_dim}"
-        )
+        return f"takes heads of at most 256 dimensions on CUDA (8 of them for a sink), not {head_dim}"
     if reason is None and case.device == "cuda" and Feature.DROPOUT in case.features and case.features & _VARLEN:
         return "cannot drop attention weights beside padding, documents or a window on CUDA"
     return reason
