@@ -296,7 +296,7 @@ def test_a_bug_in_a_users_module_keeps_its_traceback(
     Path("theirs.py").write_text(
         "from tinyformer.nn import Attention\n"
         "class Broken(Attention):\n"
-        "    def forward(self, x, mask=None, context=None):\n"
+        "    def forward(self, x, mask=None, **others):\n"
         "        raise ValueError('a bug of theirs')\n"
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
@@ -310,8 +310,8 @@ def test_a_users_attention_is_one_line_away(program: Program, book: Path, monkey
     Path("doubled.py").write_text(
         "from tinyformer.nn import Attention\n"
         "class Doubled(Attention):\n"
-        "    def forward(self, x, mask=None, context=None):\n"
-        "        return 2 * super().forward(x, mask, context)\n"
+        "    def forward(self, x, mask=None, **others):\n"
+        "        return 2 * super().forward(x, mask, **others)\n"
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     doubled = train(program, "doubled", "attention._target_=doubled.Doubled")

@@ -21,7 +21,7 @@ from matplotlib.image import imread
 
 from tinyformer.analysis import MEASURES
 from tinyformer.checkpoint import KEY, load_checkpoint
-from tinyformer.nn import AttentionMask, attention_weights
+from tinyformer.nn import AttentionMask, Scoring, attention_weights
 from tinyformer.training import AttentionTelemetry, RunCSVLogger
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress, progress, report
 from training.runs import QUIET, make_data, make_module, make_trainer
@@ -400,7 +400,7 @@ def test_the_measures_are_those_of_the_definition(tmp_path):
     for index, layer in enumerate(network.encoder.layers):
         normed = layer.attention_norm(x)
         q, k, _ = layer.attention.project(normed)
-        weights = attention_weights(q, k, mask, layer.attention.scale)
+        weights = attention_weights(q, k, mask, Scoring(layer.attention.score.scale))
         for name, function in MEASURES.items():
             for head, value in enumerate(function(weights).tolist()):
                 logged = logger.rows[0][f"attention/layer_{index:02d}/head_{head:02d}/{name}"]
