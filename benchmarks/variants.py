@@ -87,6 +87,7 @@ def main() -> None:
     files = [Path(word.partition("=")[2]) for word in given if word.startswith("data.files=")]
     if len(files) != 1 or not files[0].is_file():
         sys.exit("One text is needed: python benchmarks/variants.py data.files=shakespeare.txt")
+    given = [word if not word.startswith("data.files=") else f"data.files={files[0].resolve()}" for word in given]
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, overrides) in enumerate(VARIANTS.items()):
@@ -101,7 +102,7 @@ def main() -> None:
         "python": platform.python_version(),
         "commit": commit.strip(),
         "equal": EQUAL,
-        "unigram_entropy": unigram_entropy(files[0].read_text()),
+        "unigram_entropy": unigram_entropy(files[0].read_text("utf-8")),
         "variants": rows,
     }
     target = ROOT / "benchmarks" / "results" / "variants.json"

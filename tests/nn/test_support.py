@@ -64,12 +64,12 @@ def test_auto_on_cpu_is_eager_up_to_the_measured_length(dtype, head_dim, feature
 CUDA_CASES = [
     pytest.param(case("cuda", torch.bfloat16, 64), "flash", id="cuda-bf16"),
     pytest.param(case("cuda", torch.float16, 64), "flash", id="cuda-fp16"),
-    pytest.param(case("cuda", torch.float32, 64), "flex", id="cuda-fp32"),
+    pytest.param(case("cuda", torch.float32, 64), "sdpa", id="cuda-fp32"),
     pytest.param(case("cuda", torch.float32, 64, Feature.DROPOUT), "sdpa", id="cuda-fp32-dropout"),
     pytest.param(case("cuda", torch.bfloat16, 64, Feature.PADDING), "flash", id="cuda-padded"),
     pytest.param(case("cuda", torch.bfloat16, 64, Feature.COMPARE), "eager", id="cuda-additive"),
     pytest.param(case("cuda", torch.bfloat16, 64, Feature.BIAS, Feature.DROPOUT), "sdpa", id="cuda-bias-dropout"),
-    pytest.param(case("mps", torch.float32, 64), "eager", id="mps"),
+    pytest.param(case("mps", torch.float32, 64), "sdpa", id="mps"),
 ]
 
 
@@ -129,7 +129,7 @@ def test_what_cuda_computes_and_what_is_refused_with_one_that_can(features, able
             case("cuda", torch.float32, 64), r"torch.float32 .*bf16-mixed", "eager or sdpa or flex", id="fp32"
         ),
         pytest.param(case("cuda", torch.bfloat16, 512), "512", "eager or sdpa or flex", id="cuda-wide-heads"),
-        pytest.param(case("mps", torch.float32, 64), "'mps'", "eager", id="mps"),
+        pytest.param(case("mps", torch.float32, 64), "'mps'", "eager or sdpa", id="mps"),
     ],
 )
 def test_flash_refuses_what_it_cannot_and_names_one_that_can(asked, reason, able):

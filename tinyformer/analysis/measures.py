@@ -1,7 +1,8 @@
 """What a head does, as a number: pure functions of exact attention weights.
 
-Each takes weights `batch heads q_seq k_seq`, whose rows sum to 1, and returns a number for each head: the mean over
-the batch and over the queries that the measure is defined for. Queries stand at the last `q_seq` of `k_seq` positions.
+Each takes weights `batch heads q_seq k_seq`, whose rows sum to 1 (to less beside a sink), and returns a number for each
+head: the mean over the batch and over the queries that the measure is defined for. Queries stand at the last `q_seq` of
+`k_seq` positions.
 """
 
 from collections.abc import Callable

@@ -28,6 +28,7 @@ class TextDataModule(lightning.LightningDataModule):
         validation_fraction: Share of the training text to hold out, unless the source has its own validation
             split.
         test_fraction: The same for testing.
+        document_mask: Whether batches say which document each token belongs to.
         max_tokens: Train on no more tokens than this.
         group_near_copies: Keep documents that nearly equal one another on one side of the hold-out.
         cache_dir: Where tokenised text is kept.

@@ -79,7 +79,9 @@ class BaseAttention(nn.Module):
         self.dropout, self.backend = dropout, backend
         self.score = _score(score)(num_heads, head_dim)
         self.window = _window_of(window, layer_index)
-        if local_gaussian and window is None:
+        if not 0 <= dropout < 1:
+            raise ValueError(f"attention.dropout={dropout} is no probability below 1; attention.dropout=0.1 is.")
+        if local_gaussian and (window is None or not (isinstance(window, int) or any(window))):
             raise ValueError("attention.local_gaussian=true needs a window to fall off in; attention.window=16 works.")
         # In a pattern of local and global layers, it is the local ones that have it.
         self.gaussian = LocalGaussian(num_heads, head_dim, self.window) if local_gaussian and self.window else None
@@ -122,6 +124,8 @@ class BaseAttention(nn.Module):
             context_mask: who may attend to whom in the context.
             cache: of the tokens before `x`, which answer too; it will hold `x` as well.
         """
+        if context is not None and cache is not None:
+            raise ValueError("A cache is of the tokens before x; with a context, give no cache.")
         q, k, v = self.project(x, context, cache)
         mask = self._mask(mask, context, context_mask)
         heads = self.attend(q, k, v, mask, context is not None)
@@ -219,7 +223,11 @@ class BaseAttention(nn.Module):
         if self.resolved is None or self.resolved.name in ("eager", "flex"):
             return "eager" if self.resolved is None else self.resolved.name
         seq = seq if mask.documents is None else mask.documents.shape[1]
-        sizes = [(self.num_heads, self.head_dim), (self.num_heads, self.head_dim), (self.num_heads, self.v_head_dim)]
+        sizes = [
+            (self.num_heads, self.head_dim),
+            (self.num_kv_heads, self.head_dim),
+            (self.num_kv_heads, self.v_head_dim),
+        ]
         q, k, v = (torch.zeros(mask.num_rows, heads, seq, dim, device=device, dtype=dtype) for heads, dim in sizes)
         probe = copy.deepcopy(self).to(device, dtype).train(training)
         with torch.set_grad_enabled(training):
@@ -358,6 +366,8 @@ def check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int |
     Raises:
         ValueError: they do not; the sentence names the nearest that do.
     """
+    if head_dim is not None and head_dim < 1:
+        raise ValueError(f"attention.head_dim={head_dim} is no size; attention.head_dim=32 is, null is their share.")
     if num_heads < 1 or (head_dim is None and d_model % num_heads):
         works = max((n for n in range(1, min(num_heads, d_model) + 1) if d_model % n == 0), default=1)
         raise ValueError(
@@ -374,9 +384,11 @@ def check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int |
 def _score(name: str) -> Callable[..., ScaledDotScore]:
     """The score function of a name, ours or the dotted one of a user's class."""
     found: Any = SCORES.get(name) or (pydoc.locate(name) if "." in name else None)
-    if found is None:
+    is_score = isinstance(found, type) and issubclass(found, ScaledDotScore)
+    if not is_score:
         raise ValueError(
-            f"attention.score={name}: choose one of {', '.join(SCORES)}, or give PACKAGE.CLASS of a class of yours."
+            f"attention.score={name}: choose one of {', '.join(SCORES)}, or give PACKAGE.CLASS, "
+            "a subclass of tinyformer.nn.ScaledDotScore."
         )
     return found
 

@@ -25,6 +25,7 @@ CPU_BF16_MIN_SEQ = 512
 
 # Kernels on CUDA want head sizes that are multiples of this.
 HEAD_DIM_STEP = 8
+FLEX_MIN_HEAD_DIM = 16
 
 
 def attention_weights(
@@ -161,6 +162,11 @@ def flash(
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """FlashAttention (Dao et al. 2022, arXiv 2205.14135) by torch's kernel, and by no other."""
     if q.device.type == "cuda" and not mask.is_plain(q.shape[2], k.shape[2]):
+        if dropout or scoring.sink is not None or scoring.mods:
+            raise ValueError(
+                "attention.backend=flash computes no sinks, biases or dropout beside a mask on CUDA; "
+                "attention.backend=sdpa does."
+            )
         return _flash_varlen(q, k, v, mask, scoring)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return sdpa(q, k, v, mask, scoring, dropout)
@@ -231,8 +237,11 @@ def flex(
 
     On CUDA it is compiled; on CPU it runs unfused, and forward only.
     """
-    q_seq, k_seq = q.shape[2], k.shape[2]
+    q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
     first = k_seq - q_seq
+    if q.device.type == "cuda":
+        # The kernel takes no smaller heads; zeros change neither the scores nor what is kept of the output.
+        q, k, v = (F.pad(x, (0, max(0, FLEX_MIN_HEAD_DIM - x.shape[-1]))) for x in (q, k, v))
 
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return scoring.modify(score, Grid(batch, head, q_idx + first, kv_idx))
@@ -252,7 +261,7 @@ def flex(
         # Of the softmax over keys and sink, the keys have exp(lse) / (exp(lse) + exp(sink)).
         share = torch.sigmoid(aux.lse - scoring.sink.view(1, -1, 1))
         out = out * share.unsqueeze(-1).to(out.dtype)
-    return out
+    return out[..., :v_head_dim]
 
 
 @functools.cache
@@ -281,7 +290,9 @@ def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.
     # Torch counts the arguments, which it cannot where a type checker wraps the function; a lambda stays bare.
     mask_mod: MaskMod = lambda batch, head, q_idx, kv_idx: allows(batch, head, q_idx + first, kv_idx)  # noqa: E731
     rows = None if mask.num_rows == 1 else mask.num_rows
-    return create_block_mask(mask_mod, rows, None, q_seq, k_seq, device=str(device))
+    # It may be kept: one that is made while nothing is recorded must serve training, too.
+    with torch.inference_mode(False), torch.no_grad():
+        return create_block_mask(mask_mod, rows, None, q_seq, k_seq, device=str(device))
 
 
 # Of a mask without tensors there is one for each shape: it is not made again at every step.

@@ -45,6 +45,9 @@ class LatentAttention(BaseAttention):
         **options: Any,
     ) -> None:
         check_heads(d_model, num_heads, num_heads, head_dim)
+        for key, size in {"rope_head_dim": rope_head_dim, "kv_rank": kv_rank, "q_rank": q_rank}.items():
+            if size is not None and size < 1:
+                raise ValueError(f"attention.{key}={size} is no size; attention.{key}=64 is, and so is null.")
         head_dim = head_dim or d_model // num_heads
         # Rotary positions turn pairs, so the default is even.
         rope_head_dim = rope_head_dim or max(2, head_dim // 4 * 2)

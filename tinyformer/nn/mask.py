@@ -54,7 +54,9 @@ class AttentionMask:
 
     def within(self, window: int | None) -> "AttentionMask":
         """This mask, narrowed to a window."""
-        return self if window is None else replace(self, window=window)
+        if window is None or (self.window is not None and self.window <= window):
+            return self
+        return replace(self, window=window)
 
     @property
     def span(self) -> tuple[int, int]:

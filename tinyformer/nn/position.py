@@ -232,8 +232,10 @@ class ShawPosition(RelativePosition):
         def mix(weights: Tensor) -> Tensor:
             grid = Grid.of(1, 1, q_seq, k_seq, weights.device)
             index = self.clip(grid.kv_idx - grid.q_idx).expand_as(weights)
-            totals = weights.new_zeros(*weights.shape[:3], len(table)).scatter_add(-1, index, weights)
-            return totals @ table.to(weights.dtype)
+            # In fp32 at least: many far keys add up in one number.
+            summed = weights.to(torch.promote_types(weights.dtype, torch.float32))
+            totals = summed.new_zeros(*weights.shape[:3], len(table)).scatter_add(-1, index, summed)
+            return totals.to(weights.dtype) @ table.to(weights.dtype)
 
         return mix
 

@@ -64,7 +64,8 @@ class Scoring:
         """What additive changes come to, in fp32 at least; None if there are none."""
         if not self.mods:
             return None
-        return self.modify(torch.zeros((), device=grid.q_idx.device), grid)
+        pairs = (1, 1, grid.q_idx.shape[2], grid.kv_idx.shape[3])
+        return self.modify(torch.zeros(pairs, device=grid.q_idx.device), grid)
 
 
 class ScaledDotScore(nn.Module):

@@ -137,9 +137,10 @@ def _lacking(name: str) -> Callable[[AttentionCase], str | None]:
     """Why the backend of this name refuses a case, by the table."""
 
     def refusal(case: AttentionCase) -> str | None:
-        if (name, case.device) not in LACKS:
+        lacks = LACKS.get((name, case.device))
+        if lacks is None and name != "sdpa":  # which runs wherever torch does
             return f"has no kernel for the device '{case.device}'"
-        lacking = sorted(case.features & LACKS[name, case.device])
+        lacking = sorted(case.features & (lacks or _MORE_THAN_A_BIAS))
         return f"cannot compute {' or '.join(lacking)} on {case.device.upper()}" if lacking else None
 
     return refusal
@@ -199,6 +200,8 @@ def _newer_flash(version: str, package: str) -> Backend:
             return f"runs on CUDA, not on {case.device.upper()}"
         if not _is_installed(package):
             return f"needs the package {package}, which is not installed"
+        if Feature.DROPOUT in case.features:
+            return "has no attention dropout"
         return _flash_refusal(case)
 
     return Backend(version.lower(), compute, refusal)
@@ -222,7 +225,12 @@ def _fastest(case: AttentionCase) -> str:
     able = {name for name in ("sdpa", "flash", "flex") if BACKENDS[name].refusal(case) is None}
     if case.device == "cpu":
         return _fastest_on_cpu(case) if "sdpa" in able else "eager"
-    return next((name for name in ("flash", "flex", "sdpa") if name in able), "eager")
+    # Flex skips what these hide, and holds no bias in memory; without them torch's own kernels need no compiling.
+    order = ("flash", "flex", "sdpa") if case.features & _FOR_FLEX else ("flash", "sdpa", "flex")
+    return next((name for name in order if name in able), "eager")
+
+
+_FOR_FLEX = {Feature.DOCUMENTS, Feature.WINDOW, Feature.BIAS, Feature.LEARNED_BIAS, Feature.SCORE_MOD}
 
 
 def _fastest_on_cpu(case: AttentionCase) -> str:
