@@ -1,5 +1,6 @@
 """Every attention variant trains, and no two of them alike; what the README says of it is what was measured."""
 
+import itertools
 import json
 import math
 import runpy
@@ -15,13 +16,16 @@ VARIANTS: dict[str, list[str]] = BENCHMARK["VARIANTS"]
 def test_no_two_variants_train_alike(program: Program, book) -> None:
     losses = {}
     for number, (name, overrides) in enumerate(VARIANTS.items()):
-        small = f"{SMALL} data=text data.files={book} tokenizer=char model.max_seq_len=32 trainer.max_steps=12"
+        # With 2 heads gqa would be mqa, with 2 layers a pattern of windows one window; small scores feel no cap.
+        size = "model.num_heads=4 model.num_layers=4 model.init_std=0.2 model.max_seq_len=32 trainer.max_steps=8"
+        small = f"{SMALL} {size} data=text data.files={book} tokenizer=char"
         ended = program("train.py", small, *overrides, f"hydra.run.dir=run-{number}")
         assert ended.code == 0, (name, ended.err)
         with open(f"run-{number}/results.json") as file:
             losses[name] = json.load(file)["val/loss"]
     assert all(math.isfinite(loss) for loss in losses.values())
-    assert len(set(losses.values())) == len(VARIANTS), losses
+    alike = [(a, b) for a, b in itertools.combinations(losses, 2) if losses[a] == losses[b]]
+    assert not alike
 
 
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "variants.json").read_text())
