@@ -11,7 +11,7 @@ from programs import ROOT
 
 from tinyformer import doctor
 from tinyformer.app.examination import speed, verdict
-from tinyformer.app.examination.cases import DTYPES, EXACT_SHAPE, MASKS, VARIANTS
+from tinyformer.app.examination.cases import DTYPES, EXACT_SHAPE, MASKS, NUM_HEADS, TIMED_SHAPE, VARIANTS
 from tinyformer.app.examination.exactness import kernel_among, relative_error
 from tinyformer.nn import BACKENDS
 
@@ -254,6 +254,27 @@ def test_a_name_that_is_none_exits_with_2_and_tells_the_choices(axis, capsys):
         doctor.main([f"--{axis}={next(iter(known))},nonsense"])
     assert end.value.code == 2
     assert f"nonsense: choose from {','.join(known)}" in capsys.readouterr().err
+
+
+def test_peak_memory_is_the_most_that_is_held_at_once():
+    def run() -> None:
+        first = torch.empty(1000, 1000)
+        second = first + 1  # two at once
+        del first
+        third = second * 2  # and two again
+        del second, third
+
+    million_floats = 4_000_000
+    assert 2 * million_floats <= speed.peak_memory(run, "cpu") < 2.01 * million_floats
+
+
+def test_eager_holds_the_weights_and_flash_does_not(capsys, monkeypatch):
+    monkeypatch.setattr(verdict, "TIMED_SHAPE", TIMED_SHAPE)
+    arguments = ["--variants", "mha", "--masks", "causal", "--dtypes", "fp32", "--backends", "eager,flash"]
+    doctor.main([*arguments, "--json"])
+    eager, flash = (cell["peak_memory"] for cell in json.loads(capsys.readouterr().out)["cells"])
+    weights = 4 * TIMED_SHAPE.batch * NUM_HEADS * TIMED_SHAPE.seq**2  # bytes
+    assert eager > weights > flash
 
 
 def test_the_error_is_relative_to_the_largest_value():

@@ -33,14 +33,16 @@ MEANINGS = {
     "M": "matrix products",
 }
 WIDTH = 112
+MEMORY_WIDTH = 6
 
 
 def print_report(cells: Sequence[Cell], machine: dict[str, Any], seconds: float) -> None:
     """Print all of it to stdout."""
     console = Console(highlight=False)
     # A table whose columns are cut is of no use: wide terminals are taken as they are, narrow ones wrap.
-    console.width = max(console.width, WIDTH)
-    console.print(Group(_heading(machine), _table(cells), *_legend(cells), *_refusals(cells)))
+    with_memory = bool(machine["full"])
+    console.width = max(console.width, WIDTH + (4 * MEMORY_WIDTH if with_memory else 0))
+    console.print(Group(_heading(machine), _table(cells, with_memory), *_legend(cells, with_memory), *_refusals(cells)))
     for cell in cells:
         if cell.failure:
             console.print(Text(f"✗ {cell}: {cell.failure}", "red"))
@@ -53,7 +55,7 @@ def _heading(machine: dict[str, Any]) -> Text:
     )
 
 
-def _table(cells: Sequence[Cell]) -> Table:
+def _table(cells: Sequence[Cell], with_memory: bool) -> Table:
     masks = [mask for mask in MASKS if any(cell.mask == mask for cell in cells)]
     backends = [name for name in _unique(cell.backend for cell in cells) if not _refuses_all(cells, name)]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -63,16 +65,19 @@ def _table(cells: Sequence[Cell]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for variant, dtype in _unique((cell.variant, cell.dtype) for cell in cells):
         row = [cell for cell in cells if (cell.variant, cell.dtype) == (variant, dtype)]
-        table.add_row(variant, dtype, *(_backend_entry(row, name, masks) for name in backends), *_row_summary(row))
+        entries = (_backend_entry(row, name, masks, with_memory) for name in backends)
+        table.add_row(variant, dtype, *entries, *_row_summary(row))
     return table
 
 
-def _backend_entry(row: Sequence[Cell], backend: str, masks: Sequence[str]) -> Text:
-    """Letters, and the milliseconds that the median mask takes."""
+def _backend_entry(row: Sequence[Cell], backend: str, masks: Sequence[str], with_memory: bool) -> Text:
+    """Letters, the milliseconds that the median mask takes, and the MiB."""
     found = {cell.mask: cell for cell in row if cell.backend == backend}
     times = [cell.seconds for cell in found.values() if cell.seconds is not None]
+    peaks = [cell.peak_memory / 2**20 for cell in found.values() if cell.peak_memory is not None]
     entry = Text.assemble(*(_letter(found.get(mask)) for mask in masks))
-    return entry.append(f" {1e3 * statistics.median(times):5.1f}" if times else "", "dim")
+    entry.append(f" {1e3 * statistics.median(times):5.1f}" if times else "", "dim")
+    return entry.append(f" {statistics.median(peaks):4.0f}M" if peaks and with_memory else "", "dim")
 
 
 def _letter(cell: Cell | None) -> tuple[str, str]:
@@ -98,15 +103,17 @@ def _row_summary(row: Sequence[Cell]) -> tuple[str, ...]:
     return ", ".join(_unique(cell.backend for cell in row if cell.auto)), *numbers
 
 
-def _legend(cells: Sequence[Cell]) -> list[RenderableType]:
+def _legend(cells: Sequence[Cell], with_memory: bool) -> list[RenderableType]:
     masks = [mask for mask in MASKS if any(cell.mask == mask for cell in cells)]
     letters = _unique(LETTERS[cell.kernel] for cell in cells if cell.kernel)
     kernels = ", ".join(f"{letter} {MEANINGS[letter]}" for letter in letters)
+    memory = ", and the MiB that this holds at most" if with_memory else ""
     return [
         Text(),
         Text(
             f"A letter for each mask ({', '.join(masks)}): the kernel that ran, {kernels}; small: forward only; "
-            "· refused; ✗ fails. Then the milliseconds that the heads take for the median mask, forward and backward. "
+            "· refused; ✗ fails. Then the milliseconds that the heads take for the median mask, forward and "
+            f"backward{memory}. "
             "×: auto's time over the fastest's, at most. output, gradient: the largest error of all backends and "
             "masks, max|a - b| / max|b| against eager in float64."
         ),

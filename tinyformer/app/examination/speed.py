@@ -6,12 +6,14 @@ either side a third slower from process to process. On CUDA in wall time, betwee
 """
 
 import ctypes
+import itertools
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tinyformer.app.examination.exactness import Problem, arithmetic
 from tinyformer.nn.support import Backend
@@ -75,11 +77,23 @@ def median_seconds(passes: Mapping[str, Callable[[], None]], device: str) -> dic
     return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
 
 
-def peak_memory(run: Callable[[], None], device: str) -> int | None:
-    """The most bytes that a pass holds at once beside what was held before; unknown on CPU."""
-    if device != "cuda":
-        return None
+def peak_memory(run: Callable[[], None], device: str) -> int:
+    """The most bytes that a pass holds at once beside what was held before."""
+    return _peak_on_cuda(run) if device == "cuda" else _peak_on_cpu(run)
+
+
+def _peak_on_cuda(run: Callable[[], None]) -> int:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     run()
     return torch.cuda.max_memory_allocated() - before
+
+
+def _peak_on_cpu(run: Callable[[], None]) -> int:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        run()
+    assert watched.profiler is not None
+    assert watched.profiler.kineto_results is not None
+    events = watched.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(itertools.accumulate((change for _, change in changes), initial=0))

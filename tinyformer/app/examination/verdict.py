@@ -43,7 +43,7 @@ class Cell:
         output_error: max|a - b| / max|b| against eager in float64.
         gradient_error: the largest such error of a gradient, of inputs and parameters; none where it has no backward.
         seconds: of the heads, forward and backward; forward alone where there is no backward.
-        peak_memory: bytes that such a pass holds at once; known on CUDA.
+        peak_memory: bytes that such a pass holds at once.
         auto: whether `auto` picks this backend.
         slowdown: of auto's choice, its time over that of the fastest.
         reason: why it refuses, has no backward, or crashed.
