@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_named(tmp_path, changes, reason):
     "target",
     [
         "tinyformer.nn.Attention",
-        "tinyformer.nn.attention.Attention",
+        "tinyformer.nn.multi_head.Attention",
         "tinyformer.training.AdamW",
         "tinyformer.data.Pydoc",
         "tinyformer.training.AttentionTelemetry",

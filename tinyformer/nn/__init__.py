@@ -1,12 +1,12 @@
 """The model: plain PyTorch, without Lightning, Hydra or text.
 
 In the order of a forward pass: `encoder` embeds tokens (`position`) and stacks `block`s; a block is an `attention` and
-a `feed_forward`, each with a `norm` and a `residual`; attention (`latent` and `differential` are two more kinds)
+a `feed_forward`, each with a `norm` and a `residual`; attention (`multi_head`, `latent` or `differential`)
 compares queries with keys under a `mask` by a `score`, on one of several `backends` (`support` says which can),
 remembers them in a `cache`, and passes its heads through a `gate`; the `readout` turns vectors into scores.
 """
 
-from tinyformer.nn.attention import Attention, BaseAttention
+from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.backends import attention_weights
 from tinyformer.nn.block import PostNormBlock, PreNormBlock
 from tinyformer.nn.cache import Cache, LayerCache
@@ -16,6 +16,7 @@ from tinyformer.nn.feed_forward import FeedForward, GatedFeedForward
 from tinyformer.nn.gate import HeadGate, OutputGate
 from tinyformer.nn.latent import LatentAttention
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.multi_head import Attention
 from tinyformer.nn.norm import LayerNorm, RMSNorm
 from tinyformer.nn.position import (
     ALiBi,

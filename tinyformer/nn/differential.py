@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.nn.attention import BaseAttention, check_heads
+from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.multi_head import check_heads
 from tinyformer.nn.norm import RMSNorm
 
 

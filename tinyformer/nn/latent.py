@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.nn.attention import BaseAttention, check_heads
+from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.multi_head import check_heads
 from tinyformer.nn.norm import RMSNorm
 
 
