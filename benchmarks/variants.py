@@ -1,9 +1,10 @@
-"""Every attention variant at equal steps.
+"""Every attention variant at equal steps and equal parameters.
 
     python benchmarks/variants.py data.files=shakespeare.txt
 
 Trains each variant by `train.py` on the same text, writes `benchmarks/results/variants.json`, and prints the README's
-table. Arguments are overrides for all of them, after those of `EQUAL`. On 2 CPU cores it takes about 15 minutes.
+table. Parameters that a variant has more or fewer than multi-head attention are given to or taken from the feed-forward
+network. Arguments are overrides for all of them, after those of `EQUAL`. On 2 CPU cores it takes about 15 minutes.
 """
 
 import json
@@ -17,9 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
+NETWORK = ["model=nano", "model.max_seq_len=128"]
 EQUAL = [
-    "model=nano",
-    "model.max_seq_len=128",
+    *NETWORK,
     "data=text",
     "data.batch_size=16",
     "tokenizer=char",
@@ -57,6 +58,23 @@ VARIANTS = {
 """Overrides of each; what they do not name is the default: multi-head, scaled dot product, learned positions."""
 
 
+def count_parameters(overrides: list[str]) -> list[int]:
+    """The parameters of a network with these overrides, or of each where an override lists several values."""
+    command = [sys.executable, "-m", "tinyformer.card", *NETWORK, *overrides, "--json"]
+    cards = json.loads(subprocess.check_output(command, cwd=ROOT))["cards"]
+    return [card["num_parameters"] for card in cards]
+
+
+def matching_d_ff(overrides: list[str], d_ff: int = 512) -> int:
+    """The width of the feed-forward network with which a variant has the parameters of multi-head attention at `d_ff`.
+
+    As near as whole units come: one unit is a row and a column of each layer's two matrices.
+    """
+    (target,) = count_parameters([f"model.d_ff={d_ff}"])
+    own, one_more = count_parameters([*overrides, f"model.d_ff={d_ff},{d_ff + 1}"])
+    return d_ff + round((target - own) / (one_more - own))
+
+
 def train(overrides: list[str], folder: Path) -> dict[str, object]:
     """The results of a run with these overrides."""
     command = [sys.executable, "train.py", *EQUAL, *overrides, f"hydra.run.dir={folder}"]
@@ -72,11 +90,11 @@ def unigram_entropy(text: str) -> float:
 
 def table(rows: dict[str, dict[str, object]]) -> str:
     """The rows in Markdown, the best first."""
-    lines = ["| variant | overrides | val loss | parameters | kernel |", "|---|---|---|---|---|"]
+    lines = ["| variant | overrides | `d_ff` | parameters | val loss |", "|---|---|---|---|---|"]
     for name, row in sorted(rows.items(), key=lambda item: item[1]["val/loss"]):
         overrides = " ".join(f"`{override}`" for override in row["overrides"])
         lines.append(
-            f"| {name} | {overrides} | {row['val/loss']:.3f} | {row['num_parameters']:,} | {row['attention_kernel']} |"
+            f"| {name} | {overrides} | {row['d_ff']} | {row['num_parameters']:,} | {row['val/loss']:.3f} |"
         )
     return "\n".join(lines)
 
@@ -91,10 +109,11 @@ def main() -> None:
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, overrides) in enumerate(VARIANTS.items()):
-            results = train([*overrides, *given], Path(folder) / f"run-{number}")
+            d_ff = matching_d_ff(overrides)
+            results = train([*overrides, f"model.d_ff={d_ff}", *given], Path(folder) / f"run-{number}")
             kept = ("val/loss", "num_parameters", "attention_kernel", "seconds", "steps", "device", "precision")
-            rows[name] = {"overrides": overrides, **{key: results[key] for key in kept}}
-            print(f"{name:<24} {results['val/loss']:.4f}  {results['num_parameters']:,}", flush=True)
+            rows[name] = {"overrides": overrides, "d_ff": d_ff, **{key: results[key] for key in kept}}
+            print(f"{name:<24} {results['val/loss']:.4f}  {results['num_parameters']:,}  d_ff {d_ff}", flush=True)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
     record = {
         "command": ["python", "benchmarks/variants.py", *(Path(word).name for word in given)],
