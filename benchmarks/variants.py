@@ -93,9 +93,7 @@ def table(rows: dict[str, dict[str, object]]) -> str:
     lines = ["| variant | overrides | `d_ff` | parameters | val loss |", "|---|---|---|---|---|"]
     for name, row in sorted(rows.items(), key=lambda item: item[1]["val/loss"]):
         overrides = " ".join(f"`{override}`" for override in row["overrides"])
-        lines.append(
-            f"| {name} | {overrides} | {row['d_ff']} | {row['num_parameters']:,} | {row['val/loss']:.3f} |"
-        )
+        lines.append(f"| {name} | {overrides} | {row['d_ff']} | {row['num_parameters']:,} | {row['val/loss']:.3f} |")
     return "\n".join(lines)
 
 

@@ -37,6 +37,15 @@ def test_each_variant_was_brought_below_the_unigram_entropy() -> None:
     assert RECORD["unigram_entropy"] == pytest.approx(3.3128, abs=1e-4)  # of tiny Shakespeare
     assert all(row["val/loss"] < RECORD["unigram_entropy"] and row["steps"] == 200 for row in ROWS.values())
     assert len({row["val/loss"] for row in ROWS.values()}) == len(ROWS)
+    # One unit of d_ff is 1,024 parameters in 4 layers of 128.
+    assert all(abs(row["num_parameters"] - ROWS["multi-head"]["num_parameters"]) <= 512 for row in ROWS.values())
+
+
+def test_the_width_that_makes_up_for_a_variants_parameters() -> None:
+    # Learned positions of nano: 128 vectors of 128, so 16 units of 4 layers x 2 matrices x 128.
+    assert BENCHMARK["matching_d_ff"](["position=none"]) == 512 + 16
+    # Grouped queries on 2 of 4 key/value heads: 2 x 128 x 64 fewer in each of 4 layers.
+    assert BENCHMARK["matching_d_ff"](["attention=gqa"]) == 512 + 64
 
 
 def test_the_readme_shows_the_recorded_losses() -> None:

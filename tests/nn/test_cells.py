@@ -257,7 +257,7 @@ def call(feature: Feature) -> tuple[AttentionMask, Scoring, float, int]:
         Feature.COMPARE: {"compare": score.compare},
         Feature.SINK: {"sink": sink},
         Feature.MASKED_SINK: {"sink": sink},
-        Feature.WEIGHTS: {"reweigh": lambda weights: weights.square()},
+        Feature.WEIGHTS: {"reweigh": lambda weights, grid: weights.square()},
     }
     mask = masks.get(feature, AttentionMask())
     dropout = 0.5 if feature == Feature.DROPOUT else 0.0

@@ -9,6 +9,7 @@ from attention_cases import error
 from variants import attend_by_loops, gqa, make, prepared, projected, tokens
 
 from tinyformer.nn import BACKENDS, SCORES, Attention, AttentionMask, Scoring, attention_weights
+from tinyformer.nn.mask import Grid
 from tinyformer.nn.score import AdditiveScore, GeneralScore, LocalGaussian, softcap
 
 CAUSAL = AttentionMask(causal=True)
@@ -177,7 +178,9 @@ def test_the_local_gaussian_by_hand():
         gaussian.vector.zero_()
     change = gaussian(torch.randn(1, 1, 1, 2), 6, (4, 0))
     expected = [math.exp(-((j - 3) ** 2) / 8) for j in range(6)]
-    torch.testing.assert_close(change(torch.ones(1, 1, 1, 6)), torch.tensor([[[expected]]]))
+    torch.testing.assert_close(
+        change(torch.ones(1, 1, 1, 6), Grid.of(1, 1, 1, 6, torch.device("cpu"))), torch.tensor([[[expected]]])
+    )
 
 
 def test_the_local_gaussian_needs_a_window():

@@ -7,7 +7,7 @@ remembers them in a `cache`, and passes its heads through a `gate`; the `readout
 """
 
 from tinyformer.nn.attention import BaseAttention
-from tinyformer.nn.backends import attention_weights
+from tinyformer.nn.backends import AttentionMaps, attention_weights
 from tinyformer.nn.block import PostNormBlock, PreNormBlock
 from tinyformer.nn.cache import Cache, LayerCache
 from tinyformer.nn.differential import DifferentialAttention
@@ -28,6 +28,7 @@ from tinyformer.nn.position import (
     SinusoidalPosition,
     T5Position,
 )
+from tinyformer.nn.prune import prune_heads
 from tinyformer.nn.readout import TokenReadout
 from tinyformer.nn.residual import Residual
 from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
@@ -41,6 +42,7 @@ __all__ = [
     "ALiBi",
     "Attention",
     "AttentionCase",
+    "AttentionMaps",
     "AttentionMask",
     "BaseAttention",
     "Cache",
@@ -71,5 +73,6 @@ __all__ = [
     "TokenReadout",
     "Transformer",
     "attention_weights",
+    "prune_heads",
     "select_backend",
 ]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.nn.backends import attention_weights
+from tinyformer.nn.backends import AttentionMaps, attention_maps
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.gate import HeadGate, OutputGate
 from tinyformer.nn.mask import AttentionMask
@@ -24,6 +24,9 @@ from tinyformer.nn.support import AttentionCase, Backend, features_of, require_p
 
 class BaseAttention(nn.Module):
     """All of attention but the projections, which a subclass makes: those that `project` uses, and `o_proj`.
+
+    `q_proj`, `k_proj` and `v_proj` have the rows of one head after the other, and `o_proj` their columns, so that
+    `prune_heads` can take any of them.
 
     Args:
         d_model: width of the residual stream.
@@ -48,8 +51,13 @@ class BaseAttention(nn.Module):
         num_layers: how many there are.
     """
 
-    o_proj: nn.Module
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
     num_kv_heads: int
+    kept: Tensor | None
+    kv_index: Tensor | None
 
     num_softmaxes: int = 1
     """Of each head."""
@@ -92,6 +100,9 @@ class BaseAttention(nn.Module):
         self.position = position(head_dim=self.position_dim) if position else RelativePosition()
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
         self.head_gate = HeadGate(num_heads, _ablated_here(ablated_heads, layer_index, num_layers, num_heads))
+        # Where heads were pruned (`prune_heads`): which are left, and which K/V head each of them reads.
+        self.register_buffer("kept", None, persistent=False)
+        self.register_buffer("kv_index", None, persistent=False)
         # The structure is checked now; the first step, or `resolve`, decides for a device and a dtype.
         self.resolved: Backend | None = None
         self._check_structure()
@@ -128,7 +139,7 @@ class BaseAttention(nn.Module):
         """
         if context is not None and cache is not None:
             raise ValueError("A cache is of the tokens before x; with a context, give no cache.")
-        q, k, v = self.project(x, context, cache)
+        q, k, v = self._projected(x, context, cache)
         mask = self._mask(mask, context, context_mask)
         heads = self.attend(q, k, v, mask, context is not None)
         if self.output_gate is not None:
@@ -165,7 +176,7 @@ class BaseAttention(nn.Module):
         mix = reweigh = None
         if not crosses:
             positional = self.position.score_mod(self.position_part(q), k_seq, self.score.scale, mask.causal)
-            mods += [positional] if positional else []
+            mods += [positional if self.kept is None else positional.of_heads(self.kept)] if positional else []
             mix = self.position.mix(q.shape[2], k_seq)
         if self.gaussian is not None:
             reweigh = self.gaussian(q, k_seq, mask.span)
@@ -186,19 +197,48 @@ class BaseAttention(nn.Module):
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch maps q_seq k_seq"]:
         """The exact attention weights that `forward` used, whatever kernel it ran; without dropout."""
-        q, k, _ = self.project(x, context, cache.without_last(x.shape[1]) if cache else None)
-        return self.maps(q, k, self._mask(mask, context, context_mask), context is not None)
+        return self.maps(x, mask, context, context_mask, cache).weights
 
     def maps(
+        self,
+        x: Float[Tensor, "batch q_seq d_model"],
+        mask: AttentionMask | None = None,
+        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        context_mask: AttentionMask | None = None,
+        cache: LayerCache | None = None,
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> AttentionMaps:
+        """The weights, and the logits that they are made from, for some queries or all; see `forward`."""
+        q, k, _ = self._projected(x, context, cache.without_last(x.shape[1]) if cache else None)
+        return self.softmaxes(q, k, self._mask(mask, context, context_mask), context is not None, rows)
+
+    def softmaxes(
         self,
         q: Float[Tensor, "batch num_heads q_seq head_dim"],
         k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
         mask: AttentionMask,
         crosses: bool,
-    ) -> Float[Tensor, "batch maps q_seq k_seq"]:
-        """The weights of each softmax, one for each head unless a subclass has more."""
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> AttentionMaps:
+        """Those of each softmax, one for each head unless a subclass has more."""
         q, scoring = self.scoring(q, k.shape[2], mask, crosses)
-        return attention_weights(q, k, mask, scoring)
+        return attention_maps(q, k, mask, scoring, rows)
+
+    @property
+    def head_ids(self) -> list[int]:
+        """The number of each head, which it keeps when others are pruned."""
+        return list(range(self.num_heads)) if self.kept is None else self.kept.tolist()
+
+    @property
+    def map_names(self) -> list[str]:
+        """What each map is called: `03` for head 3, `03a` and `03b` where a head has two softmaxes."""
+        letters = "ab" if self.num_softmaxes > 1 else [""]
+        return [f"{head:02d}{letter}" for head in self.head_ids for letter in letters]
+
+    def _projected(self, x: Tensor, context: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What `project` makes; where pruning left groups of unequal size, each query head's own keys and values."""
+        q, k, v = self.project(x, context, cache)
+        return (q, k, v) if self.kv_index is None else (q, k[:, self.kv_index], v[:, self.kv_index])
 
     def resolve(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
@@ -225,11 +265,8 @@ class BaseAttention(nn.Module):
         if self.resolved is None or self.resolved.name in ("eager", "flex"):
             return "eager" if self.resolved is None else self.resolved.name
         seq = seq if mask.documents is None else mask.documents.shape[1]
-        sizes = [
-            (self.num_heads, self.head_dim),
-            (self.num_kv_heads, self.head_dim),
-            (self.num_kv_heads, self.v_head_dim),
-        ]
+        num_kv_heads = self.num_kv_heads if self.kv_index is None else self.num_heads
+        sizes = [(self.num_heads, self.head_dim), (num_kv_heads, self.head_dim), (num_kv_heads, self.v_head_dim)]
         q, k, v = (torch.zeros(mask.num_rows, heads, seq, dim, device=device, dtype=dtype) for heads, dim in sizes)
         probe = copy.deepcopy(self).to(device, dtype).train(training)
         with torch.set_grad_enabled(training):

@@ -4,10 +4,11 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.nn.attention import BaseAttention
+from tinyformer.nn.backends import AttentionMaps
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.multi_head import check_heads
@@ -110,18 +111,18 @@ class DifferentialAttention(BaseAttention):
         difference = first - self.factor().to(second.dtype) * second
         return (self.head_norm(difference) * (1 - self.lambda_init)).to(v.dtype)
 
-    def maps(
+    def softmaxes(
         self,
         q: Float[Tensor, "batch num_heads q_seq q_dim"],
         k: Float[Tensor, "batch num_kv_heads k_seq q_dim"],
         mask: AttentionMask,
         crosses: bool,
-    ) -> Float[Tensor, "batch maps q_seq k_seq"]:
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> AttentionMaps:
         """Both softmaxes of each head: maps 2h and 2h + 1 are those of head h."""
         halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
-        return torch.stack(
-            [super(DifferentialAttention, self).maps(*half, mask, crosses) for half in halves], 2
-        ).flatten(1, 2)
+        first, second = (super(DifferentialAttention, self).softmaxes(*half, mask, crosses, rows) for half in halves)
+        return AttentionMaps(*(torch.stack(p, dim=2).flatten(1, 2) for p in zip(first, second, strict=True)))
 
     def factor(self) -> Float[Tensor, ""]:
         """λ, by which the second softmax is subtracted."""

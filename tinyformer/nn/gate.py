@@ -1,6 +1,6 @@
 """Factors on the heads' outputs, between the backend and the output projection."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -8,14 +8,19 @@ from torch import Tensor, nn
 
 
 class HeadGate(nn.Module):
-    """A factor for each head between the backend and `o_proj`; 0 takes the head away, on every backend.
+    """head_h ← g_h · head_h + (1 - g_h) · r_h before `o_proj`: a factor of 0 takes the head away, on every backend.
 
     Args:
         num_heads: of the layer.
         ablated: the heads whose factor is 0.
+
+    Attributes:
+        factors: g, `heads` or `batch heads`; None where all are 1.
+        replacement: makes r, what stands in for a head that is taken away; zero where it is None.
     """
 
     factors: Tensor | None
+    replacement: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, num_heads: int, ablated: Sequence[int] = ()) -> None:
         super().__init__()
@@ -31,7 +36,9 @@ class HeadGate(nn.Module):
     ) -> Float[Tensor, "batch num_heads seq head_dim"]:
         if self.factors is None:
             return heads
-        return heads * self.factors.to(heads.dtype).view(-1, 1, 1)
+        factors = self.factors.to(heads.dtype).unflatten(-1, (-1, 1, 1))
+        kept = heads * factors
+        return kept if self.replacement is None else kept + (1 - factors) * self.replacement(heads)
 
 
 class OutputGate(nn.Module):

@@ -21,12 +21,30 @@ class Grid(NamedTuple):
     kv_idx: Int[Tensor, "1 1 1 k_seq"]
 
     @classmethod
-    def of(cls, batch: int, num_heads: int, q_seq: int, k_seq: int, device: torch.device) -> "Grid":
-        """The grid of these sizes. The last query stands at the last key, so `q_idx` may begin above 0."""
+    def of(
+        cls,
+        batch: int,
+        num_heads: int,
+        q_seq: int,
+        k_seq: int,
+        device: torch.device,
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> "Grid":
+        """The grid of these sizes. The last query stands at the last key, so `q_idx` may begin above 0.
+
+        Args:
+            batch: number of sequences.
+            num_heads: of each.
+            q_seq: number of queries.
+            k_seq: number of keys.
+            device: of the indices.
+            rows: which of the queries; all unless given.
+        """
+        q_idx = torch.arange(k_seq - q_seq, k_seq, device=device)
         return cls(
             torch.arange(batch, device=device).view(-1, 1, 1, 1),
             torch.arange(num_heads, device=device).view(1, -1, 1, 1),
-            torch.arange(k_seq - q_seq, k_seq, device=device).view(1, 1, -1, 1),
+            (q_idx if rows is None else q_idx[rows]).view(1, 1, -1, 1),
             torch.arange(k_seq, device=device).view(1, 1, 1, -1),
         )
 
@@ -86,12 +104,21 @@ class AttentionMask:
             )
         return mods
 
-    def dense(self, q_seq: int, k_seq: int, device: torch.device) -> Bool[Tensor, "#batch 1 #q_seq k_seq"] | None:
-        """The mask on its full grid, True where the query may attend; None where everybody sees everything."""
+    def dense(
+        self, q_seq: int, k_seq: int, device: torch.device, rows: Int[Tensor, " rows"] | None = None
+    ) -> Bool[Tensor, "#batch 1 #q_seq k_seq"] | None:
+        """The mask on its grid, True where the query may attend; None where everybody sees everything.
+
+        Args:
+            q_seq: number of queries.
+            k_seq: number of keys.
+            device: of the mask.
+            rows: which of the queries; all unless given.
+        """
         mods = self.mask_mods()
         if not mods:
             return None
-        grid = Grid.of(self.num_rows, 1, q_seq, k_seq, device)
+        grid = Grid.of(self.num_rows, 1, q_seq, k_seq, device, rows)
         allowed = mods[0](*grid)
         for mod in mods[1:]:
             allowed = allowed & mod(*grid)

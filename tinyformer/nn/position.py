@@ -140,7 +140,7 @@ class ALiBi(RelativePosition):
         def subtract(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             return score - slopes[head] * (q_idx - kv_idx).abs()
 
-        return ScoreMod(subtract, additive=True)
+        return ScoreMod(subtract, additive=True, by_head=True)
 
 
 class T5Position(RelativePosition):
@@ -174,7 +174,7 @@ class T5Position(RelativePosition):
         def add(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             return score + table[self.bucket(kv_idx - q_idx, causal), head]
 
-        return ScoreMod(add, additive=True, learned=True)
+        return ScoreMod(add, additive=True, learned=True, by_head=True)
 
     def bucket(self, distance: Int[Tensor, "*grid"], causal: bool) -> Int[Tensor, "*grid"]:
         """The bucket of a distance, key minus query."""

@@ -5,11 +5,11 @@ The second half of what a backend is told (the first is the mask): a `Scoring`, 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.nn.mask import Grid
@@ -26,11 +26,24 @@ class ScoreMod:
         function: in FlexAttention's signature.
         additive: whether it adds something that does not depend on the score, so that a bias can stand for it.
         learned: whether a gradient flows into what it adds.
+        by_head: whether it looks up the head in a table of all the heads that the model was made with, so that it is
+            told the number which a head had before others were pruned.
     """
 
     function: ScoreFunction
     additive: bool = False
     learned: bool = False
+    by_head: bool = False
+
+    def of_heads(self, head_ids: Int[Tensor, " heads"]) -> "ScoreMod":
+        """This change for some heads of the model, known by their numbers."""
+        if not self.by_head:
+            return self
+
+        def translated(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return self.function(score, batch, head_ids[head], q_idx, kv_idx)
+
+        return replace(self, function=translated)
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,7 @@ class Scoring:
         mods: changes of the scores, in order.
         sink: one logit for each head, which takes its share of the softmax and gives no value (Agarwal et al. 2025,
             arXiv 2508.10925, gpt-oss).
-        reweigh: a change of the weights.
+        reweigh: a change of the weights, given the grid that they are on.
         mix: what the weights add to the output besides the values.
     """
 
@@ -51,7 +64,7 @@ class Scoring:
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
     mods: tuple[ScoreMod, ...] = ()
     sink: Float[Tensor, " num_heads"] | None = None
-    reweigh: Callable[[Tensor], Tensor] | None = None
+    reweigh: Callable[[Tensor, Grid], Tensor] | None = None
     mix: Callable[[Tensor], Tensor] | None = None
 
     def modify(self, scores: Float[Tensor, "*scores"], grid: Grid) -> Float[Tensor, "*pairs"]:
@@ -69,7 +82,10 @@ class Scoring:
 
 
 class ScaledDotScore(nn.Module):
-    """score(q, k) = qᵀk / √head_dim (Vaswani et al. 2017, arXiv 1706.03762)."""
+    """score(q, k) = qᵀk / √head_dim (Vaswani et al. 2017, arXiv 1706.03762).
+
+    The parameters of a score function, if any, have the heads as their first axis.
+    """
 
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
     """The scores themselves, for a score that is no dot product; every kernel computes those that are."""
@@ -172,8 +188,8 @@ class LocalGaussian(nn.Module):
 
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, span: tuple[int, int]
-    ) -> Callable[[Tensor], Tensor]:
-        """The change of the weights for these queries.
+    ) -> Callable[[Tensor, Grid], Tensor]:
+        """The change of the weights of these queries, or of some of them.
 
         Args:
             q: the queries.
@@ -184,7 +200,10 @@ class LocalGaussian(nn.Module):
         hidden = torch.tanh(q @ self.weight.to(q.dtype))
         logit = hidden @ self.vector.to(q.dtype)
         share = torch.sigmoid(logit.to(torch.promote_types(q.dtype, torch.float32)))
-        grid = Grid.of(1, 1, q.shape[2], k_seq, q.device)
-        centre = grid.q_idx - before + share * (before + after)
-        sigma = max(before, after, 1) / 2
-        return lambda weights: weights * torch.exp(-((grid.kv_idx - centre) ** 2) / (2 * sigma**2))
+        first, sigma = k_seq - q.shape[2], max(before, after, 1) / 2
+
+        def reweigh(weights: Tensor, grid: Grid) -> Tensor:
+            centre = grid.q_idx - before + share[:, :, grid.q_idx.flatten() - first] * (before + after)
+            return weights * torch.exp(-((grid.kv_idx - centre) ** 2) / (2 * sigma**2))
+
+        return reweigh

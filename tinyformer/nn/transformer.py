@@ -1,6 +1,6 @@
 """The whole network: an encoder and what is read from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +11,7 @@ from tinyformer.nn.cache import Cache
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.prune import prune_model
 
 
 class Transformer(nn.Module):
@@ -20,12 +21,20 @@ class Transformer(nn.Module):
         encoder: the encoder.
         readout: makes the readout, given the encoder's `token_embedding`.
         init_std: standard deviation of the initial weights.
+        pruned_heads: `[layer, head]` pairs of heads that the model was made with and has no more, see `prune_heads`.
     """
 
-    def __init__(self, encoder: Encoder, readout: Callable[..., nn.Module], init_std: float = 0.02) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        readout: Callable[..., nn.Module],
+        init_std: float = 0.02,
+        pruned_heads: Sequence[Sequence[int]] = (),
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.readout = readout(encoder.token_embedding)
+        prune_model(self.attentions(), pruned_heads)
         init_weights(self, len(encoder.layers), init_std)
 
     def forward(

@@ -125,7 +125,7 @@ class Problem:
         def compute(
             q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
         ) -> Tensor:
-            thinned = replace(scoring, reweigh=lambda weights: weights.masked_fill(dropped, 0.0) / share)
+            thinned = replace(scoring, reweigh=lambda weights, grid: weights.masked_fill(dropped, 0.0) / share)
             return backends.eager(q, k, v, mask, thinned)
 
         return self.solve(replace(ORACLE, compute=compute), torch.float64)

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from lightning.pytorch.loggers import WandbLogger
 from torch import Tensor
 
-from tinyformer.analysis import MEASURES, capture_attention, head_maps, save_png
+from tinyformer.analysis import MEASURES, CapturedMaps, capture_attention, head_maps, measure_layers, save_png
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule
@@ -63,8 +63,8 @@ class AttentionTelemetry(L.Callback):
                 logger.log_image("attention/maps", [str(self.paths[-1])], step=step)
 
 
-def attention_maps(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> list[Tensor]:
-    """The exact weights of each layer, `batch heads seq seq`, with the model in evaluation mode."""
+def attention_maps(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> CapturedMaps:
+    """The exact weights of each layer, `batch maps seq seq`, with the model in evaluation mode."""
     was_training = network.training
     network.eval()
     with capture_attention(network) as maps, torch.no_grad():
@@ -75,9 +75,10 @@ def attention_maps(network: Transformer, tokens: Int[Tensor, "batch seq"], mask:
 
 def head_measures(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> dict[str, float]:
     """Each measure of each head, as `attention/layer_00/head_00/entropy`."""
-    scalars = {}
-    for layer, weights in enumerate(attention_maps(network, tokens, mask)):
-        for measure, function in MEASURES.items():
-            for head, value in enumerate(function(weights).tolist()):
-                scalars[f"attention/layer_{layer:02d}/head_{head:02d}/{measure}"] = value
+    maps, scalars = attention_maps(network, tokens, mask), {}
+    names = [layer.map_names for layer in network.attentions()]
+    for measure, layers in measure_layers(MEASURES, maps, tokens).items():
+        for layer, heads in enumerate(layers):
+            for head, value in zip(names[layer], heads, strict=True):
+                scalars[f"attention/layer_{layer:02d}/head_{head}/{measure}"] = value
     return scalars
