@@ -90,6 +90,22 @@ def _is_complete(raw: Any) -> bool:
     return isinstance(raw[KEY], dict) and {"config", "tokenizer", "facts"} <= raw[KEY].keys()
 
 
+def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Write a network that was made from a checkpoint's, whole or not at all.
+
+    Args:
+        path: the file.
+        network: of which the weights are stored.
+        checkpoint: where it came from, which gives the tokenizer, the facts and the step.
+        config: of the network, unresolved, as plain containers.
+    """
+    weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
+    contents = {"config": config, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
+    temporary = path.with_suffix(".ckpt.partial")
+    torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
+    temporary.replace(path)
+
+
 def load_weights(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "checkpoint") -> None:
     """Put a checkpoint's weights into a network.
 

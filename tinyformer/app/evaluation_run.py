@@ -9,7 +9,9 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.analysis import Findings
 from tinyformer.app import build
+from tinyformer.app.analysis_run import make_subject, run_analysis
 from tinyformer.app.config import check_types
 from tinyformer.app.sample import check_generation, sample_text
 from tinyformer.app.summary import (
@@ -57,7 +59,9 @@ class EvaluationRun:
         load_weights(self.network, self.checkpoint)
         self.batches = self.data.evaluation_dataloader(self.split)
         mask = self.task.mask(next(iter(self.batches)))
-        self.kernel = build.resolve_kernel(self.network, self.arguments, mask, training=False)
+        self.analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
+        goes_back = self.analysis is not None and self.analysis.needs_gradient
+        self.kernel = build.resolve_kernel(self.network, self.arguments, mask, training=goes_back)
         self.module = TrainingModule(
             self.network, self.task, self.data, evaluated=self.split, first_step=self.checkpoint.step
         )
@@ -79,10 +83,27 @@ class EvaluationRun:
             trainer.validate(self.module, self.batches, verbose=False)
             seconds = time.perf_counter() - start
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            self._summarise(self._results(metrics, seconds), callbacks, loggers)
+            findings = self._analyse(trainer, loggers)
+            self._summarise(self._results(metrics, seconds) | findings.scalars, callbacks, loggers, findings)
             status = "success"
         finally:
             build.close_loggers(loggers, status)
+
+    def _analyse(self, trainer: L.Trainer, loggers: list[Logger]) -> Findings:
+        """What the chosen analysis finds; nothing without one."""
+        if self.analysis is None:
+            return Findings()
+        subject = make_subject(
+            self.config,
+            self.checkpoint,
+            self.network,
+            self.task,
+            self.data,
+            self.split,
+            self.analysis.num_windows,
+            trainer,
+        )
+        return run_analysis(self.analysis, subject, self.folder, loggers)
 
     def _data(self) -> tuple[TextDataModule, str]:
         """The text in the checkpoint's tokens, and the split to score."""
@@ -120,7 +141,9 @@ class EvaluationRun:
     def _prefix(self) -> str:
         return self.split if self.split in ("train", "test") else "val"
 
-    def _summarise(self, results: dict[str, Any], callbacks: list[L.Callback], loggers: list[Logger]) -> None:
+    def _summarise(
+        self, results: dict[str, Any], callbacks: list[L.Callback], loggers: list[Logger], findings: Findings
+    ) -> None:
         sample = sample_text(self.config.generate, self.network, self.data.tokenizer)
         write_results(self.folder / "results.json", results | {"sample": sample})
         (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
@@ -135,6 +158,8 @@ class EvaluationRun:
                 f"{self.data.splits[self.split].num_documents:,} documents",
                 **describe_split(results, self._prefix),
                 "attention maps": shown(pictures[-1]) if pictures else None,
+                **findings.lines,
+                "analysis": ", ".join(shown(path) for path in findings.files) or None,
                 "results": shown(self.folder / "results.json"),
                 "wandb": build.wandb_whereabouts(loggers),
             }

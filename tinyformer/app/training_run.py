@@ -38,6 +38,7 @@ class TrainingRun:
 
     def __init__(self, config: DictConfig) -> None:
         build.quiet_libraries()
+        self._take_pruned_heads(config)
         # Unresolved, so that overrides act on it; and first of all, since Hydra's `instantiate` resolves what its
         # node refers to in place.
         unresolved = OmegaConf.to_container(config, resolve=False)
@@ -99,6 +100,13 @@ class TrainingRun:
             raise SystemExit(128 + stop.signal_number) from stop
         finally:
             build.close_loggers(self.loggers, status)
+
+    @staticmethod
+    def _take_pruned_heads(config: DictConfig) -> None:
+        """A run that starts from a pruned checkpoint has its heads, unless it names others."""
+        if config.init_from and not config.model.pruned_heads:
+            stored = load_checkpoint(config.init_from, "init_from").config
+            config.model.pruned_heads = stored["model"].get("pruned_heads", [])
 
     def _data(self) -> TextDataModule:
         """The text, tokenised: by the recipe of the config, or by what a checkpoint to start from knows."""

@@ -100,7 +100,8 @@ class BaseAttention(nn.Module):
         self.position = position(head_dim=self.position_dim) if position else RelativePosition()
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
         self.head_gate = HeadGate(num_heads, _ablated_here(ablated_heads, layer_index, num_layers, num_heads))
-        # Where heads were pruned (`prune_heads`): which are left, and which K/V head each of them reads.
+        # Where heads were pruned (`prune_heads`): which, which are left, and which K/V head each of these reads.
+        self.pruned: list[int] = []
         self.register_buffer("kept", None, persistent=False)
         self.register_buffer("kv_index", None, persistent=False)
         # The structure is checked now; the first step, or `resolve`, decides for a device and a dtype.

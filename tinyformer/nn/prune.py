@@ -47,6 +47,7 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
     if layer.head_gate.factors is not None:
         layer.head_gate.factors = layer.head_gate.factors[..., left]
     layer.kept = torch.tensor([ids[index] for index in left], device=device)
+    layer.pruned = sorted({*layer.pruned, *gone})
     layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)
     index = torch.searchsorted(kv_left, kv_of_head)
     shared_evenly = len(left) % len(kv_left) == 0 and torch.equal(

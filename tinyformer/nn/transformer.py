@@ -46,6 +46,10 @@ class Transformer(nn.Module):
         """The attention of each layer, from the first to the last."""
         return [module for module in self.modules() if isinstance(module, BaseAttention)]
 
+    def pruned_heads(self) -> list[list[int]]:
+        """The `[layer, head]` pairs that the model was made with and has no more."""
+        return [[index, head] for index, layer in enumerate(self.attentions()) for head in layer.pruned]
+
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
         """Fix the backend of every layer, before the first step and before compiling; see `Attention.resolve`.
 

@@ -33,6 +33,12 @@ class CausalLM:
         logits = network(batch["inputs"], self.mask(batch))
         return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
 
+    def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """The negative log-likelihood of each sequence, and how many targets it is the sum of."""
+        logits = network(batch["inputs"], self.mask(batch)).float()
+        nats = F.cross_entropy(logits.mT, batch["targets"], ignore_index=IGNORED, reduction="none")
+        return nats.sum(dim=1), (batch["targets"] != IGNORED).sum(dim=1)
+
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Float[Tensor, ""]]:
         """Sums over the targets of a batch, which add up over batches.
 

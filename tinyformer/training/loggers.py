@@ -12,6 +12,8 @@ import wandb
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from tinyformer.analysis import Findings
+
 
 class RunCSVLogger(Logger):
     """Writes `metrics.csv`: a row for each step that logged something, a column for each metric.
@@ -120,6 +122,14 @@ class RunWandbLogger(WandbLogger):
             settings=wandb.Settings(silent=True, console="off"),
         )
         del self._wandb_init["anonymous"]  # Lightning passes what wandb has come to warn about
+
+    def log_findings(self, findings: Findings) -> None:
+        """Log what an analysis found: numbers, tables, figures and pages."""
+        pages = {path.stem: wandb.Html(path.read_text()) for path in findings.files if path.suffix == ".html"}
+        tables = {name: wandb.Table(list(columns), rows) for name, (columns, rows) in findings.tables.items()}
+        images = {f"{name}_figure": wandb.Image(figure) for name, figure in findings.figures.items()}
+        self.experiment.log({f"analysis/{name}": value for name, value in {**tables, **images, **pages}.items()})
+        self.experiment.summary.update(findings.scalars)
 
     def whereabouts(self) -> str:
         """Where the run can be seen, or how it is sent there."""

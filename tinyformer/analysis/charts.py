@@ -1,0 +1,94 @@
+"""Numbers of heads and layers, drawn."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+FONT_POINTS = 8
+GREY = (0.9, 0.9, 0.9, 1.0)
+LUMA = (0.299, 0.587, 0.114)
+"""How bright red, green and blue look (ITU-R BT.601)."""
+
+
+def head_grid(
+    values: Sequence[Sequence[float]], names: Sequence[Sequence[str]], title: str, diverging: bool = False
+) -> Figure:
+    """A cell for each head: layers down, heads across, the number in it and as its colour.
+
+    Args:
+        values: of each layer's heads.
+        names: of the heads, likewise.
+        title: with the unit.
+        diverging: whether zero is the middle of the colours, so that a change's sign is seen.
+    """
+    # Heads stand in the column of their number, so that those which were pruned leave a gap.
+    columns = sorted({name for row in names for name in row}, key=lambda name: (len(name), name))
+    figure, axes = _canvas(max(5.0, 1.2 + 0.62 * len(columns)), 1.3 + 0.42 * len(values))
+    finite = [value for row in values for value in row if math.isfinite(value)] or [0.0]
+    largest = max(map(abs, finite)) or 1.0
+    norm = Normalize(-largest, largest) if diverging else Normalize(min(*finite, 0.0), max(finite) or 1.0)
+    colours = mpl.colormaps["RdBu_r" if diverging else "viridis"]
+    for layer, row in enumerate(values):
+        for name, value in zip(names[layer], row, strict=True):
+            x, colour = columns.index(name), colours(norm(value)) if math.isfinite(value) else GREY
+            axes.add_patch(Rectangle((x, layer), 0.96, 0.94, color=colour))
+            is_dark = np.dot(colour[:3], LUMA) < 0.5
+            place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": FONT_POINTS - 1}
+            axes.text(x + 0.48, layer + 0.47, f"{value:.3g}", color="white" if is_dark else "black", **place)
+    axes.set(xlim=(0, len(columns)), ylim=(len(values), 0), xlabel="head", ylabel="layer")
+    axes.set_xticks([i + 0.48 for i in range(len(columns))], columns)
+    axes.set_yticks([i + 0.47 for i in range(len(values))], [str(i) for i in range(len(values))])
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
+    _plain(axes)
+    return figure
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    yscale: str = "linear",
+) -> Figure:
+    """Lines over the same axis, each with its name at it in the legend.
+
+    Args:
+        series: x and y of each, by name.
+        title: above.
+        xlabel: with the unit.
+        ylabel: likewise.
+        yscale: `linear` or `log`.
+    """
+    figure, axes = _canvas(6.0, 3.6)
+    for name, (x, y) in series.items():
+        axes.plot(x, y, marker=".", label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=FONT_POINTS, frameon=False)
+    axes.grid(alpha=0.3)
+    _plain(axes)
+    return figure
+
+
+def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(labelsize=FONT_POINTS, length=0)
+    axes.xaxis.label.set_fontsize(FONT_POINTS)
+    axes.yaxis.label.set_fontsize(FONT_POINTS)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

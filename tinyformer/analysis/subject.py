@@ -1,0 +1,153 @@
+"""What an analysis is given, and what it gives back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from tinyformer.nn import AttentionMask, BaseAttention, Transformer
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model and the text that it is looked at on.
+
+    Args:
+        network: in evaluation mode.
+        batches: of windows of the text, each of about as many, on the network's device.
+        mask: who may attend to whom in a batch.
+        nats: of a network and a batch: each window's negative log-likelihood, and how many targets it has.
+        encode: makes tokens of a text.
+        labels: what tokens look like.
+        precision: the context that forward passes run in.
+        untrained: makes the network as it was before its first step.
+        save_pruned: writes a checkpoint of this network with fewer heads.
+    """
+
+    network: Transformer
+    batches: Sequence[Batch]
+    mask: Callable[[Any], AttentionMask]
+    nats: Callable[[Transformer, Any], tuple[Tensor, Tensor]]
+    encode: Callable[[str], list[int]]
+    labels: Callable[[Sequence[int]], list[str]]
+    precision: Callable[[], AbstractContextManager[Any]]
+    untrained: Callable[[], Transformer]
+    save_pruned: Callable[[Transformer, Path], None]
+
+    @property
+    def layers(self) -> list[BaseAttention]:
+        """The attention of each layer."""
+        return self.network.attentions()
+
+    def losses(self) -> "Losses":
+        """The loss of each window, as the network is now."""
+        with torch.no_grad(), self.precision():
+            pairs = [self.nats(self.network, batch) for batch in self.batches]
+        nats, targets = (torch.cat(parts).double().cpu() for parts in zip(*pairs, strict=True))
+        return Losses(nats, targets)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of some windows.
+
+    Args:
+        nats: negative log-likelihood of each window.
+        targets: how many it is the sum of.
+    """
+
+    nats: Float[Tensor, " windows"]
+    targets: Float[Tensor, " windows"]
+
+    @property
+    def mean(self) -> float:
+        """Nats per token."""
+        return float(self.nats.sum() / self.targets.sum())
+
+    def change_from(self, other: "Losses", num_resamples: int, seed: int = 0) -> "Change":
+        """How much larger the loss is than another of the same windows, in nats per token.
+
+        The interval is a bootstrap's over windows (Efron 1979): what the middle 95 % of `num_resamples` draws, as many
+        windows each, with replacement, say.
+        """
+        differences = self.nats - other.nats
+        generator = torch.Generator().manual_seed(seed)
+        draws = torch.randint(len(differences), (num_resamples, len(differences)), generator=generator)
+        means = differences[draws].sum(dim=1) / self.targets[draws].sum(dim=1)
+        low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
+        return Change(float(differences.sum() / self.targets.sum()), low, high)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the loss, in nats per token, with the 95 % interval that the choice of windows leaves."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
+
+
+@dataclass
+class Findings:
+    """What an analysis found.
+
+    Args:
+        scalars: for `results.json`.
+        lines: for the summary, by their headings.
+        tables: each a `NAME.csv`: columns and rows.
+        figures: each a `NAME.png`.
+        files: that the analysis has written.
+    """
+
+    scalars: dict[str, float | int | None] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+    tables: dict[str, tuple[list[str], list[list[Any]]]] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+
+
+class Analysis(Protocol):
+    """A choice of the `analysis` group."""
+
+    num_windows: int
+    """How many windows of the text it looks at."""
+
+    needs_gradient: bool
+    """Whether it goes backward, too."""
+
+    def __call__(self, subject: Subject, folder: Path) -> Findings:
+        """Look at a model; files go to the folder."""
+        ...
+
+
+def check_windows(num_windows: int) -> int:
+    """Refuse to look at nothing.
+
+    Raises:
+        ValueError: there is not one window.
+    """
+    if num_windows < 1:
+        raise ValueError(f"analysis.num_windows={num_windows}: at least one window of text, analysis.num_windows=32.")
+    return num_windows
+
+
+def head_pairs(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
+    """All heads of a model, as the index of the layer and that within the layer."""
+    return [(index, head) for index, layer in enumerate(layers) for head in range(layer.num_heads)]
+
+
+def by_layer(layers: Sequence[BaseAttention], values: Sequence[float]) -> list[list[float]]:
+    """Values of `head_pairs`, a list for each layer."""
+    remaining = iter(values)
+    return [[next(remaining) for _ in range(layer.num_heads)] for layer in layers]

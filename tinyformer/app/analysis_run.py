@@ -1,0 +1,93 @@
+"""An analysis of a trained model, from the `analysis` group to its files."""
+
+import copy
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig
+
+from tinyformer.analysis import Analysis, Findings, Subject, save_png
+from tinyformer.app import build
+from tinyformer.checkpoint import Checkpoint, save_network
+from tinyformer.data import TextDataModule
+from tinyformer.nn import Transformer
+from tinyformer.tasks import Batch, CausalLM
+from tinyformer.training import RunWandbLogger
+
+
+def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: list[Logger]) -> Findings:
+    """Analyse, and leave tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases."""
+    findings = analysis(subject, folder)
+    for name, (columns, rows) in findings.tables.items():
+        path = folder / f"{name}.csv"
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+        findings.files.append(path)
+    for name, figure in findings.figures.items():
+        findings.files.append(save_png(figure, folder / f"{name}.png"))
+    for logger in loggers:
+        if isinstance(logger, RunWandbLogger):
+            logger.log_findings(findings)
+    return findings
+
+
+def make_subject(
+    config: DictConfig,
+    checkpoint: Checkpoint,
+    network: Transformer,
+    task: CausalLM,
+    data: TextDataModule,
+    split: str,
+    num_windows: int,
+    trainer: Trainer,
+) -> Subject:
+    """What the analysis of a checkpoint's network on a split looks at.
+
+    Args:
+        config: of the evaluation.
+        checkpoint: where the network came from.
+        network: of the checkpoint.
+        task: that it was trained for.
+        data: the text.
+        split: of the text.
+        num_windows: of the split, at most.
+        trainer: says the device and the precision.
+    """
+    device = trainer.strategy.root_device
+
+    def save_pruned(pruned: Transformer, path: Path) -> None:
+        stored = copy.deepcopy(checkpoint.config)
+        stored["model"]["pruned_heads"] = pruned.pruned_heads()
+        stored["network"]["pruned_heads"] = "${model.pruned_heads}"
+        save_network(path, pruned, checkpoint, stored)
+
+    return Subject(
+        network=network.to(device).eval(),
+        batches=[trainer.strategy.batch_to_device(batch, device) for batch in _batches(data, split, num_windows)],
+        mask=task.mask,
+        nats=task.nats,
+        encode=data.tokenizer.encode,
+        labels=data.tokenizer.labels,
+        precision=trainer.precision_plugin.forward_context,
+        untrained=lambda: build.build_network(config, data.tokenizer).to(device).eval(),
+        save_pruned=save_pruned,
+    )
+
+
+def _batches(data: TextDataModule, split: str, num_windows: int) -> Iterator[Batch]:
+    """The first windows of a split in batches of as many, but for one: none is left over alone."""
+    batches: list[Any] = []
+    for batch in data.evaluation_dataloader(split):
+        batches.append(batch)
+        if sum(len(batch["inputs"]) for batch in batches) >= num_windows:
+            break
+    windows = {name: torch.cat([batch[name] for batch in batches])[:num_windows] for name in batches[0]}
+    num_batches = -(-len(windows["inputs"]) // data.batch_size)
+    chunks = zip(*(torch.tensor_split(rows, num_batches) for rows in windows.values()), strict=True)
+    for chunk in chunks:
+        yield dict(zip(windows, chunk, strict=True))
