@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -146,7 +147,7 @@ def test_what_nobody_would_see_is_made_visible(tmp_path):
 WRONG = {
     "no token": ({"maps": MAPS, "tokens": []}, "a head and a token"),
     "no head": ({"maps": [MAPS[0][:0]]}, "a head and a token"),
-    "too few tokens": ({"tokens": TOKENS[1:]}, r"maps\[0\] is \[2, 19, 19\]; 18 tokens want \[heads, 18, 18\]"),
+    "too few tokens": ({"tokens": TOKENS[1:]}, r"maps\[0\] is \[2, 19, 19\]; for 18 tokens each map is \[18, 18\]"),
     "scores": ({"maps": [MAPS[0], MAPS[1] * 3, MAPS[2]]}, r"maps\[1\] holds numbers that are no attention weights"),
     "negative": ({"maps": [MAPS[0], MAPS[1] - 0.1, MAPS[2]]}, r"maps\[1\] holds numbers"),
     "NaN": ({"maps": [MAPS[0], MAPS[1] * math.nan, MAPS[2]]}, r"maps\[1\] holds numbers"),
@@ -166,8 +167,12 @@ def test_parts_that_do_not_fit_are_refused(tmp_path, changed, sentence):
 
 @pytest.mark.slow
 def test_an_installed_wheel_writes_it_too(tmp_path):
+    source = tmp_path / "source"  # for building leaves files behind
+    shutil.copytree(ROOT / "tinyformer", source / "tinyformer", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "-q"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, ROOT], check=True)
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, source], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
     code = (
@@ -220,6 +225,12 @@ def test_heads_stand_in_the_order_of_the_measure(atlas):
     assert shown_labels(atlas) == LABELS
 
 
+def test_a_layer_may_have_lost_all_its_heads(open_atlas):
+    page = open_atlas([MAPS[0], MAPS[1][:0], MAPS[2]], measures={"m": [[2.0, 3.0], [], [1.0]]})
+    expect(page.locator("#extent")).to_have_text("3 layers, 3 heads, 19 tokens")
+    assert shown_labels(page) == ["layer 0 head 0", "layer 0 head 1", "layer 2 head 0"]
+
+
 def test_without_measures_there_is_nothing_to_sort_by(open_atlas):
     page = open_atlas(measures={})
     expect(page.get_by_label("Order")).to_be_hidden()
@@ -251,11 +262,10 @@ def test_what_is_pointed_at_is_what_the_tensor_holds(atlas, seed):
     for key in chance.sample(range(len(TOKENS) - 2), 3):
         atlas.locator("#keys button").nth(key).hover()
         assert_shown(atlas, weights[:, key], f"Token {token(key)} is attended to by", "queries")
-    box = atlas.locator("#map").bounding_box()
+    cell = atlas.locator("#map").bounding_box()["width"] / len(TOKENS)
     for _ in range(3):
         query, key = chance.randrange(len(TOKENS)), chance.randrange(len(TOKENS))
-        cell = box["width"] / len(TOKENS)
-        atlas.mouse.move(box["x"] + (key + 0.5) * cell, box["y"] + (query + 0.5) * cell)
+        atlas.locator("#cells").hover(position={"x": (key + 0.5) * cell, "y": (query + 0.5) * cell})
         words, value = atlas.locator("#cell").inner_text().rsplit(" ", 1)
         assert words == f"query {token(query)} → key {token(key)}:"
         assert float(value) == pytest.approx(weights[query, key].item(), abs=SHOWN)
@@ -437,7 +447,7 @@ def test_nothing_is_wider_than_a_small_screen(open_atlas):
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     page.locator(".thumbnail").first.click()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-    assert page.locator("#map").bounding_box()["width"] == 40 * 12
+    assert page.locator("#map").bounding_box()["width"] == 40 * 11
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -79,6 +79,7 @@ def write_atlas(
         "tokens": [_visible(token) for token in tokens],
         "measures": [{"name": name, "description": (descriptions or {}).get(name, "")} for name in measures],
         "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"].colors],  # type: ignore[attr-defined]
+        "layers": len(maps),
         "heads": heads,
     }
     path = Path(path)
@@ -142,10 +143,10 @@ def _require_fit(
         raise ValueError(
             f"An atlas wants a head and a token at least; here are {len(maps)} layers, {len(tokens)} tokens."
         )
-    square = (len(tokens), len(tokens))
+    wanted = [len(tokens), len(tokens)]
     for index, layer in enumerate(maps):
-        if layer.shape[1:] != square:
-            raise ValueError(f"maps[{index}] is {list(layer.shape)}; {len(tokens)} tokens want [heads, {square[0]}, {square[1]}].")
+        if list(layer.shape[1:]) != wanted:
+            raise ValueError(f"maps[{index}] is {list(layer.shape)}; for {len(tokens)} tokens each map is {wanted}.")
         # A softmax may round past 1; NaN fails every comparison.
         if not bool(((layer >= 0) & (layer.float() <= 1.001)).all()):
             raise ValueError(f"maps[{index}] holds numbers that are no attention weights: each is from 0 to 1.")

@@ -1,7 +1,7 @@
 // One head: its map with tokens on both axes, and what the token that is pointed at attends to or is attended to by.
 
 const STRONGEST = 8;
-const MIN_CELL = 12;
+const MIN_CELL = 11;
 const MAX_CELL = 44;
 
 const shown = { head: heads[0], axis: "queries", token: size - 1, query: size - 1, key: 0, all: false };

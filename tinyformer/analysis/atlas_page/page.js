@@ -79,8 +79,11 @@ byId("next").addEventListener("click", () => turn(1));
 addEventListener("hashchange", route);
 
 const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
-const layers = new Set(heads.map((head) => head.layer)).size;
-byId("extent").textContent = [count(layers, "layer"), count(heads.length, "head"), count(size, "token")].join(", ");
+byId("extent").textContent = [
+  count(atlas.layers, "layer"),
+  count(heads.length, "head"),
+  count(size, "token"),
+].join(", ");
 makeTheme();
 makeLegend();
 makeOverview();
