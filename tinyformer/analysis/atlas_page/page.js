@@ -1,0 +1,91 @@
+// The page around the two views: which is shown, where the focus goes, light and dark.
+
+const overview = byId("overview");
+const headView = byId("head");
+
+// The head whose view the user opened from its thumbnail: then the browser's own way back leads there.
+let cameFromOverview = false;
+
+function openHead(head) {
+  cameFromOverview = true;
+  location.hash = head.hash;
+}
+
+function goBack() {
+  if (cameFromOverview) history.back();
+  else location.hash = "#overview";
+}
+
+// The next head in the order that the overview has; it takes the place of this one in the browser's history.
+function turn(by) {
+  const order = ordered();
+  const at = order.indexOf(shown.head) + by;
+  // Whole, for a bare hash would be taken as the outer page's where this one is within a frame.
+  location.replace(location.href.split("#")[0] + order[(at + order.length) % order.length].hash);
+}
+
+function route() {
+  const head = heads.find((other) => other.hash === location.hash);
+  const wasInHead = !headView.hidden;
+  overview.hidden = Boolean(head);
+  headView.hidden = !head;
+  document.title = head ? `${head.label} · ${atlas.title}` : atlas.title;
+  if (head) {
+    showHead(head);
+    if (wasInHead) return;
+    scrollTo(0, 0);
+    byId("head-title").focus({ preventScroll: true });
+  } else {
+    cameFromOverview = false;
+    if (wasInHead) shown.head.button.focus();
+  }
+}
+
+function makeLegend() {
+  const legend = byId("legend");
+  legend.style.setProperty("--scale", atlas.colours.join(","));
+  const ticks = [0, 0.01, 0.1, 0.25, 0.5, 1];
+  for (const tick of ticks) {
+    const mark = element("span", {}, tick);
+    mark.style.setProperty("--at", Math.sqrt(tick));
+    legend.append(mark);
+  }
+}
+
+function makeTheme() {
+  const button = byId("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const show = () => button.setAttribute("aria-pressed", isDark());
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    show();
+  });
+  system.addEventListener("change", show);
+  show();
+}
+
+addEventListener("keydown", (event) => {
+  if (headView.hidden) return;
+  if (event.key === "Escape") goBack();
+  else if (event.shiftKey && event.key === "ArrowLeft") turn(-1);
+  else if (event.shiftKey && event.key === "ArrowRight") turn(1);
+  else return;
+  event.preventDefault();
+});
+byId("back").addEventListener("click", goBack);
+byId("previous").addEventListener("click", () => turn(-1));
+byId("next").addEventListener("click", () => turn(1));
+addEventListener("hashchange", route);
+
+const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+byId("extent").textContent = [
+  count(atlas.layers, "layer"),
+  count(heads.length, "head"),
+  count(size, "token"),
+].join(", ");
+makeTheme();
+makeLegend();
+makeOverview();
+makeHeadView();
+route();
