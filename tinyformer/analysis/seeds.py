@@ -60,7 +60,7 @@ def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]],
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
     _finish(figure, axes, "y")
-    _label_numbers(axes, numbers)
+    _label_numbers(figure, axes, numbers)
     return figure
 
 
@@ -135,10 +135,10 @@ def _finish(figure: Figure, axes: Axes, value_axis: Literal["x", "y"]) -> None:
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=POINTS)
 
 
-def _label_numbers(axes: Axes, numbers: Sequence[float]) -> None:
+def _label_numbers(figure: Figure, axes: Axes, numbers: Sequence[float]) -> None:
     """A tick at every setting, and a label where it does not touch the one before."""
     axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
-    axes.figure.draw_without_rendering()
+    figure.draw_without_rendering()
     ends = -math.inf
     for label in axes.get_xticklabels():
         box = label.get_window_extent()

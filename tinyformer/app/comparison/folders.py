@@ -79,10 +79,8 @@ def find_runs(folders: Sequence[Path], config_dir: Path) -> Found:
                 _sort_in(path, found, config_dir)
     if not found.finished:
         places = ", ".join(map(str, folders))
-        waiting = f" of the {len(found.unfinished)} runs" if found.unfinished else ""
-        raise ValueError(
-            f"{places}: there is no results.json{waiting}, which a run writes at its end.{_newest_sweep()}"
-        )
+        others = f", but {len(found.unfinished)} unfinished" if found.unfinished else ""
+        raise ValueError(f"{places}: there is no results.json, which a run writes at its end{others}.{_newest_sweep()}")
     return found
 
 
