@@ -20,6 +20,9 @@ from matplotlib.figure import Figure
 from programs import ROOT, SMALL, Ended
 
 import tinyformer.analysis
+from tinyformer.app.comparison.folders import find_runs, read_run
+from tinyformer.app.comparison.grouping import Comparison
+from tinyformer.app.comparison.grouping import compare as group
 from tinyformer.compare import main
 
 Compare = Callable[[str], Ended]
@@ -61,6 +64,13 @@ def compare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         return Ended(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -114,15 +124,15 @@ def write_run(
     (run / "results.json").write_text(json.dumps(known | {"throughput/tokens_per_second": 100.0} | results))
 
 
-def means(ended: Ended) -> dict[tuple[str, ...], float | None]:
-    """The mean of each setting, by its values; from the JSON."""
-    assert (ended.code, ended.err) == (0, "")
-    return {tuple(row["settings"].values()): row["mean"] for row in json.loads(ended.out)["rows"]}
+def grouped(*folders: str, by: str = "seed") -> Comparison:
+    """What the program would draw, without drawing it."""
+    found = find_runs([Path(folder) for folder in folders], ROOT / "conf")
+    return group([read_run(path) for path in found.finished], "val/loss", by)
 
 
-def columns(ended: Ended) -> list[str]:
-    assert ended.code == 0, ended.err
-    return json.loads(ended.out)["columns"]
+def means(comparison: Comparison) -> list[tuple[object, ...]]:
+    """Each row's settings and mean."""
+    return [(*row.settings.values(), row.mean) for row in comparison.rows]
 
 
 def test_a_real_sweep_is_averaged_over_its_seeds(sweep: Path, compare: Compare, figures: list[Figure]) -> None:
@@ -176,22 +186,25 @@ def test_a_sweep_that_was_stopped_says_what_was_not_started(sweep: Path, compare
 
 
 def test_the_order_is_that_of_the_numbers(compare: Compare, figures: list[Figure]) -> None:
-    for number, loss in ((10, 1.0), (2, 3.0), (9, 2.0)):
-        write_run(f"runs/{number}", loss, typed=f"n={number}", config={"n": number})
-    assert means(compare("runs --json")) == {("2",): 3.0, ("9",): 2.0, ("10",): 1.0}
+    for folder, number, loss in (("a", 10, 1.0), ("b", 2, 3.0), ("c", 9, 2.0)):
+        write_run(f"runs/{folder}", loss, typed=f"n={number}", config={"n": number})
+    assert [row[:2] for row in table(compare("runs").out)[1:]] == [["2", "3.0000"], ["9", "2.0000"], ["10", "1.0000"]]
     assert drawn(figures[0]) == [(2, 3.0), (9, 2.0), (10, 1.0)]
     assert figures[0].axes[0].get_xscale() == "linear"
 
 
 def test_words_are_sorted_by_their_mean_and_none_comes_last(compare: Compare, figures: list[Figure]) -> None:
-    for index, (choice, loss) in enumerate((("mqa", None), ("mha", 3.0), ("gqa", -1.0), ("mla", 2.0))):
+    for index, (choice, loss) in enumerate(
+        (("mqa", math.nan), ("mha", 3.0), ("gqa", -1.0), ("mla", 2.0), ("mqa", None))
+    ):
         write_run(f"runs/{index}", loss, typed=f"attention={choice}", choices={"attention": choice})
     ended = compare("runs")
     assert [row[:2] for row in table(ended.out)[1:]] == [
         *(["gqa", "-1.0000"], ["mla", "2.0000"], ["mha", "3.0000"], ["mqa", "none"])
     ]
     assert (
-        "Note: val/loss is none (not a number, or infinite) in 1 of 4 runs, which no mean counts: runs/0." in ended.out
+        "Note: val/loss is none (not a number, or infinite) in 2 of 5 runs, which no mean counts: runs/0, runs/4."
+        in ended.out
     )
     (figure,) = figures
     assert drawn(figure) == [(-1.0, 0), (2.0, 1), (3.0, 2)]
@@ -199,7 +212,7 @@ def test_words_are_sorted_by_their_mean_and_none_comes_last(compare: Compare, fi
     assert [text.get_text() for text in figure.axes[0].texts] == ["none"]
 
 
-def test_a_choice_is_one_column(compare: Compare) -> None:
+def test_a_choice_is_one_column(here: Path) -> None:
     """What it brings along, and what follows from another key, is not typed and splits no setting."""
     for index, (choice, heads, shared) in enumerate((("mha", 4, 4), ("gqa", 4, 2), ("mha", 8, 8), ("gqa", 8, 4))):
         expression = "${model.num_heads}" if choice == "mha" else "${default_num_kv_heads:${model.num_heads}}"
@@ -214,56 +227,52 @@ def test_a_choice_is_one_column(compare: Compare) -> None:
                 "attention": {"num_heads": "${model.num_heads}", "num_kv_heads": expression},
             },
         )
-    ended = compare("runs --json")
-    assert columns(ended) == ["attention", "model.num_heads"]
-    assert means(ended)["gqa", "8"] == 3
-    assert columns(compare("runs --json --by model.num_heads")) == ["attention"]
-    assert means(compare("runs --json --by attention")) == {("4",): 0.5, ("8",): 2.5}
+    assert grouped("runs").columns == ["attention", "model.num_heads"]
+    assert means(grouped("runs")) == [("mha", "4", 0), ("gqa", "4", 1), ("mha", "8", 2), ("gqa", "8", 3)]
+    assert means(grouped("runs", by="model.num_heads")) == [("mha", 1.0), ("gqa", 2.0)]
+    assert means(grouped("runs", by="attention")) == [("4", 0.5), ("8", 2.5)]
 
 
-def test_a_key_that_was_not_typed_has_its_configured_value(compare: Compare) -> None:
+def test_a_key_that_was_not_typed_has_its_configured_value(here: Path) -> None:
     write_run(
         "a/run", 1.0, typed="attention=gqa ++model.size=3", choices={"attention": "gqa"}, config={"model": {"size": 3}}
     )
     write_run("b/run", 2.0, config={"model": {"size": 5}, "other": 1})
     write_run("c/run", 3.0, typed="~model.size")
-    ended = compare("a b c/run --json --out out")
-    assert columns(ended) == ["attention", "model.size"]
-    assert means(ended) == {("gqa", "3"): 1.0, ("mha", "5"): 2.0, ("mha", "–"): 3.0}
+    assert grouped("a", "b", "c/run").columns == ["attention", "model.size"]
+    assert means(grouped("a", "b", "c/run")) == [("gqa", "3", 1.0), ("mha", "5", 2.0), ("mha", "–", 3.0)]
 
 
-def test_a_difference_that_nobody_typed_is_not_averaged_away(compare: Compare) -> None:
+def test_a_difference_that_nobody_typed_is_not_averaged_away(here: Path) -> None:
     """As when a default changes between two runs."""
     for seed in (1, 2, 3):
         rate = 0.1 if seed == 3 else 0.2
         write_run(
             f"runs/{seed}", float(seed), seed, config={"lr": rate, "copy": rate}, written={"lr": rate, "copy": "${lr}"}
         )
-    ended = compare("runs --json")
-    assert columns(ended) == ["lr"]
-    assert means(ended) == {("0.1",): 3.0, ("0.2",): 1.5}
+    assert grouped("runs").columns == ["lr"]
+    assert means(grouped("runs")) == [("0.1", 3.0), ("0.2", 1.5)]
 
 
-def test_the_resolved_config_alone_will_do(compare: Compare) -> None:
+def test_the_resolved_config_alone_will_do(here: Path) -> None:
     for heads in (1, 2):
         for seed in (1, 2):
             sizes = {"model": {"num_heads": heads}, "attention": {"num_heads": heads}}
             write_run(f"runs/{heads}-{seed}", heads + seed, seed, typed=f"model.num_heads={heads}", config=sizes)
             shutil.rmtree(f"runs/{heads}-{seed}/.hydra")
-    assert means(compare("runs --json")) == {("1",): 2.5, ("2",): 3.5}
+    assert means(grouped("runs")) == [("1", 2.5), ("2", 3.5)]
 
 
-def test_a_resumed_run_is_its_setting_still(compare: Compare) -> None:
+def test_a_resumed_run_is_its_setting_still(here: Path) -> None:
     write_run("runs/a", 1.0, 1, config={"resume": None})
     write_run("runs/b", 2.0, 2, typed="resume=runs/b hydra.run.dir=runs/b", config={"resume": "runs/b"})
-    ended = compare("runs")
-    assert [row[:3] for row in table(ended.out)] == [["val/loss", "±", "seeds"], ["1.5000", "± 0.7071", "2"]]
+    assert means(grouped("runs")) == [(1.5,)]
 
 
-def test_one_and_one_point_nought_are_one_setting(compare: Compare) -> None:
+def test_one_and_one_point_nought_are_one_setting(here: Path) -> None:
     write_run("runs/a", 1.0, 1, typed="clip=1", config={"clip": 1})
     write_run("runs/b", 2.0, 2, typed="clip=1.0", config={"clip": 1.0})
-    assert columns(compare("runs --json")) == []
+    assert means(grouped("runs")) == [(1.5,)]
 
 
 def test_the_same_seed_twice_is_told_and_counted(compare: Compare) -> None:

@@ -1,6 +1,7 @@
 """Runs grouped by what differs between them, and averaged over seeds."""
 
 import json
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -183,7 +184,7 @@ def _by_mean(row: Row) -> tuple[bool, float]:
 
 
 def _as_number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:
