@@ -355,7 +355,10 @@ def test_files_go_to_the_folder_that_holds_all_runs(compare: Compare) -> None:
         ("nowhere", "nowhere: there is no such folder. A sweep is in multirun/DATE/TIME."),
         ("empty", "empty: there is no results.json, which a run writes at its end."),
         ("unfinished", "unfinished: there is no results.json, which a run writes at its end, but 1 unfinished."),
-        ("run --metric val/los", "--metric val/los is no key of results.json. Did you mean val/loss"),
+        (
+            "run --metric val/los",
+            "--metric val/los is no key of results.json. Did you mean val/loss? Numbers: val/loss, ",
+        ),
         ("run --metric device", "--metric device is no number in any run. Numbers: val/loss, steps, "),
         ("run --metric none", "--metric none is no number in any run. Numbers: val/loss, steps, "),
         ("run --metric flag", "--metric flag is no number in any run. Numbers: val/loss, steps, "),

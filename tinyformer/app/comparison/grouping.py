@@ -192,10 +192,10 @@ def _check_metric(runs: Sequence[Run], metric: str) -> None:
     if metric in known:
         return
     if any(metric in run.results for run in runs):
-        said = "is no number in any run"
+        said = "is no number in any run."
     else:
         said = f"is no key of results.json.{nearest(metric, known)}"
-    raise ValueError(f"--metric {metric} {said.rstrip('.')}. Numbers: {', '.join(known)}.")
+    raise ValueError(f"--metric {metric} {said} Numbers: {', '.join(known)}.")
 
 
 def _check_key(runs: Sequence[Run], by: str) -> None:
