@@ -1,6 +1,7 @@
 """What a trained model's heads do."""
 
 from tinyformer.analysis.ablation import HeadAblation
+from tinyformer.analysis.atlas import write_atlas
 from tinyformer.analysis.capture import CapturedMaps, capture_attention
 from tinyformer.analysis.importance import HeadImportance
 from tinyformer.analysis.maps import HeadMaps
@@ -8,6 +9,7 @@ from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, rep
 from tinyformer.analysis.plots import head_maps, save_png
 from tinyformer.analysis.pruning import HeadPruning
 from tinyformer.analysis.residual import ResidualSurgery
+from tinyformer.analysis.seeds import seeds_by_number, seeds_by_setting
 from tinyformer.analysis.subject import Analysis, Findings, Subject
 
 __all__ = [
@@ -27,4 +29,7 @@ __all__ = [
     "measure_layers",
     "repeated_tokens",
     "save_png",
+    "seeds_by_number",
+    "seeds_by_setting",
+    "write_atlas",
 ]

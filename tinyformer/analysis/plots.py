@@ -33,7 +33,7 @@ def head_maps(maps: Sequence[Float[Tensor, "heads seq seq"]], tokens: Sequence[s
         tokens: their labels, which stand at the left of each row and below the last.
         title: the line above.
     """
-    tokens = [_label(token) for token in tokens]
+    tokens = [drawable(token, MAX_LABEL) for token in tokens]
     num_layers, num_heads, seq = len(maps), maps[0].shape[0], len(tokens)
     cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // seq))
     map_pixels, gap, caption = cell * seq, 12, 20
@@ -70,10 +70,10 @@ def head_maps(maps: Sequence[Float[Tensor, "heads seq seq"]], tokens: Sequence[s
     return figure
 
 
-def _label(token: str) -> str:
-    """A token as it can be drawn: characters that no font has as their code points, and not too long."""
-    shown = "".join(c if c.isprintable() and _has_glyph(c) else ascii(c)[1:-1] for c in token)
-    return shown if len(shown) <= MAX_LABEL else f"{shown[: MAX_LABEL - 1]}…"
+def drawable(text: str, longest: int) -> str:
+    """A text as it can be drawn: characters that no font has as their code points, and not too long."""
+    shown = "".join(c if c.isprintable() and _has_glyph(c) else ascii(c)[1:-1] for c in text)
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 @cache
@@ -85,5 +85,5 @@ def _has_glyph(character: str) -> bool:
 def save_png(figure: Figure, path: Path) -> Path:
     """Write a figure at its own size."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
+    figure.savefig(path, dpi="figure")
     return path

@@ -1,7 +1,9 @@
 """Several configs from one command line, as Hydra's `--multirun` makes them, without running anything."""
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -27,11 +29,28 @@ def compose_sweep(
         The overrides of each combination, and the config that they make, its `hydra` node included.
     """
     register_resolvers(config_dir)
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_dir), version_base=None):
-        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    with _hydra(config_dir) as parser:
         combinations = list(itertools.product(*map(_alternatives, parser.parse_overrides(list(arguments)))))
         return [(chosen, compose(config_name, list(chosen), return_hydra_config=True)) for chosen in combinations]
+
+
+def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
+    """How many jobs a command line asks Hydra's own sweeper for.
+
+    Args:
+        config_dir: where the config files are.
+        arguments: overrides, as of `compose_sweep`.
+    """
+    with _hydra(config_dir) as parser:
+        return math.prod(len(_alternatives(override)) for override in parser.parse_overrides(list(arguments)))
+
+
+@contextlib.contextmanager
+def _hydra(config_dir: Path) -> Iterator[OverridesParser]:
+    """Hydra at a folder of config files, and its grammar."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir), version_base=None):
+        yield OverridesParser.create(GlobalHydra.instance().config_loader())
 
 
 def _alternatives(override: Override) -> list[str]:

@@ -1,0 +1,99 @@
+"""Pictures of settings over seeds: what is drawn, where, and that labels can be read."""
+
+from itertools import pairwise
+
+import pytest
+
+from tinyformer.analysis import save_png, seeds_by_number, seeds_by_setting
+
+
+def seeds(figure):
+    (dots,) = [dots for dots in figure.axes[0].collections if dots.get_label() == "single runs"]
+    return [tuple(point) for point in dots.get_offsets().tolist()]
+
+
+def bars(figure):
+    """The ends of the error bars."""
+    lines = [lines for lines in figure.axes[0].collections if hasattr(lines, "get_segments")]
+    return [segment.tolist() for collection in lines for segment in collection.get_segments()]
+
+
+def means(figure):
+    (line,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    return list(zip(line.get_xdata().tolist(), line.get_ydata().tolist(), strict=True))
+
+
+def boxes(labels):
+    return [label.get_window_extent() for label in labels if label.get_visible() and label.get_text()]
+
+
+def test_every_seed_its_mean_and_a_bar_of_one_standard_deviation():
+    figure = seeds_by_number([1, 2, 4], [[1.0, 2.0, 6.0], [5.0], []], "model.num_heads", "val/loss")
+    assert seeds(figure) == [(1, 1.0), (1, 2.0), (1, 6.0), (2, 5.0)]
+    assert means(figure) == [(1, 3.0), (2, 5.0)]
+    # The squared distances from 3 are 4, 1 and 9: 14 / 2 = 7.
+    assert bars(figure)[0] == [[1, pytest.approx(3 - 7**0.5)], [1, pytest.approx(3 + 7**0.5)]]
+    assert figure.axes[0].get_ylabel() == "val/loss (nats per token)"
+    assert figure.get_suptitle() == "val/loss (nats per token)\nby model.num_heads"
+
+
+def test_rows_stand_in_their_order_from_the_top():
+    figure = seeds_by_setting(["mha", "gqa"], [[1.0, 2.0, 6.0], [5.0]], "attention", "val/perplexity")
+    assert seeds(figure) == [(1.0, 0), (2.0, 0), (6.0, 0), (5.0, 1)]
+    assert means(figure) == [(3.0, 0), (5.0, 1)]
+    assert bars(figure)[0] == [[pytest.approx(3 - 7**0.5), 0], [pytest.approx(3 + 7**0.5), 0]]
+    bottom, top = figure.axes[0].get_ylim()
+    assert bottom > top
+    assert figure.axes[0].get_xlabel() == "val/perplexity"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "scale", "base"),
+    [
+        ([1, 2, 4, 8], "log", 2),
+        ([0.125, 0.5], "log", 2),
+        ([1e-4, 3e-4, 1e-2], "log", 10),
+        ([2, 3, 4], "linear", None),
+        ([0, 2, 4], "linear", None),
+        ([-2, 64], "linear", None),
+    ],
+)
+def test_the_axis_of_the_setting(numbers, scale, base):
+    axes = seeds_by_number(numbers, [[1.0]] * len(numbers), "key", "val/loss").axes[0]
+    assert axes.get_xscale() == scale
+    assert getattr(axes.xaxis.get_transform(), "base", None) == base
+    assert [label.get_text() for label in axes.get_xticklabels()] == [f"{number:g}" for number in numbers]
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_no_label_of_a_row_touches_another(count, tmp_path):
+    labels = [f"{row} · {'long' * (row % 30)} $x_1$ 漢" for row in range(count)]
+    figure = seeds_by_setting(labels, [[1.0 + row] for row in range(count)], " · ".join(["key"] * 30), "val/loss")
+    save_png(figure, tmp_path / "rows.png")
+    shown = boxes(figure.axes[0].get_yticklabels())
+    assert len(shown) == count
+    assert all(upper.y0 >= lower.y1 for upper, lower in pairwise(shown))
+    assert all(box.x0 >= 0 for box in shown)
+    assert min(label.get_fontsize() for label in figure.axes[0].get_yticklabels()) >= 6
+    assert figure._suptitle.get_window_extent().x1 <= figure.bbox.x1
+    assert figure._suptitle.get_window_extent().y0 >= shown[0].y1
+    (legend,) = figure.legends
+    assert legend.get_window_extent().y1 <= shown[-1].y0
+
+
+@pytest.mark.parametrize(
+    "numbers", [list(range(1, 41)), [1, 1.001, 1.002, 900], [2**n for n in range(40)], [100_000 + n for n in range(20)]]
+)
+def test_no_label_of_a_number_touches_another(numbers, tmp_path):
+    figure = seeds_by_number(numbers, [[1.0, 2.0]] * len(numbers), "key", "val/loss")
+    save_png(figure, tmp_path / "line.png")
+    shown = boxes(figure.axes[0].get_xticklabels())
+    assert len(shown) >= 2
+    assert all(right.x0 > left.x1 for left, right in pairwise(shown))
+    assert len(seeds(figure)) == 2 * len(numbers)
+
+
+def test_large_and_close_values_are_written_out(tmp_path):
+    figure = seeds_by_setting(["a", "b"], [[30_000_001.0], [30_000_002.0]], "key", "num_parameters")
+    save_png(figure, tmp_path / "large.png")
+    assert figure.axes[0].xaxis.get_offset_text().get_text() == ""

@@ -1,0 +1,159 @@
+"""Pictures of what settings came to: every seed, their mean and standard deviation."""
+
+import math
+import statistics
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from tinyformer.analysis.plots import FONTS, drawable
+
+UNITS = {
+    "loss": "nats per token",
+    "bits_per_byte": "bits per byte",
+    "accuracy": "share of tokens",
+    "accuracy_top5": "share of tokens",
+    "tokens_per_second": "tokens/s",
+    "seconds": "s",
+    "num_tokens": "tokens",
+    "num_bytes": "bytes",
+}
+"""Of a metric, by the last part of its name."""
+
+DPI = 150
+POINTS = 9
+WIDTH, HEIGHT, MARGINS, ROW_HEIGHT = 7.5, 4.8, 1.7, 0.26  # inches
+MAX_LABEL = 60
+SPREAD_OUT = 20
+"""From this ratio of the largest to the smallest setting on, a linear axis would heap the small ones up."""
+
+SEED_COLOUR, MEAN_COLOUR, GRID_COLOUR, NONE_COLOUR = "#3f7fc1", "#1a1a1a", "#e4e4e4", "#767676"
+
+
+def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]], setting: str, metric: str) -> Figure:
+    """A line over a numeric setting: every seed as a dot, the mean with an error bar of one standard deviation.
+
+    The axis of the setting is logarithmic where it is in powers of two, or spread over orders of magnitude.
+
+    Args:
+        numbers: ascending.
+        values: of each setting, of any number of seeds.
+        setting: the key whose values `numbers` are.
+        metric: the key whose values `values` are.
+    """
+    figure, axes = _empty(WIDTH, HEIGHT, metric, f"by {setting}")
+    pairs = [(number, value) for number, seeds in zip(numbers, values, strict=True) for value in seeds]
+    _draw_seeds(axes, [x for x, _ in pairs], [y for _, y in pairs])
+    scored = [(number, seeds) for number, seeds in zip(numbers, values, strict=True) if seeds]
+    means, spreads = _means([seeds for _, seeds in scored])
+    _draw_means(axes, [x for x, _ in scored], means, yerr=spreads, linestyle="-")
+    base = _log_base(numbers)
+    if base is not None:
+        axes.set_xscale("log", base=base)
+    axes.set_xlabel(drawable(setting, MAX_LABEL), fontsize=POINTS + 1)
+    axes.set_ylabel(_with_unit(metric), fontsize=POINTS + 1)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
+    _finish(figure, axes, "y")
+    _label_numbers(figure, axes, numbers)
+    return figure
+
+
+def seeds_by_setting(labels: Sequence[str], values: Sequence[Sequence[float]], setting: str, metric: str) -> Figure:
+    """A row for each setting, the first on top: every seed as a dot, the mean with a bar of one standard deviation.
+
+    Args:
+        labels: of the settings.
+        values: of each setting, of any number of seeds.
+        setting: the key or keys whose values `labels` are.
+        metric: the key whose values `values` are.
+    """
+    shown = [drawable(label, MAX_LABEL) for label in labels]
+    width = WIDTH + 0.08 * max(map(len, shown))
+    figure, axes = _empty(width, MARGINS + ROW_HEIGHT * len(labels), metric, f"by {setting}" if setting else "")
+    pairs = [(value, row) for row, seeds in enumerate(values) for value in seeds]
+    _draw_seeds(axes, [x for x, _ in pairs], [y for _, y in pairs])
+    scored = [(row, seeds) for row, seeds in enumerate(values) if seeds]
+    means, spreads = _means([seeds for _, seeds in scored])
+    _draw_means(axes, means, [row for row, _ in scored], xerr=spreads, linestyle="none")
+    for row, seeds in enumerate(values):
+        if not seeds:
+            at_left = axes.get_yaxis_transform()
+            axes.text(0.01, row, "none", transform=at_left, va="center", fontsize=POINTS, color=NONE_COLOUR)
+    axes.set_yticks(range(len(labels)), shown, family=list(FONTS), parse_math=False)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlabel(_with_unit(metric), fontsize=POINTS + 1)
+    axes.grid(color=GRID_COLOUR, linewidth=0.8)
+    _finish(figure, axes, "x")
+    return figure
+
+
+def _empty(width: float, height: float, metric: str, subtitle: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    lines = [_with_unit(metric), *textwrap.wrap(drawable(subtitle, 200), int(width * 10))]
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=POINTS + 3, parse_math=False)
+    return figure, axes
+
+
+def _draw_seeds(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
+    axes.scatter(x, y, s=26, facecolors="none", edgecolors=SEED_COLOUR, linewidths=1.3, zorder=3, label="single runs")
+
+
+def _draw_means(axes: Axes, x: Sequence[float], y: Sequence[float], **style: Any) -> None:
+    axes.errorbar(
+        x,
+        y,
+        **style,
+        color=MEAN_COLOUR,
+        linewidth=1.2,
+        marker="o",
+        markersize=4,
+        capsize=3,
+        zorder=2,
+        label="mean ± standard deviation",
+    )
+
+
+def _means(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Of each setting, mean and standard deviation by n - 1; a single seed has no bar."""
+    spreads = [statistics.stdev(seeds) if len(seeds) > 1 else math.nan for seeds in values]
+    return [statistics.fmean(seeds) for seeds in values], spreads
+
+
+def _finish(figure: Figure, axes: Axes, value_axis: Literal["x", "y"]) -> None:
+    axes.tick_params(labelsize=POINTS)
+    axes.ticklabel_format(axis=value_axis, style="plain", useOffset=False)
+    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=POINTS)
+
+
+def _label_numbers(figure: Figure, axes: Axes, numbers: Sequence[float]) -> None:
+    """A tick at every setting, and a label where it does not touch the one before."""
+    axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
+    figure.draw_without_rendering()
+    ends = -math.inf
+    for label in axes.get_xticklabels():
+        box = label.get_window_extent()
+        label.set_visible(box.x0 > ends + POINTS)
+        ends = box.x1 if label.get_visible() else ends
+
+
+def _log_base(numbers: Sequence[float]) -> int | None:
+    if numbers[0] <= 0:
+        return None
+    if all(math.frexp(number)[0] == 0.5 for number in numbers):
+        return 2
+    return 10 if numbers[-1] / numbers[0] >= SPREAD_OUT else None
+
+
+def _with_unit(metric: str) -> str:
+    unit = UNITS.get(metric.rpartition("/")[2])
+    return f"{metric} ({unit})" if unit else metric

@@ -1,0 +1,134 @@
+"""A comparison for the eye, as a table, and for programs, as CSV and JSON."""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tinyformer.app.comparison.grouping import SPEED, Comparison, Row, as_typed, number
+
+NONE = "none"
+DIGITS = 5
+"""Of the largest mean; the others have as many decimals."""
+
+
+def print_table(comparison: Comparison, notes: Sequence[str]) -> None:
+    """Print a row for each setting, and below what is the same in all and what should be known."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in comparison.columns:
+        table.add_column(column, justify="left" if comparison.numbers is None else "right")
+    counted = "seeds" if comparison.by == "seed" else f"values of {comparison.by}"
+    for column in (comparison.metric, "±", counted, "parameters", "tokens/s"):
+        table.add_column(column, justify="right")
+    decimals = _decimals(comparison)
+    for row in comparison.rows:
+        table.add_row(*row.settings.values(), *_cells(row, decimals))
+    # As wide as it is: a terminal may break lines, but no digit is left out. A list is no markup.
+    console = Console(width=10_000, markup=False, highlight=False)
+    console.print(table)
+    if comparison.constant:
+        console.print(f"The same in all: {' '.join(comparison.constant)}")
+    for note in notes:
+        console.print(f"Note: {note}")
+
+
+def as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, Path]) -> str:
+    """A comparison as a JSON object, with the value of every run."""
+    rows = [
+        {
+            "settings": row.settings,
+            **_statistics(row),
+            "runs": [
+                {
+                    "path": str(run.path),
+                    comparison.by: as_typed(run.value(comparison.by)),
+                    comparison.metric: number(run, comparison.metric),
+                }
+                for run in row.runs
+            ],
+        }
+        for row in comparison.rows
+    ]
+    return json.dumps(
+        {
+            "metric": comparison.metric,
+            "by": comparison.by,
+            "columns": comparison.columns,
+            "constant": comparison.constant,
+            "rows": rows,
+            "notes": list(notes),
+            "files": {name: str(path) for name, path in files.items()},
+        },
+        indent=2,
+        ensure_ascii=False,
+    )
+
+
+def folder_for(runs: Sequence[Path], asked_for: Path | None) -> Path:
+    """Where CSV and picture go: where it is asked for, else to the folder that holds all the runs.
+
+    Args:
+        runs: of the command line.
+        asked_for: `--out`; made if it is not there.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+    common = os.path.commonpath([run.resolve() for run in runs])
+    folder = runs[0] if len(runs) == 1 else Path(os.path.relpath(common))
+    folder = asked_for or folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {folder} cannot be made: {error.strerror}; --out comparison works.") from error
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"--out {folder}: nothing can be written there; --out comparison works.")
+    return folder
+
+
+def write_csv(comparison: Comparison, path: Path) -> Path:
+    """Write a line for each setting, with all digits; what is none is empty."""
+    lines = [row.settings | _statistics(row) for row in comparison.rows]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
+
+
+def _statistics(row: Row) -> dict[str, Any]:
+    least, most = (min(row.values), max(row.values)) if row.values else (None, None)
+    return {
+        "mean": row.mean,
+        "std": row.std,
+        "min": least,
+        "max": most,
+        "num_seeds": row.num_seeds,
+        "num_runs": len(row.values),
+        "num_parameters": max(row.num_parameters, default=None),
+        SPEED: row.tokens_per_second,
+    }
+
+
+def _cells(row: Row, decimals: int) -> list[str]:
+    sizes, speed = row.num_parameters, row.tokens_per_second
+    return [
+        NONE if row.mean is None else f"{row.mean:,.{decimals}f}",
+        "" if row.std is None else f"± {row.std:,.{decimals}f}",
+        str(row.num_seeds),
+        "–".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:])) or NONE,
+        NONE if speed is None else f"{speed:,.0f}",
+    ]
+
+
+def _decimals(comparison: Comparison) -> int:
+    largest = max(abs(row.mean) for row in comparison.rows if row.mean is not None)
+    before = math.floor(math.log10(largest)) + 1 if largest else 1
+    return min(max(DIGITS - before, 0), 6)
