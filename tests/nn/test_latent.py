@@ -89,3 +89,9 @@ def test_shaws_vectors_join_the_decoupled_part_alone():
 
     heads = attend_by_loops(*attention.project(x), score)
     assert error(attention(x), projected(heads, attention)) <= 1e-12
+
+
+@pytest.mark.parametrize(("size", "says"), [(0, "is no size"), (5, "is odd.*attention.rope_head_dim=6 works")])
+def test_a_decoupled_part_that_cannot_be(size, says):
+    with pytest.raises(ValueError, match=rf"^attention\.rope_head_dim={size} {says}"):
+        LatentAttention(32, 4, rope_head_dim=size)

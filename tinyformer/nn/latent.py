@@ -49,6 +49,11 @@ class LatentAttention(BaseAttention):
         for key, size in {"rope_head_dim": rope_head_dim, "kv_rank": kv_rank, "q_rank": q_rank}.items():
             if size is not None and size < 1:
                 raise ValueError(f"attention.{key}={size} is no size; attention.{key}=64 is, and so is null.")
+        if rope_head_dim and rope_head_dim % 2:
+            raise ValueError(
+                f"attention.rope_head_dim={rope_head_dim} is odd, and rotary positions turn pairs of dimensions; "
+                f"attention.rope_head_dim={rope_head_dim + 1} works."
+            )
         head_dim = head_dim or d_model // num_heads
         # Rotary positions turn pairs, so the default is even.
         rope_head_dim = rope_head_dim or max(2, head_dim // 4 * 2)
