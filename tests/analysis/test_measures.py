@@ -1,5 +1,6 @@
 """What each measure says about weights that one can follow by hand."""
 
+import itertools
 import math
 
 import pytest
@@ -345,7 +346,7 @@ def test_shares_add_up_to_one_at_most(seed, seq, causal):
     close = near(weights, rows, reach=1)
     assert (self_attention(weights, rows) + previous_token(weights, rows) <= close + 1e-12).all()
     by_reach = [near(weights, rows, reach) for reach in range(seq)]
-    assert all((wider >= narrow).all() for narrow, wider in zip(by_reach, by_reach[1:], strict=False))
+    assert all((wider >= narrow).all() for narrow, wider in itertools.pairwise(by_reach))
     torch.testing.assert_close(by_reach[-1], torch.ones(3, dtype=torch.float64))
     # Σ w d = Σ_r (share beyond r).
     torch.testing.assert_close(distance(weights, rows), sum(1 - share for share in by_reach))
