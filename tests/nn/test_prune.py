@@ -289,6 +289,17 @@ def test_across_sequences():
     assert error(out, gated(whole, [0, 1, 4])(X, context=context)) <= 1e-10
 
 
+@pytest.mark.parametrize("case", [case for case in SIMPLE if case[2] == "several"], ids=ids)
+@torch.no_grad()
+def test_the_maps_of_those_that_are_left(case):
+    whole, rows = make(*case), torch.tensor([8, 3])
+    for heads in ([0, 4], [0, 1, 4]):
+        smaller = pruned(whole, heads)
+        places = [whole.map_names.index(name) for name in smaller.map_names]
+        for found, expected in zip(smaller.maps(X, CAUSAL, rows=rows), whole.maps(X, CAUSAL, rows=rows), strict=True):
+            torch.testing.assert_close(found, expected[:, places], rtol=1e-10, atol=1e-10)
+
+
 def test_a_head_that_is_not_there():
     layer = pruned(make("gqa"), [0, 4])
     for heads in ([0], [6], [-1], [1, 9, 7]):
