@@ -142,3 +142,25 @@ def test_one_variant_has_no_header(card: Run) -> None:
     assert title.strip() == "attention.window=[null,16]"
     assert not blank.strip()
     assert first.split()[0] == "parameters"
+
+
+def test_pruned_heads_are_counted_no_more(card: Run) -> None:
+    """A head of 64 dimensions in a model of 512: 2 x 64 x 512 weights for queries and outputs, as many for its K/V."""
+    model = "model=small model.vocab_size=100 --json"
+    whole, pruned = (
+        json.loads(card(f"{model} model.pruned_heads={pairs} attention=mha,gqa").out)["cards"]
+        for pairs in ("[]", "[[0,1]]")
+    )
+    head, kv_head = 2 * 64 * 512, 2 * 64 * 512
+    # With grouped queries the K/V head stays, which head 0 reads.
+    for before, after, weights, cache in zip(whole, pruned, (head + kv_head, head), (2 * 2 * 64, 0), strict=True):
+        assert before["num_parameters"] - after["num_parameters"] == weights
+        assert before["attention_weights"] - after["attention_weights"] == weights
+        assert before["flops_per_token"] - after["flops_per_token"] == 2 * weights + 2 * 512 * (64 + 64)
+        assert before["cache_bytes_per_token"] - after["cache_bytes_per_token"] == cache
+
+
+def test_a_head_that_is_not_there_cannot_be_pruned(card: Run) -> None:
+    ended = card("model=nano model.pruned_heads=[[0,9]]")
+    assert ended.code == 2
+    assert ended.err.startswith("Error: model.pruned_heads holds [0, 9], which is no [layer, head] of a model with")

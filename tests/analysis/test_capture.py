@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
+from nn.variants import VARIANTS, documents, mla, network
 
 from tinyformer.analysis import capture_attention
-from tinyformer.nn import AttentionMask, PostNormBlock, RotaryPosition
+from tinyformer.app.examination.speed import peak_memory
+from tinyformer.nn import AttentionMask, Cache, LearnedPosition, PostNormBlock, RotaryPosition
 
 CAUSAL = AttentionMask(causal=True)
 MODELS = {
@@ -116,6 +118,155 @@ def test_dropout_of_the_weights_is_not_captured():
     with capture_attention(network) as maps, torch.no_grad():
         network(token_ids(), CAUSAL)
     torch.testing.assert_close(maps[0].sum(-1), torch.ones(2, 4, 8))
+
+
+# Some of the queries.
+
+ROWS = torch.tensor([10, 0, 7])
+MASKS = {
+    "causal": CAUSAL,
+    "full": AttentionMask(),
+    "padded": AttentionMask(True, torch.tensor([11, 4, 0])),
+    "documents": AttentionMask(True, documents=documents()),
+}
+CHOSEN = (
+    *("mha", "gqa", "mqa", "mla", "differential", "additive", "rotary", "alibi", "t5", "shaw", "window-even"),
+    *("local_gaussian", "softcap", "sink", "sink+window", "alibi+softcap", "mla+rotary", "mla+alibi", "mla+shaw-keys"),
+    *("mla+additive", "differential+rotary", "differential+t5", "differential+sink+window", "differential+softcap"),
+    "differential+local_gaussian",
+)
+EVERY = {name: partial(network, VARIANTS[name][0]) for name in CHOSEN} | {
+    "learned": partial(network, VARIANTS["gqa"][0], partial(LearnedPosition, 16, 32)),
+    "learned+mla": partial(network, mla, partial(LearnedPosition, 16, 32)),
+}
+NAMES = pytest.mark.parametrize("name", EVERY)
+
+
+def assert_same(found, expected):
+    """The same maps, -inf where the others are -inf."""
+    assert len(found.layers) == len(expected) == 2
+    for ours, theirs in zip(found.layers, expected, strict=True):
+        torch.testing.assert_close(ours.weights, theirs[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(ours.logits, theirs[1], atol=1e-5, rtol=1e-5)
+
+
+@NAMES
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@torch.no_grad()
+def test_some_rows_are_those_of_the_whole(name, mask):
+    model, tokens = EVERY[name](), token_ids(3, 11)
+    with capture_attention(model) as whole:
+        model(tokens, mask)
+    assert whole.rows.tolist() == list(range(11))
+    for layer, maps in zip(model.attentions(), whole.layers, strict=True):
+        assert_made_from_the_logits(layer, maps, mask)
+    for rows in (4, ROWS):
+        with capture_attention(model, rows) as some:
+            model(tokens, mask)
+        assert some[0].shape[2] == len(some.rows) == (4 if isinstance(rows, int) else 3)
+        assert_same(some, [(weights[:, :, some.rows], logits[:, :, some.rows]) for weights, logits in whole.layers])
+        assert all(weights is layer.weights for weights, layer in zip(some, some.layers, strict=True))
+    assert some.rows.tolist() == [10, 0, 7]
+
+
+def assert_made_from_the_logits(layer, maps, mask):
+    """The weights are the softmax of the logits, which are -inf where the mask hides the key and nowhere else."""
+    allowed = mask.within(layer.window).dense(11, 11, maps.logits.device)
+    allowed = torch.tensor(True) if allowed is None else allowed
+    assert torch.equal(maps.logits == -torch.inf, ~allowed.expand_as(maps.logits))
+    sink = torch.full((4,), -torch.inf) if layer.sink is None else layer.sink
+    sinks = sink.repeat_interleave(layer.num_softmaxes).view(1, -1, 1, 1).expand(3, -1, 11, 1)
+    # A row of -inf alone, which has no softmax, has no weights either.
+    expected = torch.cat([maps.logits, sinks], dim=-1).softmax(dim=-1).nan_to_num(0)[..., :11]
+    if layer.gaussian is None:
+        torch.testing.assert_close(maps.weights, expected, atol=1e-6, rtol=1e-5)
+    else:  # whose factors are between 0 and 1
+        assert (maps.weights <= expected).all()
+        assert torch.equal(maps.weights > 0, expected > 0)
+
+
+@NAMES
+@torch.no_grad()
+def test_some_rows_behind_a_cache_are_those_of_the_whole(name):
+    model, tokens = EVERY[name](), token_ids(3, 11)
+    with capture_attention(model) as whole:
+        model(tokens, CAUSAL)
+    for rows, places in ((torch.tensor([3, 1]), [10, 8]), (None, [7, 8, 9, 10]), (64, [7, 8, 9, 10])):
+        cache = Cache(2)
+        model(tokens[:, :7], CAUSAL, cache)
+        with capture_attention(model, rows) as some:
+            model(tokens[:, 7:], CAUSAL, cache)
+        assert some.rows.tolist() == places
+        assert_same(some, [(weights[:, :, places], logits[:, :, places]) for weights, logits in whole.layers])
+
+
+@torch.no_grad()
+def test_rows_are_sampled_alike_and_draw_nothing_from_the_global_generator():
+    model, tokens = make(max_seq_len=200), token_ids(1, 200)
+    state = torch.get_rng_state()
+    chosen = []
+    for seed in (0, 1):
+        with capture_attention(model, rows=20) as maps:
+            model(tokens, CAUSAL)
+        assert torch.equal(torch.get_rng_state(), state)
+        chosen.append(maps.rows.tolist())
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+    assert chosen[0] == chosen[1] == sorted(set(chosen[0]))
+    assert len(chosen[0]) == 20
+    assert min(chosen[0]) < 50  # from the whole sequence
+    assert 150 < max(chosen[0]) < 200
+    with capture_attention(model) as whole:
+        model(tokens, CAUSAL)
+    for some, all_ in zip(maps, whole, strict=True):
+        torch.testing.assert_close(some, all_[:, :, maps.rows])
+
+
+@pytest.mark.parametrize("rows", [8, 9, 10**9, None])
+@torch.no_grad()
+def test_as_many_rows_as_there_are_is_all_of_them(rows):
+    model = make()
+    with capture_attention(model, rows) as maps:
+        assert maps.rows is None
+        model(token_ids(), CAUSAL)
+    assert maps.rows.tolist() == list(range(8))
+    assert maps[1].shape == (2, 4, 8, 8)
+
+
+@pytest.mark.parametrize("rows", [0, -3])
+def test_no_rows_are_refused_before_anything_is_done(rows):
+    model = make()
+    with pytest.raises(ValueError, match="at least one") as caught, capture_attention(model, rows):
+        pass
+    assert str(caught.value) == f"rows={rows}: at least one query has to be kept, rows=64 works."
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("rows", [[], [-1], [0, 8], [100]], ids=str)
+def test_rows_outside_of_the_sequence_are_refused(rows):
+    model, chosen = make(), torch.tensor(rows, dtype=torch.long)
+    with pytest.raises(ValueError, match="queries") as caught, capture_attention(model, chosen):
+        model(token_ids(), CAUSAL)
+    assert str(caught.value) == f"rows={rows}: a sequence of 8 tokens has the queries 0 to 7."
+    assert hooks(model) == 0
+    assert torch.equal(model(token_ids(), CAUSAL), make()(token_ids(), CAUSAL))
+
+
+def test_a_long_sequence_never_holds_its_square():
+    seq, d_model = 16_384, 8
+    model = make_transformer(
+        num_layers=1, d_model=d_model, num_heads=1, max_seq_len=seq, position=False, backend="flash"
+    ).eval()
+    tokens = token_ids(1, seq)
+
+    def look():
+        with capture_attention(model, rows=64) as maps, torch.no_grad():
+            model.encoder(tokens, CAUSAL)
+        assert maps[0].shape == (1, 1, 64, seq)
+
+    # A map of 64 rows takes 4 MiB, of which a few are held at once: 17 MiB. One bit for each pair would take 32 MiB,
+    # a byte 256, a number 1,024.
+    assert peak_memory(look, "cpu") < 24 * 2**20
 
 
 SCRIPT = """

@@ -27,6 +27,8 @@ VARIANTS = (
     "attention=mqa position=t5 attention.score=dot attention.ablated_heads=[[0,1]]",
     "attention=mla attention.q_rank=24 attention.kv_rank=20 attention.rope_head_dim=6",
     "attention=gqa attention.gate=true attention.head_dim=12 model.tied_readout=false position=none",
+    *(f"attention={sharing} attention.score=general model.pruned_heads=[[0,1],[0,0],[1,3]]" for sharing in SHARINGS),
+    "attention=gqa position=t5 attention.sink=true attention.gate=true model.bias=true model.pruned_heads=[[1,1]]",
     "attention=mha feed_forward=swiglu block=post_norm norm=rms_norm position=sinusoidal",
 )
 

@@ -5,22 +5,18 @@ from functools import partial
 import pytest
 import torch
 from attention_cases import error
-from variants import alibi, differential, gqa, mha, mla, mqa, prepared, rotary, shaw, shaw_keys, t5, tokens
+from variants import alibi, differential, gqa, mha, mla, mqa, network, prepared, rotary, shaw, shaw_keys, t5, tokens
 
 from tinyformer.analysis import capture_attention
 from tinyformer.nn import (
     AttentionMask,
     Cache,
-    Encoder,
-    FeedForward,
     LayerCache,
-    LayerNorm,
     LearnedPosition,
     PostNormBlock,
     PreNormBlock,
     Shared,
     SinusoidalPosition,
-    TokenReadout,
     Transformer,
 )
 
@@ -46,15 +42,7 @@ OPTIONS = {
 
 def make_model(sharing: str = "gqa", position: str = "none", kind=PreNormBlock, **options) -> Transformer:
     relative = {"position": RELATIVE[position]} if position in RELATIVE else {}
-
-    def factory() -> Transformer:
-        block = partial(
-            kind, 32, partial(SHARINGS[sharing], **relative, **options), partial(FeedForward, 32), LayerNorm
-        )
-        encoder = Encoder(50, 2, 32, 16, block, LayerNorm, ABSOLUTE.get(position))
-        return Transformer(encoder, partial(TokenReadout, tied=False), init_std=0.3)
-
-    return prepared(factory).eval()
+    return network(partial(SHARINGS[sharing], **relative, **options), ABSOLUTE.get(position), kind)
 
 
 def ids(seq: int = 11) -> torch.Tensor:

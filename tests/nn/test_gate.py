@@ -3,7 +3,8 @@ from functools import partial
 import pytest
 import torch
 from attention_cases import ON_CPU, error
-from variants import make, tokens
+from torch import nn
+from variants import alibi, gqa, make, network, tokens
 
 from tinyformer.nn import Attention, AttentionMask, HeadGate, OutputGate
 
@@ -79,6 +80,129 @@ def test_an_ablated_head_is_gone_from_every_variant(name):
         whole.o_proj.weight[:, 16:24] = 0
     assert torch.equal(ablated(tokens(), CAUSAL), whole(tokens(), CAUSAL))
     assert not torch.equal(ablated(tokens(), CAUSAL), make(name)(tokens(), CAUSAL))
+
+
+def heads_before_o_proj(attention: Attention, x: torch.Tensor) -> list[torch.Tensor]:
+    """The output of each head, as the output projection is given it."""
+    found = []
+    hook = attention.o_proj.register_forward_pre_hook(lambda module, args: found.append(args[0]))
+    attention(x, CAUSAL)
+    hook.remove()
+    return list(found[0].unflatten(-1, (4, -1)).unbind(-2))
+
+
+@pytest.mark.parametrize("name", ["mha", "gqa", "mla", "differential", "gate", "sink", "shaw", "local_gaussian"])
+@pytest.mark.parametrize("head", range(4))
+@torch.no_grad()
+def test_a_head_goes_and_the_others_stay_bit_for_bit(name, head):
+    attention, x = make(name, "auto"), tokens()
+    before = heads_before_o_proj(attention, x)
+    attention.head_gate.factors = torch.ones(4).index_fill_(0, torch.tensor(head), 0)
+    after, out = heads_before_o_proj(attention, x), attention(x, CAUSAL)
+    assert torch.count_nonzero(after[head]) == 0
+    assert torch.count_nonzero(before[head]) > 0
+    assert all(torch.equal(after[other], before[other]) for other in range(4) if other != head)
+    attention.head_gate.factors = None
+    attention.o_proj.weight.unflatten(1, (4, -1))[:, head] = 0
+    assert torch.equal(attention(x, CAUSAL), out)
+
+
+# Factors of each sequence.
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@pytest.mark.parametrize("name", ["gqa", "mla", "differential", "gate", "t5", "sink+window"])
+@torch.no_grad()
+def test_each_sequence_has_factors_of_its_own(name, backend):
+    attention, x = make(name, backend), tokens(4)
+    factors = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.5, 2.0, 0.0, -1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    attention.head_gate.factors = factors
+    together = attention(x, CAUSAL)
+    for row in range(4):
+        attention.head_gate.factors = factors[row]
+        assert error(together[row : row + 1], attention(x[row : row + 1], CAUSAL)) <= 1e-5
+    assert torch.count_nonzero(together[2]) == 0
+    attention.head_gate.factors = None
+    assert error(together[3:], attention(x[3:], CAUSAL)) <= 1e-5
+
+
+def test_factors_by_hand():
+    gate = HeadGate(2)
+    gate.factors = torch.tensor([[2.0, 0.5], [0.0, 1.0]])
+    heads = torch.tensor([[[[1.0, 3.0]], [[2.0, 6.0]]], [[[5.0, 7.0]], [[4.0, 8.0]]]])  # two sequences of one token
+    assert gate(heads).tolist() == [[[[2, 6]], [[1, 3]]], [[[0, 0]], [[4, 8]]]]
+
+
+# What stands in for a head.
+
+# Two sequences of two tokens, two heads of one dimension; head 1 is away in both, head 0 half away in the second.
+HEADS = torch.tensor([[[[1.0], [3.0]], [[10.0], [30.0]]], [[[5.0], [7.0]], [[50.0], [70.0]]]])
+FACTORS = torch.tensor([[1.0, 0.0], [0.5, 0.0]])
+
+
+class Constant(nn.Module):
+    def forward(self, heads):
+        return torch.full_like(heads, 8)
+
+
+@pytest.mark.parametrize(
+    ("replacement", "expected"),
+    [
+        # Means: (1 + 3 + 5 + 7) / 4 = 4 and 40; 5 / 2 + 4 / 2.
+        (lambda heads: heads.mean(dim=(0, 2), keepdim=True), [[[1, 3], [40, 40]], [[4.5, 5.5], [40, 40]]]),
+        # The other sequence's: 5 / 2 + 1 / 2 and 7 / 2 + 3 / 2.
+        (lambda heads: heads.flip(0), [[[1, 3], [50, 70]], [[3, 5], [10, 30]]]),
+        (Constant(), [[[1, 3], [8, 8]], [[6.5, 7.5], [8, 8]]]),
+        (None, [[[1, 3], [0, 0]], [[2.5, 3.5], [0, 0]]]),
+    ],
+    ids=["mean", "other-sequence", "module", "nothing"],
+)
+def test_something_stands_in_for_a_head(replacement, expected):
+    gate = HeadGate(2)
+    gate.factors, gate.replacement = FACTORS, replacement
+    assert gate(HEADS).squeeze(-1).tolist() == expected
+
+
+def test_nothing_stands_in_for_a_head_that_is_there():
+    gate = HeadGate(2)
+    gate.replacement = lambda heads: 0 / 0
+    assert gate(HEADS) is HEADS
+
+
+@torch.no_grad()
+def test_a_mean_in_a_heads_place_is_its_mean_through_o_proj():
+    attention, x = make("gqa"), tokens()
+    heads = heads_before_o_proj(attention, x)
+    heads[2] = heads[2].mean(dim=(0, 1), keepdim=True).expand_as(heads[2])
+    attention.head_gate.factors = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    attention.head_gate.replacement = lambda heads: heads.mean(dim=(0, 2), keepdim=True)
+    assert error(attention(x, CAUSAL), attention.o_proj(torch.cat(heads, dim=-1))) <= 1e-6
+
+
+# The gradient of the factors, by which heads are ranked.
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+@pytest.mark.parametrize("shape", [(4,), (3, 4)], ids=["shared", "each-sequence"])
+@pytest.mark.parametrize("replaced", [False, True], ids=["zero", "mean"])
+def test_the_gradient_of_the_gate_is_a_finite_difference(shape, backend, replaced):
+    model = network(partial(gqa, position=alibi, backend=backend, sink=True)).double()
+    gate = model.attentions()[0].head_gate
+    gate.replacement = (lambda heads: heads.mean(dim=(0, 2), keepdim=True)) if replaced else None
+    ids = torch.randint(50, (3, 7), generator=torch.Generator().manual_seed(0))
+
+    def loss(factors):
+        gate.factors = factors
+        return model(ids, CAUSAL).logsumexp(dim=-1).square().mean()
+
+    factors = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    [gradient] = torch.autograd.grad(loss(factors), factors)
+    with torch.no_grad():
+        for index in range(factors.numel()):
+            step = torch.zeros(factors.numel(), dtype=torch.float64).index_fill_(0, torch.tensor(index), 1e-5)
+            difference = (loss(factors + step.view(shape)) - loss(factors - step.view(shape))) / 2e-5
+            assert gradient.flatten()[index].item() == pytest.approx(difference.item(), rel=1e-6, abs=1e-9)
+    assert (gradient.abs() > 1e-6).all()
 
 
 # Gated outputs.

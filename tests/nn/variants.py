@@ -14,11 +14,17 @@ from tinyformer.nn import (
     AttentionMask,
     BaseAttention,
     DifferentialAttention,
+    Encoder,
+    FeedForward,
     LatentAttention,
+    LayerNorm,
+    PreNormBlock,
     RMSNorm,
     RotaryPosition,
     ShawPosition,
     T5Position,
+    TokenReadout,
+    Transformer,
 )
 
 D_MODEL, NUM_HEADS = 32, 4
@@ -114,6 +120,22 @@ def prepared(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
             if isinstance(part, BaseAttention) and part.sink is not None:
                 part.sink.normal_()
     return module
+
+
+def network(
+    attention: Callable[..., nn.Module],
+    absolute: Callable[..., nn.Module] | None = None,
+    kind: type[nn.Module] = PreNormBlock,
+    **options: object,
+) -> Transformer:
+    """A language model with two layers of an attention, whose weights tell heads and places apart."""
+
+    def factory() -> Transformer:
+        block = partial(kind, D_MODEL, attention, partial(FeedForward, D_MODEL), LayerNorm)
+        encoder = Encoder(50, 2, D_MODEL, 16, block, LayerNorm, absolute)
+        return Transformer(encoder, partial(TokenReadout, tied=False), init_std=0.3, **options)
+
+    return prepared(factory).eval()
 
 
 def tokens(batch: int = 3, seq: int = 11, seed: int = 1, d_model: int = D_MODEL) -> Tensor:

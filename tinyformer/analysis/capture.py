@@ -16,7 +16,8 @@ class CapturedMaps(list[Tensor]):
 
     Attributes:
         layers: the same weights, with the logits that they are made from.
-        rows: which queries of the sequence they are of, `rows`; None before the first forward pass.
+        rows: where in the sequence, a cache's tokens included, the queries stand that they are of; None before the
+            first forward pass.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
             model(tokens, AttentionMask(causal=True))
 
     A fused kernel never holds the weights, so each layer computes them once more from the same queries and keys, by
-    `tinyformer.nn.attention_maps`. Outside of the block nothing is kept and nothing is slower.
+    `tinyformer.nn.backends.attention_maps`. Outside of the block nothing is kept and nothing is slower.
 
     Args:
         model: the network; a compiled one runs uncompiled inside the block, since compiled code skips hooks.
@@ -55,7 +56,8 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
 
     def record(layer: BaseAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         chosen = _rows(rows, output.shape[1]).to(output.device)
-        maps.add(layer.maps(*args, **kwargs, rows=None if rows is None else chosen), chosen)
+        found = layer.maps(*args, **kwargs, rows=None if rows is None else chosen)
+        maps.add(found, chosen + found.weights.shape[-1] - output.shape[1])
 
     hooks = [layer.register_forward_hook(record, with_kwargs=True) for layer in model.attentions()]
     try:

@@ -39,7 +39,7 @@ class Costs:
         num_parameters: all of them; a tied readout counts once.
         attention_parameters: all within the attention layers.
         attention_weights: those in matrices of projections (the output gate's too), so without biases.
-        attention_weights_per_layer: their mean over the layers, which are all alike.
+        attention_weights_per_layer: their mean over the layers, which are alike unless heads were pruned.
         feed_forward_parameters: of the feed-forward networks.
         embedding_parameters: of the embeddings of tokens and absolute positions.
         flops_per_token: of a forward pass.

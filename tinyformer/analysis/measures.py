@@ -30,14 +30,16 @@ def entropy_share(
 ) -> Float[Tensor, " heads"]:
     """H / ln(n), where n keys are visible to the query: 1 where it looks at all of them alike.
 
-    Queries that see one key alone have no choice, and are left out.
+    Queries that see one key alone have no choice, and are left out. What a sink takes is left out of H, too: the
+    weights are made to sum to 1.
 
     Args:
         weights: of attention.
         logits: -inf where the mask hides the key.
     """
     visible = (logits > -torch.inf).sum(dim=-1)
-    shares = torch.special.entr(weights).sum(dim=-1) / visible.clamp(min=2).log()
+    given = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    shares = torch.special.entr(given).sum(dim=-1) / visible.clamp(min=2).log()
     return _mean_where(shares, visible > 1)
 
 
@@ -87,18 +89,18 @@ def effective_rank(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Te
     """(Σ σ²)² / Σ σ⁴ over the singular values σ of a map: 1 where all queries look alike, n where n differ entirely.
 
     The participation ratio, as a dimension (Gao et al. 2017, bioRxiv 214262): as exact as counting what passes a
-    threshold, and two matrix products in place of a decomposition.
+    threshold, and two matrix products in place of a decomposition. Maps without a visible key have none.
     """
     gram = weights @ weights.mT
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-    return (trace.square() / gram.square().sum(dim=(-2, -1))).mean(dim=0)
+    return (trace.square() / gram.square().sum(dim=(-2, -1))).nanmean(dim=0)
 
 
 def similarity(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Tensor, "heads heads"]:
     """Cosine between the maps of each two heads, Σ w w' / √(Σ w² Σ w'²): 1 where they are the same."""
     flat = weights.flatten(2)
     flat = flat / flat.norm(dim=-1, keepdim=True)
-    return (flat @ flat.mT).mean(dim=0)
+    return (flat @ flat.mT).nanmean(dim=0)  # a map without a visible key has no direction
 
 
 def nearest_head(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Tensor, " heads"]:

@@ -20,7 +20,7 @@ class HeadGate(nn.Module):
     """
 
     factors: Tensor | None
-    replacement: Callable[[Tensor], Tensor] | None = None
+    replacement: Callable[[Tensor], Tensor] | None
 
     def __init__(self, num_heads: int, ablated: Sequence[int] = ()) -> None:
         super().__init__()
@@ -30,6 +30,7 @@ class HeadGate(nn.Module):
             factors[list(ablated)] = 0.0
         # It follows from the config, so it is no part of the weights.
         self.register_buffer("factors", factors, persistent=False)
+        self.replacement = None
 
     def forward(
         self, heads: Float[Tensor, "batch num_heads seq head_dim"]

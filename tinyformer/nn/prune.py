@@ -25,13 +25,15 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
     ids, gone, device = layer.head_ids, set(heads), layer.o_proj.weight.device
     if not gone <= set(ids):
         raise ValueError(f"The layer has no head {min(gone - set(ids))}; it has {', '.join(map(str, ids))}.")
-    left = torch.tensor([index for index, head in enumerate(ids) if head not in gone])
-    if len(left) == 0:
+    # Plain numbers: a network without memory, on torch's meta device, can be pruned too.
+    left = [index for index, head in enumerate(ids) if head not in gone]
+    if not left:
         raise ValueError(
             "No head would be left in the layer; block.attention_residual.branch=0 for this layer takes it away whole."
         )
-    kv_of_head = _kv_of_head(layer)[left]
-    kv_left = kv_of_head.unique()
+    kv_of_all = _kv_of_head(layer)
+    kv_of_head = [kv_of_all[index] for index in left]
+    kv_left = sorted(set(kv_of_head))
     num_heads, num_kv_heads = layer.num_heads, layer.num_kv_heads
     _keep_rows(layer.q_proj, left, num_heads)
     for projection in (layer.k_proj, layer.v_proj):
@@ -49,11 +51,9 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
     layer.kept = torch.tensor([ids[index] for index in left], device=device)
     layer.pruned = sorted({*layer.pruned, *gone})
     layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)
-    index = torch.searchsorted(kv_left, kv_of_head)
-    shared_evenly = len(left) % len(kv_left) == 0 and torch.equal(
-        index, torch.arange(len(kv_left)).repeat_interleave(len(left) // len(kv_left))
-    )
-    layer.kv_index = None if shared_evenly else index.to(device)
+    index_of_kv = [kv_left.index(kv) for kv in kv_of_head]
+    shared_evenly = index_of_kv == [index // (len(left) // len(kv_left)) for index in range(len(left))]
+    layer.kv_index = None if shared_evenly else torch.tensor(index_of_kv, device=device)
 
 
 def prune_model(layers: Sequence[BaseAttention], pruned: Sequence[Sequence[int]]) -> None:
@@ -84,14 +84,14 @@ def prune_model(layers: Sequence[BaseAttention], pruned: Sequence[Sequence[int]]
             prune_heads(layer, heads)
 
 
-def _kv_of_head(layer: BaseAttention) -> Tensor:
+def _kv_of_head(layer: BaseAttention) -> list[int]:
     """The K/V head that each query head reads."""
     if layer.kv_index is not None:
-        return layer.kv_index.cpu()
-    return torch.arange(layer.num_kv_heads).repeat_interleave(layer.num_heads // layer.num_kv_heads)
+        return layer.kv_index.tolist()
+    return [head // (layer.num_heads // layer.num_kv_heads) for head in range(layer.num_heads)]
 
 
-def _keep_rows(linear: nn.Linear, kept: Tensor, num_heads: int) -> None:
+def _keep_rows(linear: nn.Linear, kept: list[int], num_heads: int) -> None:
     """Keep the outputs of some heads."""
     linear.weight = _like(linear.weight, linear.weight.unflatten(0, (num_heads, -1))[kept].flatten(0, 1))
     if linear.bias is not None:
@@ -99,7 +99,7 @@ def _keep_rows(linear: nn.Linear, kept: Tensor, num_heads: int) -> None:
     linear.out_features = len(linear.weight)
 
 
-def _keep_columns(linear: nn.Linear, kept: Tensor, num_heads: int) -> None:
+def _keep_columns(linear: nn.Linear, kept: list[int], num_heads: int) -> None:
     """Keep the inputs of some heads."""
     linear.weight = _like(linear.weight, linear.weight.unflatten(1, (num_heads, -1))[:, kept].flatten(1))
     linear.in_features = linear.weight.shape[1]
