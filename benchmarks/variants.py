@@ -114,7 +114,11 @@ def main() -> None:
             print(f"{name:<24} {results['val/loss']:.4f}  {results['num_parameters']:,}  d_ff {d_ff}", flush=True)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
     record = {
-        "command": ["python", "benchmarks/variants.py", *(Path(word).name for word in given)],
+        "command": [
+            "python",
+            "benchmarks/variants.py",
+            *(word.replace(f"{files[0].resolve().parent}/", "") for word in given),
+        ],
         "machine": platform.machine(),
         "python": platform.python_version(),
         "commit": commit.strip(),
