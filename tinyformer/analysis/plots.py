@@ -20,7 +20,7 @@ LANDSCAPE = 1.6
 
 
 def head_maps(
-    maps: Sequence[Float[Tensor, "heads seq seq"]],
+    maps: Sequence[Float[Tensor, "_ seq seq"]],
     tokens: Sequence[str],
     title: str,
     names: Sequence[Sequence[str]] | None = None,
@@ -131,9 +131,5 @@ def _short(value: float) -> str:
 
 def _columns(names: Sequence[Sequence[str]]) -> dict[str, int]:
     """The column of each head's name: a head that was pruned from one layer leaves its place there free."""
-    return {name: column for column, name in enumerate(sorted({name for layer in names for name in layer}, key=_order))}
-
-
-def _order(name: str) -> tuple[int, str]:
-    """Numbers by size, and letters behind them."""
-    return int(name.rstrip("ab")), name
+    found = {name for layer in names for name in layer}
+    return {name: column for column, name in enumerate(sorted(found, key=lambda name: (len(name), name)))}
