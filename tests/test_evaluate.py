@@ -1,5 +1,6 @@
 """`python evaluate.py`, as its users run it."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -47,7 +48,14 @@ def test_it_gives_the_loss_of_the_run(program: Program, trained: dict[str, objec
     for key in ("val/num_tokens", "val/num_bytes", "train/num_tokens", "num_parameters", "steps", "device"):
         assert results[key] == trained[key]
     assert results["attention_kernel"] == "flash"
-    assert Path("evaluated/attention/step_000030.png").exists()
+    for picture in ("step", "measures"):
+        assert Path(f"evaluated/attention/{picture}_000030.png").exists()
+    with Path("run/heads.csv").open() as ours, Path("evaluated/heads.csv").open() as theirs:
+        for trained_head, head in zip(csv.DictReader(ours), csv.DictReader(theirs), strict=True):
+            assert head.keys() == trained_head.keys() >= {"layer", "head", "entropy", "induction"}
+            for name, value in head.items():
+                assert float(value) == pytest.approx(float(trained_head[name]), abs=1e-5)
+    assert "attention/layer_01/head_01/entropy" in Path("evaluated/metrics.csv").read_text().splitlines()[0]
 
 
 def test_one_scaled_weight_moves_the_loss(program: Program, trained: dict[str, object]) -> None:

@@ -29,7 +29,11 @@ RESULT_KEYS = {
     "attention_kernel",
     "steps",
     "seconds",
+    "telemetry/seconds",
+    "telemetry/share",
 }
+MEASURED = ("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near", "largest_logit")
+MEASURED += ("rank", "similarity", "induction", "duplicate_token")
 
 
 def results_of(run: str | Path) -> dict[str, object]:
@@ -40,7 +44,7 @@ def weights_of(run: str | Path, name: str = "last") -> dict[str, torch.Tensor]:
     return torch.load(Path(run) / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
 
 
-def column(run: str, name: str) -> dict[int, str]:
+def column(run: str | Path, name: str) -> dict[int, str]:
     """A metric by step, of the steps that have it."""
     with (Path(run) / "metrics.csv").open() as file:
         return {int(row["step"]): row[name] for row in csv.DictReader(file) if row[name]}
@@ -70,7 +74,12 @@ def test_a_run_leaves_all_that_was_promised(program: Program, book: Path) -> Non
     assert results["steps"] == 4
     assert results["attention_kernel"] == "flash"
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
-    assert {path.name for path in (run / "attention").iterdir()} == {"step_000002.png", "step_000004.png"}
+    pictures = {f"{name}_{step:06d}.png" for name in ("step", "measures") for step in (2, 4)}
+    assert {path.name for path in (run / "attention").iterdir()} == pictures
+    assert (run / "heads.csv").read_text().startswith("layer,head,entropy,")
+    assert (run / "events.csv").read_text().startswith("step,layer,head,event,")
+    assert results["telemetry/seconds"] > 0
+    assert re.search(r"^telemetry .*\d s for 3 measurements", ended.out, re.MULTILINE)
     assert "backend: auto" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()
     with (run / "metrics.csv").open() as file:
@@ -221,28 +230,92 @@ def test_a_sweep_runs_each_value_and_tells_the_failed_one(program: Program, book
     assert results_of("sweep/0")["val/loss"] != results_of("sweep/1")["val/loss"]
 
 
-def test_offline_wandb_holds_every_head_and_the_figure(program: Program, book: Path) -> None:
+def wandb_of(run: str) -> tuple[dict[str, object], Path]:
+    """The latest value of everything that an offline run logged, and the folder of its files."""
     from wandb_file import read_history
 
-    ended = program("train.py", SMALL, TEXT, "logger=wandb hydra.run.dir=run trainer.val_check_interval=2")
-    assert ended.code == 0, ended.err
-    assert "wandb sync run/wandb/offline-run" in ended.out
-    (file,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
-    history = read_history(file)
-    last = {key: value for row in history for key, value in row.items()}
-    names = {
-        f"attention/layer_{layer:02d}/head_{head:02d}/{measure}"
-        for layer in range(2)
-        for head in range(2)
-        for measure in ("entropy", "distance", "first_token", "previous_token", "self")
-    }
-    assert all(math.isfinite(last[name]) for name in names)
-    assert last["val/loss"] == pytest.approx(results_of("run")["val/loss"])
-    pictures = list(Path("run/wandb").glob("offline-run-*/files/media/images/attention/maps_*.png"))
-    assert len(pictures) == 2
-    import matplotlib.image
+    (file,) = Path(run, "wandb").glob("offline-run-*/run-*.wandb")
+    return {key: value for row in read_history(file) for key, value in row.items()}, file.parent / "files"
 
-    assert matplotlib.image.imread(pictures[0]).ndim == 3
+
+def stored_table(last: dict[str, object], key: str, files: Path) -> tuple[list[str], list[list[object]]]:
+    stored = json.loads((files / last[key]["path"]).read_text())
+    return stored["columns"], stored["data"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "heads"),
+    [
+        ("callbacks.attention.sink=0.999 callbacks.attention.collapse=1e-6", ["00", "01"]),
+        ("attention=differential position=rotary", ["00a", "00b", "01a", "01b"]),
+    ],
+    ids=["plain", "differential"],
+)
+def test_offline_wandb_holds_every_head_and_the_figures(
+    program: Program, book: Path, overrides: str, heads: list[str]
+) -> None:
+    settings = f"logger=wandb hydra.run.dir=run trainer.val_check_interval=2 {overrides}"
+    ended = program("train.py", SMALL, TEXT, settings)
+    assert ended.code == 0, ended.err
+    assert "offline; `wandb sync run/wandb/offline-run-" in ended.out
+    last, files = wandb_of("run")
+    for layer in range(2):
+        for head in heads:
+            for name in MEASURED:
+                assert math.isfinite(last[f"attention/layer_{layer:02d}/head_{head}/{name}"])
+    assert last["val/loss"] == pytest.approx(results_of("run")["val/loss"])
+    for key, name in (("maps", "step"), ("measures", "measures")):
+        (path,) = last[f"attention/{key}"]["filenames"]
+        assert (files / path).read_bytes() == Path(f"run/attention/{name}_000004.png").read_bytes()
+        assert len(list((files / "media/images/attention").glob(f"{key}_*.png"))) == 2
+    columns, rows = stored_table(last, "attention/heads", files)
+    assert columns == ["layer", "head", *MEASURED]
+    assert [row[:2] for row in rows] == [[layer, head] for layer in range(2) for head in heads]
+    assert rows[-1][2] == last[f"attention/layer_01/head_{heads[-1]}/entropy"]
+
+
+def test_events_are_told_everywhere(program: Program, book: Path) -> None:
+    """A head's share on the first token crosses a threshold that is put where it will."""
+    settings = "trainer.max_steps=20 optimizer.lr=3e-2 callbacks.attention.every_n_steps=5"
+    train(program, "first", settings)
+    series = {step: float(value) for step, value in column("first", "attention/layer_01/head_01/first_token").items()}
+    sink = (series[0] + series[20]) / 2
+    ended = program(
+        "train.py",
+        SMALL,
+        TEXT,
+        settings,
+        f"callbacks.attention.sink={sink} callbacks.attention.hysteresis=0",
+        "logger=wandb hydra.run.dir=run",
+    )
+    assert ended.code == 0, ended.err
+    with Path("run/events.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    at = next(step for step, value in series.items() if (value >= sink) != (series[0] >= sink))
+    (row,) = [row for row in rows if (row["layer"], row["head"], row["step"]) == ("1", "01", str(at))]
+    assert float(row["value"]) == pytest.approx(series[at], abs=1e-6)
+    sentence = f"layer {rows[0]['layer']} head {int(rows[0]['head'])} {rows[0]['event']} at step {rows[0]['step']}"
+    assert re.search(rf"^events +{sentence}$", ended.out, re.MULTILINE)
+    last, files = wandb_of("run")
+    columns, stored = stored_table(last, "attention/events", files)
+    assert columns == ["step", "layer", "head", "event", "measure", "value", "text"]
+    assert [[str(value) for value in row[:5]] for row in stored] == [list(row.values())[:5] for row in rows]
+    assert stored[0][-1] == sentence
+
+
+@pytest.mark.slow
+def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
+    """At most 108 images under a key: the heads share pictures and tables."""
+    settings = "model.num_layers=12 model.num_heads=12 model.d_model=48 callbacks.attention.num_tokens=24"
+    ended = program("train.py", SMALL, TEXT, settings, "logger=wandb model.max_seq_len=32 hydra.run.dir=run")
+    assert ended.code == 0, ended.err
+    last, files = wandb_of("run")
+    assert len([name for name in last if name.startswith("attention/layer_")]) == 144 * len(MEASURED)
+    for key in ("attention/maps", "attention/measures"):
+        assert last[key]["count"] == len(last[key]["filenames"]) == 1
+    assert len(stored_table(last, "attention/heads", files)[1]) == 144
+    with Path("run/heads.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 144
 
 
 @pytest.mark.parametrize(
@@ -275,6 +348,9 @@ def test_offline_wandb_holds_every_head_and_the_figure(program: Program, book: P
         ("generate.temperature=-1", "generate.temperature"),
         ("generate.temperature=warm", "generate.temperature=0.8"),
         ("compile=maybe", "auto"),
+        ("callbacks.attention.every_n_steps=0", "callbacks.attention.every_n_steps=100"),
+        ("callbacks.attention.induction=2", "callbacks.attention.induction=0.3"),
+        ("callbacks.attention.sink=high", "callbacks.attention.sink=0.5"),
     ],
 )
 def test_mistakes_are_told_in_a_few_lines(program: Program, book: Path, override: str, said: str) -> None:
@@ -384,15 +460,23 @@ def test_two_processes_train_together(tmp_path: Path, book: Path) -> None:
     results = results_of(tmp_path / "run")
     text = book.read_text()
     assert results["steps"] == 4
+    # The first alone looks at the heads, and counts its time.
+    assert len((tmp_path / "run" / "heads.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert ended.stdout.count("measurements") == 1
     # Each held-out token is scored by one of the two.
     assert results["val/num_tokens"] == pytest.approx(len(text) * 0.1, abs=2)
 
 
 @pytest.mark.slow
 def test_compiled_training_agrees(tmp_path: Path, book: Path) -> None:
-    losses = []
+    losses, measures = [], []
     for setting in ("true", "false"):
-        ended = run_as_process(f"{SMALL} {TEXT} compile={setting} hydra.run.dir=run-{setting}", tmp_path)
+        settings = f"compile={setting} callbacks.attention.every_n_steps=2 hydra.run.dir=run-{setting}"
+        ended = run_as_process(f"{SMALL} {TEXT} {settings}", tmp_path)
         assert ended.returncode == 0, ended.stderr
         losses.append(results_of(tmp_path / f"run-{setting}")["val/loss"])
+        columns = [column(tmp_path / f"run-{setting}", f"attention/layer_01/head_01/{name}") for name in MEASURED]
+        assert all(list(values) == [0, 2, 4] for values in columns)
+        measures.append([float(value) for values in columns for value in values.values()])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert measures[0] == pytest.approx(measures[1], abs=1e-3)

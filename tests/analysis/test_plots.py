@@ -1,4 +1,4 @@
-"""The picture of all heads: its size, its colours, and labels of any kind."""
+"""The pictures of all heads: their size, their colours, and labels of any kind."""
 
 import matplotlib as mpl
 import numpy as np
@@ -6,7 +6,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from tinyformer.analysis import head_maps, save_png
+from tinyformer.analysis import MEASURES, PATTERNS, head_maps, measure_maps, save_png
+from tinyformer.analysis.picture import COLOURS, WHITE, palette
 from tinyformer.data import ByteTokenizer
 
 UNUSUAL = {
@@ -21,6 +22,7 @@ UNUSUAL = {
     "lone": ["\ufffd", "\u200b", "\ue000", "\u0301"],
     "empty": ["", " "],
 }
+MEANINGS = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
 
 
 def uniform(layers, heads, seq):
@@ -28,29 +30,49 @@ def uniform(layers, heads, seq):
     return [rows.expand(heads, seq, seq) for _ in range(layers)]
 
 
-def pixels(figure):
-    figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())[..., :3] / 255
+def pixels(picture):
+    return np.asarray(picture.image().convert("RGB")) / 255
 
 
-def texts(figure):
-    return figure.axes[0].texts
+def texts(picture):
+    return [label.text for label in picture.labels]
+
+
+def labelled(picture, text):
+    return [label for label in picture.labels if label.text == text]
+
+
+def require_readable(picture):
+    """No label smaller than 6 points, outside of the picture, or on another."""
+    height, width = picture.pixels.shape
+    taken = np.zeros((height, width), bool)
+    for label in picture.labels:
+        assert label.points >= 6
+        assert 0 <= label.left <= label.right <= width, label
+        assert 0 <= label.top <= label.bottom <= height, label
+        box = taken[label.top : label.bottom, label.left : label.right]
+        assert not box.any(), label
+        box[:] = True
+
+
+# Maps.
 
 
 @pytest.mark.parametrize(("layers", "heads", "seq"), [(1, 1, 1), (2, 3, 5), (3, 4, 24), (1, 2, 64)])
 def test_every_map_has_at_least_100_pixels(layers, heads, seq):
-    figure = head_maps(uniform(layers, heads, seq), ["a"] * seq, "title")
-    height, width, _ = pixels(figure).shape
+    picture = head_maps(uniform(layers, heads, seq), ["a"] * seq, "title")
+    height, width, _ = pixels(picture).shape
     assert width >= heads * 100
     assert height >= layers * 100
-    captions = [text.get_text() for text in texts(figure) if text.get_text().startswith("layer")]
+    captions = [text for text in texts(picture) if text.startswith("layer")]
     assert captions == [f"layer {i} head {j}" for i in range(layers) for j in range(heads)]
-    assert len(texts(figure)) == layers * heads + layers * seq + heads * seq + 1
+    assert len(texts(picture)) == layers * heads + layers * seq + heads * seq + 1
 
 
-def test_labels_can_be_read():
-    figure = head_maps(uniform(2, 2, 24), ["token"] * 24, "title")
-    assert min(text.get_fontsize() for text in texts(figure)) >= 6
+@pytest.mark.parametrize(("layers", "heads", "seq"), [(1, 1, 1), (2, 2, 24), (1, 1, 3)])
+@pytest.mark.parametrize("token", ["token", "W" * 30, "漢" * 30])
+def test_labels_can_be_read(layers, heads, seq, token):
+    require_readable(head_maps(uniform(layers, heads, seq), [token] * seq, "attention after 100 steps"))
 
 
 def test_the_colour_is_the_root_of_the_weight():
@@ -58,57 +80,59 @@ def test_the_colour_is_the_root_of_the_weight():
     maps = [torch.rand(3, seq, seq, generator=generator).softmax(-1) for _ in range(2)]
     maps[1][2, 4, 1] = 1.0
     maps[0][1, 5, 3] = 0.0
-    figure = head_maps(maps, list("abcdef"), "title")
-    image = pixels(figure)
-    colours = mpl.colormaps["viridis"]
-    places = {t.get_text(): t.get_position() for t in texts(figure) if t.get_text().startswith("layer")}
-    (x, top), (x_next, _) = places["layer 0 head 0"], places["layer 0 head 1"]
+    picture = head_maps(maps, list("abcdef"), "title")
+    image, colours = pixels(picture), mpl.colormaps["viridis"]
     cell = 17  # 100 pixels for six tokens
-    assert x_next - x > cell * seq
     for layer in range(2):
         for head in range(3):
-            x, top = places[f"layer {layer} head {head}"]
+            (caption,) = labelled(picture, f"layer {layer} head {head}")
             for row in range(seq):
                 for column in range(seq):
-                    y_pixel = int(top) + 5 + row * cell + cell // 2
-                    pixel = image[y_pixel, int(x) + column * cell + cell // 2]
+                    y, x = caption.bottom + 3 + row * cell + cell // 2, caption.left + column * cell + cell // 2
                     expected = colours(maps[layer][head, row, column].sqrt().item())[:3]
-                    assert np.abs(pixel - expected).max() < 0.012, (layer, head, row, column)
+                    assert np.abs(image[y, x] - expected).max() < 0.012, (layer, head, row, column)
 
 
 def test_labels_stand_at_their_rows_and_columns():
-    figure = head_maps(uniform(1, 1, 3), ["x", "y", "z"], "title")
-    left, below = ([t for t in texts(figure) if t.get_text() in "xyz"][i : i + 3] for i in (0, 3))
-    assert [t.get_text() for t in left] == [t.get_text() for t in below] == ["x", "y", "z"]
-    (x, top) = next(t.get_position() for t in texts(figure) if t.get_text().startswith("layer"))
+    picture = head_maps(uniform(1, 1, 3), ["x", "y", "z"], "title")
+    (caption,) = labelled(picture, "layer 0 head 0")
     cell = 34  # 100 pixels for three tokens
-    assert [t.get_position()[1] for t in left] == pytest.approx([top + 5 + (i + 0.5) * cell for i in range(3)])
-    assert [t.get_position()[0] for t in below] == pytest.approx([x + (i + 0.5) * cell for i in range(3)])
+    for index, token in enumerate("xyz"):
+        left, below = labelled(picture, token)
+        assert (left.top + left.bottom) / 2 == pytest.approx(caption.bottom + 3 + (index + 0.5) * cell, abs=1)
+        assert left.right < caption.left
+        assert (below.left + below.right) / 2 == pytest.approx(caption.left + (index + 0.5) * cell, abs=1)
+        assert below.top >= caption.bottom + 3 + 3 * cell
+
+
+def test_maps_of_one_name_stand_in_one_column():
+    """A layer from which head 1 was pruned, beside a whole one."""
+    maps = [uniform(1, 2, 4)[0], uniform(1, 3, 4)[0]]
+    picture = head_maps(maps, list("abcd"), "title", [["00", "02"], ["00", "01", "02"]])
+    places = {text: labelled(picture, text)[0].left for text in texts(picture) if text.startswith("layer")}
+    assert places["layer 0 head 02"] == places["layer 1 head 02"] > places["layer 1 head 01"]
+    assert "layer 0 head 01" not in places
+    (caption,) = labelled(picture, "layer 1 head 01")
+    above = labelled(picture, "layer 0 head 00")[0]
+    assert (picture.pixels[above.bottom : caption.top, caption.left : caption.left + 100] == WHITE).all()
 
 
 def test_long_labels_are_cut_short():
-    figure = head_maps(uniform(1, 1, 3), ["a", "internationalisation", "ten__chars"], "title")
-    labels = {text.get_text() for text in texts(figure)}
-    assert {"internati…", "ten__chars"} <= labels
-    assert not any("international" in label for label in labels)
-
-
-def test_no_label_is_outside_of_the_picture():
-    figure = head_maps(uniform(2, 1, 2), ["W" * 30, "漢" * 30], "t")
-    pixels(figure)
-    height = figure.canvas.get_width_height()[1]
-    for text in texts(figure)[:-1]:
-        box = text.get_window_extent()
-        assert box.x0 >= 0, text
-        assert box.y0 >= 0, text
-        assert box.y1 <= height, text
+    picture = head_maps(uniform(1, 1, 3), ["a", "internationalisation", "ten__chars"], "title")
+    assert {"internati…", "ten__chars"} <= set(texts(picture))
+    assert not any("international" in text for text in texts(picture))
 
 
 @pytest.mark.parametrize("tokens", UNUSUAL.values(), ids=UNUSUAL)
 def test_unusual_tokens_are_drawn_without_a_complaint(tmp_path, tokens):
     """Warnings are errors here."""
-    figure = head_maps(uniform(1, 2, len(tokens)), tokens, "after $5 a_b")
-    assert imread(save_png(figure, tmp_path / "map.png")).ndim == 3
+    picture = head_maps(uniform(1, 2, len(tokens)), tokens, "after $5 a_b")
+    require_readable(picture)
+    assert imread(save_png(picture, tmp_path / "map.png")).ndim == 3
+
+
+def test_what_no_font_has_is_written_as_its_number():
+    assert {"\\u6f22", "\\n", "α"} <= set(texts(head_maps(uniform(1, 1, 3), ["漢", "\n", "α"], "title")))
 
 
 def test_all_byte_tokens_are_drawn(tmp_path):
@@ -119,11 +143,94 @@ def test_all_byte_tokens_are_drawn(tmp_path):
         save_png(head_maps(uniform(1, 1, len(some)), some, "bytes"), tmp_path / "map.png")
 
 
-def test_the_file_has_the_figures_own_size(tmp_path):
-    figure = head_maps(uniform(2, 3, 4), list("abcd"), "title")
-    path = save_png(figure, tmp_path / "new" / "folder" / "map.png")
-    assert imread(path).shape[:2] == pixels(figure).shape[:2]
+def test_letters_are_dark_on_white_and_differ():
+    shapes = set()
+    for token in "abc":
+        picture = head_maps(uniform(1, 1, 1), [token], "title")
+        label = labelled(picture, token)[0]
+        ink = pixels(picture)[label.top : label.bottom, label.left : label.right]
+        assert ink.min() < 0.3
+        assert ink.max() == 1.0
+        shapes.add(ink.tobytes())
+    assert len(shapes) == 3
+
+
+def test_the_file_is_the_picture(tmp_path):
+    picture = head_maps(uniform(2, 3, 4), list("abcd"), "title")
+    path = save_png(picture, tmp_path / "new" / "folder" / "map.png")
+    np.testing.assert_allclose(imread(path)[..., :3], pixels(picture), atol=1e-6)
 
 
 def test_half_precision_maps_are_drawn():
-    pixels(head_maps([layer.bfloat16() for layer in uniform(1, 1, 3)], list("abc"), "title"))
+    head_maps([layer.bfloat16() for layer in uniform(1, 1, 3)], list("abc"), "title")
+
+
+# Measures.
+
+
+def names_of(layers, heads, letters=("",)):
+    return [[f"{head:02d}{letter}" for head in range(heads) for letter in letters] for _ in range(layers)]
+
+
+def numbers(names, scale=1.0):
+    draw = torch.rand(len(MEANINGS), len(names), len(names[0]), generator=torch.Generator().manual_seed(0))
+    return dict(zip(MEANINGS, (scale * draw).tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [names_of(1, 1), names_of(4, 4), names_of(12, 12), names_of(12, 12, "ab"), names_of(30, 2)],
+    ids=["1x1", "4x4", "12x12", "12x12-differential", "30x2"],
+)
+def test_labels_of_measures_can_be_read(names):
+    picture = measure_maps(numbers(names, 900.0), MEANINGS, names, "measures of each head after 2000 steps")
+    captions = [label for label in picture.labels if label.text in [*MEANINGS, *MEANINGS.values()]]
+    assert len(captions) == 2 * len(MEANINGS)
+    fields = len(MEANINGS) * len(names) * len(names[0])
+    assert len(picture.labels) == fields + len(MEANINGS) * (2 + len(names) + 1 + len(names[0])) + 1
+    assert picture.pixels.shape[1] < 4 * picture.pixels.shape[0]
+    require_readable(picture)
+
+
+def field(picture, text):
+    """The colour right and left of a number."""
+    (label,) = labelled(picture, text)
+    y = (label.top + label.bottom) // 2
+    return {int(picture.pixels[y, label.left - 2]), int(picture.pixels[y, label.right + 1])}, label
+
+
+def test_colours_go_from_the_least_value_to_the_largest():
+    values = {"entropy": [[1.0, 2.0], [3.0, 5.0]]}
+    picture = measure_maps(values, {"entropy": "nats"}, names_of(2, 2), "title")
+    for value, share in {"1.00": 0.0, "2.00": 0.25, "3.00": 0.5, "5.00": 1.0}.items():
+        assert field(picture, value)[0] == {round(share * (COLOURS - 1) + 0.01)}
+    assert field(picture, "1.00")[1].left < field(picture, "2.00")[1].left
+    assert field(picture, "1.00")[1].top < field(picture, "3.00")[1].top
+    assert labelled(picture, "layer 1")[0].top == field(picture, "3.00")[1].top
+    assert (labelled(picture, "01")[0].left + labelled(picture, "01")[0].right) / 2 == pytest.approx(
+        (field(picture, "2.00")[1].left + field(picture, "2.00")[1].right) / 2, abs=1
+    )
+
+
+def test_numbers_are_light_on_dark_and_dark_on_light():
+    picture = measure_maps({"a": [[0.0, 1.0]]}, {"a": "b"}, names_of(1, 2), "title")
+    for value, brightness in {"0.00": 1.0, "1.00": 0.0}.items():
+        label = field(picture, value)[1]
+        inked = palette()[picture.pixels[label.top : label.bottom, label.left : label.right]].reshape(-1, 3) / 255
+        assert (inked == brightness).all(axis=1).any()
+
+
+def test_what_is_not_there_is_left_white():
+    """A head that was pruned from the first layer, and a measure without a value."""
+    names = [["00", "02"], ["00", "01", "02"]]
+    picture = measure_maps({"a": [[1.0, 2.0], [float("nan"), 3.0, 4.0]]}, {"a": "b"}, names, "title")
+    assert {"1.00", "2.00", "3.00", "4.00"} <= set(texts(picture))
+    assert field(picture, "2.00")[1].left == field(picture, "4.00")[1].left
+    third = field(picture, "3.00")[1]
+    assert picture.pixels[field(picture, "1.00")[1].top + 5, third.left] == WHITE
+    assert picture.pixels[third.top + 5, field(picture, "1.00")[1].left] == WHITE
+
+
+def test_alike_values_have_one_colour():
+    picture = measure_maps({"a": [[0.5], [0.5]]}, {"a": "b"}, names_of(2, 1), "title")
+    assert {int(picture.pixels[label.top, label.left - 2]) for label in labelled(picture, "0.50")} == {0}

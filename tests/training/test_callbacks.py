@@ -14,15 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 
-from tinyformer.analysis import MEASURES
 from tinyformer.checkpoint import KEY, load_checkpoint
-from tinyformer.nn import AttentionMask, Scoring, attention_weights
-from tinyformer.training import AttentionTelemetry, RunCSVLogger
+from tinyformer.training import RunCSVLogger
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress, progress, report
 from training.runs import QUIET, make_data, make_module, make_trainer
 
@@ -30,14 +26,6 @@ pytestmark = pytest.mark.filterwarnings(*QUIET)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CONTENTS = {"config": {"a": "${b}"}, "tokenizer": "{}", "facts": {"precision": "32-true"}}
-
-
-@pytest.fixture(autouse=True)
-def _own_signals():
-    handlers = [signal.getsignal(number) for number in SIGNALS]
-    yield
-    for number, handler in zip(SIGNALS, handlers, strict=True):
-        signal.signal(number, handler)
 
 
 class AtStep(L.Callback):
@@ -258,6 +246,36 @@ def test_speed_counts_neither_validation_nor_telemetry(tmp_path, monkeypatch):
     assert reporter.seconds == 8 + 2 * (2 * 100 + 1000)
 
 
+class Beside(L.Callback):
+    """Takes time after steps and says so; what it does while the clock stands is left out anyhow."""
+
+    def __init__(self, clock, reporter):
+        self.clock, self.reporter = clock, reporter
+
+    def _work(self):
+        self.clock.now += 10_000
+        self.reporter.leave_out(10_000)
+
+    def on_train_start(self, *args):
+        self._work()
+
+    def on_train_batch_end(self, *args):
+        self._work()
+
+    def on_validation_end(self, *args):
+        self._work()
+
+
+def test_speed_does_not_count_what_others_do_between_steps(tmp_path, monkeypatch):
+    clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
+    reporter = Report(tokens_per_batch=64)
+    fit(tmp_path, [reporter, clock, Beside(clock, reporter)], [logger])
+    speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
+    assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
+    assert reporter.training_seconds == 8
+    assert reporter.seconds == 8 + 2 * (2 * 100 + 1000) + 11 * 10_000
+
+
 def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
     losses, logger = [], RunCSVLogger(tmp_path / "metrics.csv")
 
@@ -361,78 +379,3 @@ def test_a_terminal_gets_a_bar(tmp_path, reporter, monkeypatch):
     assert "training" in text
     assert "8/8" in text
     assert re.search(r"loss \d+\.\d{3}", text)
-
-
-# Telemetry.
-
-
-def test_every_head_is_measured_and_drawn_at_each_validation(tmp_path):
-    telemetry = AttentionTelemetry(num_windows=3, probe_text="A cat.", num_tokens=5)
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    fit(tmp_path, [telemetry], [logger])
-    files = [tmp_path / "attention" / f"step_{step:06d}.png" for step in (3, 6)]
-    assert sorted((tmp_path / "attention").iterdir()) == files == telemetry.paths
-    assert imread(files[0]).ndim == 3
-    assert telemetry.labels == ["A", "·", "c", "a", "t"]
-    names = {
-        f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
-        for layer in range(2)
-        for head in range(4)
-        for name in MEASURES
-    }
-    for step in (3, 6):
-        logged = {name: value for name, value in logger.rows[step].items() if name.startswith("attention/")}
-        assert logged.keys() == names
-        assert all(np.isfinite(value) for value in logged.values())
-
-
-def test_the_measures_are_those_of_the_definition(tmp_path):
-    telemetry = AttentionTelemetry(num_windows=3)
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    data = make_data(tmp_path)
-    module = make_module(data, dropout=0.5, backend="flash")
-    trainer = make_trainer(tmp_path, [telemetry], [logger])
-    trainer.validate(module, data.evaluation_dataloader("validation"), verbose=False)
-    network, mask = module.network.eval(), AttentionMask(causal=True)
-    tokens = next(iter(data.evaluation_dataloader("validation")))["inputs"][:3]
-    assert len(tokens) == 3
-    x = network.encoder.position(network.encoder.token_embedding(tokens))
-    for index, layer in enumerate(network.encoder.layers):
-        normed = layer.attention_norm(x)
-        q, k, _ = layer.attention.project(normed)
-        weights = attention_weights(q, k, mask, Scoring(layer.attention.score.scale))
-        for name, function in MEASURES.items():
-            for head, value in enumerate(function(weights).tolist()):
-                logged = logger.rows[0][f"attention/layer_{index:02d}/head_{head:02d}/{name}"]
-                assert logged == pytest.approx(value, abs=1e-5)
-        x = layer(x, mask)
-
-
-def test_without_a_probe_the_picture_shows_the_splits_beginning(tmp_path):
-    telemetry = AttentionTelemetry(num_tokens=100)
-    data = make_data(tmp_path)
-    module = make_module(data)
-    make_trainer(tmp_path, [telemetry]).validate(module, data.evaluation_dataloader("validation"), verbose=False)
-    assert telemetry.probe[0].tolist() == data.splits["validation"].ids[:16].tolist()  # no more than seq_len
-
-
-def test_telemetry_changes_nothing_of_the_training(tmp_path):
-    runs = []
-    for name, callbacks in (("with", [AttentionTelemetry()]), ("without", [])):
-        (tmp_path / name).mkdir()
-        runs.append(fit(tmp_path / name, callbacks, network={"dropout": 0.2})[1].network.state_dict())
-    for name, tensor in runs[0].items():
-        assert torch.equal(tensor, runs[1][name]), name
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_windows": 0}, r"callbacks.attention.num_windows=0: .*num_windows=8"),
-        ({"num_tokens": -1}, r"callbacks.attention.num_tokens=-1: .*num_tokens=8"),
-        ({"probe_text": ""}, r"callbacks.attention.probe_text is empty"),
-    ],
-)
-def test_settings_that_show_nothing_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        AttentionTelemetry(**settings)

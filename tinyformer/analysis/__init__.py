@@ -3,10 +3,13 @@
 from tinyformer.analysis.ablation import HeadAblation
 from tinyformer.analysis.atlas import write_atlas
 from tinyformer.analysis.capture import CapturedMaps, capture_attention
+from tinyformer.analysis.events import Event, EventDetector, Trait, head_traits
 from tinyformer.analysis.importance import HeadImportance
 from tinyformer.analysis.maps import HeadMaps
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
-from tinyformer.analysis.plots import head_maps, save_png
+from tinyformer.analysis.picture import Picture, save_png
+from tinyformer.analysis.plots import head_maps, measure_maps
+from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, measure_heads
 from tinyformer.analysis.pruning import HeadPruning
 from tinyformer.analysis.residual import ResidualSurgery
 from tinyformer.analysis.seeds import seeds_by_number, seeds_by_setting
@@ -17,16 +20,26 @@ __all__ = [
     "PATTERNS",
     "Analysis",
     "CapturedMaps",
+    "Event",
+    "EventDetector",
     "Findings",
     "HeadAblation",
     "HeadImportance",
     "HeadMaps",
+    "HeadMeasures",
     "HeadPruning",
+    "Picture",
+    "Probe",
     "ResidualSurgery",
     "Subject",
+    "Trait",
     "capture_attention",
+    "capture_weights",
     "head_maps",
+    "head_traits",
+    "measure_heads",
     "measure_layers",
+    "measure_maps",
     "repeated_tokens",
     "save_png",
     "seeds_by_number",

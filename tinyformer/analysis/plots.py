@@ -1,89 +1,135 @@
-"""Pictures of attention."""
+"""Pictures of attention: what each head looks at, and what each measure says of it."""
 
-from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
-from matplotlib import font_manager
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor
+
+from tinyformer.analysis.picture import POINTS, Picture, readable, text_width
 
 PIXELS_PER_TOKEN = 14
 MIN_MAP_PIXELS = 100
-LABEL_POINTS = 7
-MAX_LABEL = 10
-DPI = 100
-FONTS = ("DejaVu Sans Mono", "DejaVu Sans")
-"""They come with matplotlib."""
+HEADING, CAPTION, GAP = 40, 20, 12
+"""Pixels: the height of the line above all, that of the line above a map, and what is between two."""
+FIELD_WIDTH, FIELD_HEIGHT = 38, 20
+"""Pixels of a head in the picture of measures, which hold its value."""
+LANDSCAPE = 1.6
+"""Width to height, about, of the picture of measures."""
 
 
-def head_maps(maps: Sequence[Float[Tensor, "heads seq seq"]], tokens: Sequence[str], title: str) -> Figure:
+def head_maps(
+    maps: Sequence[Float[Tensor, "_ seq seq"]],
+    tokens: Sequence[str],
+    title: str,
+    names: Sequence[Sequence[str]] | None = None,
+) -> Picture:
     """All heads in one picture: a row for each layer, a column for each head, queries down and keys across.
 
-    The maps are tiled into one image: a hundred axes would take seconds. The colour is the square root of the weight,
-    from 0 to 1 in every map, so that heads compare and a weight of 0.05 is still seen beside one of 1.
+    The colour is the square root of the weight, from 0 to 1 in every map, so that heads compare and a weight of 0.05
+    is still seen beside one of 1.
 
     Args:
         maps: attention weights of each layer.
         tokens: their labels, which stand at the left of each row and below the last.
         title: the line above.
+        names: of each layer's maps; their numbers unless given. Those of one name stand in one column.
     """
-    tokens = [drawable(token, MAX_LABEL) for token in tokens]
-    num_layers, num_heads, seq = len(maps), maps[0].shape[0], len(tokens)
+    labels, seq = [readable(token) for token in tokens], len(tokens)
+    names = names or [[str(head) for head in range(len(layer))] for layer in maps]
+    columns = _columns(names)
     cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // seq))
-    map_pixels, gap, caption = cell * seq, 12, 20
-    left = 24 + max(len(token) for token in tokens) * 6
-    pitch_x, pitch_y = map_pixels + gap, map_pixels + gap + caption
-    width, height = left + num_heads * pitch_x, 40 + num_layers * pitch_y + left
-    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()
-    axes.set(xlim=(0, width), ylim=(height, 0))
-
-    colours = mpl.colormaps["viridis"]
-    image = np.ones((height, width, 3))
-    # A token may be "$", which is no formula.
-    text: dict[str, Any] = {"fontsize": LABEL_POINTS, "family": list(FONTS), "parse_math": False}
-    for layer, heads in enumerate(maps):
-        top = 40 + caption + layer * pitch_y
-        for head, weights in enumerate(heads.float().cpu().numpy()):
-            x = left + head * pitch_x
-            pixels = np.kron(np.sqrt(weights), np.ones((cell, cell)))
-            image[top : top + map_pixels, x : x + map_pixels] = colours(pixels)[..., :3]
-            axes.text(x, top - 5, f"layer {layer} head {head}", fontsize=LABEL_POINTS + 1)
-        for index, token in enumerate(tokens):
-            axes.text(left - 5, top + (index + 0.5) * cell, token, ha="right", va="center", **text)
-    bottom = 40 + caption + (num_layers - 1) * pitch_y + map_pixels + 5
-    for head in range(num_heads):
-        for index, token in enumerate(tokens):
-            centre = left + head * pitch_x + (index + 0.5) * cell
-            axes.text(centre, bottom, token, ha="center", va="top", rotation=90, **text)
-    axes.imshow(image, extent=(0, width, height, 0), interpolation="nearest", aspect="auto")
+    margin = 20 + max(text_width(label) for label in labels)
     heading = f"{title}; colour: square root of the weight"
-    axes.text(10, 22, heading, fontsize=LABEL_POINTS + 3, parse_math=False)
-    return figure
+    captions = [[f"layer {layer} head {name}" for name in heads] for layer, heads in enumerate(names)]
+    pitch_x = max(cell * seq, *(text_width(text, POINTS + 1) for texts in captions for text in texts)) + GAP
+    pitch_y = cell * seq + GAP + CAPTION
+    width = max(margin + len(columns) * pitch_x, text_width(heading, POINTS + 3) + 20)
+    picture = Picture(width, HEADING + len(maps) * pitch_y + margin)
+    picture.write(10, HEADING // 2, heading, "lm", POINTS + 3)
+    for layer, heads in enumerate(maps):
+        top = HEADING + CAPTION + layer * pitch_y
+        for index, label in enumerate(labels):
+            picture.write(margin - 5, top + (index + 0.5) * cell, label, "rm")
+        for weights, name, caption in zip(heads.float().cpu().numpy(), names[layer], captions[layer], strict=True):
+            left = margin + columns[name] * pitch_x
+            picture.tile(left, top, np.sqrt(weights), cell, cell)
+            picture.write(left, top - 3, caption, "lb", POINTS + 1)
+    bottom = HEADING + len(maps) * pitch_y - GAP + 5
+    for column in columns.values():
+        for index, label in enumerate(labels):
+            picture.write(margin + column * pitch_x + (index + 0.5) * cell, bottom, label, "mt", upright=True)
+    return picture
 
 
-def drawable(text: str, longest: int) -> str:
-    """A text as it can be drawn: characters that no font has as their code points, and not too long."""
-    shown = "".join(c if c.isprintable() and _has_glyph(c) else ascii(c)[1:-1] for c in text)
-    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+def measure_maps(
+    measures: Mapping[str, Sequence[Sequence[float]]],
+    meanings: Mapping[str, str],
+    names: Sequence[Sequence[str]],
+    title: str,
+) -> Picture:
+    """All measures in one picture: for each a field for each head, layers down and heads across.
+
+    The colours of each measure go from its least value to its largest; the values are written in the fields.
+
+    Args:
+        measures: by name, the value for each head of each layer, nan where there is none.
+        meanings: of each, in a few words.
+        names: of each layer's heads.
+        title: the line above.
+    """
+    columns, num_layers = _columns(names), len(names)
+    captions = {name: (name, meanings[name]) for name in measures}
+    heading = f"{title}; colour: from the least value of a measure to its largest"
+    margin = 12 + text_width(f"layer {num_layers - 1}")
+    widest = max(
+        text_width(text, POINTS + size) for lines in captions.values() for size, text in enumerate(lines[::-1])
+    )
+    width = max(margin + len(columns) * FIELD_WIDTH, margin + widest) + 2 * GAP
+    height = 2 * CAPTION + num_layers * FIELD_HEIGHT + CAPTION + GAP
+    across = min(
+        range(1, len(measures) + 1),
+        key=lambda n: abs(math.log(n * width / (HEADING + -(-len(measures) // n) * height) / LANDSCAPE)),
+    )
+    down = -(-len(measures) // across)
+    picture = Picture(max(across * width, text_width(heading, POINTS + 3) + 20), HEADING + down * height)
+    picture.write(10, HEADING // 2, heading, "lm", POINTS + 3)
+    for index, (name, layers) in enumerate(measures.items()):
+        x, y = index % across * width, HEADING + index // across * height
+        left, top = x + margin, y + 2 * CAPTION
+        for line, (text, points) in enumerate(zip(captions[name], (POINTS + 1, POINTS), strict=True)):
+            picture.write(left, y + (line + 0.5) * CAPTION, text, "lm", points)
+        grid = np.full((num_layers, len(columns)), np.nan)
+        for layer, values in enumerate(layers):
+            grid[layer, [columns[head] for head in names[layer]]] = values
+            picture.write(left - 5, top + (layer + 0.5) * FIELD_HEIGHT, f"layer {layer}", "rm")
+        below = top + num_layers * FIELD_HEIGHT + CAPTION // 2
+        picture.write(left - 5, below, "head", "rm")
+        for head, column in columns.items():
+            picture.write(left + (column + 0.5) * FIELD_WIDTH, below, head, "mm")
+        _draw_grid(picture, left, top, grid)
+    return picture
 
 
-@cache
-def _has_glyph(character: str) -> bool:
-    fonts = (font_manager.get_font(font_manager.findfont(name)) for name in FONTS)
-    return any(font.get_char_index(ord(character)) for font in fonts)
+def _draw_grid(picture: Picture, left: int, top: int, grid: Float[np.ndarray, "layers heads"]) -> None:
+    """The fields of one measure and the values in them."""
+    known = grid[np.isfinite(grid)]
+    least, span = (known.min(), np.ptp(known)) if known.size else (0.0, 0.0)
+    shares = np.where(np.isfinite(grid), (grid - least) / (span or 1.0), np.nan)
+    picture.tile(left, top, shares, FIELD_WIDTH, FIELD_HEIGHT)
+    for (layer, head), value in np.ndenumerate(grid):
+        if np.isfinite(value):
+            x, y = left + (head + 0.5) * FIELD_WIDTH, top + (layer + 0.5) * FIELD_HEIGHT
+            picture.write_on_tile(x, y, _short(value), float(shares[layer, head]))
 
 
-def save_png(figure: Figure, path: Path) -> Path:
-    """Write a figure at its own size."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi="figure")
-    return path
+def _short(value: float) -> str:
+    """A number in at most six characters, as far as it is below 10,000."""
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _columns(names: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The column of each head's name: a head that was pruned from one layer leaves its place there free."""
+    found = {name for layer in names for name in layer}
+    return {name: column for column, name in enumerate(sorted(found, key=lambda name: (len(name), name)))}

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from tinyformer.analysis.plots import FONTS, drawable
+from tinyformer.analysis.picture import FONTS, readable
 
 UNITS = {
     "loss": "nats per token",
@@ -55,7 +55,7 @@ def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]],
     base = _log_base(numbers)
     if base is not None:
         axes.set_xscale("log", base=base)
-    axes.set_xlabel(drawable(setting, MAX_LABEL), fontsize=POINTS + 1)
+    axes.set_xlabel(readable(setting, MAX_LABEL), fontsize=POINTS + 1)
     axes.set_ylabel(_with_unit(metric), fontsize=POINTS + 1)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
@@ -73,7 +73,7 @@ def seeds_by_setting(labels: Sequence[str], values: Sequence[Sequence[float]], s
         setting: the key or keys whose values `labels` are.
         metric: the key whose values `values` are.
     """
-    shown = [drawable(label, MAX_LABEL) for label in labels]
+    shown = [readable(label, MAX_LABEL) for label in labels]
     width = WIDTH + 0.08 * max(map(len, shown))
     figure, axes = _empty(width, MARGINS + ROW_HEIGHT * len(labels), metric, f"by {setting}" if setting else "")
     pairs = [(value, row) for row, seeds in enumerate(values) for value in seeds]
@@ -99,7 +99,7 @@ def _empty(width: float, height: float, metric: str, subtitle: str) -> tuple[Fig
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    lines = [_with_unit(metric), *textwrap.wrap(drawable(subtitle, 200), int(width * 10))]
+    lines = [_with_unit(metric), *textwrap.wrap(readable(subtitle, 200), int(width * 10))]
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=POINTS + 3, parse_math=False)
     return figure, axes
 

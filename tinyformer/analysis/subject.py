@@ -11,6 +11,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from tinyformer.analysis.picture import Picture
 from tinyformer.nn import AttentionMask, BaseAttention, Transformer
 
 Batch = Mapping[str, Tensor]
@@ -113,7 +114,7 @@ class Findings:
     scalars: dict[str, float | int | None] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
     tables: dict[str, tuple[list[str], list[list[Any]]]] = field(default_factory=dict)
-    figures: dict[str, Figure] = field(default_factory=dict)
+    figures: dict[str, Figure | Picture] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
 
 

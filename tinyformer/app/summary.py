@@ -2,10 +2,13 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tinyformer.analysis import Event
 from tinyformer.data import TokenSplit
+from tinyformer.training import AttentionTelemetry
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -41,13 +44,45 @@ def describe_split(results: dict[str, Any], prefix: str) -> dict[str, str | None
     }
 
 
+def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds: float) -> dict[str, Any]:
+    """The part of `results.json` about what looking at the heads cost; nothing where nobody looked.
+
+    Args:
+        telemetry: the callbacks.
+        training_seconds: that the steps alone took.
+    """
+    if not telemetry:
+        return {}
+    seconds = sum(callback.seconds for callback in telemetry)
+    share = seconds / training_seconds if training_seconds else None  # a run so short that its speed was never read
+    return {"telemetry/seconds": seconds, "telemetry/share": share}
+
+
+def describe_telemetry(results: dict[str, Any], telemetry: Sequence[AttentionTelemetry]) -> str | None:
+    """The line of the summary about what looking at the heads cost."""
+    if not telemetry:
+        return None
+    number, seconds = sum(callback.num_measurements for callback in telemetry), results["telemetry/seconds"]
+    share = results["telemetry/share"]
+    spent = f"{seconds:.2f} s for {number} measurements"
+    return spent if share is None else f"{100 * share:.1f} % of training time ({spent})"
+
+
+def describe_events(events: Sequence[Event], folder: Path, most: int = 3) -> str | None:
+    """The lines of the summary about what heads became, if any: the first of them, and how many there are."""
+    lines = [str(event) for event in events[:most]]
+    if len(events) > most:
+        lines.append(f"and {len(events) - most} more in {shown(folder)}/events.csv")
+    return "\n".join(lines) or None
+
+
 def print_summary(rows: dict[str, str | None]) -> None:
     """Print names and values, one a line; those without a value are left out."""
     width = max(map(len, rows)) + 2
     print()
     for name, value in rows.items():
         if value is not None:
-            print(f"{name:<{width}}{value}")
+            print(f"{name:<{width}}{value}".replace("\n", "\n" + " " * width))
 
 
 def shown(path: Path) -> str:

@@ -12,11 +12,14 @@ from tinyformer.app import build
 from tinyformer.app.config import check_types
 from tinyformer.app.sample import check_generation, sample_text
 from tinyformer.app.summary import (
+    describe_events,
     describe_split,
+    describe_telemetry,
     indent,
     print_summary,
     shown,
     split_results,
+    telemetry_results,
     write_results,
 )
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights
@@ -183,6 +186,7 @@ class TrainingRun:
             "attention_kernel": self.kernel,
             "steps": self.trainer.global_step,
             "seconds": self.report.seconds,
+            **telemetry_results(self.telemetry, self.report.training_seconds),
             "data_fingerprint": self.data.fingerprint,
         }
 
@@ -200,12 +204,14 @@ class TrainingRun:
                 "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
                 "speed": f"{results['throughput/tokens_per_second']:,.0f} tokens/s, "
                 f"{results['steps']:,} steps in {results['seconds']:.0f} s",
+                "telemetry": describe_telemetry(results, self.telemetry),
                 "data": f"{self.data.source.name}, {results['train/num_tokens']:,} tokens to train on, "
                 f"fingerprint {self.data.fingerprint[:12]}",
                 **describe_split(results, "val"),
                 "checkpoints": f"{shown(self.folder)}/checkpoints/last.ckpt, best.ckpt",
                 "attention maps": shown(pictures[-1]) if pictures else None,
-                "logs": f"{shown(self.folder)}/metrics.csv, results.json",
+                "events": describe_events([e for t in self.telemetry for e in t.detector.events], self.folder),
+                "logs": f"{shown(self.folder)}/metrics.csv, heads.csv, results.json",
                 "wandb": build.wandb_whereabouts(self.loggers),
             }
         )

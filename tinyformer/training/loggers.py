@@ -129,7 +129,7 @@ class RunWandbLogger(WandbLogger):
             path.stem: wandb.Html(path.read_text(), inject=False) for path in findings.files if path.suffix == ".html"
         }
         tables = {name: wandb.Table(list(columns), rows) for name, (columns, rows) in findings.tables.items()}
-        images = {f"{name}_figure": wandb.Image(figure) for name, figure in findings.figures.items()}
+        images = {f"{path.stem}_figure": wandb.Image(str(path)) for path in findings.files if path.suffix == ".png"}
         self.experiment.log({f"analysis/{name}": value for name, value in {**tables, **images, **pages}.items()})
         self.experiment.summary.update(findings.scalars)
 

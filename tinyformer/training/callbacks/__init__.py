@@ -3,7 +3,7 @@
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
-from tinyformer.training.callbacks.telemetry import AttentionTelemetry, attention_maps, head_measures
+from tinyformer.training.callbacks.telemetry import AttentionTelemetry
 
 __all__ = [
     "AttentionTelemetry",
@@ -11,6 +11,4 @@ __all__ = [
     "Interrupted",
     "Report",
     "StepProgress",
-    "attention_maps",
-    "head_measures",
 ]

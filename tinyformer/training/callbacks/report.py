@@ -65,6 +65,11 @@ class Report(L.Callback):
         """Stop the clock."""
         self._pause = time.perf_counter()
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count as training what has just been done beside it; while the clock stands, that is so anyhow."""
+        if self._pause is None:
+            self._since += seconds
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:

@@ -1,84 +1,209 @@
 """Every head, exactly, while a fused kernel trains."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 import torch
-from jaxtyping import Int
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from tinyformer.analysis import MEASURES, CapturedMaps, capture_attention, head_maps, measure_layers, save_png
-from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.analysis import (
+    MEASURES,
+    PATTERNS,
+    EventDetector,
+    HeadMeasures,
+    Picture,
+    Probe,
+    capture_weights,
+    head_maps,
+    head_traits,
+    measure_heads,
+    measure_maps,
+    repeated_tokens,
+)
 from tinyformer.tasks import Batch
+from tinyformer.tasks.causal_lm import IGNORED
+from tinyformer.training.callbacks.head_log import HeadLog
+from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule
 
 
 class AttentionTelemetry(L.Callback):
-    """At each validation, the measures of each head on fixed text and a picture of all heads.
+    """Measures of each head every `every_n_steps` steps and at each validation, which also draws all heads.
 
-    The pictures go to `attention/step_000100.png` in the run's folder, and to Weights & Biases.
+    `MEASURES` are taken on windows of the evaluated split, `PATTERNS` on random tokens that are said twice: the same
+    ones every time. A run starts with a measurement before its first step. Training is not touched: its random numbers
+    are left alone, and the first process alone measures. What is written where says `HeadLog`.
 
     Args:
-        num_windows: of the evaluated split, over which the measures are averaged.
+        every_n_steps: optimizer steps from one measurement to the next.
+        num_windows: of the evaluated split, over which measures are averaged.
+        num_rows: queries of each window that are measured, with all of their keys.
+        num_sequences: of random tokens.
+        period: how many random tokens are repeated; at most half of the context.
+        induction: share of attention on what followed the same token, from which a head is an induction head.
+        sink: share of attention on the first token, from which a head is a sink.
+        collapse: share of the largest possible entropy, up to which a head's has collapsed.
+        hysteresis: share of a threshold by which a head must fall back behind it to be so no longer.
         probe_text: the text of the picture; the beginning of the split unless given.
         num_tokens: of it that are shown.
+
+    Attributes:
+        seconds: that measuring, drawing and logging took, those before a resumption included.
+        paths: of the pictures of maps.
     """
 
-    def __init__(self, num_windows: int = 8, probe_text: str | None = None, num_tokens: int = 24) -> None:
-        for name, value in (("num_windows", num_windows), ("num_tokens", num_tokens)):
-            if value < 1:
-                raise ValueError(f"callbacks.attention.{name}={value}: at least one, callbacks.attention.{name}=8.")
+    def __init__(
+        self,
+        every_n_steps: int = 100,
+        num_windows: int = 4,
+        num_rows: int = 64,
+        num_sequences: int = 4,
+        period: int = 32,
+        induction: float = 0.4,
+        sink: float = 0.5,
+        collapse: float = 0.05,
+        hysteresis: float = 0.2,
+        probe_text: str | None = None,
+        num_tokens: int = 24,
+    ) -> None:
+        counts = {"every_n_steps": (every_n_steps, 100), "num_windows": (num_windows, 4), "num_rows": (num_rows, 64)}
+        counts |= {"num_sequences": (num_sequences, 4), "period": (period, 32), "num_tokens": (num_tokens, 24)}
+        for name, (count, works) in counts.items():
+            if count < 1:
+                raise ValueError(
+                    f"callbacks.attention.{name}={count}: at least one, callbacks.attention.{name}={works}."
+                )
+        for name, share in {"induction": induction, "sink": sink, "collapse": collapse}.items():
+            if not 0 < share < 1:
+                raise ValueError(
+                    f"callbacks.attention.{name}={share} is no share of attention or entropy between 0 and 1; "
+                    f"callbacks.attention.{name}=0.3 is."
+                )
+        if not 0 <= hysteresis < 1:
+            raise ValueError(
+                f"callbacks.attention.hysteresis={hysteresis} is no share from 0 to below 1; "
+                "callbacks.attention.hysteresis=0.2 is."
+            )
         if probe_text == "":
             raise ValueError("callbacks.attention.probe_text is empty; 'callbacks.attention.probe_text=A cat.' works.")
-        self.num_windows, self.probe_text, self.num_tokens = num_windows, probe_text, num_tokens
+        self.every_n_steps, self.num_windows, self.num_rows = every_n_steps, num_windows, num_rows
+        self.num_sequences, self.period = num_sequences, period
+        self.probe_text, self.num_tokens = probe_text, num_tokens
+        self.detector = EventDetector(head_traits(induction, sink, collapse), hysteresis)
+        self.seconds = 0.0
+        self.num_measurements = 0
         self.paths: list[Path] = []
+        self.latest: tuple[int, HeadMeasures] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run adds to."""
+        counts = {"seconds": self.seconds, "num_measurements": self.num_measurements}
+        return {**counts, "detector": self.detector.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved run."""
+        self.seconds, self.num_measurements = state_dict["seconds"], state_dict["num_measurements"]
+        self.detector.load_state_dict(state_dict["detector"])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Take the windows and the probe from the run's text."""
+        """Take windows and probe from the run's text."""
         assert isinstance(pl_module, TrainingModule)
         data, split = pl_module.data, pl_module.evaluated
-        batch = next(iter(data.evaluation_dataloader(split)))
-        self.batch = cast(Batch, {name: rows[: self.num_windows] for name, rows in batch.items()})
+        self.windows = _fullest(next(iter(data.evaluation_dataloader(split))), self.num_windows)
         ids = data.tokenizer.encode(self.probe_text) if self.probe_text else data.splits[split].ids.tolist()
         ids = ids[: min(self.num_tokens, data.seq_len)]
         self.probe, self.labels = torch.tensor([ids]), data.tokenizer.labels(ids)
+        period = min(self.period, data.seq_len // 2)
+        self.repeated = repeated_tokens(data.tokenizer.vocab_size, self.num_sequences, period) if period else None
+        self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """See what the heads are before the first step."""
+        if trainer.global_step == 0 and trainer.is_global_zero:
+            with self._timed(trainer, pl_module):
+                self._measure(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure where it is time."""
+        # With accumulated gradients several batches end at a step: the first of them.
+        due = trainer.global_step and trainer.global_step % self.every_n_steps == 0
+        if due and trainer.is_global_zero:
+            with self._timed(trainer, pl_module):
+                self._measure(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure, draw and log."""
+        """Measure, draw, and write tables."""
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         assert isinstance(pl_module, TrainingModule)
-        network, step = pl_module.network, pl_module.step
-        task, batch = pl_module.task, trainer.strategy.batch_to_device(self.batch)
+        with self._timed(trainer, pl_module):
+            measures, step = self._measure(trainer, pl_module), pl_module.step
+            self.paths.append(self.log.picture(step, "maps", "step", self._draw_maps(trainer, pl_module)))
+            meanings = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
+            title = f"measures of each head after {step} steps"
+            picture = measure_maps(measures.values, meanings, measures.names, title)
+            self.log.picture(step, "measures", "measures", picture)
+            self.log.heads(step, measures)
+            if trainer.state.fn == TrainerFn.FITTING:
+                self.log.events(step, self.detector.events)
+
+    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> HeadMeasures:
+        """The measures at this step, which are taken and logged once."""
+        assert isinstance(pl_module, TrainingModule)
+        step, task = pl_module.step, pl_module.task
+        if self.latest is not None and self.latest[0] == step:
+            return self.latest[1]
+        windows = cast(Batch, trainer.strategy.batch_to_device(self.windows))
+        probes = [Probe(windows["inputs"], task.mask(windows), MEASURES)]
+        if self.repeated is not None:
+            repeated = trainer.strategy.batch_to_device(self.repeated)
+            probes.append(Probe(repeated, task.mask({"inputs": repeated, "targets": repeated}), PATTERNS))
+        context = trainer.precision_plugin.forward_context()
+        measures = measure_heads(pl_module.network, probes, self.num_rows, context)
+        self.latest, self.num_measurements = (step, measures), self.num_measurements + 1
+        self.log.scalars(step, measures)
+        self.detector.observe(step, measures.names, measures.values)
+        return measures
+
+    def _draw_maps(self, trainer: L.Trainer, pl_module: TrainingModule) -> Picture:
+        tokens = trainer.strategy.batch_to_device(self.probe)
+        mask = pl_module.task.mask({"inputs": tokens, "targets": tokens})
         with trainer.precision_plugin.forward_context():
-            scalars = head_measures(network, batch["inputs"], task.mask(batch))
-            maps = attention_maps(network, self.probe, task.mask({"inputs": self.probe, "targets": self.probe}))
-        figure = head_maps([layer[0] for layer in maps], self.labels, f"attention after {step} steps")
-        self.paths.append(save_png(figure, Path(trainer.default_root_dir) / "attention" / f"step_{step:06d}.png"))
-        for logger in trainer.loggers:
-            logger.log_metrics(scalars, step=step)
-            if isinstance(logger, WandbLogger):
-                logger.log_image("attention/maps", [str(self.paths[-1])], step=step)
+            maps = capture_weights(pl_module.network, tokens, mask)
+        names = [layer.map_names for layer in pl_module.network.attentions()]
+        return head_maps([layer[0] for layer in maps], self.labels, f"attention after {pl_module.step} steps", names)
+
+    @contextmanager
+    def _timed(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[None]:
+        """Add what happens inside to `seconds`, and keep it out of the speed of training."""
+        _finish(pl_module.device)
+        start = time.perf_counter()
+        yield
+        _finish(pl_module.device)
+        spent = time.perf_counter() - start
+        self.seconds += spent
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Report):
+                callback.leave_out(spent)
 
 
-def attention_maps(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> CapturedMaps:
-    """The exact weights of each layer, `batch maps seq seq`, with the model in evaluation mode."""
-    was_training = network.training
-    network.eval()
-    with capture_attention(network) as maps, torch.no_grad():
-        network(tokens.to(next(network.parameters()).device), mask)
-    network.train(was_training)
-    return maps
+def _fullest(batch: dict[str, Tensor], num_windows: int) -> Batch:
+    """The windows of a batch with the most text, cut where the shortest of them ends: padding says nothing of heads."""
+    lengths = (batch["targets"] != IGNORED).sum(dim=1)
+    chosen = lengths.argsort(descending=True, stable=True)[:num_windows]
+    chosen = chosen[2 * lengths[chosen] >= lengths.max()]
+    seq = int(lengths[chosen].min())
+    return cast(Batch, {name: rows[chosen, :seq] for name, rows in batch.items()})
 
 
-def head_measures(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> dict[str, float]:
-    """Each measure of each head, as `attention/layer_00/head_00/entropy`."""
-    maps, scalars = attention_maps(network, tokens, mask), {}
-    names = [layer.map_names for layer in network.attentions()]
-    for measure, layers in measure_layers(MEASURES, maps, tokens).items():
-        for layer, heads in enumerate(layers):
-            for head, value in zip(names[layer], heads, strict=True):
-                scalars[f"attention/layer_{layer:02d}/head_{head}/{measure}"] = value
-    return scalars
+def _finish(device: torch.device) -> None:
+    """Wait for what a device still computes."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,307 @@
+"""Telemetry of heads, in small real runs."""
+
+import csv
+import math
+import os
+import signal
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from matplotlib.image import imread
+
+from tinyformer.analysis import MEASURES, PATTERNS, repeated_tokens
+from tinyformer.nn import AttentionMaps, AttentionMask, Scoring, attention_weights, prune_heads
+from tinyformer.training import AttentionTelemetry, RunCSVLogger
+from tinyformer.training.callbacks import Checkpoints, Interrupted, Report
+from training.runs import QUIET, make_data, make_module, make_trainer
+
+pytestmark = pytest.mark.filterwarnings(*QUIET)
+
+SETTINGS = {"network": {"dropout": 0.2}, "val_check_interval": 3}
+CONTENTS = {"config": {}, "tokenizer": "{}", "facts": {}}
+NAMES = {
+    f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
+    for layer in range(2)
+    for head in range(4)
+    for name in (*MEASURES, *PATTERNS)
+}
+
+
+def fit(tmp_path, callbacks=(), loggers=(), checkpoint=None, network=None, data=None, **trainer):
+    tmp_path.mkdir(exist_ok=True)
+    data = make_data(tmp_path, **data or {})
+    module = make_module(data, **network or {})
+    trainer = make_trainer(tmp_path, callbacks, loggers, **trainer)
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    return module
+
+
+def validate(tmp_path, telemetry, loggers=(), network=None, data=None, **trainer):
+    data = make_data(tmp_path, **data or {})
+    module = make_module(data, **network or {})
+    for parameter in module.network.parameters():  # weights that tell heads and positions apart
+        torch.nn.init.normal_(parameter, std=0.3)
+    trainer = make_trainer(tmp_path, [telemetry], loggers, **trainer)
+    trainer.validate(module, data.evaluation_dataloader("validation"), verbose=False)
+    return module, data
+
+
+def logged(logger):
+    """The numbers of heads by the step that they were logged at."""
+    found = {
+        step: {name: value for name, value in row.items() if name.startswith("attention/")}
+        for step, row in logger.rows.items()
+    }
+    return {step: values for step, values in found.items() if values}
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# When.
+
+
+def test_heads_are_measured_at_steps_and_at_validations_and_drawn_at_these(tmp_path):
+    telemetry = AttentionTelemetry(every_n_steps=2, num_windows=3, probe_text="A cat.", num_tokens=5)
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    calls, log_metrics = [], logger.log_metrics
+    logger.log_metrics = lambda metrics, step: (calls.append((step, len(metrics))), log_metrics(metrics, step))
+    fit(tmp_path, [telemetry], [logger])
+    measured = logged(logger)
+    assert list(measured) == [0, 2, 3, 4, 6, 8]
+    assert telemetry.num_measurements == 6
+    assert [step for step, size in calls if size >= len(NAMES)] == list(measured)  # 6, where both fall together, once
+    for values in measured.values():
+        assert values.keys() == NAMES
+        assert all(math.isfinite(value) for value in values.values())
+    maps, measures = (
+        [tmp_path / "attention" / f"{name}_{step:06d}.png" for step in (3, 6)] for name in ("step", "measures")
+    )
+    assert sorted((tmp_path / "attention").iterdir()) == sorted(maps + measures)
+    assert maps == telemetry.paths
+    assert all(imread(path).ndim == 3 for path in maps + measures)
+    assert telemetry.labels == ["A", "·", "c", "a", "t"]
+
+
+def test_the_table_of_heads_is_that_of_the_last_validation(tmp_path):
+    telemetry, logger = AttentionTelemetry(), RunCSVLogger(tmp_path / "metrics.csv")
+    fit(tmp_path, [telemetry], [logger], max_steps=6)
+    rows = table(tmp_path / "heads.csv")
+    assert [(row["layer"], row["head"]) for row in rows] == [(str(n), f"{m:02d}") for n in range(2) for m in range(4)]
+    latest = logged(logger)[6]
+    for row in rows:
+        for name in (*MEASURES, *PATTERNS):
+            assert float(row[name]) == latest[f"attention/layer_{int(row['layer']):02d}/head_{row['head']}/{name}"]
+
+
+def test_with_accumulated_gradients_steps_are_counted(tmp_path):
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    telemetry = AttentionTelemetry(every_n_steps=2)
+    fit(tmp_path, [telemetry], [logger], accumulate_grad_batches=3, max_steps=4, val_check_interval=100)
+    assert list(logged(logger)) == [0, 2, 4]
+    assert telemetry.num_measurements == 3
+
+
+# What.
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+@pytest.mark.parametrize("num_rows", [5, 64], ids=["some", "all"])
+def test_the_measures_are_those_of_the_definition(tmp_path, backend, num_rows):
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    telemetry = AttentionTelemetry(num_windows=3, num_rows=num_rows, num_sequences=2)
+    dropout = {"dropout": 0.5} if backend == "eager" else {}
+    module, data = validate(tmp_path, telemetry, [logger], {"backend": backend, **dropout})
+    windows = next(iter(data.evaluation_dataloader("validation")))["inputs"][:3]
+    found = logged(logger)[0]
+    assert found.keys() == NAMES
+    for tokens, measures in (windows, MEASURES), (repeated_tokens(data.tokenizer.vocab_size, 2, 8), PATTERNS):
+        rows = torch.randperm(16, generator=torch.Generator().manual_seed(0))[:num_rows].sort().values
+        for layer, weights, logits in definition(module.network.eval(), tokens):
+            maps = AttentionMaps(weights[:, :, rows], logits[:, :, rows])
+            for name, measure in measures.items():
+                for head, value in enumerate(measure.of(maps, rows, tokens).tolist()):
+                    key = f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
+                    assert found[key] == pytest.approx(value, abs=1e-5, nan_ok=True), key
+
+
+@torch.no_grad()
+def definition(network, tokens):
+    """The weights and logits of each layer, by going through the network layer by layer."""
+    mask = AttentionMask(causal=True)
+    x = network.encoder.position(network.encoder.token_embedding(tokens))
+    for index, layer in enumerate(network.encoder.layers):
+        q, k, _ = layer.attention.project(layer.attention_norm(x))
+        scale = layer.attention.score.scale
+        hidden = ~torch.ones(16, 16, dtype=torch.bool).tril()
+        yield index, attention_weights(q, k, mask, Scoring(scale)), (scale * q @ k.mT).masked_fill(hidden, -math.inf)
+        x = layer(x, mask)
+
+
+def test_measuring_keeps_its_precision_where_the_network_computes_in_less(tmp_path):
+    """bf16 knows eight bits: what was computed in it would be equal to itself rounded."""
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    validate(tmp_path, AttentionTelemetry(), [logger], precision="bf16-mixed")
+    exact = [value for name, value in logged(logger)[0].items() if name.endswith(("similarity", "rank"))]
+    assert len(exact) == 16
+    assert all(value != torch.tensor(value).bfloat16().item() for value in exact)
+
+
+@pytest.mark.parametrize("data", [{"document_mask": True}, {"pack": "document"}], ids=["documents", "padding"])
+def test_documents_and_padding(tmp_path, data):
+    text = "\n\n".join("One two three four five." for _ in range(200))
+    logger, telemetry = RunCSVLogger(tmp_path / "metrics.csv"), AttentionTelemetry(every_n_steps=4)
+    fit(tmp_path, [telemetry], [logger], data={"text": text, **data})
+    assert (telemetry.windows["targets"] >= 0).all()  # no padding is measured
+    assert logged(logger)[8].keys() == NAMES
+
+
+def test_padding_is_not_measured(tmp_path):
+    """Of a text of one and a half windows the half is taken, and the whole cut to it."""
+    telemetry = AttentionTelemetry()
+    validate(tmp_path, telemetry, data={"text": "x" * 240, "validation_fraction": 0.1})
+    assert telemetry.windows["inputs"].shape == (2, 8)
+
+
+def test_pruned_heads_have_no_numbers(tmp_path):
+    logger, data = RunCSVLogger(tmp_path / "metrics.csv"), make_data(tmp_path)
+    module = make_module(data)
+    prune_heads(module.network.attentions()[0], [1, 2])
+    make_trainer(tmp_path, [AttentionTelemetry()], [logger]).fit(module, datamodule=data)
+    gone = {name for name in NAMES if name.startswith(("attention/layer_00/head_01/", "attention/layer_00/head_02/"))}
+    assert logged(logger)[6].keys() == NAMES - gone
+    assert [row["head"] for row in table(tmp_path / "heads.csv")] == ["00", "03", "00", "01", "02", "03"]
+
+
+def test_a_head_alone_has_no_similarity(tmp_path):
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    validate(tmp_path, AttentionTelemetry(), [logger], {"num_heads": 1})
+    assert {name.rpartition("/")[2] for name in logged(logger)[0]} == {*MEASURES, *PATTERNS} - {"similarity"}
+    assert {row["similarity"] for row in table(tmp_path / "heads.csv")} == {""}
+
+
+@pytest.mark.parametrize(("seq_len", "period"), [(16, 8), (7, 3)])
+def test_random_tokens_fit_in_the_context(tmp_path, seq_len, period):
+    telemetry = AttentionTelemetry(num_sequences=3)
+    validate(tmp_path, telemetry, data={"seq_len": seq_len})
+    assert telemetry.repeated.shape == (3, 2 * period)
+
+
+def test_a_context_of_one_token_repeats_nothing(tmp_path):
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    validate(tmp_path, AttentionTelemetry(), [logger], data={"seq_len": 1})
+    assert not any(name.endswith(tuple(PATTERNS)) for name in logged(logger)[0])
+
+
+def test_without_a_probe_the_picture_shows_the_splits_beginning(tmp_path):
+    telemetry = AttentionTelemetry(num_tokens=100)
+    _, data = validate(tmp_path, telemetry)
+    assert telemetry.probe[0].tolist() == data.splits["validation"].ids[:16].tolist()  # no more than seq_len
+
+
+# What it leaves alone.
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_telemetry_changes_nothing_of_the_training(tmp_path, precision):
+    runs = []
+    for name, callbacks in (("with", [AttentionTelemetry(every_n_steps=1)]), ("without", [])):
+        module = fit(tmp_path / name, callbacks, network={"dropout": 0.2}, precision=precision)
+        runs.append(module.network.state_dict() | {"drawn": torch.rand(3)})
+    for name, tensor in runs[0].items():
+        assert torch.equal(tensor, runs[1][name]), name
+
+
+def test_its_time_is_its_own(tmp_path):
+    telemetry, reporter = AttentionTelemetry(every_n_steps=1), Report(64)
+    fit(tmp_path, [reporter, telemetry])
+    assert 0 < telemetry.seconds < reporter.seconds
+    assert telemetry.seconds + reporter.training_seconds < reporter.seconds
+
+
+def events_of(folder):
+    return [tuple(row.values()) for row in table(folder / "events.csv")]
+
+
+def crossing(tmp_path):
+    """A threshold that one head's share on the first token crosses on the way through 8 steps."""
+    logger = RunCSVLogger(tmp_path / "first.csv")
+    fit(tmp_path / "first", [AttentionTelemetry(every_n_steps=1)], [logger], **SETTINGS)
+    series = [logged(logger)[step]["attention/layer_01/head_02/first_token"] for step in range(9)]
+    assert series[0] != series[-1]
+    return series, (series[0] + series[-1]) / 2
+
+
+class Stop(L.Callback):
+    """Ends the run after a step, as a scheduler does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("step", [3, 5], ids=["where-it-validates", "between"])
+def test_a_resumed_run_goes_on_with_its_events_and_seconds(tmp_path, step):
+    series, sink = crossing(tmp_path)
+    make = partial(AttentionTelemetry, every_n_steps=1, sink=sink, hysteresis=0.0)
+    whole = make()
+    expected = fit(tmp_path / "whole", [whole, Checkpoints(tmp_path / "whole", CONTENTS)], **SETTINGS)
+    first, resumed = make(), make()
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "broken", [first, Stop(step), Checkpoints(tmp_path / "broken", CONTENTS)], **SETTINGS)
+    checkpoint = str(tmp_path / "broken" / "last.ckpt")
+    callbacks = [resumed, Checkpoints(tmp_path / "broken", CONTENTS)]
+    module = fit(tmp_path / "broken", callbacks, checkpoint=checkpoint, **SETTINGS)
+    for name, tensor in expected.network.state_dict().items():
+        assert torch.equal(tensor, module.network.state_dict()[name]), name
+    assert whole.detector.events
+    assert resumed.detector.events == whole.detector.events
+    assert events_of(tmp_path / "whole") == events_of(tmp_path / "broken")
+    assert resumed.num_measurements == whole.num_measurements == 9
+    assert resumed.seconds > first.seconds
+    # The head that the threshold was made for has crossed it, where its series says.
+    at = next(n for n, value in enumerate(series) if (value >= sink) != (series[0] >= sink))
+    crossings = [(row[0], row[1], row[2], row[4]) for row in events_of(tmp_path / "whole")]
+    assert (str(at), "1", "02", "first_token") in crossings
+
+
+def test_without_events_the_table_is_empty_and_there(tmp_path):
+    fit(tmp_path, [AttentionTelemetry(induction=0.999, sink=0.999, collapse=1e-6)])
+    assert (tmp_path / "events.csv").read_text().split() == ["step,layer,head,event,measure,value"]
+
+
+def test_evaluation_has_no_events(tmp_path):
+    validate(tmp_path, AttentionTelemetry())
+    assert not (tmp_path / "events.csv").exists()
+    assert (tmp_path / "heads.csv").exists()
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every_n_steps": 0}, r"callbacks.attention.every_n_steps=0: .*every_n_steps=100"),
+        ({"num_windows": 0}, r"callbacks.attention.num_windows=0: .*num_windows=4"),
+        ({"num_rows": -5}, r"callbacks.attention.num_rows=-5: .*num_rows=64"),
+        ({"num_sequences": 0}, r"callbacks.attention.num_sequences=0: .*num_sequences=4"),
+        ({"period": 0}, r"callbacks.attention.period=0: .*period=32"),
+        ({"num_tokens": -1}, r"callbacks.attention.num_tokens=-1: .*num_tokens=24"),
+        ({"induction": 0.0}, r"callbacks.attention.induction=0.0 is no share .*induction=0.3 is"),
+        ({"sink": 1.5}, r"callbacks.attention.sink=1.5 is no share .*sink=0.3 is"),
+        ({"collapse": -0.1}, r"callbacks.attention.collapse=-0.1 is no share .*collapse=0.3 is"),
+        ({"hysteresis": 1.0}, r"callbacks.attention.hysteresis=1.0 is no share .*hysteresis=0.2 is"),
+        ({"probe_text": ""}, r"callbacks.attention.probe_text is empty"),
+    ],
+)
+def test_settings_that_show_nothing_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionTelemetry(**settings)
