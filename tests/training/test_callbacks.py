@@ -77,6 +77,14 @@ def test_last_and_best_are_written_and_read_back(tmp_path):
     assert raw[KEY].keys() == {"config", "tokenizer", "facts", "random_state"}
 
 
+def test_a_checkpoint_leaves_its_metrics_beside_it(tmp_path):
+    """What a process that is killed leaves behind."""
+    path, seen = tmp_path / "metrics.csv", []
+    look = AtStep(5, lambda: seen.extend(RunCSVLogger(path, first_step=100).rows))
+    fit(tmp_path, [Report(64), look, Checkpoints(tmp_path, CONTENTS)], [RunCSVLogger(path)])
+    assert seen == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("losses", "best_step"),
     [([3.0, 1.0, 2.0], 6), ([1.0, 2.0, 3.0], 3), ([3.0, 2.0, 1.0], 8), ([1.0, float("nan"), 1.0], 3)],

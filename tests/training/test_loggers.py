@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -71,6 +72,28 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     monkeypatch.undo()
     logger.save()
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_saving_often_writes_what_saving_once_does(tmp_path):
+    """New steps are appended; a new metric, or one more of an old step, changes lines that are there."""
+    often, once = (RunCSVLogger(tmp_path / f"{name}.csv") for name in ("often", "once"))
+    entries = [(1, "a", 1.0), (2, "a", 2.0), (3, "b", 3.0), (4, "a", 4.0), (2, "b", 5.0), (5, "a", 6.0), (5, "a", 7.0)]
+    inodes = []
+    for step, name, value in entries:
+        for logger in (often, once):
+            logger.log_metrics({name: value}, step=step)
+        often.save()
+        inodes.append((tmp_path / "often.csv").stat().st_ino)
+    once.save()
+    assert (tmp_path / "often.csv").read_text() == (tmp_path / "once.csv").read_text()
+    appended = [one == next_one for one, next_one in pairwise(inodes)]
+    assert appended == [True, False, True, False, True, False]
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n10,1.0\n20,2.0\n3")
+    assert list(RunCSVLogger(path, first_step=100).rows) == [10, 20]
 
 
 def test_a_run_that_logged_nothing_leaves_a_header(tmp_path):

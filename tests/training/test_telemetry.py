@@ -160,11 +160,12 @@ def test_documents_and_padding(tmp_path, data):
     assert logged(logger)[8].keys() == NAMES
 
 
-def test_padding_is_not_measured(tmp_path):
-    """Of a text of one and a half windows the half is taken, and the whole cut to it."""
+@pytest.mark.parametrize(("num_held_out", "shape"), [(24, (2, 8)), (20, (1, 16))], ids=["half", "a-quarter"])
+def test_padding_is_not_measured(tmp_path, num_held_out, shape):
+    """A window and a half are cut to two halves; of a window and a quarter, the quarter is left out."""
     telemetry = AttentionTelemetry()
-    validate(tmp_path, telemetry, data={"text": "x" * 240, "validation_fraction": 0.1})
-    assert telemetry.windows["inputs"].shape == (2, 8)
+    validate(tmp_path, telemetry, data={"text": "x" * (10 * num_held_out), "validation_fraction": 0.1})
+    assert telemetry.windows["inputs"].shape == shape
 
 
 def test_pruned_heads_have_no_numbers(tmp_path):

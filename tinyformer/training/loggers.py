@@ -4,6 +4,7 @@ import csv
 import io
 import netrc
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -19,7 +20,8 @@ class RunCSVLogger(Logger):
     """Writes `metrics.csv`: a row for each step that logged something, a column for each metric.
 
     Lightning's own deletes what an earlier run wrote; this one goes on with it, from the step at which a resumed run
-    starts.
+    starts. It is saved at each checkpoint. Rows of new steps are appended, so that a long run with many heads does not
+    write its first steps a thousand times; the whole is written where there is a new column, or an old row has changed.
 
     Args:
         path: the file.
@@ -30,9 +32,12 @@ class RunCSVLogger(Logger):
         super().__init__()
         self.path = Path(path)
         self.rows: dict[int, dict[str, Any]] = {}
+        self._columns: list[str] = []
+        self._last_written = -1
         if self.path.exists():
-            with self.path.open(newline="") as file:
-                rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
+            # A line without an end was being appended when the machine went down.
+            whole, _, _ = self.path.read_text().rpartition("\n")
+            rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(whole.splitlines())]
             self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first_step}
 
     @property
@@ -49,6 +54,8 @@ class RunCSVLogger(Logger):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Add metrics to the row of a step."""
         row = self.rows.setdefault(step or 0, {"step": step or 0})
+        if (step or 0) <= self._last_written:
+            self._columns = []  # what is written of it no longer holds
         row.update({name: float(value) for name, value in metrics.items() if name != "epoch"})
 
     @rank_zero_only
@@ -57,15 +64,27 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the file, whole or not at all."""
-        columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
+        """Append what is new, or write the file anew, whole or not at all."""
+        new, known = [step for step in sorted(self.rows) if step > self._last_written], set(self._columns)
+        if known and all(self.rows[step].keys() <= known for step in new):
+            text = self._text(new, self._columns)
+            with self.path.open("a") as file:
+                file.write(text)
+        else:
+            columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
+            temporary = self.path.with_suffix(".csv.partial")
+            temporary.write_text(self._text(sorted(self.rows), columns, header=True))
+            temporary.replace(self.path)
+            self._columns = columns
+        self._last_written = max(self.rows, default=-1)
+
+    def _text(self, steps: Iterable[int], columns: list[str], header: bool = False) -> str:
         text = io.StringIO()
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(self.rows[step] for step in sorted(self.rows))
-        temporary = self.path.with_suffix(".csv.partial")
-        temporary.write_text(text.getvalue())
-        temporary.replace(self.path)
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(self.rows[step] for step in steps)
+        return text.getvalue()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

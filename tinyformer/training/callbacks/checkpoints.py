@@ -88,6 +88,8 @@ class Checkpoints(Checkpoint):
         """Save."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
+        for logger in trainer.loggers:
+            logger.save()  # a run that goes on from this checkpoint finds its metrics, too
         loss = float(trainer.callback_metrics["val/loss"])
         is_best = loss < self.best_loss
         if is_best:
