@@ -5,7 +5,7 @@ import json
 import string
 
 import numpy as np
-from jaxtyping import Bool, Int, UInt16
+from jaxtyping import Bool, UInt8, UInt16
 
 from tinyformer.data.base import TokenDataModule, require_at_least_one
 from tinyformer.data.cache import TokenSplit
@@ -109,7 +109,7 @@ class InductionDataModule(TokenDataModule):
 
     def _draw(
         self, generator: np.random.Generator, number: int
-    ) -> tuple[Int[np.ndarray, "sequences symbols"], Bool[np.ndarray, "sequences symbols"]]:
+    ) -> tuple[UInt8[np.ndarray, "sequences symbols"], Bool[np.ndarray, "sequences symbols"]]:
         """Sequences, as numbers of symbols, and which of them are scored as targets."""
         smallest, largest = self._periods
         period = generator.integers(smallest, largest, (number, 1), endpoint=True)
