@@ -126,11 +126,9 @@ def _other_choice(key: str, config_dir: Path) -> str:
 
 def _keys(file: Path) -> set[str]:
     """The keys of a config file, and of those that it starts from."""
-    config = OmegaConf.load(file)
-    # "in" passes over a key that is needed ("???"), such as data.files; the list does not.
-    keys = {str(key) for key in list(config)}
-    bases = [base for base in config.get("defaults", []) if base != "_self_"]
-    return keys.union(*(_keys(file.with_name(f"{base}.yaml")) for base in bases))
+    contents: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
+    bases = [base for base in contents.get("defaults", []) if isinstance(base, str) and base != "_self_"]
+    return {*contents}.union(*(_keys(file.with_name(f"{base}.yaml")) for base in bases))
 
 
 def known_keys(config_dir: Path, config_name: str) -> list[str]:
