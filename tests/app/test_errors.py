@@ -70,6 +70,19 @@ def test_mistakes_on_the_command_line(override, text):
     assert "\n" not in found
 
 
+def test_a_key_that_only_other_choices_have():
+    found = described(lambda: compose_with("data=induction", "data.max_tokens=5"))
+    assert found.startswith("data.max_tokens: there is no such key. It belongs to data=fineweb_edu or data=hub or ")
+    assert "induction" not in found
+
+
+def test_a_key_that_every_choice_has_in_part():
+    found = described(lambda: compose_with("block.attention_residual.skp=0"))
+    assert found.startswith(
+        "block.attention_residual.skp: there is no such key. Did you mean block.attention_residual.skip"
+    )
+
+
 def test_a_hint_to_quote_what_would_be_split():
     assert """'generate.prompt="a, b"'""" in described(lambda: compose_with("generate.prompt=a=b=c{"))
 

@@ -55,6 +55,10 @@ def test_an_override_acts_on_what_depends_on_it(store):
     assert config.network.encoder.d_model == config.network.encoder.block.attention.d_model == 64
 
 
+def test_a_value_that_is_no_group_can_be_another(store):
+    assert evaluated(store("seed=5"), "seed=6").seed == 6
+
+
 def test_an_evaluation_has_its_own_trainer_and_prompt(store):
     run = store("trainer.max_steps=7", "trainer=cpu", "generate.prompt=once", "logger=wandb", "resume=null")
     config = evaluated(run)

@@ -27,7 +27,7 @@ def build(group, choice, monkeypatch, *overrides):
     return config
 
 
-@pytest.mark.parametrize("choice", choices("data"))
+@pytest.mark.parametrize("choice", sorted({*choices("data")} - {"induction"}))
 def test_every_data_choice_builds_a_source(choice, monkeypatch):
     config = build("data", choice, monkeypatch)
     assert isinstance(instantiate(config.data.source), tinyformer.data.Source)
@@ -48,6 +48,13 @@ def test_every_choice_describes_itself_in_its_first_line(path):
     first = path.read_text().splitlines()[0]
     assert first.startswith("# ")
     assert first.endswith(".")
+
+
+def test_induction_is_drawn_and_has_none_of_the_knobs_of_text(monkeypatch):
+    config = build("data", "induction", monkeypatch, "+seed=0", "+model.max_seq_len=256")
+    assert isinstance(instantiate(config.data.module), tinyformer.data.InductionDataModule)
+    text = build("data", "_shared", monkeypatch).data
+    assert {*text} & {*config.data} == {"batch_size", "num_workers", "module"}
 
 
 def test_knobs_reach_the_source(monkeypatch):

@@ -1,5 +1,7 @@
 """Windows: every target exactly once, in order, whatever the lengths."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,6 +27,22 @@ def test_every_target_is_covered_once_and_in_order(lengths, seq_len, pack):
     # padding is on the right only, and no window is all padding
     assert (scored.int().diff(dim=1) <= 0).all()
     assert scored[:, 0].all()
+
+
+@given(lengths_of_documents, st.integers(1, 12), packs, st.randoms(use_true_random=False))
+def test_targets_that_are_not_scored_are_ignored(lengths, seq_len, pack, random):
+    whole = split_of(lengths)
+    scored = np.array([random.random() < 0.5 for _ in whole.ids])
+    split = replace(whole, scored=scored)
+    windows = Windows(split, seq_len, pack)
+    everything = list(range(len(windows)))
+    batch, plain = windows.__getitems__(everything), Windows(whole, seq_len, pack).__getitems__(everything)
+    kept = batch["targets"] != IGNORED
+    assert batch["targets"][kept].tolist() == whole.ids[1:][scored[1:]].tolist()
+    assert (batch["targets"] == plain["targets"])[kept].all()
+    assert batch["inputs"].tolist() == plain["inputs"].tolist()
+    assert split.num_tokens == int(kept.sum())
+    assert split.num_targets == whole.num_targets == whole.num_tokens
 
 
 @given(lengths_of_documents, st.integers(1, 12))

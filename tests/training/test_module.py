@@ -1,6 +1,7 @@
 """What validation reports, and that learning rates follow the schedule."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,14 @@ def test_a_part_of_the_split_stands_for_the_whole():
 def test_unknown_characters_leave_no_bits_per_byte():
     sums = {"nats": 20.0, "tokens": 10.0, "top1": 0.0, "top5": 0.0}
     assert language_metrics(sums, split_of(10, 10, num_unknown=1))["bits_per_byte"] is None
+
+
+def test_tokens_that_are_not_scored_leave_no_bits_per_byte():
+    sums = {"nats": 20.0, "tokens": 10.0, "top1": 5.0, "top5": 10.0}
+    split = replace(split_of(20, 20), scored=np.arange(21) > 10)
+    assert split.num_tokens == 10
+    metrics = language_metrics(sums, split)
+    assert (metrics["bits_per_byte"], metrics["loss"], metrics["accuracy"]) == (None, 2.0, 0.5)
 
 
 def test_a_huge_loss_has_a_perplexity():

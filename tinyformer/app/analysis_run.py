@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from tinyformer.analysis import Analysis, Findings, Subject, save_png
 from tinyformer.app import build
 from tinyformer.checkpoint import Checkpoint, save_network
-from tinyformer.data import TextDataModule
+from tinyformer.data import TokenDataModule
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Batch, CausalLM
 from tinyformer.training import RunWandbLogger
@@ -41,7 +41,7 @@ def make_subject(
     checkpoint: Checkpoint,
     network: Transformer,
     task: CausalLM,
-    data: TextDataModule,
+    data: TokenDataModule,
     split: str,
     num_windows: int,
     trainer: Trainer,
@@ -79,7 +79,7 @@ def make_subject(
     )
 
 
-def _batches(data: TextDataModule, split: str, num_windows: int) -> Iterator[Batch]:
+def _batches(data: TokenDataModule, split: str, num_windows: int) -> Iterator[Batch]:
     """The first windows of a split in batches of as many, but for one: none is left over alone."""
     batches: list[Any] = []
     for batch in data.evaluation_dataloader(split):

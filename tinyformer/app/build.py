@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.config import check_value
 from tinyformer.checkpoint import Checkpoint
-from tinyformer.data import TextDataModule, TextTokenizer
+from tinyformer.data import TextTokenizer, TokenDataModule
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.training import RunCSVLogger, RunWandbLogger
 from tinyformer.training.hardware import compute_dtype, resolve_device, resolve_precision
@@ -50,8 +50,8 @@ def is_first_process() -> bool:
     return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
 
 
-def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> TextDataModule:
-    """The run's text, not yet read; tokenised by a given tokenizer, or by the config's."""
+def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> TokenDataModule:
+    """The run's data, not yet read; in the tokens of a given tokenizer, or of the config's."""
     arguments = {} if tokenizer is None else {"tokenizer": tokenizer}
     return instantiate(config.datamodule, _convert_="all", **arguments)
 

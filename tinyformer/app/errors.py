@@ -117,12 +117,18 @@ def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
 
 
 def _other_choice(key: str, config_dir: Path) -> str:
-    """The choices of a key's group that have it, as in " It belongs to data=text."."""
+    """The choices of a key's group that have it, where others do not, as in " It belongs to data=text."."""
     group, _, rest = key.partition(".")
     files = sorted((config_dir / group).glob("[!_]*.yaml")) if rest else []
-    # "in" passes over a key that is needed ("???"), such as data.files; the list does not.
-    having = [f"{group}={file.stem}" for file in files if rest.split(".")[0] in list(OmegaConf.load(file))]
-    return f" It belongs to {' or '.join(having)}." if having else ""
+    having = [f"{group}={file.stem}" for file in files if rest.split(".")[0] in _keys(file)]
+    return f" It belongs to {' or '.join(having)}." if 0 < len(having) < len(files) else ""
+
+
+def _keys(file: Path) -> set[str]:
+    """The keys of a config file, and of those that it starts from."""
+    contents: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
+    bases = [base for base in contents.get("defaults", []) if isinstance(base, str) and base != "_self_"]
+    return {*contents}.union(*(_keys(file.with_name(f"{base}.yaml")) for base in bases))
 
 
 def known_keys(config_dir: Path, config_name: str) -> list[str]:

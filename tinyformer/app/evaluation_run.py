@@ -23,7 +23,7 @@ from tinyformer.app.summary import (
     write_results,
 )
 from tinyformer.checkpoint import load_checkpoint, load_weights
-from tinyformer.data import TextDataModule, TextFiles, TextTokenizer
+from tinyformer.data import TextTokenizer, TokenDataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.hardware import describe_device, resolve_device
 
@@ -105,16 +105,15 @@ class EvaluationRun:
         )
         return run_analysis(self.analysis, subject, self.folder, loggers)
 
-    def _data(self) -> tuple[TextDataModule, str]:
-        """The text in the checkpoint's tokens, and the split to score."""
+    def _data(self) -> tuple[TokenDataModule, str]:
+        """The data in the checkpoint's tokens, and the split to score."""
         config, tokenizer = self.config, TextTokenizer.from_json(self.checkpoint.tokenizer)
         data = build.build_data(config)
         chosen = [o for o in HydraConfig.get().overrides.task if o.startswith(("data=", "data."))]
         split = config.split
         if split is None:
-            takes_all = chosen and isinstance(data.source, TextFiles) and not data.source.has_own_splits
-            split = "all" if takes_all else "validation"
-        # The run's own text may lie there in its tokens already.
+            split = "all" if chosen and data.scored_whole else "validation"
+        # The run's own data may lie there in its tokens already.
         if not data.is_prepared(tokenizer, whole=split == "all"):
             data = build.build_data(config, tokenizer)
         data.prepare(whole=split == "all")
@@ -126,7 +125,7 @@ class EvaluationRun:
             **split_results(metrics, split, self._prefix),
             "split": self.split,
             "train/num_tokens": self.checkpoint.facts["train/num_tokens"],
-            "throughput/tokens_per_second": split.num_tokens / seconds,
+            "throughput/tokens_per_second": split.num_targets / seconds,
             "num_parameters": self.network.num_parameters(),
             "device": describe_device(self.device),
             "precision": self.arguments["precision"],
@@ -154,7 +153,7 @@ class EvaluationRun:
                 "parameters": f"{results['num_parameters']:,}",
                 "device": f"{results['device']}, {results['precision']}",
                 "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
-                "data": f"{self.data.source.name}, {self.split} split, "
+                "data": f"{self.data.name}, {self.split} split, "
                 f"{self.data.splits[self.split].num_documents:,} documents",
                 **describe_split(results, self._prefix),
                 "attention maps": shown(pictures[-1]) if pictures else None,

@@ -26,7 +26,7 @@ def compose_on_checkpoint(arguments: Sequence[str]) -> list[str]:
         checkpoint = load_checkpoint(given[-1].partition("=")[2].strip("'\""))
         overrides = [argument.partition("=") for argument in arguments]
         # A group that is chosen anew replaces the run's; merged into it, the run's own keys would be left over.
-        chosen = {key for key, _, _ in overrides if key in checkpoint.config and "." not in key}
+        chosen = {key for key, _, _ in overrides if isinstance(checkpoint.config.get(key), dict)}
         config = {
             key: value for key, value in checkpoint.config.items() if key not in CHOSEN_ANEW and key not in chosen
         }

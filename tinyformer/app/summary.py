@@ -34,11 +34,12 @@ def describe_split(results: dict[str, Any], prefix: str) -> dict[str, str | None
     """The lines of the summary about one split."""
     value = {key.partition("/")[2]: value for key, value in results.items() if key.startswith(f"{prefix}/")}
     bits, unknown = value["bits_per_byte"], value["num_unknown"]
+    reason = "characters were unknown" if unknown else "not every token is scored"
     return {
         f"{prefix} loss": f"{value['loss']:.4f} nats per token, over {value['num_tokens']:,} tokens of "
         f"{value['num_bytes']:,} bytes",
         "perplexity": f"{value['perplexity']:.2f}",
-        "bits per byte": "none, since characters were unknown" if bits is None else f"{bits:.4f}",
+        "bits per byte": f"none, since {reason}" if bits is None else f"{bits:.4f}",
         "next token": f"{value['accuracy']:.1%} right, {value['accuracy_top5']:.1%} among the first five",
         "unknown": f"{unknown:,} characters became <unk>" if unknown else None,
     }

@@ -23,7 +23,7 @@ from tinyformer.app.summary import (
     write_results,
 )
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights
-from tinyformer.data import TextDataModule, TextTokenizer
+from tinyformer.data import TextTokenizer, TokenDataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
 from tinyformer.training.hardware import describe_device, resolve_device
@@ -111,10 +111,18 @@ class TrainingRun:
             stored = load_checkpoint(config.init_from, "init_from").config
             config.model.pruned_heads = stored["model"].get("pruned_heads", [])
 
-    def _data(self) -> TextDataModule:
-        """The text, tokenised: by the recipe of the config, or by what a checkpoint to start from knows."""
-        given, config = None, self.config
-        chosen = any(override.startswith("tokenizer") for override in HydraConfig.get().overrides.task)
+    def _data(self) -> TokenDataModule:
+        """The text, tokenised: by the recipe of the config, or by what a checkpoint to start from knows.
+
+        Raises:
+            ValueError: a tokenizer is chosen for data that bring their own, or the data are not a checkpoint's.
+        """
+        given, config, hydra = None, self.config, HydraConfig.get()
+        chosen = [override for override in hydra.overrides.task if override.startswith("tokenizer")]
+        if chosen and "tokenizer" not in config.datamodule:
+            raise ValueError(
+                f"{chosen[0]}: data={hydra.runtime.choices['data']} brings its own tokens; leave tokenizer= out."
+            )
         start = self.resumed or (load_checkpoint(config.init_from, "init_from") if config.init_from else None)
         if start is not None and not self.resumed and not chosen:
             given = TextTokenizer.from_json(start.tokenizer)
@@ -205,7 +213,7 @@ class TrainingRun:
                 "speed": f"{results['throughput/tokens_per_second']:,.0f} tokens/s, "
                 f"{results['steps']:,} steps in {results['seconds']:.0f} s",
                 "telemetry": describe_telemetry(results, self.telemetry),
-                "data": f"{self.data.source.name}, {results['train/num_tokens']:,} tokens to train on, "
+                "data": f"{self.data.name}, {results['train/num_tokens']:,} tokens to train on, "
                 f"fingerprint {self.data.fingerprint[:12]}",
                 **describe_split(results, "val"),
                 "checkpoints": f"{shown(self.folder)}/checkpoints/last.ckpt, best.ckpt",

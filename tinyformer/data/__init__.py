@@ -1,6 +1,8 @@
 """Text in, batches of token ids out."""
 
+from tinyformer.data.base import TokenDataModule
 from tinyformer.data.cache import PreparedText, TextRecipe, TokenSplit, prepare_text
+from tinyformer.data.induction import InductionDataModule
 from tinyformer.data.loader import ResumableLoader
 from tinyformer.data.module import TextDataModule
 from tinyformer.data.near_copies import near_copy_groups
@@ -26,6 +28,7 @@ __all__ = [
     "CharTokenizer",
     "HubDataset",
     "HubTokenizer",
+    "InductionDataModule",
     "Pack",
     "PreparedText",
     "Pydoc",
@@ -35,6 +38,7 @@ __all__ = [
     "TextFiles",
     "TextRecipe",
     "TextTokenizer",
+    "TokenDataModule",
     "TokenSplit",
     "TokenizerFile",
     "TokenizerRecipe",

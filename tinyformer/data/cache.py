@@ -12,7 +12,7 @@ from pathlib import Path
 import datasets
 import filelock
 import numpy as np
-from jaxtyping import Int64, UInt
+from jaxtyping import Bool, Int64, UInt
 from rich.console import Console
 from rich.progress import Progress
 
@@ -31,7 +31,7 @@ class TokenSplit:
     """The token ids of one split: `eos d1 eos d2 ... eos dn`, one `eos` before each document and none after.
 
     Inputs are all ids but the last and targets all but the first, so every token of the text is scored
-    exactly once.
+    exactly once, unless `scored` leaves it out.
 
     Attributes:
         ids: The stream, memory-mapped.
@@ -39,6 +39,7 @@ class TokenSplit:
         num_bytes: Length of the raw text in UTF-8.
         num_characters: The same in Unicode code points.
         num_unknown: Tokens that stand for text outside of the vocabulary.
+        scored: Which ids are scored as targets; all of them if None.
     """
 
     ids: UInt[np.ndarray, " tokens"]
@@ -46,6 +47,7 @@ class TokenSplit:
     num_bytes: int
     num_characters: int
     num_unknown: int
+    scored: Bool[np.ndarray, " tokens"] | None = None
 
     @property
     def num_documents(self) -> int:
@@ -53,9 +55,14 @@ class TokenSplit:
         return len(self.offsets) - 1
 
     @property
+    def num_targets(self) -> int:
+        """Tokens that follow another, scored or not."""
+        return max(len(self.ids) - 1, 0)
+
+    @property
     def num_tokens(self) -> int:
         """Scored tokens."""
-        return max(len(self.ids) - 1, 0)
+        return self.num_targets if self.scored is None else int(np.count_nonzero(self.scored[1:]))
 
 
 @dataclass(frozen=True)

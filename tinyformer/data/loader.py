@@ -50,7 +50,7 @@ class ResumableLoader:
         self._rank, self._world_size = rank, world_size
         # The last phase at which at least one window is left; the number of windows is the smallest over all
         # phases, because Lightning asks for an epoch's length only once.
-        self._last_phase = max(min(seq_len - 1, split.num_tokens - seq_len), 0) if pack == "concat" else 0
+        self._last_phase = max(min(seq_len - 1, split.num_targets - seq_len), 0) if pack == "concat" else 0
         windows = len(self._windows(self._last_phase))
         self.batch_size = min(batch_size, windows // world_size)
         self._length = windows // (self.batch_size * world_size) if self.batch_size else 0

@@ -29,7 +29,7 @@ class Windows(torch.utils.data.Dataset):
     """Consecutive windows of a split: together they cover every target exactly once, in order.
 
     A window that reaches past the end of its text is padded on the right: inputs with `eos`, targets with
-    `IGNORED`.
+    `IGNORED`, as are those that the split does not score.
 
     Args:
         split: The tokens.
@@ -51,11 +51,12 @@ class Windows(torch.utils.data.Dataset):
     ) -> None:
         self.seq_len = seq_len
         self._offsets = split.offsets if with_documents else None
+        self._scored = split.scored
         self._ids = split.ids.view(np.ndarray)  # an array's indexing is faster than a memory map's
         # Each text is cut on its own: the whole stream, or a document (whose last target is the next eos).
-        bounds = np.array([min(phase, split.num_tokens), split.num_tokens]) if pack == "concat" else split.offsets
+        bounds = np.array([min(phase, split.num_targets), split.num_targets]) if pack == "concat" else split.offsets
         self._begin = bounds[:-1]
-        self._end = np.minimum(bounds[1:], split.num_tokens)
+        self._end = np.minimum(bounds[1:], split.num_targets)
         lengths = self._end - self._begin
         windows = lengths // seq_len if drop_partial else -(-lengths // seq_len)
         # The number of each text's first window, and at the end the number of windows.
@@ -73,6 +74,8 @@ class Windows(torch.utils.data.Dataset):
         positions = start[:, None] + self._ahead
         ids = self._ids.take(positions, mode="clip").astype(np.int64)
         inputs, targets = ids[:, :-1], ids[:, 1:]
+        if self._scored is not None:
+            targets = np.where(self._scored.take(positions[:, 1:], mode="clip"), targets, IGNORED)
         length = self._end[text] - start
         if (length < self.seq_len).any():
             padding = self._ahead[:-1] >= length[:, None]

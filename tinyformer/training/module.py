@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection, SumMetric
 
-from tinyformer.data import TextDataModule, TokenSplit
+from tinyformer.data import TokenDataModule, TokenSplit
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Batch, CausalLM
 from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
@@ -21,7 +21,7 @@ class TrainingModule(L.LightningModule):
     Args:
         network: the model.
         task: gives the loss and the scores of a batch.
-        data: the text.
+        data: the tokens.
         optimizer: makes the optimizer for the network.
         schedule: the learning rate over the steps.
         evaluated: the split that validation scores.
@@ -32,7 +32,7 @@ class TrainingModule(L.LightningModule):
         self,
         network: Transformer,
         task: CausalLM,
-        data: TextDataModule,
+        data: TokenDataModule,
         optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None,
         schedule: WarmupCosine | WarmupStableDecay | None = None,
         evaluated: str = "validation",
@@ -102,15 +102,17 @@ def language_metrics(sums: dict[str, float], split: TokenSplit) -> dict[str, flo
 
     Returns:
         `loss` (nats per token), `perplexity`, `bits_per_byte` (of the raw UTF-8 text, so that tokenizers compare;
-        None where characters were unknown, since their cost is not known), `accuracy` and `accuracy_top5`.
+        None where characters were unknown or tokens are not scored, since their cost is not known), `accuracy` and
+        `accuracy_top5`.
     """
     loss = sums["nats"] / sums["tokens"]
     # Dividing by what was scored and multiplying by what there is: the same, unless `limit_val_batches` cut it.
     bits = loss * split.num_tokens / math.log(2)
+    cost_is_known = split.num_unknown == 0 and split.scored is None
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": bits / split.num_bytes if split.num_unknown == 0 else None,
+        "bits_per_byte": bits / split.num_bytes if cost_is_known else None,
         "accuracy": sums["top1"] / sums["tokens"],
         "accuracy_top5": sums["top5"] / sums["tokens"],
     }
