@@ -1,6 +1,6 @@
 """Pictures of tiles and text in one byte a pixel: 144 heads with their labels take a tenth of a second."""
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -140,7 +140,7 @@ def palette() -> UInt8[np.ndarray, "256 3"]:
     return np.round(np.concatenate([colours, greys]) * 255).astype(np.uint8)
 
 
-@cache
+@lru_cache(maxsize=4096)  # labels and numbers come again and again; a title does not
 def _ink(text: str, points: float, upright: bool = False, sharp: bool = False) -> UInt8[np.ndarray, "height width"]:
     """How much of each pixel of a line of text is ink, from 0 to 255."""
     font = _loaded(_font_of(text) or FONTS[-1], points)
@@ -160,7 +160,7 @@ def _loaded(name: str, points: float) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(path, points * DPI / 72, layout_engine=ImageFont.Layout.BASIC)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _font_of(text: str) -> str | None:
     """The first font that has all characters of a text."""
     fonts = ((name, font_manager.get_font(font_manager.findfont(name))) for name in FONTS)

@@ -115,8 +115,10 @@ class AttentionTelemetry(L.Callback):
         assert isinstance(pl_module, TrainingModule)
         data, split = pl_module.data, pl_module.evaluated
         self.windows = _fullest(next(iter(data.evaluation_dataloader(split))), self.num_windows)
-        ids = data.tokenizer.encode(self.probe_text) if self.probe_text else data.splits[split].ids.tolist()
-        ids = ids[: min(self.num_tokens, data.seq_len)]
+        shown = slice(min(self.num_tokens, data.seq_len))
+        ids = (
+            data.tokenizer.encode(self.probe_text)[shown] if self.probe_text else data.splits[split].ids[shown].tolist()
+        )
         self.probe, self.labels = torch.tensor([ids]), data.tokenizer.labels(ids)
         period = min(self.period, data.seq_len // 2)
         self.repeated = repeated_tokens(data.tokenizer.vocab_size, self.num_sequences, period) if period else None
@@ -131,8 +133,7 @@ class AttentionTelemetry(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Measure where it is time."""
-        # With accumulated gradients several batches end at a step: the first of them.
+        """Measure where it is time, after the first of the batches that end at a step."""
         due = trainer.global_step and trainer.global_step % self.every_n_steps == 0
         if due and trainer.is_global_zero:
             with self._timed(trainer, pl_module):
