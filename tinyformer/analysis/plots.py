@@ -22,7 +22,12 @@ FONTS = ("DejaVu Sans Mono", "DejaVu Sans")
 """They come with matplotlib."""
 
 
-def head_maps(maps: Sequence[Float[Tensor, "heads seq seq"]], tokens: Sequence[str], title: str) -> Figure:
+def head_maps(
+    maps: Sequence[Float[Tensor, "_heads seq seq"]],
+    tokens: Sequence[str],
+    title: str,
+    names: Sequence[Sequence[str]] | None = None,
+) -> Figure:
     """All heads in one picture: a row for each layer, a column for each head, queries down and keys across.
 
     The maps are tiled into one image: a hundred axes would take seconds. The colour is the square root of the weight,
@@ -32,9 +37,11 @@ def head_maps(maps: Sequence[Float[Tensor, "heads seq seq"]], tokens: Sequence[s
         maps: attention weights of each layer.
         tokens: their labels, which stand at the left of each row and below the last.
         title: the line above.
+        names: of each layer's maps; their numbers unless given.
     """
+    names = names or [[str(head) for head in range(len(layer))] for layer in maps]
     tokens = [_label(token) for token in tokens]
-    num_layers, num_heads, seq = len(maps), maps[0].shape[0], len(tokens)
+    num_layers, num_heads, seq = len(maps), max(map(len, maps)), len(tokens)
     cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // seq))
     map_pixels, gap, caption = cell * seq, 12, 20
     left = 24 + max(len(token) for token in tokens) * 6
@@ -56,7 +63,7 @@ def head_maps(maps: Sequence[Float[Tensor, "heads seq seq"]], tokens: Sequence[s
             x = left + head * pitch_x
             pixels = np.kron(np.sqrt(weights), np.ones((cell, cell)))
             image[top : top + map_pixels, x : x + map_pixels] = colours(pixels)[..., :3]
-            axes.text(x, top - 5, f"layer {layer} head {head}", fontsize=LABEL_POINTS + 1)
+            axes.text(x, top - 5, f"layer {layer} head {names[layer][head]}", fontsize=LABEL_POINTS + 1)
         for index, token in enumerate(tokens):
             axes.text(left - 5, top + (index + 0.5) * cell, token, ha="right", va="center", **text)
     bottom = 40 + caption + (num_layers - 1) * pitch_y + map_pixels + 5
