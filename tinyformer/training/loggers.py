@@ -125,7 +125,9 @@ class RunWandbLogger(WandbLogger):
 
     def log_findings(self, findings: Findings) -> None:
         """Log what an analysis found: numbers, tables, figures and pages."""
-        pages = {path.stem: wandb.Html(path.read_text()) for path in findings.files if path.suffix == ".html"}
+        pages = {
+            path.stem: wandb.Html(path.read_text(encoding="utf-8")) for path in findings.files if path.suffix == ".html"
+        }
         tables = {name: wandb.Table(list(columns), rows) for name, (columns, rows) in findings.tables.items()}
         images = {f"{name}_figure": wandb.Image(figure) for name, figure in findings.figures.items()}
         self.experiment.log({f"analysis/{name}": value for name, value in {**tables, **images, **pages}.items()})
