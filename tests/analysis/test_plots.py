@@ -48,6 +48,16 @@ def test_every_map_has_at_least_100_pixels(layers, heads, seq):
     assert len(texts(figure)) == layers * heads + layers * seq + heads * seq + 1
 
 
+def test_layers_may_have_fewer_maps_with_names_of_their_own():
+    maps = [*uniform(1, 2, 8), *uniform(1, 3, 8)]
+    figure = head_maps(maps, ["a"] * 8, "title", [["00", "02"], ["00", "01", "02"]])
+    captions = [text.get_text() for text in texts(figure) if text.get_text().startswith("layer")]
+    assert captions == [f"layer {layer} head {name}" for layer, name in ((0, "00"), (0, "02"))] + [
+        f"layer 1 head {name}" for name in ("00", "01", "02")
+    ]
+    assert pixels(figure).shape[1] >= 300
+
+
 def test_labels_can_be_read():
     figure = head_maps(uniform(2, 2, 24), ["token"] * 24, "title")
     assert min(text.get_fontsize() for text in texts(figure)) >= 6

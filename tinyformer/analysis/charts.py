@@ -11,11 +11,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 FONT_POINTS = 8
 MAX_DECIMALS = 5
 """As many as fit into a cell."""
+
+MAX_FINE_DECADES = 3
+"""Powers of ten between which 2 and 5 are marked, too."""
 GREY = (0.9, 0.9, 0.9, 1.0)
 LUMA = (0.299, 0.587, 0.114)
 """How bright red, green and blue look (ITU-R BT.601)."""
@@ -75,9 +78,7 @@ def lines(
         axes.plot(x, y, marker=".", label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
     if yscale == "log":
-        # "0.1" in place of a power of ten, whose exponent is too small to read.
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        _mark_logarithm(axes, [value for _, y in series.values() for value in y if value > 0])
     axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(series) > 1:
@@ -85,6 +86,15 @@ def lines(
     axes.grid(alpha=0.3)
     _plain(axes)
     return figure
+
+
+def _mark_logarithm(axes: Axes, values: Sequence[float]) -> None:
+    """Several marks, however few powers of ten there are; "0.1", since an exponent is too small to read."""
+    decades = math.log10(max(values) / min(values)) if values else 0.0
+    many = LogLocator(subs=(1, 2, 5) if decades < MAX_FINE_DECADES else (1,))
+    axes.yaxis.set_major_locator(many if decades > 1 else MaxNLocator(5))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _number(value: float, largest: float) -> str:

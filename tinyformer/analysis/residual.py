@@ -61,7 +61,7 @@ def rank_by_depth(network: Transformer, batch: Any, mask: Any) -> list[tuple[flo
     """`distance_to_rank_one` and `token_cosine` of the embeddings and of the output of each layer."""
     found: list[tuple[float, float]] = []
 
-    def record(layer: torch.nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    def record(layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if not found:
             found.append((float(distance_to_rank_one(args[0])), float(token_cosine(args[0]))))
         found.append((float(distance_to_rank_one(output)), float(token_cosine(output))))
