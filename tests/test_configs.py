@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -18,11 +19,12 @@ CHOICES = [(file.parent.name, file.stem) for file in sorted(CONF.glob("*/[!_]*.y
 NEEDED = {"text": ["data.files=book.txt"], "hub": ["data.path=owner/name"], "file": ["tokenizer.path=tokenizer.json"]}
 
 
-def composed(*overrides: str):
+def composed(*overrides: str, program: str = "train"):
     register_resolvers(CONF)
     GlobalHydra.instance().clear()
+    ConfigStore.instance().store(name="stored_run", node={"seed": 0}, package="_global_")
     with initialize_config_dir(str(CONF), version_base=None):
-        return compose("train", [*overrides])
+        return compose(program, [*overrides])
 
 
 def network(*overrides: str) -> Transformer:
@@ -32,7 +34,10 @@ def network(*overrides: str) -> Transformer:
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> None:
-    config = composed(f"{group}={choice}", *NEEDED.get(choice, []))
+    if group == "analysis":  # which is chosen for a run that is stored
+        config = OmegaConf.create({group: composed(f"{group}={choice}", program="evaluate")[group]})
+    else:
+        config = composed(f"{group}={choice}", *NEEDED.get(choice, []))
     check_types(config)
     assert OmegaConf.to_container(config, resolve=True)
 

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.charts import head_grid
-from tinyformer.analysis.subject import Change, Findings, Subject, by_layer, check_windows, head_pairs
+from tinyformer.analysis.subject import (
+    CHANGE_COLUMNS,
+    Change,
+    Findings,
+    Losses,
+    Subject,
+    at_least_one,
+    by_layer,
+    head_pairs,
+)
 from tinyformer.nn import BaseAttention
 
 
@@ -66,8 +75,8 @@ def _mean(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
 def _resample(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
     if min(len(batch["inputs"]) for batch in subject.batches) < 2:
         raise ValueError(
-            "analysis.mode=resample takes a head's output from another window of the batch, and there is one alone; "
-            "data.batch_size=8 analysis.num_windows=32 works."
+            "analysis.mode=resample takes a head's output from another window of its batch, and a batch has one alone; "
+            "data.batch_size=8 analysis.num_windows=32 works where the text has more, analysis.mode=mean everywhere."
         )
     return [lambda heads: heads.roll(1, dims=0) for _ in subject.layers]
 
@@ -78,6 +87,27 @@ MODES: dict[str, Callable[[Subject], list[Callable[[Tensor], Tensor] | None]]] =
     "resample": _resample,
 }
 """What stands in for a head that is taken away, by `analysis.mode`."""
+
+
+def losses_without(subject: Subject, sets: Sequence[tuple[int, Sequence[int]]], mode: str = "zero") -> list[Losses]:
+    """The losses without each set of heads alone.
+
+    Args:
+        subject: the model and the text.
+        sets: the index of a layer and those of heads within it.
+        mode: of `MODES`.
+    """
+    replacements, losses = MODES[mode](subject), []
+    for index, heads in sets:
+        with ablated(subject.layers[index], heads, replacements[index]):
+            losses.append(subject.losses())
+    return losses
+
+
+def head_changes(subject: Subject) -> list[float]:
+    """How much larger the loss is without each of `head_pairs` (zero ablation), in nats per token."""
+    base = subject.losses().mean
+    return [losses.mean - base for losses in losses_without(subject, _single(head_pairs(subject.layers)))]
 
 
 class HeadAblation:
@@ -101,63 +131,51 @@ class HeadAblation:
     def __init__(self, mode: str = "zero", num_windows: int = 32, num_resamples: int = 1000) -> None:
         if mode not in MODES:
             raise ValueError(f"analysis.mode={mode}: choose one of {', '.join(MODES)}.")
-        if num_resamples < 1:
-            raise ValueError(f"analysis.num_resamples={num_resamples}: at least one, analysis.num_resamples=1000.")
-        self.mode, self.num_windows, self.num_resamples = mode, check_windows(num_windows), num_resamples
+        self.mode, self.num_windows = mode, at_least_one("num_windows", num_windows, 32)
+        self.num_resamples = at_least_one("num_resamples", num_resamples, 1000)
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        layers = subject.layers
-        base, replacements = subject.losses(), MODES[self.mode](subject)
-        pairs = head_pairs(layers)
-        # A head that is the only reader of its K/V head is its group.
-        groups = [(index, group) for index, layer in enumerate(layers) for group in kv_groups(layer) if len(group) > 1]
-        changes: list[Change] = []
-        for index, heads in [(index, [head]) for index, head in pairs] + groups:
-            with ablated(layers[index], heads, replacements[index]):
-                changes.append(subject.losses().change_from(base, self.num_resamples))
-        of_heads, of_groups = changes[: len(pairs)], changes[len(pairs) :]
-        rows = [
-            [
-                index,
-                layers[index].head_ids[head],
-                kv_head_of(layers[index], head),
-                base.mean + c.mean,
-                c.mean,
-                c.low,
-                c.high,
-            ]
-            for (index, head), c in zip(pairs, of_heads, strict=True)
-        ]
-        columns = ["layer", "head", "kv_head", "loss", "change", "low", "high"]
-        ranked = sorted(zip(pairs, of_heads, strict=True), key=lambda pair: -pair[1].mean)
+        layers, pairs, base = subject.layers, head_pairs(subject.layers), subject.losses()
+        changes = self._changes(subject, base, _single(pairs))
+        ranked = sorted(zip(pairs, changes, strict=True), key=lambda pair: -pair[1].mean)
         findings = Findings(
             scalars={"analysis/loss": base.mean},
             lines={
                 "ablation": f"{self.mode}, over {len(base.nats)} windows whose loss is {base.mean:.4f} nats per token",
-                **{
-                    f"  layer {index} head {layers[index].head_ids[head]}": str(change)
-                    for (index, head), change in ranked[:5]
-                },
+                **{f"  layer {i} head {layers[i].head_ids[head]}": str(change) for (i, head), change in ranked[:5]},
             },
-            tables={"heads": (columns, rows)},
+            tables={
+                "heads": (
+                    ["layer", "head", "kv_head", *CHANGE_COLUMNS],
+                    [
+                        [index, layers[index].head_ids[head], kv_head_of(layers[index], head), *change.row(base)]
+                        for (index, head), change in zip(pairs, changes, strict=True)
+                    ],
+                )
+            },
             figures={
                 "heads": head_grid(
-                    by_layer(layers, [change.mean for change in of_heads]),
+                    by_layer(layers, [change.mean for change in changes]),
                     [[str(head) for head in layer.head_ids] for layer in layers],
                     f"Change of the loss without the head ({self.mode} ablation), nats per token",
                     diverging=True,
                 )
             },
         )
+        # A head that is the only reader of its K/V head is its group.
+        groups = [(index, group) for index, layer in enumerate(layers) for group in kv_groups(layer) if len(group) > 1]
         if groups:
             findings.tables["kv_groups"] = (
-                ["layer", "heads", "loss", "change", "low", "high"],
+                ["layer", "heads", *CHANGE_COLUMNS],
                 [
-                    [index, _numbers(layers[index], group), base.mean + c.mean, c.mean, c.low, c.high]
-                    for (index, group), c in zip(groups, of_groups, strict=True)
+                    [index, " ".join(str(layers[index].head_ids[head]) for head in group), *change.row(base)]
+                    for (index, group), change in zip(groups, self._changes(subject, base, groups), strict=True)
                 ],
             )
         return findings
+
+    def _changes(self, subject: Subject, base: Losses, sets: Sequence[tuple[int, Sequence[int]]]) -> list[Change]:
+        return [losses.change_from(base, self.num_resamples) for losses in losses_without(subject, sets, self.mode)]
 
 
 def kv_groups(layer: BaseAttention) -> list[list[int]]:
@@ -175,5 +193,5 @@ def kv_head_of(layer: BaseAttention, head: int) -> int:
     return head // (layer.num_heads // layer.num_kv_heads)
 
 
-def _numbers(layer: BaseAttention, heads: Sequence[int]) -> str:
-    return " ".join(str(layer.head_ids[head]) for head in heads)
+def _single(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+    return [(index, [head]) for index, head in pairs]

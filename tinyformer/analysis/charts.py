@@ -11,9 +11,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 FONT_POINTS = 8
+MAX_DECIMALS = 5
+"""As many as fit into a cell."""
+
+MAX_FINE_DECADES = 3
+"""Powers of ten between which 2 and 5 are marked, too."""
 GREY = (0.9, 0.9, 0.9, 1.0)
 LUMA = (0.299, 0.587, 0.114)
 """How bright red, green and blue look (ITU-R BT.601)."""
@@ -43,7 +48,7 @@ def head_grid(
             axes.add_patch(Rectangle((x, layer), 0.96, 0.94, color=colour))
             is_dark = np.dot(colour[:3], LUMA) < 0.5
             place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": FONT_POINTS - 1}
-            axes.text(x + 0.48, layer + 0.47, f"{value:.3g}", color="white" if is_dark else "black", **place)
+            axes.text(x + 0.48, layer + 0.47, _number(value, largest), color="white" if is_dark else "black", **place)
     axes.set(xlim=(0, len(columns)), ylim=(len(values), 0), xlabel="head", ylabel="layer")
     axes.set_xticks([i + 0.48 for i in range(len(columns))], columns)
     axes.set_yticks([i + 0.47 for i in range(len(values))], [str(i) for i in range(len(values))])
@@ -59,7 +64,7 @@ def lines(
     ylabel: str,
     yscale: str = "linear",
 ) -> Figure:
-    """Lines over the same axis, each with its name at it in the legend.
+    """Lines over the same axis; a legend names them where there are several.
 
     Args:
         series: x and y of each, by name.
@@ -72,12 +77,30 @@ def lines(
     for name, (x, y) in series.items():
         axes.plot(x, y, marker=".", label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+    if yscale == "log":
+        _mark_logarithm(axes, [value for _, y in series.values() for value in y if value > 0])
     axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=FONT_POINTS, frameon=False)
+    if len(series) > 1:
+        axes.legend(fontsize=FONT_POINTS, frameon=False)
     axes.grid(alpha=0.3)
     _plain(axes)
     return figure
+
+
+def _mark_logarithm(axes: Axes, values: Sequence[float]) -> None:
+    """Several marks, however few powers of ten there are; "0.1", since an exponent is too small to read."""
+    decades = math.log10(max(values) / min(values)) if values else 0.0
+    many = LogLocator(subs=(1, 2, 5) if decades < MAX_FINE_DECADES else (1,))
+    axes.yaxis.set_major_locator(many if decades > 1 else MaxNLocator(5))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _number(value: float, largest: float) -> str:
+    """A number as it stands beside a larger one, which has three digits; by its power of ten where both are tiny."""
+    decimals = max(0, 2 - math.floor(math.log10(largest)))
+    return f"{value:z.{decimals}f}" if decimals <= MAX_DECIMALS else f"{value:.1e}"
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:

@@ -1,14 +1,15 @@
 """Would a head matter? What the gradient says, without taking it away."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics.functional.regression import spearman_corrcoef
 
-from tinyformer.analysis.ablation import HeadAblation
+from tinyformer.analysis.ablation import head_changes
 from tinyformer.analysis.charts import head_grid
-from tinyformer.analysis.subject import Findings, Subject, by_layer, check_windows, head_pairs
+from tinyformer.analysis.subject import Findings, Subject, at_least_one, by_layer, head_pairs
 from tinyformer.nn import BaseAttention
 
 
@@ -26,22 +27,23 @@ def head_importance(subject: Subject) -> list[float]:
     before = [layer.head_gate.factors for layer in layers]
     try:
         for batch in subject.batches:
-            gates = [
-                _gates(factors, len(batch["inputs"]), layer) for factors, layer in zip(before, layers, strict=True)
-            ]
-            for layer, gate in zip(layers, gates, strict=True):
-                layer.head_gate.factors = gate
+            gates = [_open_gates(layer, len(batch["inputs"])) for layer in layers]
+            for layer, factors, gate in zip(layers, before, gates, strict=True):
+                # A head that is taken away already stays so, and its gate moves nothing.
+                layer.head_gate.factors = gate if factors is None else factors * gate
             with torch.enable_grad(), subject.precision():
                 nats, targets = subject.nats(subject.network, batch)
                 gradients = torch.autograd.grad((nats / targets.clamp(min=1)).sum(), gates)
-            totals = [
-                total + gradient.abs().sum(dim=0).cpu() for total, gradient in zip(totals, gradients, strict=True)
-            ]
+            totals = [total + each.abs().sum(dim=0).cpu() for total, each in zip(totals, gradients, strict=True)]
     finally:
         for layer, factors in zip(layers, before, strict=True):
             layer.head_gate.factors = factors
     num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
     return (torch.cat(totals) / num_windows).tolist()
+
+
+def _open_gates(layer: BaseAttention, num_windows: int) -> Tensor:
+    return torch.ones(num_windows, layer.num_heads, device=layer.o_proj.weight.device, requires_grad=True)
 
 
 class HeadImportance:
@@ -50,28 +52,25 @@ class HeadImportance:
     Args:
         num_windows: of the evaluated split.
         compare: also take each head away, and say how the two rankings correlate (Spearman's ρ).
-        num_resamples: of that ablation's bootstrap.
     """
 
     needs_gradient = True
 
-    def __init__(self, num_windows: int = 32, compare: bool = True, num_resamples: int = 1000) -> None:
-        self.num_windows, self.compare = check_windows(num_windows), compare
-        self.ablation = HeadAblation("zero", num_windows, num_resamples)
+    def __init__(self, num_windows: int = 32, compare: bool = True) -> None:
+        self.num_windows, self.compare = at_least_one("num_windows", num_windows, 32), compare
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        layers, pairs = subject.layers, head_pairs(subject.layers)
-        importance = head_importance(subject)
-        ids = [[layer, layers[layer].head_ids[head]] for layer, head in pairs]
-        order = sorted(range(len(pairs)), key=lambda index: -importance[index])
+        layers, importance = subject.layers, head_importance(subject)
+        rows: list[list[Any]] = [
+            [layer, layers[layer].head_ids[head], value]
+            for (layer, head), value in zip(head_pairs(layers), importance, strict=True)
+        ]
         findings = Findings(
             lines={
                 "importance": "mean |gradient of the loss in the head's gate|, nats per token",
-                **{f"  layer {ids[i][0]} head {ids[i][1]}": f"{importance[i]:.4f}" for i in order[:5]},
+                **{f"  layer {row[0]} head {row[1]}": f"{row[2]:.4f}" for row in sorted(rows, key=lambda r: -r[2])[:5]},
             },
-            tables={
-                "importance": (["layer", "head", "importance"], [[*i, v] for i, v in zip(ids, importance, strict=True)])
-            },
+            tables={"importance": (["layer", "head", "importance"], rows)},
             figures={
                 "importance": head_grid(
                     by_layer(layers, importance),
@@ -81,14 +80,12 @@ class HeadImportance:
             },
         )
         if self.compare:
-            ablation = self.ablation(subject, folder)
-            columns, rows = findings.tables["importance"]
-            changes = [row[4] for row in ablation.tables["heads"][1]]
+            changes = head_changes(subject)
+            rho = rank_correlation(importance, changes)
             findings.tables["importance"] = (
-                [*columns, "change"],
+                ["layer", "head", "importance", "change"],
                 [[*row, change] for row, change in zip(rows, changes, strict=True)],
             )
-            rho = rank_correlation(importance, changes)
             findings.scalars["analysis/rank_correlation"] = rho
             findings.lines["rank correlation"] = (
                 "none: it takes two heads" if rho is None else f"{rho:.3f} with the change of the loss without the head"
@@ -101,10 +98,3 @@ def rank_correlation(one: list[float], other: list[float]) -> float | None:
     if len(one) < 2:
         return None
     return float(spearman_corrcoef(torch.tensor(one), torch.tensor(other)))
-
-
-def _gates(factors: Tensor | None, num_windows: int, layer: BaseAttention) -> Tensor:
-    """A gate for each window and head, as the head's is, that a gradient flows into."""
-    device = layer.o_proj.weight.device
-    as_they_are = torch.ones(layer.num_heads) if factors is None else factors
-    return as_they_are.to(device).expand(num_windows, -1).clone().requires_grad_()

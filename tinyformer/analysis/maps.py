@@ -10,7 +10,10 @@ from tinyformer.analysis.capture import CapturedMaps, capture_attention
 from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
 from tinyformer.analysis.plots import head_maps
-from tinyformer.analysis.subject import Findings, Subject, check_windows
+from tinyformer.analysis.subject import Findings, Subject, at_least_one
+
+NUM_TOKENS = 48
+"""Of a text, where no number is given and the model sees as many."""
 
 PICTURE_TOKENS = 24
 """As many as can be told apart beside the heads of a whole model."""
@@ -21,33 +24,31 @@ class HeadMaps:
 
     Args:
         text: whose maps; the beginning of the evaluated split unless given.
-        num_tokens: of it that are shown.
+        num_tokens: of it that are shown; 48, or as many as the model sees, unless given.
         num_windows: of the evaluated split, over which measures and importance are taken.
         importance: whether to take it, which needs gradients.
         rows: queries of each window that the measures are of, as in `capture_attention`.
 
     Raises:
-        ValueError: a number is too small, or the text is empty.
+        ValueError: a number is too small or too large, or the text is empty.
     """
 
     def __init__(
         self,
         text: str | None = None,
-        num_tokens: int = 48,
+        num_tokens: int | None = None,
         num_windows: int = 16,
         importance: bool = True,
         rows: int = 256,
     ) -> None:
-        for name, value in (("num_tokens", num_tokens), ("rows", rows)):
-            if value < 1:
-                raise ValueError(f"analysis.{name}={value}: at least one, analysis.{name}=48.")
-        if text == "":
-            raise ValueError("analysis.text is empty; 'analysis.text=A cat.' works, and null is the split's beginning.")
-        self.text, self.num_tokens, self.rows = text, num_tokens, rows
-        self.num_windows, self.needs_gradient = check_windows(num_windows), importance
+        if num_tokens is not None:
+            at_least_one("num_tokens", num_tokens, NUM_TOKENS)
+        self.text, self.num_tokens, self.rows = text, num_tokens, at_least_one("rows", rows, 256)
+        self.num_windows, self.needs_gradient = at_least_one("num_windows", num_windows, 16), importance
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        layers, tokens = subject.layers, self._tokens(subject)
+        layers, text = subject.layers, None if self.text is None else subject.encode(self.text)
+        tokens = self._tokens(subject, text)
         probe = torch.tensor([tokens], device=subject.batches[0]["inputs"].device)
         maps = [weights[0] for weights in _capture(subject, probe, subject.mask({"inputs": probe, "targets": probe}))]
         labels, names = subject.labels(tokens), [layer.map_names for layer in layers]
@@ -68,22 +69,29 @@ class HeadMaps:
             for index, name in enumerate(heads)
         ]
         shown = slice(0, PICTURE_TOKENS)
+        of_all = f" (analysis.text has {len(text):,})" if text and len(text) > len(tokens) else ""
         return Findings(
-            lines={"atlas": f"{len(rows)} maps of {len(tokens)} tokens; open {atlas.name} in a browser"},
+            lines={"atlas": f"{len(rows)} maps of {len(tokens)} tokens{of_all}; open {atlas.name} in a browser"},
             tables={"maps": (["layer", "head", *measures], rows)},
-            figures={"maps": head_maps([m[:, shown, shown] for m in maps], labels[shown], "attention")},
+            figures={"maps": head_maps([m[:, shown, shown] for m in maps], labels[shown], "attention", names)},
             files=[atlas],
         )
 
-    def _tokens(self, subject: Subject) -> list[int]:
+    def _tokens(self, subject: Subject, text: list[int] | None) -> list[int]:
+        """Those that are shown, of a text or of the split.
+
+        Raises:
+            ValueError: there is none, or there are more than the model sees.
+        """
         context = subject.network.encoder.max_seq_len
-        if self.num_tokens > context:
+        num_tokens = min(NUM_TOKENS, context) if self.num_tokens is None else self.num_tokens
+        if num_tokens > context:
             raise ValueError(
-                f"analysis.num_tokens={self.num_tokens}: the model sees {context}; analysis.num_tokens={context} works."
+                f"analysis.num_tokens={num_tokens}: the model sees {context}; analysis.num_tokens={context} works."
             )
-        if self.text is None:
-            return subject.batches[0]["inputs"][0, : self.num_tokens].tolist()
-        return subject.encode(self.text)[: self.num_tokens]
+        if text == []:
+            raise ValueError("analysis.text is empty; 'analysis.text=A cat.' works, and null is the split's beginning.")
+        return (subject.batches[0]["inputs"][0].tolist() if text is None else text)[:num_tokens]
 
     def _measures(self, subject: Subject) -> dict[str, list[list[float]]]:
         """Of each map: the measures of the windows, and the patterns of repeated random tokens."""

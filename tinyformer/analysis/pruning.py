@@ -3,18 +3,18 @@
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tinyformer.analysis.ablation import HeadAblation, ablated
+from tinyformer.analysis.ablation import ablated, head_changes
 from tinyformer.analysis.charts import lines
 from tinyformer.analysis.importance import head_importance
-from tinyformer.analysis.subject import Findings, Subject, check_windows, head_pairs
-from tinyformer.nn import Transformer, prune_heads
+from tinyformer.analysis.subject import Findings, Subject, at_least_one, head_pairs
+from tinyformer.nn import AttentionMask, Transformer, prune_heads
 
 MAX_POINTS = 17
 """Of the curve."""
@@ -25,8 +25,7 @@ def _by_importance(subject: Subject, seed: int) -> list[float]:
 
 
 def _by_ablation(subject: Subject, seed: int) -> list[float]:
-    found = HeadAblation("zero", num_resamples=1)(subject, Path())
-    return [row[4] for row in found.tables["heads"][1]]
+    return head_changes(subject)
 
 
 def _at_random(subject: Subject, seed: int) -> list[float]:
@@ -64,30 +63,25 @@ class HeadPruning:
             raise ValueError(f"analysis.order={order}: choose one of {', '.join(ORDERS)}.")
         if not 0 < fraction < 1:
             raise ValueError(f"analysis.fraction={fraction} is no part of the heads; analysis.fraction=0.4 is.")
-        self.fraction, self.order, self.num_windows, self.seed = fraction, order, check_windows(num_windows), seed
+        self.fraction, self.order, self.seed = fraction, order, seed
+        self.num_windows = at_least_one("num_windows", num_windows, 32)
         self.needs_gradient = order == "importance"
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         layers, total = subject.layers, len(head_pairs(subject.layers))
-        num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
+        num_pruned = self._num_pruned(total, total - len(layers))
         ranked = pruning_order(subject, ORDERS[self.order](subject, self.seed))
-        num_pruned = round(self.fraction * total)
-        if not 1 <= num_pruned <= len(ranked):
-            works = len(ranked) / total if num_pruned else 1 / total
-            raise ValueError(
-                f"analysis.fraction={self.fraction} of {total} heads is {num_pruned}, and from 1 to {len(ranked)} can "
-                "go, since a layer keeps its last head; "
-                + (f"analysis.fraction={works:.3g} works." if ranked else "no head of this model can.")
-            )
         counts = sorted({round(i * len(ranked) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {num_pruned})
-        curve = {count: _gated_loss(subject, ranked[:count]) for count in counts}
+        curve = {}
+        for count in counts:
+            with gated(subject.network, ranked[:count]):
+                curve[count] = subject.losses().mean
         pruned = copy.deepcopy(subject.network)
         for index, layer in enumerate(pruned.attentions()):
             prune_heads(layer, [layers[index].head_ids[head] for at, head in ranked[:num_pruned] if at == index])
         error = _difference(subject, ranked[:num_pruned], pruned)
-        if error > 1e-5:
-            raise AssertionError(f"The pruned model differs from the gated one by {error:.1e}.")
-        path = folder / "pruned.ckpt"
+        assert error < 1e-5, f"The pruned model differs from the gated one by {error:.1e}."
+        path, num_windows = folder / "pruned.ckpt", sum(len(batch["inputs"]) for batch in subject.batches)
         subject.save_pruned(pruned, path)
         old_speed, new_speed = _tokens_per_second(subject, [subject.network, pruned])
         old_size, new_size = subject.network.num_parameters(), pruned.num_parameters()
@@ -128,6 +122,23 @@ class HeadPruning:
             files=[path],
         )
 
+    def _num_pruned(self, total: int, most: int) -> int:
+        """How many heads go.
+
+        Raises:
+            ValueError: none would, or more than `most`.
+        """
+        count = round(self.fraction * total)
+        if most == 0:
+            raise ValueError("analysis=prune takes heads, and each layer of this model has one, which it keeps.")
+        if not 1 <= count <= most:
+            works = round(min(max(count, 1), most) / total, 3)
+            raise ValueError(
+                f"analysis.fraction={self.fraction} of {total} heads is {count}, and from 1 to {most} can go, since a "
+                f"layer keeps its last head; analysis.fraction={works} works."
+            )
+        return count
+
 
 def pruning_order(subject: Subject, worth: Sequence[float]) -> list[tuple[int, int]]:
     """All heads but one of each layer, as `head_pairs`, the ones worth least first."""
@@ -142,32 +153,37 @@ def pruning_order(subject: Subject, worth: Sequence[float]) -> list[tuple[int, i
     return order
 
 
-def _gated_loss(subject: Subject, heads: Sequence[tuple[int, int]]) -> float:
-    with _gated(subject.network, heads):
-        return subject.losses().mean
-
-
-def _gated(network: Transformer, heads: Sequence[tuple[int, int]]) -> ExitStack:
-    stack = ExitStack()
-    for index, layer in enumerate(network.attentions()):
-        gone = [head for at, head in heads if at == index]
-        if gone:
-            stack.enter_context(ablated(layer, gone))
-    return stack
+@contextmanager
+def gated(network: Transformer, heads: Sequence[tuple[int, int]]) -> Iterator[None]:
+    """Take some of `head_pairs` away inside the block."""
+    with ExitStack() as stack:
+        for index, layer in enumerate(network.attentions()):
+            stack.enter_context(ablated(layer, [head for at, head in heads if at == index]))
+        yield
 
 
 @torch.no_grad()
 def _difference(subject: Subject, heads: Sequence[tuple[int, int]], pruned: Transformer) -> float:
-    """max|a - b| / max|b| over the logits of a batch, in fp32: the pruned model against the gated."""
-    batch = subject.batches[0]
-    with _gated(subject.network, heads):
-        expected = subject.network(batch["inputs"], subject.mask(batch))
-    return float((pruned(batch["inputs"], subject.mask(batch)) - expected).abs().max() / expected.abs().max())
+    """max|a - b| / max|b| over the logits of a window: the pruned model against the gated."""
+    window = {name: rows[:1] for name, rows in subject.batches[0].items()}
+    mask = subject.mask(window)
+    with gated(subject.network, heads):
+        expected = _exact(subject.network, mask)(window["inputs"], mask)
+    return float((_exact(pruned, mask)(window["inputs"], mask) - expected).abs().max() / expected.abs().max())
+
+
+def _exact(network: Transformer, mask: AttentionMask) -> Transformer:
+    """The network in fp64. By eager: some kernels take half precision alone."""
+    exact = copy.deepcopy(network).double()
+    for layer in exact.attentions():
+        layer.backend = "eager"
+    exact.resolve_backends(next(exact.parameters()).device.type, torch.float64, mask, training=False)
+    return exact
 
 
 @torch.no_grad()
 def _tokens_per_second(subject: Subject, networks: Sequence[Transformer], repeats: int = 5) -> list[float]:
-    """The median speed of each network over the batches; they take turns, so that what else runs hits both."""
+    """The median speed of each network on a batch; they take turns, so that what else runs hits both."""
     batch = subject.batches[0]
     seconds: list[list[float]] = [[] for _ in networks]
     for _ in range(repeats):

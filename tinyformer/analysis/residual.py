@@ -1,5 +1,6 @@
 """What the residual connections are for: take them away, and watch the tokens become alike."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.analysis.charts import lines
-from tinyformer.analysis.subject import Findings, Subject, check_windows
+from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, at_least_one
 from tinyformer.nn import Residual, Transformer
 
 SUBLAYERS = ("attention_residual", "feed_forward_residual")
@@ -26,14 +27,15 @@ def distance_to_rank_one(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor,
     """
     x = x.float()
     rest = x - x.mean(dim=1, keepdim=True)
-    return (rest.norm(dim=(1, 2)) / x.norm(dim=(1, 2))).mean()
+    return (rest.norm(dim=(1, 2)) / x.norm(dim=(1, 2)).clamp(min=torch.finfo(x.dtype).tiny)).mean()
 
 
 def token_cosine(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
     """The mean cosine of each two different tokens of a sequence, and over the batch: 1 where all point alike."""
     unit, seq = F.normalize(x.float(), dim=-1), x.shape[1]
-    # ‖Σ u‖² = Σᵢⱼ uᵢ·uⱼ, of which `seq` terms are a token with itself.
-    return ((unit.sum(dim=1).square().sum(dim=-1) - seq) / (seq * (seq - 1))).mean()
+    # ‖Σ u‖² = Σᵢⱼ uᵢ·uⱼ, of which those of a token with itself are taken off.
+    pairs = unit.sum(dim=1).square().sum(dim=-1) - unit.square().sum(dim=(1, 2))
+    return (pairs / (seq * (seq - 1))).mean()
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def rank_by_depth(network: Transformer, batch: Any, mask: Any) -> list[tuple[flo
     """`distance_to_rank_one` and `token_cosine` of the embeddings and of the output of each layer."""
     found: list[tuple[float, float]] = []
 
-    def record(layer: torch.nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    def record(layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if not found:
             found.append((float(distance_to_rank_one(args[0])), float(token_cosine(args[0]))))
         found.append((float(distance_to_rank_one(output)), float(token_cosine(output))))
@@ -87,22 +89,18 @@ class ResidualSurgery:
     needs_gradient = False
 
     def __init__(self, num_windows: int = 32, num_resamples: int = 1000) -> None:
-        if num_resamples < 1:
-            raise ValueError(f"analysis.num_resamples={num_resamples}: at least one, analysis.num_resamples=1000.")
-        self.num_windows, self.num_resamples = check_windows(num_windows), num_resamples
+        self.num_windows = at_least_one("num_windows", num_windows, 32)
+        self.num_resamples = at_least_one("num_resamples", num_resamples, 1000)
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         base = subject.losses()
-        rows: list[list[Any]] = []
+        changes: dict[tuple[int, str, str], Change] = {}
         for depth, layer in enumerate(subject.network.encoder.layers):
-            for name in SUBLAYERS:
-                for part in PARTS:
-                    with scaled([getattr(layer, name)], part, 0.0):
-                        losses = subject.losses()
-                    change = losses.change_from(base, self.num_resamples)
-                    rows.append([depth, name, part, losses.mean, change.mean, change.low, change.high])
+            for name, part in itertools.product(SUBLAYERS, PARTS):
+                with scaled([getattr(layer, name)], part, 0.0):
+                    changes[depth, name, part] = subject.losses().change_from(base, self.num_resamples)
         ranks = self._ranks(subject)
-        worst = sorted(rows, key=lambda row: -row[4])[:5]
+        worst = sorted(changes, key=lambda removed: -changes[removed].mean)[:5]
         last = {name: values[-1] for name, values in ranks.items()}
         return Findings(
             scalars={
@@ -114,14 +112,14 @@ class ResidualSurgery:
             },
             lines={
                 "residual": f"over {len(base.nats)} windows whose loss is {base.mean:.4f} nats per token",
-                **{
-                    f"  layer {row[0]} {row[1]}.{row[2]}=0": f"{row[4]:+.4f} [{row[5]:+.4f}, {row[6]:+.4f}]"
-                    for row in worst
-                },
+                **{f"  layer {at[0]} {at[1]}.{at[2]}=0": str(changes[at]) for at in worst},
                 **{f"  {name}": f"distance to rank 1 {v[0]:.3f}, token cosine {v[1]:.3f}" for name, v in last.items()},
             },
             tables={
-                "residual": (["layer", "sublayer", "removed", "loss", "change", "low", "high"], rows),
+                "residual": (
+                    ["layer", "sublayer", "removed", *CHANGE_COLUMNS],
+                    [[*at, *change.row(base)] for at, change in changes.items()],
+                ),
                 "rank": (
                     ["model", "depth", "distance_to_rank_one", "token_cosine"],
                     [[name, depth, *v] for name, values in ranks.items() for depth, v in enumerate(values)],

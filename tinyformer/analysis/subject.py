@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,9 @@ from tinyformer.nn import AttentionMask, BaseAttention, Transformer
 
 Batch = Mapping[str, Tensor]
 
+CHANGE_COLUMNS = ("loss", "change", "low", "high")
+"""Of a table: the loss without something, in nats per token, and how much larger it is, with its interval."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -23,7 +26,7 @@ class Subject:
 
     Args:
         network: in evaluation mode.
-        batches: of windows of the text, each of about as many, on the network's device.
+        batches: of windows of the text, of about as many each, on the network's device.
         mask: who may attend to whom in a batch.
         nats: of a network and a batch: each window's negative log-likelihood, and how many targets it has.
         encode: makes tokens of a text.
@@ -95,6 +98,10 @@ class Change:
     low: float
     high: float
 
+    def row(self, base: Losses) -> list[float]:
+        """Its `CHANGE_COLUMNS`, given the losses that it is a change from."""
+        return [base.mean + self.mean, self.mean, self.low, self.high]
+
     def __str__(self) -> str:
         return f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
@@ -118,6 +125,7 @@ class Findings:
     files: list[Path] = field(default_factory=list)
 
 
+@runtime_checkable
 class Analysis(Protocol):
     """A choice of the `analysis` group."""
 
@@ -132,15 +140,15 @@ class Analysis(Protocol):
         ...
 
 
-def check_windows(num_windows: int) -> int:
-    """Refuse to look at nothing.
+def at_least_one(name: str, number: int, works: int) -> int:
+    """The number of something under `analysis`, which is not to be nothing.
 
     Raises:
-        ValueError: there is not one window.
+        ValueError: it is; the sentence names a number that works.
     """
-    if num_windows < 1:
-        raise ValueError(f"analysis.num_windows={num_windows}: at least one window of text, analysis.num_windows=32.")
-    return num_windows
+    if number < 1:
+        raise ValueError(f"analysis.{name}={number}: at least one, analysis.{name}={works} works.")
+    return number
 
 
 def head_pairs(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:

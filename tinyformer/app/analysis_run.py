@@ -4,7 +4,7 @@ import copy
 import csv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -25,7 +25,7 @@ def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: li
     findings = analysis(subject, folder)
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
-        with path.open("w", newline="") as file:
+        with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([columns, *rows])
         findings.files.append(path)
     for name, figure in findings.figures.items():
@@ -38,6 +38,7 @@ def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: li
 
 def make_subject(
     config: DictConfig,
+    stored: dict[str, Any],
     checkpoint: Checkpoint,
     network: Transformer,
     task: CausalLM,
@@ -50,6 +51,7 @@ def make_subject(
 
     Args:
         config: of the evaluation.
+        stored: of the network as it is evaluated, unresolved, for a checkpoint of its own.
         checkpoint: where the network came from.
         network: of the checkpoint.
         task: that it was trained for.
@@ -60,21 +62,24 @@ def make_subject(
     """
     device = trainer.strategy.root_device
 
+    def placed(network: Transformer) -> Transformer:
+        return cast(Transformer, trainer.precision_plugin.convert_module(network.to(device).eval()))
+
     def save_pruned(pruned: Transformer, path: Path) -> None:
-        stored = copy.deepcopy(checkpoint.config)
-        stored["model"]["pruned_heads"] = pruned.pruned_heads()
-        stored["network"]["pruned_heads"] = "${model.pruned_heads}"
-        save_network(path, pruned, checkpoint, stored)
+        own = copy.deepcopy(stored)
+        own["model"]["pruned_heads"] = pruned.pruned_heads()
+        own["network"]["pruned_heads"] = "${model.pruned_heads}"
+        save_network(path, pruned, checkpoint, own)
 
     return Subject(
-        network=network.to(device).eval(),
+        network=placed(network),
         batches=[trainer.strategy.batch_to_device(batch, device) for batch in _batches(data, split, num_windows)],
         mask=task.mask,
         nats=task.nats,
         encode=data.tokenizer.encode,
         labels=data.tokenizer.labels,
         precision=trainer.precision_plugin.forward_context,
-        untrained=lambda: build.build_network(config, data.tokenizer).to(device).eval(),
+        untrained=lambda: placed(build.build_network(config, data.tokenizer)),
         save_pruned=save_pruned,
     )
 

@@ -108,7 +108,9 @@ def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
         return f"{first}; {_QUOTES_HINT}." if first.startswith("Ambiguous") else first
     key = found[1]
     keys = known_keys(config_dir, config_name)
-    hint = _other_choice(key, config_dir) or nearest(key, keys)
+    if program := _other_program(key, keys, config_dir, config_name):
+        return f"{key}: there is no such key. It belongs to {program}."
+    hint = _other_choice(key, config_dir) or nearest(key, [*keys, *_keys_of_choices(key, config_dir)])
     if not hint:
         by_last_part = {name.rpartition(".")[2]: name for name in reversed(keys)}
         close = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=3)
@@ -129,6 +131,31 @@ def _keys(file: Path) -> set[str]:
     contents: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
     bases = [base for base in contents.get("defaults", []) if isinstance(base, str) and base != "_self_"]
     return {*contents}.union(*(_keys(file.with_name(f"{base}.yaml")) for base in bases))
+
+
+def _keys_of_choices(key: str, config_dir: Path) -> set[str]:
+    """All keys that a choice of a key's group has, such as `analysis.mode`."""
+    group = key.partition(".")[0]
+    files = (config_dir / group).glob("[!_]*.yaml")
+    return {f"{group}.{name}" for file in files for name in _load(file)}
+
+
+def _other_program(key: str, keys: Iterable[str], config_dir: Path, config_name: str) -> str | None:
+    """The program that has a key's axis, such as `evaluate.py`, where this one has not."""
+    first = key.partition(".")[0]
+    having = [file.stem for file in sorted(config_dir.glob("*.yaml")) if first in _axes(file)]
+    return None if first in keys or config_name in having or not having else f"{having[0]}.py"
+
+
+def _axes(file: Path) -> set[str]:
+    """The groups that a program's config chooses from, and its own keys."""
+    config = _load(file)
+    groups = (node for node in config.get("defaults", []) if isinstance(node, dict))
+    return {*config, *(name for node in groups for name in node)}
+
+
+def _load(file: Path) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.load(file), resolve=False)  # type: ignore[return-value]
 
 
 def known_keys(config_dir: Path, config_name: str) -> list[str]:

@@ -29,6 +29,9 @@ from tinyformer.training.hardware import describe_device, resolve_device
 
 SPLITS = ("train", "validation", "test", "all")
 
+NETWORK = ("model", "attention", "position", "block", "feed_forward", "norm", "task", "network")
+"""Nodes of a config that make the network, which an evaluation may change."""
+
 
 class EvaluationRun:
     """A checkpoint's model and the text that it is evaluated on.
@@ -42,12 +45,15 @@ class EvaluationRun:
 
     def __init__(self, config: DictConfig) -> None:
         build.quiet_libraries()
+        # First of all, since Hydra's `instantiate` resolves what its node refers to in place.
+        unresolved: Any = OmegaConf.to_container(config, resolve=False)
         check_types(config)
         check_generation(config.generate)
         if config.split not in (None, *SPLITS):
             raise ValueError(f"split={config.split}: choose one of {', '.join(SPLITS)}.")
         self.config, self.folder = config, build.run_dir()
         self.checkpoint = load_checkpoint(config.checkpoint)
+        self.stored = self.checkpoint.config | {name: unresolved[name] for name in NETWORK if name in unresolved}
         facts = self.checkpoint.facts
         if config.trainer.precision == "auto":
             config.trainer.precision = facts["precision"]
@@ -67,7 +73,7 @@ class EvaluationRun:
         )
 
     def evaluate(self) -> None:
-        """Score the split, draw the attention maps, sample a text; leave `results.json` in the run's folder."""
+        """Analyse, score the split, draw the maps, sample a text; leave `results.json` in the run's folder."""
         loggers, status = build.build_loggers(self.config), "failed"
         callbacks = build.build_callbacks(self.config)
         try:
@@ -79,11 +85,12 @@ class EvaluationRun:
                 enable_model_summary=False,
                 enable_checkpointing=False,
             )
+            # The analysis is the first, so that what it refuses is refused before anything was computed or written.
+            findings = self._analyse(trainer, loggers)
             start = time.perf_counter()
             trainer.validate(self.module, self.batches, verbose=False)
             seconds = time.perf_counter() - start
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            findings = self._analyse(trainer, loggers)
             self._summarise(self._results(metrics, seconds) | findings.scalars, callbacks, loggers, findings)
             status = "success"
         finally:
@@ -95,6 +102,7 @@ class EvaluationRun:
             return Findings()
         subject = make_subject(
             self.config,
+            self.stored,
             self.checkpoint,
             self.network,
             self.task,

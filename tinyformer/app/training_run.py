@@ -106,10 +106,12 @@ class TrainingRun:
 
     @staticmethod
     def _take_pruned_heads(config: DictConfig) -> None:
-        """A run that starts from a pruned checkpoint has its heads, unless it names others."""
+        """A run that starts from a pruned checkpoint lacks the same heads, unless it names others."""
         if config.init_from and not config.model.pruned_heads:
-            stored = load_checkpoint(config.init_from, "init_from").config
-            config.model.pruned_heads = stored["model"].get("pruned_heads", [])
+            # A resumed run has a checkpoint of its own, and the one that it began with may be gone.
+            own = Path(config.resume) / "checkpoints" / "last.ckpt" if config.resume else None
+            start = load_checkpoint(own, "resume") if own else load_checkpoint(config.init_from, "init_from")
+            config.model.pruned_heads = start.config["model"].get("pruned_heads", [])
 
     def _data(self) -> TokenDataModule:
         """The text, tokenised: by the recipe of the config, or by what a checkpoint to start from knows.

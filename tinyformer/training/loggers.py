@@ -144,8 +144,11 @@ class RunWandbLogger(WandbLogger):
 
     def log_findings(self, findings: Findings) -> None:
         """Log what an analysis found: numbers, tables, figures and pages."""
+        # The atlas's policy refuses an injected style.
         pages = {
-            path.stem: wandb.Html(path.read_text(), inject=False) for path in findings.files if path.suffix == ".html"
+            path.stem: wandb.Html(path.read_text(encoding="utf-8"), inject=False)
+            for path in findings.files
+            if path.suffix == ".html"
         }
         tables = {name: wandb.Table(list(columns), rows) for name, (columns, rows) in findings.tables.items()}
         images = {f"{path.stem}_figure": wandb.Image(str(path)) for path in findings.files if path.suffix == ".png"}

@@ -1,0 +1,150 @@
+"""Charts of heads and layers: what stands in them, and whether it can be read."""
+
+import itertools
+
+import matplotlib as mpl
+import pytest
+from matplotlib.patches import Rectangle
+
+from tinyformer.analysis.charts import head_grid, lines
+
+TITLE = "Change of the loss without the head (resample ablation), nats per token"
+
+
+def names_of(*counts):
+    return [[str(head) for head in range(count)] for count in counts]
+
+
+def drawn(figure):
+    """All texts that are seen, after layout: of the marks on the axes, those within their range."""
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    texts = [*axes.texts, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]
+    texts += axes.get_legend().get_texts() if axes.get_legend() else []
+    for index, (axis, limits) in enumerate(((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))):
+        labels = axis.get_ticklabels(which="both")
+        texts += [label for label in labels if min(limits) <= label.get_position()[index] <= max(limits)]
+    return [text for text in texts if text.get_text()]
+
+
+def check_readable(figure):
+    """Each text is large enough, within the picture, and over no other."""
+    texts = drawn(figure)
+    boxes = [text.get_window_extent() for text in texts]
+    assert min(text.get_fontsize() for text in texts) >= 6
+    assert not any("$" in text.get_text() for text in texts)  # whose exponents would be smaller
+    for text, box in zip(texts, boxes, strict=True):
+        inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+        assert inside, f"{text.get_text()!r} is cut off"
+    for (one, a), (other, b) in itertools.combinations(zip(texts, boxes, strict=True), 2):
+        assert not a.padded(-0.5).overlaps(b.padded(-0.5)), f"{one.get_text()!r} over {other.get_text()!r}"
+
+
+def cells(figure):
+    """The number and the colour of each cell, by layer and column."""
+    axes = figure.axes[0]
+    patches = {(round(p.get_y()), round(p.get_x())): p.get_facecolor() for p in axes.patches if type(p) is Rectangle}
+    numbers = {(int(text.get_position()[1]), int(text.get_position()[0])): text for text in axes.texts}
+    assert patches.keys() == numbers.keys()
+    return {at: (numbers[at].get_text(), patches[at]) for at in patches}
+
+
+# The grid of heads.
+
+
+def test_each_head_stands_in_its_layer_and_column():
+    figure = head_grid([[0.25, -0.5, 0.0], [1.0, 0.125, -0.001]], names_of(3, 3), TITLE, diverging=True)
+    colours = mpl.colormaps["RdBu_r"]
+    expected = {(0, 0): 0.25, (0, 1): -0.5, (0, 2): 0.0, (1, 0): 1.0, (1, 1): 0.125, (1, 2): -0.001}
+    assert {at: colour for at, (_, colour) in cells(figure).items()} == {
+        at: pytest.approx(colours((value + 1) / 2)) for at, value in expected.items()
+    }
+    assert [text for text, _ in cells(figure).values()] == ["0.25", "-0.50", "0.00", "1.00", "0.12", "0.00"]
+    axes = figure.axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("head", "layer", TITLE)
+    assert axes.yaxis_inverted()
+
+
+def test_without_a_sign_the_colours_begin_at_zero():
+    colours = mpl.colormaps["viridis"]
+    found = cells(head_grid([[0.5, 2.0]], names_of(2), "title"))
+    assert found[0, 0] == ("0.50", pytest.approx(colours(0.25)))
+    assert found[0, 1] == ("2.00", pytest.approx(colours(1.0)))
+
+
+def test_pruned_heads_leave_gaps():
+    figure = head_grid([[0.1, 0.2], [0.3, 0.4, 0.5]], [["0", "10"], ["0", "2", "10"]], "title")
+    assert {at: text for at, (text, _) in cells(figure).items()} == {
+        (0, 0): "0.100",
+        (0, 2): "0.200",
+        (1, 0): "0.300",
+        (1, 1): "0.400",
+        (1, 2): "0.500",
+    }
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0", "2", "10"]
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.0201, -0.0000342], ["0.0201", "0.0000"]),
+        ([12345.6, -1.0], ["12346", "-1"]),
+        ([-2.5, 0.004], ["-2.50", "0.00"]),
+        ([1.25e-7, -1e-9], ["1.2e-07", "-1.0e-09"]),
+        ([0.0, 0.0], ["0.00", "0.00"]),
+        ([0.5, float("nan")], ["0.500", "nan"]),
+    ],
+)
+def test_numbers_stand_beside_the_largest(values, shown):
+    figure = head_grid([values], names_of(2), "title", diverging=True)
+    assert [text for text, _ in cells(figure).values()] == shown
+
+
+def test_numbers_are_seen_on_their_colour():
+    figure = head_grid([[x / 10 for x in range(-10, 11)]], names_of(21), "title", diverging=True)
+    for text, patch in zip(figure.axes[0].texts, figure.axes[0].patches, strict=False):
+        light = sum(a * b for a, b in zip(patch.get_facecolor(), (0.299, 0.587, 0.114), strict=False))
+        assert abs(light - (text.get_color() == "white")) >= 0.5
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 2), (4, 4), (12, 12)])
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-5, 1e-9, 1e4])
+def test_a_grid_can_be_read(layers, heads, scale):
+    values = [[scale * (-1) ** head * (0.9 + layer / 7) for head in range(heads)] for layer in range(layers)]
+    figure = head_grid(values, names_of(*[heads] * layers), TITLE, diverging=True)
+    assert len(figure.axes[0].texts) == layers * heads
+    check_readable(figure)
+
+
+# Lines.
+
+
+def test_lines_are_the_numbers_with_their_names():
+    figure = lines({"one": ([0, 1, 2], [3.0, 2.0, 4.0]), "two": ([0, 2], [1.0, 5.0])}, "title", "depth", "nats")
+    axes = figure.axes[0]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == [
+        ([0, 1, 2], [3, 2, 4]),
+        ([0, 2], [1, 5]),
+    ]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one", "two"]
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("depth", "nats", "linear")
+    check_readable(figure)
+
+
+def test_one_line_needs_no_legend():
+    assert lines({"one": ([0, 1], [1.0, 2.0])}, "title", "x", "y").axes[0].get_legend() is None
+
+
+@pytest.mark.parametrize("last", [0.93, 0.3, 0.06, 1e-3, 1.7e-6])
+def test_a_logarithm_can_be_read(last):
+    series = {
+        f"{model}, {how} skips": (range(25), [last ** (depth / 24 if how == "without" else 0) for depth in range(25)])
+        for model in ("trained", "untrained")
+        for how in ("with", "without")
+    }
+    figure = lines(series, "How far the tokens are from being one and the same vector", "layers passed", "y", "log")
+    axes = figure.axes[0]
+    assert axes.get_yscale() == "log"
+    check_readable(figure)
+    numbers = [text.get_text() for text in drawn(figure) if text in axes.get_yticklabels(which="both")]
+    assert len(numbers) >= 2
