@@ -12,7 +12,7 @@ from programs import ROOT
 from tinyformer import doctor
 from tinyformer.app.examination import speed, verdict
 from tinyformer.app.examination.cases import DTYPES, EXACT_SHAPE, MASKS, NUM_HEADS, TIMED_SHAPE, VARIANTS
-from tinyformer.app.examination.exactness import kernel_among, relative_error
+from tinyformer.app.examination.exactness import Problem, Solution, kernel_among, relative_error
 from tinyformer.nn import BACKENDS
 
 KEYS = {
@@ -319,3 +319,19 @@ def test_this_machine_passes_in_less_than_two_minutes():
         for dtype in DTYPES
     }
     assert seconds < 120
+
+
+def test_a_gradient_that_is_rounding_alone_tells_nothing_of_a_kernel():
+    exact = Solution(torch.ones(2), (torch.ones(3), torch.ones(1)))
+    found = Solution(torch.ones(2), (torch.tensor([1.0, 1.0, 1.01]), torch.tensor([1.4])))
+    assert found.errors(exact, [True, True]).gradient == pytest.approx(0.4)
+    assert found.errors(exact, [True, False]).gradient == pytest.approx(0.01)
+    assert found.errors(exact, [False, False]).gradient is None
+
+
+def test_which_gradients_tell():
+    problem = Problem(VARIANTS["differential"], "padded", EXACT_SHAPE, torch.device("cpu"))
+    names = ["x", *(name for name, _ in problem.module.named_parameters())]
+    untold = {name for name, tells in zip(names, problem._telling(torch.bfloat16), strict=True) if not tells}
+    assert untold <= {f"lambdas.{i}" for i in range(4)}
+    assert all(problem._telling(torch.float32))

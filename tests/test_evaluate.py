@@ -50,7 +50,7 @@ def test_it_gives_the_loss_of_the_run(program: Program, trained: dict[str, objec
     assert results["attention_kernel"] == "flash"
     for picture in ("step", "measures"):
         assert Path(f"evaluated/attention/{picture}_000030.png").exists()
-    with Path("run/heads.csv").open() as ours, Path("evaluated/heads.csv").open() as theirs:
+    with Path("run/attention/heads.csv").open() as ours, Path("evaluated/attention/heads.csv").open() as theirs:
         for trained_head, head in zip(csv.DictReader(ours), csv.DictReader(theirs), strict=True):
             assert head.keys() == trained_head.keys() >= {"layer", "head", "entropy", "induction"}
             for name, value in head.items():

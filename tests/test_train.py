@@ -76,7 +76,7 @@ def test_a_run_leaves_all_that_was_promised(program: Program, book: Path) -> Non
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
     pictures = {f"{name}_{step:06d}.png" for name in ("step", "measures") for step in (2, 4)}
     assert {path.name for path in (run / "attention").iterdir()} == pictures
-    assert (run / "heads.csv").read_text().startswith("layer,head,entropy,")
+    assert (run / "attention" / "heads.csv").read_text().startswith("layer,head,entropy,")
     assert (run / "events.csv").read_text().startswith("step,layer,head,event,")
     assert results["telemetry/seconds"] > 0
     assert re.search(r"^telemetry .*\d s for 3 measurements", ended.out, re.MULTILINE)
@@ -314,7 +314,7 @@ def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
     for key in ("attention/maps", "attention/measures"):
         assert last[key]["count"] == len(last[key]["filenames"]) == 1
     assert len(stored_table(last, "attention/heads", files)[1]) == 144
-    with Path("run/heads.csv").open() as file:
+    with Path("run/attention/heads.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 144
 
 
@@ -461,7 +461,7 @@ def test_two_processes_train_together(tmp_path: Path, book: Path) -> None:
     text = book.read_text()
     assert results["steps"] == 4
     # The first alone looks at the heads, and counts its time.
-    assert len((tmp_path / "run" / "heads.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert len((tmp_path / "run" / "attention" / "heads.csv").read_text().splitlines()) == 1 + 2 * 2
     assert ended.stdout.count("measurements") == 1
     # Each held-out token is scored by one of the two.
     assert results["val/num_tokens"] == pytest.approx(len(text) * 0.1, abs=2)

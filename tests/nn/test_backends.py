@@ -22,8 +22,8 @@ from attention_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.nn import BACKENDS, AttentionCase, AttentionMask, Scoring, attention_weights, select_backend
-from tinyformer.nn.backends import CPU_BF16_MIN_SEQ
+from tinyformer.nn import BACKENDS, ALiBi, AttentionCase, AttentionMask, Scoring, attention_weights, select_backend
+from tinyformer.nn.backends import CPU_BF16_MIN_SEQ, _rounded_bias, eager, flash, sdpa
 from tinyformer.nn.support import features_of
 
 FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
@@ -295,3 +295,25 @@ def test_dropout_differs_between_calls(backend):
     again = compute(q, k, v, AttentionMask(), Scoring(0.2), 0.5)
     assert not torch.equal(first, second)
     assert torch.equal(first, again)
+
+
+def test_a_bias_keeps_its_small_differences_in_low_precision():
+    # Padding hides all near keys of the last queries: ALiBi's bias of the others is -500 and below, where bf16 knows
+    # every second whole number alone.
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 1024, 32, requires_grad=True) for _ in range(3))
+    mask = AttentionMask(lengths=torch.tensor([1024, 100]))
+    mod = ALiBi(2).score_mod(q, 1024, 32**-0.5, causal=False)
+    exact = eager(q.double(), k.double(), v.double(), mask, Scoring(32**-0.5, mods=(mod,)))
+    for backend in (sdpa, flash):
+        out = backend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask, Scoring(32**-0.5, mods=(mod,)))
+        assert error(out.double(), exact) < 0.02, backend
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_rounded_bias_is_the_same_to_a_softmax(dtype):
+    bias = torch.tensor([[[[-500.0, -501.0, -502.5], [7.0, -torch.inf, 8.0], [-torch.inf] * 3]]])
+    rounded = _rounded_bias(bias, dtype)
+    torch.testing.assert_close(rounded[0, 0, :2].softmax(-1), bias[0, 0, :2].softmax(-1))
+    assert (rounded[0, 0, 2] == -torch.inf).all()
+    assert _rounded_bias(bias, torch.float32) is bias

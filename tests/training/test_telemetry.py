@@ -90,7 +90,7 @@ def test_heads_are_measured_at_steps_and_at_validations_and_drawn_at_these(tmp_p
 def test_the_table_of_heads_is_that_of_the_last_validation(tmp_path):
     telemetry, logger = AttentionTelemetry(), RunCSVLogger(tmp_path / "metrics.csv")
     fit(tmp_path, [telemetry], [logger], max_steps=6)
-    rows = table(tmp_path / "heads.csv")
+    rows = table(tmp_path / "attention" / "heads.csv")
     assert [(row["layer"], row["head"]) for row in rows] == [(str(n), f"{m:02d}") for n in range(2) for m in range(4)]
     latest = logged(logger)[6]
     for row in rows:
@@ -175,14 +175,14 @@ def test_pruned_heads_have_no_numbers(tmp_path):
     make_trainer(tmp_path, [AttentionTelemetry()], [logger]).fit(module, datamodule=data)
     gone = {name for name in NAMES if name.startswith(("attention/layer_00/head_01/", "attention/layer_00/head_02/"))}
     assert logged(logger)[6].keys() == NAMES - gone
-    assert [row["head"] for row in table(tmp_path / "heads.csv")] == ["00", "03", "00", "01", "02", "03"]
+    assert [row["head"] for row in table(tmp_path / "attention" / "heads.csv")] == ["00", "03", "00", "01", "02", "03"]
 
 
 def test_a_head_alone_has_no_similarity(tmp_path):
     logger = RunCSVLogger(tmp_path / "metrics.csv")
     validate(tmp_path, AttentionTelemetry(), [logger], {"num_heads": 1})
     assert {name.rpartition("/")[2] for name in logged(logger)[0]} == {*MEASURES, *PATTERNS} - {"similarity"}
-    assert {row["similarity"] for row in table(tmp_path / "heads.csv")} == {""}
+    assert {row["similarity"] for row in table(tmp_path / "attention" / "heads.csv")} == {""}
 
 
 @pytest.mark.parametrize(("seq_len", "period"), [(16, 8), (7, 3)])
@@ -281,7 +281,7 @@ def test_without_events_the_table_is_empty_and_there(tmp_path):
 def test_evaluation_has_no_events(tmp_path):
     validate(tmp_path, AttentionTelemetry())
     assert not (tmp_path / "events.csv").exists()
-    assert (tmp_path / "heads.csv").exists()
+    assert (tmp_path / "attention" / "heads.csv").exists()
 
 
 # Mistakes.

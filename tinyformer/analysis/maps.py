@@ -1,22 +1,24 @@
 """Every head's map of a text, to be looked at: a page to click through, a picture, and a table of measures."""
 
-import math
 from pathlib import Path
 
 import torch
 
 from tinyformer.analysis.atlas import write_atlas
-from tinyformer.analysis.capture import CapturedMaps, capture_attention
 from tinyformer.analysis.importance import head_importance
-from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
+from tinyformer.analysis.measures import MEASURES, PATTERNS, repeated_tokens
 from tinyformer.analysis.plots import head_maps
-from tinyformer.analysis.subject import Findings, Subject, at_least_one
+from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, measure_heads
+from tinyformer.analysis.subject import Findings, Subject, at_least_one, by_layer
 
 NUM_TOKENS = 48
 """Of a text, where no number is given and the model sees as many."""
 
 PICTURE_TOKENS = 24
 """As many as can be told apart beside the heads of a whole model."""
+
+NUM_REPEATED, PERIOD = 8, 32
+"""Sequences of random tokens that are said twice, and how many tokens of each."""
 
 
 class HeadMaps:
@@ -47,32 +49,19 @@ class HeadMaps:
         self.num_windows, self.needs_gradient = at_least_one("num_windows", num_windows, 16), importance
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        layers, text = subject.layers, None if self.text is None else subject.encode(self.text)
+        text = None if self.text is None else subject.encode(self.text)
         tokens = self._tokens(subject, text)
         probe = torch.tensor([tokens], device=subject.batches[0]["inputs"].device)
-        maps = [weights[0] for weights in _capture(subject, probe, subject.mask({"inputs": probe, "targets": probe}))]
-        labels, names = subject.labels(tokens), [layer.map_names for layer in layers]
-        measures = self._measures(subject)
-        meanings = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
-        if self.needs_gradient:
-            # A head's importance is that of each of its softmaxes.
-            remaining = iter(head_importance(subject))
-            measures["importance"] = [
-                [value for _ in range(layer.num_heads) for value in [next(remaining)] * layer.num_softmaxes]
-                for layer in layers
-            ]
-            meanings["importance"] = "mean |gradient of the loss in the head's gate|, nats per token"
-        atlas = write_atlas(folder / "atlas.html", maps, labels, measures, names, descriptions=meanings)
-        rows = [
-            [layer, name, *(_or_none(values[layer][index]) for values in measures.values())]
-            for layer, heads in enumerate(names)
-            for index, name in enumerate(heads)
-        ]
-        shown = slice(0, PICTURE_TOKENS)
+        with subject.precision():
+            captured = capture_weights(subject.network, probe, subject.mask({"inputs": probe, "targets": probe}))
+        maps, labels, measures = [weights[0] for weights in captured], subject.labels(tokens), self._measures(subject)
+        names = [[name.removeprefix("0") for name in layer] for layer in measures.names]  # for people: 3, not 03
+        atlas = write_atlas(folder / "atlas.html", maps, labels, measures.values, names, descriptions=self._meanings())
+        table, shown = measures.table(), slice(0, PICTURE_TOKENS)
         of_all = f" (analysis.text has {len(text):,})" if text and len(text) > len(tokens) else ""
         return Findings(
-            lines={"atlas": f"{len(rows)} maps of {len(tokens)} tokens{of_all}; open {atlas.name} in a browser"},
-            tables={"maps": (["layer", "head", *measures], rows)},
+            lines={"atlas": f"{len(table[1])} maps of {len(tokens)} tokens{of_all}; open {atlas.name} in a browser"},
+            tables={"maps": table},
             figures={"maps": head_maps([m[:, shown, shown] for m in maps], labels[shown], "attention", names)},
             files=[atlas],
         )
@@ -93,25 +82,25 @@ class HeadMaps:
             raise ValueError("analysis.text is empty; 'analysis.text=A cat.' works, and null is the split's beginning.")
         return (subject.batches[0]["inputs"][0].tolist() if text is None else text)[:num_tokens]
 
-    def _measures(self, subject: Subject) -> dict[str, list[list[float]]]:
-        """Of each map: the measures of the windows, and the patterns of repeated random tokens."""
-        windows = torch.cat([batch["inputs"] for batch in subject.batches])
-        mask = subject.mask({name: torch.cat([b[name] for b in subject.batches]) for name in subject.batches[0]})
-        encoder = subject.network.encoder
-        repeated = repeated_tokens(encoder.vocab_size, 8, max(1, min(32, encoder.max_seq_len // 2))).to(windows.device)
-        pattern_mask = subject.mask({"inputs": repeated, "targets": repeated})
-        return {
-            **measure_layers(MEASURES, _capture(subject, windows, mask, self.rows), windows),
-            **measure_layers(PATTERNS, _capture(subject, repeated, pattern_mask), repeated),
-        }
+    def _measures(self, subject: Subject) -> HeadMeasures:
+        """Of each map: measures of the windows, patterns of repeated random tokens, and its head's importance."""
+        windows = {name: torch.cat([batch[name] for batch in subject.batches]) for name in subject.batches[0]}
+        probes, encoder = [Probe(windows["inputs"], subject.mask(windows), MEASURES)], subject.network.encoder
+        period = min(PERIOD, encoder.max_seq_len // 2)
+        if period:
+            tokens = repeated_tokens(encoder.vocab_size, NUM_REPEATED, period).to(windows["inputs"].device)
+            probes.append(Probe(tokens, subject.mask({"inputs": tokens, "targets": tokens}), PATTERNS))
+        measured = measure_heads(subject.network, probes, self.rows, subject.precision())
+        if not self.needs_gradient:
+            return measured
+        importance = by_layer(subject.layers, head_importance(subject))
+        # A head's importance is that of each of its softmaxes.
+        repeated = [
+            [value for value in values for _ in range(layer.num_softmaxes)]
+            for layer, values in zip(subject.layers, importance, strict=True)
+        ]
+        return HeadMeasures(measured.names, {**measured.values, "importance": repeated})
 
-
-@torch.no_grad()
-def _capture(subject: Subject, tokens: torch.Tensor, mask: object, rows: int | None = None) -> CapturedMaps:
-    with capture_attention(subject.network, rows) as maps, subject.precision():
-        subject.network.encoder(tokens, mask)
-    return maps
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    def _meanings(self) -> dict[str, str]:
+        meanings = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
+        return {**meanings, "importance": "mean |gradient of the loss in the head's gate|, nats per token"}

@@ -221,7 +221,7 @@ class TrainingRun:
                 "checkpoints": f"{shown(self.folder)}/checkpoints/last.ckpt, best.ckpt",
                 "attention maps": shown(pictures[-1]) if pictures else None,
                 "events": describe_events([e for t in self.telemetry for e in t.detector.events], self.folder),
-                "logs": f"{shown(self.folder)}/metrics.csv, heads.csv, results.json",
+                "logs": f"{shown(self.folder)}/metrics.csv, attention/heads.csv, results.json",
                 "wandb": build.wandb_whereabouts(self.loggers),
             }
         )

@@ -170,7 +170,7 @@ def sdpa(
         q, k, v = q.float(), k.float(), v.float()
     attn_mask: Tensor | None = allowed
     if bias is not None:
-        attn_mask = bias.to(q.dtype) if allowed is None else bias.to(q.dtype).masked_fill(~allowed, -torch.inf)
+        attn_mask = _rounded_bias(bias if allowed is None else bias.masked_fill(~allowed, -torch.inf), q.dtype)
     if attn_mask is not None:
         attn_mask = attn_mask.expand(q.shape[0], -1, -1, -1)
     # The dtype is decided above; autocast would take it down to bf16 again.
@@ -182,6 +182,22 @@ def sdpa(
     if empty is not None:
         out = out.masked_fill(empty, 0.0)
     return out.to(dtype)
+
+
+def _rounded_bias(
+    bias: Float[Tensor, "#batch #num_heads q_seq k_seq"], dtype: torch.dtype
+) -> Float[Tensor, "#batch #num_heads q_seq k_seq"]:
+    """A bias as a kernel can take it, close to zero where it counts.
+
+    A softmax does not see what is subtracted from a whole row, and numbers near zero are the ones that a lower
+    precision tells apart: where a query's nearest keys are padding, ALiBi's bias of the others is in the hundreds. On
+    CPU the kernels take fp32 beside lower precision, elsewhere they want the queries' own.
+    """
+    if dtype == bias.dtype:
+        return bias
+    highest = bias.detach().amax(dim=-1, keepdim=True)
+    shifted = bias - highest.masked_fill(highest == -torch.inf, 0.0)
+    return shifted if bias.device.type == "cpu" else shifted.to(dtype)
 
 
 def _with_sink(

@@ -15,9 +15,9 @@ class HeadLog:
     """Writes what telemetry finds.
 
     - each measurement: a number for each head and measure, `attention/layer_00/head_00/entropy`, to all loggers;
-    - each validation: `attention/step_000100.png` and `attention/measures_000100.png`, and `heads.csv` and
-      `events.csv` anew; in Weights & Biases the pictures `attention/maps` and `attention/measures` and the tables
-      `attention/heads` and `attention/events`.
+    - each validation: `attention/step_000100.png` and `attention/measures_000100.png`, and
+      `attention/heads.csv` and `events.csv` anew; in Weights & Biases the pictures `attention/maps` and
+      `attention/measures` and the tables `attention/heads` and `attention/events`.
 
     All heads share a picture and a table: Weights & Biases shows at most 108 images under one key.
 
@@ -47,7 +47,7 @@ class HeadLog:
     def heads(self, step: int, measures: HeadMeasures) -> None:
         """Keep the latest number of each head and measure as a table."""
         columns, rows = measures.table()
-        _write_csv(self.folder / "heads.csv", columns, rows)
+        _write_csv(self.folder / "attention" / "heads.csv", columns, rows)
         for logger in self.wandb:
             logger.log_table("attention/heads", columns, rows, step=step)
 
