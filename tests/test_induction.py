@@ -91,14 +91,14 @@ def test_there_is_no_other_split(program: Program, split: str) -> None:
 @pytest.mark.slow
 def test_two_layers_copy_and_one_does_not(program: Program) -> None:
     settings = (
-        "data=induction data.seq_len=48 data.num_symbols=16 data.min_period=8 data.max_period=16 data.batch_size=16 "
+        "data=induction data.seq_len=48 data.num_symbols=48 data.min_period=8 data.max_period=16 data.batch_size=32 "
         "data.num_validation_sequences=128 model.max_seq_len=48 callbacks.attention=null trainer.max_steps=300 "
-        "trainer.val_check_interval=300 optimizer.lr=3e-3 generate.num_tokens=1"
+        "trainer.val_check_interval=300 generate.num_tokens=1"
     )
     accuracy = {}
     for num_layers in (1, 2):
         ended = program("train.py", settings, f"model.num_layers={num_layers} hydra.run.dir={num_layers}")
         assert ended.code == 0, ended.err
         accuracy[num_layers] = results_of(str(num_layers))["val/accuracy"]
-    assert accuracy[1] < 0.4
-    assert accuracy[2] > 0.8
+    assert accuracy[1] < 0.35
+    assert accuracy[2] > 0.7
