@@ -72,7 +72,7 @@ class HeadPruning:
         num_pruned = self._num_pruned(total, total - len(layers))
         ranked = pruning_order(subject, ORDERS[self.order](subject, self.seed))
         counts = sorted({round(i * len(ranked) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {num_pruned})
-        curve = {}
+        num_windows, curve = sum(len(batch["inputs"]) for batch in subject.batches), {}
         for count in counts:
             with gated(subject.network, ranked[:count]):
                 curve[count] = subject.losses().mean
@@ -81,7 +81,7 @@ class HeadPruning:
             prune_heads(layer, [layers[index].head_ids[head] for at, head in ranked[:num_pruned] if at == index])
         error = _difference(subject, ranked[:num_pruned], pruned)
         assert error < 1e-5, f"The pruned model differs from the gated one by {error:.1e}."
-        path, num_windows = folder / "pruned.ckpt", sum(len(batch["inputs"]) for batch in subject.batches)
+        path = folder / "pruned.ckpt"
         subject.save_pruned(pruned, path)
         old_speed, new_speed = _tokens_per_second(subject, [subject.network, pruned])
         old_size, new_size = subject.network.num_parameters(), pruned.num_parameters()
