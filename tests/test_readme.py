@@ -5,11 +5,13 @@ Lines that train are shortened by `trainer.max_steps`. Only these are adapted ot
 - `trainer=gpu` and the Hub (`data=tinystories`, `data=hub`, `experiment=` without `data=text`), which need what a test
   machine may lack: they run on the CPU and on a local text;
 - `python -m tinyformer.doctor` looks at one variant; all of them are a slow test, `tests/test_doctor.py`;
-- placeholders: `outputs/…` is a run of the test's own, `book.txt` and `other.txt` are texts that it writes.
+- placeholders: `outputs/…` and `multirun/…` are runs of the test's own, of two heads in a layer (so of four, the third and
+  fourth become the first and second); `book.txt` and `other.txt` are texts that it writes.
 """
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,8 @@ ADAPTED = {
     "experiment=shakespeare_gpu trainer=gpu": "experiment=shakespeare_gpu trainer=cpu data=text data.files=book.txt",
     "data.files=tinyshakespeare.txt": "data.files=book.txt",
     "outputs/…": "outputs/run",
+    "multirun/…": "multirun/sweep",
+    "[[1,2],[1,3]]": "[[1,0],[1,1]]",
     "trainer.max_steps=4000": "trainer.max_steps=6",
 }
 
@@ -59,14 +63,23 @@ def test_the_adaptations_are_of_lines_that_the_readme_has() -> None:
     assert all(written in README for written in ADAPTED)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the run that lines speak of is kept: it is trained once."""
+    return tmp_path_factory.mktemp("kept") / "run"
+
+
 @pytest.mark.parametrize("line", ["python train.py", *PROGRAMS])
-def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     Path("other.txt").write_text("Once there was a cat.\n" * 9)
     Path("mine.py").write_text(PYTHON[1])
     monkeypatch.syspath_prepend(str(Path.cwd()))
     if "outputs/…" in line:
-        small = f"{SMALL} data=text data.files=book.txt tokenizer=char"
-        assert program("train.py", small, "hydra.run.dir=outputs/run").code == 0
+        if not kept.exists():
+            small = f"{SMALL} data=text data.files=book.txt tokenizer=char"
+            assert program("train.py", small, "hydra.run.dir=outputs/run").code == 0
+            shutil.copytree("outputs/run", kept)
+        shutil.copytree(kept, "outputs/run", dirs_exist_ok=True)
     _, script, *arguments = shlex.split(adapted(line))
     ended = program(script, *arguments, split=False)
     assert ended.code == 0, ended.err
@@ -74,7 +87,10 @@ def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("line", MODULES)
-def test_module_line(line: str, tmp_path: Path) -> None:
+def test_module_line(line: str, program: Program, book: Path, tmp_path: Path) -> None:
+    if "multirun/…" in line:
+        sweep = f"-m attention=mha,gqa {SMALL} data=text data.files=book.txt tokenizer=char"
+        assert program("train.py", sweep, "hydra.sweep.dir=multirun/sweep").code == 0
     command = [sys.executable, *shlex.split(adapted(line))[1:]]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -89,7 +105,18 @@ def test_python_blocks(tmp_path: Path) -> None:
 
 def test_the_table_of_axes_lists_every_choice() -> None:
     rows = {row.split("|")[1].strip(" `"): row for row in README.splitlines() if row.startswith("| `")}
-    for group in ("attention", "position", "block", "feed_forward", "norm", "model", "data", "tokenizer", "optimizer"):
+    for group in (
+        "attention",
+        "position",
+        "block",
+        "feed_forward",
+        "norm",
+        "model",
+        "data",
+        "tokenizer",
+        "optimizer",
+        "analysis",
+    ):
         choices = {file.stem for file in (ROOT / "conf" / group).glob("[!_]*.yaml")}
         assert choices <= set(re.findall(r"`(\w+)`", rows[group])), group
 
@@ -104,6 +131,7 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
         assert f"| {' | '.join(cells)} |" in README
 
 
-def test_the_picture_is_there() -> None:
-    (path,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert (ROOT / path).stat().st_size > 10_000
+def test_the_pictures_are_there() -> None:
+    paths = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert len(paths) == 3
+    assert all((ROOT / path).stat().st_size > 10_000 for path in paths)

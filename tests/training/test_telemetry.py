@@ -81,7 +81,8 @@ def test_heads_are_measured_at_steps_and_at_validations_and_drawn_at_these(tmp_p
     maps, measures = (
         [tmp_path / "attention" / f"{name}_{step:06d}.png" for step in (3, 6)] for name in ("step", "measures")
     )
-    assert sorted((tmp_path / "attention").iterdir()) == sorted(maps + measures)
+    table_of_heads = tmp_path / "attention" / "heads.csv"
+    assert sorted((tmp_path / "attention").iterdir()) == sorted([*maps, *measures, table_of_heads])
     assert maps == telemetry.paths
     assert all(imread(path).ndim == 3 for path in maps + measures)
     assert telemetry.labels == ["A", "·", "c", "a", "t"]
