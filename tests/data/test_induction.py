@@ -218,7 +218,7 @@ def test_no_distance_is_right_for_much_of_the_default():
         accuracy(module, lambda tokens, back=back: torch.arange(tokens.shape[1]).expand_as(tokens) - back)
         for back in range(64)
     )
-    assert best < 0.1
+    assert best < 0.15
 
 
 # Tokens of another vocabulary, and mistakes.
