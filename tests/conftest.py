@@ -24,6 +24,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.pop("WANDB_API_KEY", None)
 
 
+@pytest.fixture(autouse=True)
+def short_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees what a program in this process, before it, has told Hydra."""
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
     """Run `train.py` or `evaluate.py` in this process, in an empty folder: `program("train.py", "seed=1 …")`."""

@@ -49,6 +49,7 @@ def rows(table: str) -> dict[str, list[str]]:
     return {line[0]: line[1:] for line in cells if line}
 
 
+@pytest.mark.slow
 def test_a_table_shows_variants_side_by_side(tmp_path: Path) -> None:
     ended = spawned(tmp_path, "attention=mha,gqa,mqa,mla,differential model=base --save cards.json")
     assert (ended.code, ended.err) == (0, "")

@@ -5,7 +5,7 @@ Lines that train are shortened by `trainer.max_steps`. Only these are adapted ot
 - `trainer=gpu` and the Hub (`data=tinystories`, `data=hub`, `experiment=` without `data=text`), which need what a test
   machine may lack: they run on the CPU and on a local text;
 - `python -m tinyformer.doctor` looks at one variant; all of them are a slow test, `tests/test_doctor.py`;
-- placeholders: `outputs/…` and `multirun/…` are runs of the test's own, of two heads in a layer (so of four, the third and
+- placeholders: `outputs/…` and `multirun/…` are runs of the test's own, with two heads in a layer (so the third and
   fourth become the first and second); `book.txt` and `other.txt` are texts that it writes.
 """
 
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from programs import ROOT, SMALL, Program
@@ -69,7 +70,26 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kept") / "run"
 
 
-@pytest.mark.parametrize("line", ["python train.py", *PROGRAMS])
+LONG = (
+    "-m ",
+    "shakespeare_gpu",
+    "logger=wandb",
+    "num_layers=1",
+    "backend=flash",
+    "block=",
+    "position=none",
+    "resample",
+)
+"""Parts of lines that take seconds, and show little that others do not: slow tests."""
+
+
+def marked(lines: list[str]) -> list[Any]:
+    return [
+        pytest.param(line, marks=pytest.mark.slow) if any(part in line for part in LONG) else line for line in lines
+    ]
+
+
+@pytest.mark.parametrize("line", ["python train.py", *marked(PROGRAMS)])
 def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     Path("other.txt").write_text("Once there was a cat.\n" * 9)
     Path("mine.py").write_text(PYTHON[1])

@@ -41,6 +41,7 @@ def test_each_variant_was_brought_below_the_unigram_entropy() -> None:
     assert all(abs(row["num_parameters"] - ROWS["multi-head"]["num_parameters"]) <= 512 for row in ROWS.values())
 
 
+@pytest.mark.slow
 def test_the_width_that_makes_up_for_a_variants_parameters() -> None:
     # Learned positions of nano: 128 vectors of 128, so 16 units of 4 layers x 2 matrices x 128.
     assert BENCHMARK["matching_d_ff"](["position=none"]) == 512 + 16

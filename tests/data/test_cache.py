@@ -214,6 +214,7 @@ def test_what_a_killed_build_left_is_cleared_away(tmp_path):
     assert folders(tmp_path) == [folder.name]
 
 
+@pytest.mark.slow
 def test_processes_and_threads_build_once(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     processes = [start_build(tmp_path, 0.5) for _ in range(2)]

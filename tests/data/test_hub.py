@@ -139,6 +139,7 @@ text = prepared.tokenizer.decode(prepared.splits["train"].ids[1:1000])
 )
 
 
+@pytest.mark.slow
 def test_a_budget_streams_a_part_and_the_result_works_offline(run):
     with HubServer(REPOSITORIES) as hub:
         answer = run(hub, PREPARE + "answer = [tokens, text, prepared.has_own_validation]")
