@@ -75,6 +75,7 @@ def test_heads_can_be_taken_away(program: Program, trained: dict[str, object]) -
     assert abs(results["val/loss"] - trained["val/loss"]) > 1e-6
 
 
+@pytest.mark.slow
 def test_splits(program: Program, trained: dict[str, object]) -> None:
     text = Path("book.txt").read_text()
     sizes = {}

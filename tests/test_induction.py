@@ -48,6 +48,7 @@ def test_it_is_evaluated_and_resumed_like_any_other(program: Program) -> None:
     assert results_of("anew")["data_fingerprint"] != results_of("evaluated")["data_fingerprint"]
 
 
+@pytest.mark.slow
 def test_a_model_of_text_is_scored_in_its_own_tokens(program: Program, book: Path) -> None:
     text = "data=text data.files=book.txt tokenizer=byte hydra.run.dir=run"
     assert program("train.py", SMALL, text).code == 0

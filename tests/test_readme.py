@@ -71,21 +71,18 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LONG = (
-    "-m ",
-    "shakespeare_gpu",
-    "logger=wandb",
-    "num_layers=1",
-    "backend=flash",
-    "block=",
-    "position=none",
-    "resample",
+    *("-m ", "shakespeare_gpu", "logger=wandb", "num_layers=1", "backend=flash", "block=", "position=none", "resample"),
+    *("mine.Sharper", "data=hub", "=[[", "analysis=importance", "split=test", "analysis=residual", "tinyformer.card"),
 )
 """Parts of lines that take seconds, and show little that others do not: slow tests."""
 
 
 def marked(lines: list[str]) -> list[Any]:
     return [
-        pytest.param(line, marks=pytest.mark.slow) if any(part in line for part in LONG) else line for line in lines
+        pytest.param(line, marks=pytest.mark.slow)
+        if any(part in line.replace("python -m", "") for part in LONG)
+        else line
+        for line in lines
     ]
 
 
@@ -106,7 +103,7 @@ def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest
     assert "val loss" in ended.out or "test loss" in ended.out
 
 
-@pytest.mark.parametrize("line", MODULES)
+@pytest.mark.parametrize("line", marked(MODULES))
 def test_module_line(line: str, program: Program, book: Path, tmp_path: Path) -> None:
     if "multirun/…" in line:
         sweep = f"-m attention=mha,gqa {SMALL} data=text data.files=book.txt tokenizer=char"

@@ -92,6 +92,7 @@ def sentence(call):
 """
 
 
+@pytest.mark.slow
 def test_downloads_joins_and_refuses(hub, run):
     answer = run(
         hub,

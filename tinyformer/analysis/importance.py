@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.regression import spearman_corrcoef
 
 from tinyformer.analysis.ablation import head_changes
 from tinyformer.analysis.charts import head_grid
@@ -97,4 +96,7 @@ def rank_correlation(one: list[float], other: list[float]) -> float | None:
     """Spearman's ρ: 1 where both rank alike, -1 where in opposite order; None for fewer than two."""
     if len(one) < 2:
         return None
+    # It takes a second to import, which the other analyses need not wait for.
+    from torchmetrics.functional.regression import spearman_corrcoef  # noqa: PLC0415
+
     return float(spearman_corrcoef(torch.tensor(one), torch.tensor(other)))
