@@ -1,5 +1,6 @@
 """`data=induction`, as its users run it: it needs two layers."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -103,3 +104,31 @@ def test_two_layers_copy_and_one_does_not(program: Program) -> None:
         accuracy[num_layers] = results_of(str(num_layers))["val/accuracy"]
     assert accuracy[1] < 0.35
     assert accuracy[2] > 0.7
+
+
+@pytest.mark.slow
+def test_the_circuit_is_found_and_taken_away(program: Program) -> None:
+    # ALiBi's slopes tell heads apart, so that some become induction heads and others do not.
+    settings = (
+        "data=induction data.seq_len=48 data.num_symbols=48 data.min_period=8 data.max_period=16 data.batch_size=32 "
+        "data.num_validation_sequences=128 model.max_seq_len=48 callbacks.attention=null trainer.max_steps=400 "
+        "trainer.val_check_interval=400 generate.num_tokens=1 model.num_layers=2 position=alibi"
+    )
+    ended = program("train.py", settings, "hydra.run.dir=run")
+    assert ended.code == 0, ended.err
+
+    def evaluate(*overrides: str) -> float:
+        common = "checkpoint=run/checkpoints/last.ckpt callbacks.attention=null hydra.run.dir=evaluated"
+        ended = program("evaluate.py", common, *overrides)
+        assert ended.code == 0, ended.err
+        return results_of("evaluated")["val/accuracy"]
+
+    assert evaluate("analysis=maps analysis.importance=false") > 0.8
+    with Path("evaluated/maps.csv").open() as file:
+        heads = {(int(row["layer"]), int(row["head"])): float(row["induction"]) for row in csv.DictReader(file)}
+    found = [pair for pair, score in heads.items() if score > 0.4]
+    others = [pair for pair, score in heads.items() if pair[0] == 1 and pair not in found][: len(found)]
+    assert {layer for layer, _ in found} == {1}
+    assert len(others) == len(found)
+    assert evaluate(f"attention.ablated_heads={[list(pair) for pair in found]}".replace(" ", "")) <= 0.3
+    assert evaluate(f"attention.ablated_heads={[list(pair) for pair in others]}".replace(" ", "")) >= 0.8
