@@ -288,9 +288,7 @@ def test_in_every_precision(program: Program, checkpoint_of: Checkpoints, precis
     checkpoint = checkpoint_of("attention=gqa")
     results = evaluate(program, checkpoint, f"analysis={analysis} {ALL} trainer.precision={precision}")
     assert results["precision"] == precision
-    # In bf16-true the sums of the validation are rounded, too.
-    tolerance = 1e-2 if precision == "bf16-true" else 1e-5
-    assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=tolerance)
+    assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
 
 
 @pytest.mark.slow

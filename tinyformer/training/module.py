@@ -69,6 +69,8 @@ class TrainingModule(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Begin the sums anew."""
         self.sums.reset()
+        for metric in self.sums.values():
+            metric.set_dtype(torch.float32)  # trainer.precision=bf16-true takes sums down to eight bits, too
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         """Add a batch to the sums."""
