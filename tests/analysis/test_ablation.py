@@ -187,3 +187,14 @@ def test_what_cannot_be_is_refused(arguments, said):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         HeadAblation(**arguments)
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("mode", ["mean", "resample"])
+def test_nothing_stands_in_for_a_head_that_was_away_before(mode):
+    subject = make_subject(loud_transformer(ablated_heads=[[0, 1]]))
+    away = subject.network.attentions()[0]
+    (losses,) = losses_without(subject, [(0, [2])], mode)
+    with torch.no_grad():
+        away.v_proj.weight.unflatten(0, (4, -1))[1].zero_()  # whatever the absent head says
+    (unmoved,) = losses_without(subject, [(0, [2])], mode)
+    torch.testing.assert_close(unmoved.nats, losses.nats)

@@ -37,7 +37,12 @@ def ablated(
     before = gate.factors, gate.replacement
     factors = torch.ones(layer.num_heads, device=layer.o_proj.weight.device) if before[0] is None else before[0].clone()
     factors[..., list(heads)] = 0.0
-    gate.factors, gate.replacement = factors, replacement
+    gate.factors = factors
+    if replacement is not None:
+        # What was taken away before stays away: nothing stands in for it.
+        chosen = torch.zeros(layer.num_heads, 1, 1, device=factors.device)
+        chosen[list(heads)] = 1.0
+        gate.replacement = lambda outputs: chosen.to(outputs.dtype) * replacement(outputs)
     try:
         yield
     finally:
