@@ -32,12 +32,10 @@ class Solution:
     gradients: tuple[Tensor, ...]
 
     def errors(self, exact: "Solution", telling: Iterable[bool]) -> "Errors":
-        """The distance from the exact one; of the gradients, those that tell something."""
-        of_gradients = zip(telling, self.gradient_errors(exact), strict=False)
-        return Errors(
-            relative_error(self.output, exact.output),
-            max((error for tells, error in of_gradients if tells), default=None),
-        )
+        """The distance from the exact one, given which gradients tell of a kernel."""
+        gradients = self.gradient_errors(exact)
+        told = [error for tells, error in zip(telling, gradients, strict=False) if tells]
+        return Errors(relative_error(self.output, exact.output), max(gradients, default=None), max(told, default=None))
 
     def gradient_errors(self, exact: "Solution") -> list[float]:
         """The distance of each gradient from the exact one."""
@@ -46,10 +44,17 @@ class Solution:
 
 @dataclass(frozen=True)
 class Errors:
-    """max|a - b| / max|b| of the output, and the largest of the gradients' if there are any."""
+    """max|a - b| / max|b| of the output, and the largest of the gradients' if there are any.
+
+    Args:
+        output: of the output.
+        gradient: of all gradients.
+        telling_gradient: of those that tell of a kernel, see `ILL_CONDITIONED`.
+    """
 
     output: float
     gradient: float | None
+    telling_gradient: float | None
 
 
 def relative_error(actual: Tensor, exact: Tensor) -> float:

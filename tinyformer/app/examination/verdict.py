@@ -178,7 +178,7 @@ def _attempt(problem: Problem, backend: Backend, dtype: torch.dtype, gradient: b
 
 def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
     """Which error is too large, if one is."""
-    pairs = {"output": (errors.output, eager.output), "gradient": (errors.gradient, eager.gradient)}
+    pairs = {"output": (errors.output, eager.output), "gradient": (errors.telling_gradient, eager.telling_gradient)}
     for name, (error, yardstick) in pairs.items():
         allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))
         if error is not None and not error <= allowed:
