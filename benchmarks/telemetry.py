@@ -85,7 +85,7 @@ def train_in_turn(config: DictConfig, num_blocks: int) -> dict[str, Any]:
     run = TrainingRun(config)
     (telemetry,) = run.telemetry
     in_turn = InTurn(telemetry)
-    callbacks: list[L.Callback] = run.trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[L.Callback] = run.trainer.callbacks
     callbacks[callbacks.index(telemetry)] = in_turn
     run.fit()
     kinds: dict[str, Any] = {}

@@ -153,7 +153,7 @@ class HeadAblation:
                 "heads": (
                     ["layer", "head", "kv_head", *CHANGE_COLUMNS],
                     [
-                        [index, layers[index].head_ids[head], kv_head_of(layers[index], head), *change.row(base)]
+                        [index, layers[index].head_ids[head], layers[index].kv_of_head[head], *change.row(base)]
                         for (index, head), change in zip(pairs, changes, strict=True)
                     ],
                 )
@@ -186,16 +186,9 @@ class HeadAblation:
 def kv_groups(layer: BaseAttention) -> list[list[int]]:
     """The heads that read each K/V head, as indices within the layer."""
     readers: list[list[int]] = [[] for _ in range(layer.num_kv_heads)]
-    for head in range(layer.num_heads):
-        readers[kv_head_of(layer, head)].append(head)
+    for head, kv_head in enumerate(layer.kv_of_head):
+        readers[kv_head].append(head)
     return readers
-
-
-def kv_head_of(layer: BaseAttention, head: int) -> int:
-    """The K/V head that a head reads, both as indices within the layer."""
-    if layer.kv_index is not None:
-        return int(layer.kv_index[head])
-    return head // (layer.num_heads // layer.num_kv_heads)
 
 
 def _single(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:

@@ -78,7 +78,7 @@ def write_atlas(
         "title": title,
         "tokens": [_visible(token) for token in tokens],
         "measures": [{"name": name, "description": (descriptions or {}).get(name, "")} for name in measures],
-        "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"].colors],  # type: ignore[attr-defined]
+        "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
         "layers": len(maps),
         "heads": heads,
     }

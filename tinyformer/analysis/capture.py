@@ -40,7 +40,7 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
             model(tokens, AttentionMask(causal=True))
 
     A fused kernel never holds the weights, so each layer computes them once more from the same queries and keys, by
-    `tinyformer.nn.backends.attention_maps`. Outside of the block nothing is kept and nothing is slower.
+    `tinyformer.nn.weights.attention_maps`. Outside of the block nothing is kept and nothing is slower.
 
     Args:
         model: the network; a compiled one runs uncompiled inside the block, since compiled code skips hooks.

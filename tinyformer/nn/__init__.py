@@ -2,12 +2,12 @@
 
 In the order of a forward pass: `encoder` embeds tokens (`position`) and stacks `block`s; a block is an `attention` and
 a `feed_forward`, each with a `norm` and a `residual`; attention (`multi_head`, `latent` or `differential`)
-compares queries with keys under a `mask` by a `score`, on one of several `backends` (`support` says which can),
-remembers them in a `cache`, and passes its heads through a `gate`; the `readout` turns vectors into scores.
+compares queries with keys under a `mask` by a `score`, which gives `weights`, on one of several `backends` (`support`
+says which can), remembers them in a `cache`, and passes its heads through a `gate`, until someone takes heads away
+(`prune`); the `readout` turns vectors into scores.
 """
 
 from tinyformer.nn.attention import BaseAttention
-from tinyformer.nn.backends import AttentionMaps, attention_weights
 from tinyformer.nn.block import PostNormBlock, PreNormBlock
 from tinyformer.nn.cache import Cache, LayerCache
 from tinyformer.nn.differential import DifferentialAttention
@@ -34,6 +34,7 @@ from tinyformer.nn.residual import Residual
 from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from tinyformer.nn.support import BACKENDS, LACKS, AttentionCase, Feature, select_backend
 from tinyformer.nn.transformer import Transformer
+from tinyformer.nn.weights import AttentionMaps, attention_weights
 
 __all__ = [
     "BACKENDS",

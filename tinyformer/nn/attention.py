@@ -4,22 +4,21 @@ How queries, keys and values are made is the business of `multi_head`, `latent` 
 """
 
 import copy
-import pydoc
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.nn.backends import AttentionMaps, attention_maps
 from tinyformer.nn.cache import LayerCache
-from tinyformer.nn.gate import HeadGate, OutputGate
-from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.gate import HeadGate, OutputGate, ablated_in_layer
+from tinyformer.nn.mask import AttentionMask, window_of_layer
 from tinyformer.nn.position import RelativePosition
-from tinyformer.nn.score import SCORES, LocalGaussian, ScaledDotScore, Scoring, softcap
+from tinyformer.nn.score import LocalGaussian, Scoring, find_score
+from tinyformer.nn.score import softcap as softcap_mod
 from tinyformer.nn.support import AttentionCase, Backend, features_of, require_possible, running_kernel, select_backend
+from tinyformer.nn.weights import AttentionMaps, attention_maps
 
 
 class BaseAttention(nn.Module):
@@ -87,19 +86,19 @@ class BaseAttention(nn.Module):
         self.num_heads, self.head_dim, self.v_head_dim = num_heads, head_dim, v_head_dim or head_dim
         self.layer_index, self.position_dim = layer_index, position_dim or head_dim
         self.dropout, self.backend = dropout, backend
-        self.score = _score(score)(num_heads, head_dim)
-        self.window = _window_of(window, layer_index)
+        self.score = find_score(score)(num_heads, head_dim)
+        self.window = window_of_layer(window, layer_index)
         if not 0 <= dropout < 1:
             raise ValueError(f"attention.dropout={dropout} is no probability below 1; attention.dropout=0.1 is.")
         if local_gaussian and (window is None or not (isinstance(window, int) or any(window))):
             raise ValueError("attention.local_gaussian=true needs a window to fall off in; attention.window=16 works.")
         # In a pattern of local and global layers, it is the local ones that have it.
         self.gaussian = LocalGaussian(num_heads, head_dim, self.window) if local_gaussian and self.window else None
-        self.softcap = _checked_softcap(softcap)
+        self.softcap = softcap_mod(softcap) if softcap is not None else None
         self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
         self.position = position(head_dim=self.position_dim) if position else RelativePosition()
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
-        self.head_gate = HeadGate(num_heads, _ablated_here(ablated_heads, layer_index, num_layers, num_heads))
+        self.head_gate = HeadGate(num_heads, ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads))
         # Where heads were pruned (`prune_heads`): which, which are left, and which K/V head each of these reads.
         self.pruned: list[int] = []
         self.register_buffer("kept", None, persistent=False)
@@ -173,7 +172,7 @@ class BaseAttention(nn.Module):
             crosses: whether the keys are those of another sequence.
         """
         q = self.score(q)
-        mods = [softcap(self.softcap)] if self.softcap else []
+        mods = [self.softcap] if self.softcap else []
         mix = reweigh = None
         if not crosses:
             positional = self.position.score_mod(self.position_part(q), k_seq, self.score.scale, mask.causal)
@@ -229,6 +228,13 @@ class BaseAttention(nn.Module):
     def head_ids(self) -> list[int]:
         """The number of each head, which it keeps when others are pruned."""
         return list(range(self.num_heads)) if self.kept is None else self.kept.tolist()
+
+    @property
+    def kv_of_head(self) -> list[int]:
+        """The K/V head that each head reads, both as indices within the layer."""
+        if self.kv_index is not None:
+            return self.kv_index.tolist()
+        return [head // (self.num_heads // self.num_kv_heads) for head in range(self.num_heads)]
 
     @property
     def map_names(self) -> list[str]:
@@ -332,43 +338,3 @@ class BaseAttention(nn.Module):
     ) -> Float[Tensor, "batch {num_heads} seq head_dim"]:
         """One vector for each head out of a vector for all of them."""
         return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-
-def _score(name: str) -> Callable[..., ScaledDotScore]:
-    """The score function of a name, ours or the dotted one of a user's class."""
-    found: Any = SCORES.get(name) or (pydoc.locate(name) if "." in name else None)
-    is_score = isinstance(found, type) and issubclass(found, ScaledDotScore)
-    if not is_score:
-        raise ValueError(
-            f"attention.score={name}: choose one of {', '.join(SCORES)}, or give PACKAGE.CLASS, "
-            "a subclass of tinyformer.nn.ScaledDotScore."
-        )
-    return found
-
-
-def _window_of(window: int | Sequence[int | None] | None, layer_index: int) -> int | None:
-    """The window of one layer."""
-    pattern = [window] if window is None or isinstance(window, int) else list(window)
-    if not pattern or any(width is not None and width < 1 for width in pattern):
-        raise ValueError(
-            f"attention.window={window}: a window holds at least the token itself; attention.window=16 works, and so "
-            "does a pattern over layers, attention.window=[16,16,null]."
-        )
-    return pattern[layer_index % len(pattern)]
-
-
-def _checked_softcap(softcap: float | None) -> float | None:
-    if softcap is not None and softcap <= 0:
-        raise ValueError(f"attention.softcap={softcap} is no bound above 0; attention.softcap=50.0 is, or null.")
-    return softcap
-
-
-def _ablated_here(pairs: Sequence[Sequence[int]], layer_index: int, num_layers: int, num_heads: int) -> list[int]:
-    """The heads of this layer among the model's ablated ones, each pair checked against the model."""
-    for pair in pairs:
-        if len(pair) != 2 or not (0 <= pair[0] < num_layers and 0 <= pair[1] < num_heads):
-            raise ValueError(
-                f"attention.ablated_heads holds {list(pair)}, which is no [layer, head] of a model with "
-                f"{num_layers} layers of {num_heads} heads; [{num_layers - 1}, {num_heads - 1}] is the last."
-            )
-    return [head for layer, head in pairs if layer == layer_index]

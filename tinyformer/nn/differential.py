@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.nn.attention import BaseAttention
-from tinyformer.nn.backends import AttentionMaps
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.multi_head import check_heads
 from tinyformer.nn.norm import RMSNorm
+from tinyformer.nn.weights import AttentionMaps
 
 
 class DifferentialAttention(BaseAttention):

@@ -61,3 +61,14 @@ class OutputGate(nn.Module):
     ) -> Float[Tensor, "batch num_heads seq head_dim"]:
         """Gate the heads by the tokens that asked."""
         return heads * torch.sigmoid(self.proj(x)).transpose(1, 2).unsqueeze(-1).to(heads.dtype)
+
+
+def ablated_in_layer(pairs: Sequence[Sequence[int]], layer_index: int, num_layers: int, num_heads: int) -> list[int]:
+    """The heads of this layer among the model's ablated ones, each pair checked against the model."""
+    for pair in pairs:
+        if len(pair) != 2 or not (0 <= pair[0] < num_layers and 0 <= pair[1] < num_heads):
+            raise ValueError(
+                f"attention.ablated_heads holds {list(pair)}, which is no [layer, head] of a model with "
+                f"{num_layers} layers of {num_heads} heads; [{num_layers - 1}, {num_heads - 1}] is the last."
+            )
+    return [head for layer, head in pairs if layer == layer_index]

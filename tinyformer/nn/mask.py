@@ -1,6 +1,6 @@
 """Who may attend to whom: one description, rendered for each backend."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -139,3 +139,14 @@ class AttentionMask:
         """Whether some query may have no key at all: a row of length zero, or more queries than keys."""
         # A document may lie behind the padding; a window before the first key.
         return self.lengths is not None or (q_seq > k_seq and not self.is_plain(q_seq, k_seq))
+
+
+def window_of_layer(window: int | Sequence[int | None] | None, layer_index: int) -> int | None:
+    """The window of one layer."""
+    pattern = [window] if window is None or isinstance(window, int) else list(window)
+    if not pattern or any(width is not None and width < 1 for width in pattern):
+        raise ValueError(
+            f"attention.window={window}: a window holds at least the token itself; attention.window=16 works, and so "
+            "does a pattern over layers, attention.window=[16,16,null]."
+        )
+    return pattern[layer_index % len(pattern)]

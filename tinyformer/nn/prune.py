@@ -31,8 +31,7 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
         raise ValueError(
             "No head would be left in the layer; block.attention_residual.branch=0 for this layer takes it away whole."
         )
-    kv_of_all = _kv_of_head(layer)
-    kv_of_head = [kv_of_all[index] for index in left]
+    kv_of_head = [layer.kv_of_head[index] for index in left]
     kv_left = sorted(set(kv_of_head))
     num_heads, num_kv_heads = layer.num_heads, layer.num_kv_heads
     _keep_rows(layer.q_proj, left, num_heads)
@@ -82,13 +81,6 @@ def prune_model(layers: Sequence[BaseAttention], pruned: Sequence[Sequence[int]]
             )
         if heads:
             prune_heads(layer, heads)
-
-
-def _kv_of_head(layer: BaseAttention) -> list[int]:
-    """The K/V head that each query head reads."""
-    if layer.kv_index is not None:
-        return layer.kv_index.tolist()
-    return [head // (layer.num_heads // layer.num_kv_heads) for head in range(layer.num_heads)]
 
 
 def _keep_rows(linear: nn.Linear, kept: list[int], num_heads: int) -> None:

@@ -4,9 +4,10 @@ The second half of what a backend is told (the first is the mask): a `Scoring`, 
 """
 
 import math
+import pydoc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -161,8 +162,22 @@ SCORES: dict[str, Callable[..., ScaledDotScore]] = {
 """The values of `attention.score`."""
 
 
+def find_score(name: str) -> Callable[..., ScaledDotScore]:
+    """The score function of a name, ours or the dotted one of a user's class."""
+    found: Any = SCORES.get(name) or (pydoc.locate(name) if "." in name else None)
+    is_score = isinstance(found, type) and issubclass(found, ScaledDotScore)
+    if not is_score:
+        raise ValueError(
+            f"attention.score={name}: choose one of {', '.join(SCORES)}, or give PACKAGE.CLASS, "
+            "a subclass of tinyformer.nn.ScaledDotScore."
+        )
+    return found
+
+
 def softcap(cap: float) -> ScoreMod:
     """`cap · tanh(score / cap)`: no score passes the cap (Gemma 2, Riviere et al. 2024, arXiv 2408.00118)."""
+    if cap <= 0:
+        raise ValueError(f"attention.softcap={cap} is no bound above 0; attention.softcap=50.0 is, or null.")
     return ScoreMod(lambda score, batch, head, q_idx, kv_idx: cap * torch.tanh(score / cap))
 
 
