@@ -6,27 +6,24 @@ A cell fails the examination when its backend
   in the same dtype, unless it is below what rounding the result once may cost (`FLOOR`); or it is beyond `CEILING`;
 - gives a row without keys something else than zeros, or anything that is not finite;
 - accepts what `support.LACKS` says it lacks, or refuses what it computes rightly when it is called all the same;
-- is `auto`'s choice, and takes more than `MAX_SLOWDOWN` times as long as the fastest that ran.
+- is `auto`'s choice, and takes more than `speed.MAX_SLOWDOWN` times as long as the fastest that ran.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from tinyformer.app.examination.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, TIMED_SHAPE, VARIANTS
 from tinyformer.app.examination.exactness import Errors, Problem, watched_kernel
-from tinyformer.app.examination.speed import heads_pass, median_seconds, peak_memory
+from tinyformer.app.examination.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
 from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
 from tinyformer.nn.support import Backend
 
 FACTOR = 4.0
 FLOOR = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 CEILING = {torch.float32: 1e-4, torch.bfloat16: 0.2}
-MAX_SLOWDOWN = 1.1
-ATTEMPTS = 3
-"""Another process can only make a ratio of times wrong for a while: the best attempt is the one that it spared."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,7 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
     right = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
     passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in right}
     compared = {cell.backend: passes[cell.backend] for cell in right if cell.has_backward}
-    trained, slowdown = _compare(compared, chosen, device)
+    trained, slowdown = compare(compared, chosen, device)
     seconds = trained | {
         name: median_seconds({name: passes[name]}, device)[name] for name in passes if name not in compared
     }
@@ -206,21 +203,6 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
         for cell in cells
     ]
     return [_judged(cell, slowdown, trained) if cell.auto and slowdown is not None else cell for cell in timed]
-
-
-def _compare(
-    compared: Mapping[str, Callable[[], None]], chosen: str, device: str
-) -> tuple[dict[str, float], float | None]:
-    """The times of the best attempt, and in it the choice's over the shortest."""
-    if chosen not in compared:
-        return median_seconds(compared, device), None
-    best: tuple[dict[str, float], float] = {}, float("inf")
-    for _ in range(ATTEMPTS):
-        seconds = median_seconds(compared, device)
-        best = min(best, (seconds, seconds[chosen] / min(seconds.values())), key=lambda attempt: attempt[1])
-        if best[1] <= MAX_SLOWDOWN:
-            break
-    return best
 
 
 def _judged(cell: Cell, slowdown: float, compared: Mapping[str, float]) -> Cell:
