@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.app.examination.exactness import Problem, arithmetic
+from tinyformer.app.examination.exactness import Problem, arithmetic, profiled_events
 from tinyformer.nn.support import Backend
 
 WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15
@@ -117,8 +117,6 @@ def _peak_on_cuda(run: Callable[[], None]) -> int:
 def _peak_on_cpu(run: Callable[[], None]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         run()
-    assert watched.profiler is not None
-    assert watched.profiler.kineto_results is not None
-    events = watched.profiler.kineto_results.events()
+    events = profiled_events(watched)
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     return max(itertools.accumulate((change for _, change in changes), initial=0))
