@@ -9,7 +9,8 @@ import importlib
 import random
 import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from torch import Tensor
 from tinyformer.nn.score import SCORES
 
 KEY = "tinyformer"
-NETWORK_PREFIX = "network."
+NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
+EMBEDDING = "encoder.token_embedding.weight"
 
 CALLED = ("_target_", "score")
 """Keys of a config whose text names what is called; a `score` without a dot is a name of ours."""
@@ -129,6 +131,31 @@ def load_weights(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "c
             "Give the same model, attention, position, block and tokenizer as its run."
         )
     network.load_state_dict(checkpoint.weights)
+
+
+def start_from(network: torch.nn.Module, checkpoint: Checkpoint, task: Mapping[str, Any]) -> None:
+    """Put a checkpoint's weights into a network for this or another task, whose readout then stays as it is.
+
+    A vocabulary that has become larger since, by the token that stands for a hidden one, keeps what it has besides.
+
+    Args:
+        network: the network.
+        checkpoint: to start from.
+        task: of the network, as in its config.
+
+    Raises:
+        ValueError: the encoders differ; see `load_weights`.
+    """
+    own, theirs, stored = network.state_dict(), dict(checkpoint.weights), checkpoint.config["task"]
+    if (stored["readout"]["_target_"], stored["labels"]) != (task["readout"]["_target_"], task["labels"]):
+        theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(READOUT_PREFIX)}
+        theirs |= {name: tensor for name, tensor in own.items() if name.startswith(READOUT_PREFIX)}
+    embedding = own[EMBEDDING]
+    for name in [name for name, tensor in own.items() if tensor.shape == embedding.shape and name in theirs]:
+        theirs[name] = torch.cat([theirs[name], embedding[len(theirs[name]) :].cpu()])
+        if own[name].data_ptr() == embedding.data_ptr():  # a readout that is tied to it
+            theirs[name] = theirs[EMBEDDING]
+    load_weights(network, replace(checkpoint, weights=theirs), "init_from")
 
 
 def require_trusted(config: Any, path: Path, allowed: frozenset[str] = frozenset()) -> None:

@@ -6,8 +6,7 @@ import torch
 from nn.model_cases import make_transformer, token_ids
 
 from tinyformer.analysis import Subject
-from tinyformer.tasks import CausalLM
-from tinyformer.tasks.causal_lm import IGNORED
+from tinyformer.tasks import IGNORED, CausalLM
 
 SHARINGS = {"mha": 4, "gqa": 2, "mqa": 1}
 """K/V heads of four query heads."""

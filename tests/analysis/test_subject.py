@@ -9,7 +9,7 @@ from nn.model_cases import make_transformer
 from analysis.subjects import loud_transformer, make_subject, windows_of
 from tinyformer.analysis.subject import Change, Losses, at_least_one, by_layer, head_pairs
 from tinyformer.nn import prune_heads
-from tinyformer.tasks.causal_lm import IGNORED
+from tinyformer.tasks import IGNORED
 
 
 def losses(nats, targets):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tinyformer.data import IGNORED, BPETokenizer, ByteTokenizer, CharTokenizer, InductionDataModule
 from tinyformer.tasks import CausalLM
-from tinyformer.training import language_metrics
 
 SETTINGS = {
     "seq_len": 40,
@@ -188,9 +187,9 @@ def after_the_last_occurrence(tokens):
 def accuracy(module, places):
     model, task = Copier(places, module.tokenizer.vocab_size), CausalLM()
     scores = [task.score(model, batch) for batch in module.val_dataloader()]
-    sums = {name: float(sum(score[name] for score in scores)) for name in scores[0]}
+    sums = {name: torch.stack([score[name] for score in scores]).sum() for name in scores[0]}
     assert sums["tokens"] == module.splits["validation"].num_tokens
-    metrics = language_metrics(sums, module.splits["validation"])
+    metrics = task.metrics(sums, module.splits["validation"])
     assert metrics["bits_per_byte"] is None
     return metrics["accuracy"]
 

@@ -69,7 +69,7 @@ def test_last_and_best_are_written_and_read_back(tmp_path):
     last, best = load_checkpoint(checkpoints.last), load_checkpoint(checkpoints.best)
     assert last.step == 8
     assert best.step == min(losses, key=losses.get)
-    assert checkpoints.best_loss == pytest.approx(min(losses.values()))
+    assert checkpoints.best_value == pytest.approx(min(losses.values()))
     assert last.config == {"a": "${b}"}  # unresolved
     for name, tensor in module.network.state_dict().items():
         assert torch.equal(last.weights[name], tensor), name
@@ -81,7 +81,7 @@ def test_a_checkpoint_leaves_its_metrics_beside_it(tmp_path):
     """What a process that is killed leaves behind."""
     path, seen = tmp_path / "metrics.csv", []
     look = AtStep(5, lambda: seen.extend(RunCSVLogger(path, first_step=100).rows))
-    fit(tmp_path, [Report(64), look, Checkpoints(tmp_path, CONTENTS)], [RunCSVLogger(path)])
+    fit(tmp_path, [Report(), look, Checkpoints(tmp_path, CONTENTS)], [RunCSVLogger(path)])
     assert seen == [2, 3]
 
 
@@ -94,7 +94,7 @@ def test_best_is_the_lowest_loss(tmp_path, losses, best_step):
     fit(tmp_path, [FixedLosses(losses), checkpoints])
     assert load_checkpoint(checkpoints.best).step == best_step
     assert load_checkpoint(checkpoints.last).step == 8
-    assert checkpoints.best_loss == 1.0
+    assert checkpoints.best_value == 1.0
 
 
 def test_a_resumed_run_must_beat_the_best_so_far(tmp_path):
@@ -123,7 +123,7 @@ def run_parts(folder, signal_at=None, sent=signal.SIGTERM, **trainer):
     folder.mkdir()
     parts = lambda first: (  # noqa: E731
         Checkpoints(folder / "checkpoints", CONTENTS),
-        Report(64),
+        Report(),
         RunCSVLogger(folder / "metrics.csv", first),
     )
     checkpoint = None
@@ -245,12 +245,12 @@ class Clock(L.Callback):
 
 def test_speed_counts_neither_validation_nor_telemetry(tmp_path, monkeypatch):
     clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
-    reporter = Report(tokens_per_batch=64)
+    reporter = Report()
     fit(tmp_path, [reporter, clock], [logger])
     speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
     assert reporter.tokens_per_second == pytest.approx(64.0)
-    assert reporter.training_batches == 8
+    assert reporter.training_tokens == 8 * 64
     assert reporter.seconds == 8 + 2 * (2 * 100 + 1000)
 
 
@@ -276,7 +276,7 @@ class Beside(L.Callback):
 
 def test_speed_does_not_count_what_others_do_between_steps(tmp_path, monkeypatch):
     clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
-    reporter = Report(tokens_per_batch=64)
+    reporter = Report()
     fit(tmp_path, [reporter, clock, Beside(clock, reporter)], [logger])
     speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
@@ -291,7 +291,7 @@ def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
         def on_train_batch_end(self, trainer, module, outputs, *args):
             losses.append(float(outputs["loss"]))
 
-    reporter = Report(64)
+    reporter = Report()
     fit(tmp_path, [reporter, Listen()], [logger], log_every_n_steps=3)
     assert [step for step, row in logger.rows.items() if "train/loss" in row] == [3, 6]
     assert logger.rows[3]["train/loss"] == pytest.approx(sum(losses[:3]) / 3)
@@ -302,10 +302,10 @@ def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
 
 def test_accumulated_batches_count_as_one_step(tmp_path):
     logger = RunCSVLogger(tmp_path / "metrics.csv")
-    reporter = Report(64)
+    reporter = Report()
     fit(tmp_path, [reporter], [logger], accumulate_grad_batches=2, max_steps=4, val_check_interval=100)
     assert [step for step, row in logger.rows.items() if "train/loss" in row] == [2, 4]
-    assert reporter.training_batches == 8
+    assert reporter.training_tokens == 8 * 64
 
 
 # Progress.
@@ -313,7 +313,7 @@ def test_accumulated_batches_count_as_one_step(tmp_path):
 
 @pytest.fixture
 def reporter():
-    return Report(64)
+    return Report()
 
 
 def shown_in(file):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tinyformer.data import CharTokenizer, TokenSplit
-from tinyformer.training import MuonWithAdamW, RunCSVLogger, WarmupCosine, language_metrics
+from tinyformer.tasks import CausalLM
+from tinyformer.training import MuonWithAdamW, RunCSVLogger, WarmupCosine
 from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -21,12 +22,16 @@ def split_of(num_tokens, num_bytes, num_unknown=0):
     return TokenSplit(ids, np.array([0, num_tokens + 1]), num_bytes, num_bytes, num_unknown)
 
 
+def metrics_of(sums, split):
+    return CausalLM().metrics({name: torch.tensor(value) for name, value in sums.items()}, split)
+
+
 # Numbers.
 
 
 def test_metrics_by_hand():
     sums = {"nats": 120.0, "tokens": 60.0, "top1": 15.0, "top5": 45.0}
-    metrics = language_metrics(sums, split_of(num_tokens=60, num_bytes=240))
+    metrics = metrics_of(sums, split_of(num_tokens=60, num_bytes=240))
     assert metrics == pytest.approx(
         {
             "loss": 2.0,
@@ -40,26 +45,26 @@ def test_metrics_by_hand():
 
 def test_a_part_of_the_split_stands_for_the_whole():
     sums = {"nats": 20.0, "tokens": 10.0, "top1": 0.0, "top5": 0.0}
-    bits = language_metrics(sums, split_of(num_tokens=60, num_bytes=240))["bits_per_byte"]
+    bits = metrics_of(sums, split_of(num_tokens=60, num_bytes=240))["bits_per_byte"]
     assert bits == pytest.approx(2.0 * 60 / (math.log(2) * 240))
 
 
 def test_unknown_characters_leave_no_bits_per_byte():
     sums = {"nats": 20.0, "tokens": 10.0, "top1": 0.0, "top5": 0.0}
-    assert language_metrics(sums, split_of(10, 10, num_unknown=1))["bits_per_byte"] is None
+    assert metrics_of(sums, split_of(10, 10, num_unknown=1))["bits_per_byte"] is None
 
 
 def test_tokens_that_are_not_scored_leave_no_bits_per_byte():
     sums = {"nats": 20.0, "tokens": 10.0, "top1": 5.0, "top5": 10.0}
     split = replace(split_of(20, 20), scored=np.arange(21) > 10)
     assert split.num_tokens == 10
-    metrics = language_metrics(sums, split)
+    metrics = metrics_of(sums, split)
     assert (metrics["bits_per_byte"], metrics["loss"], metrics["accuracy"]) == (None, 2.0, 0.5)
 
 
 def test_a_huge_loss_has_a_perplexity():
     sums = {"nats": 1e6, "tokens": 1.0, "top1": 0.0, "top5": 0.0}
-    assert math.isfinite(language_metrics(sums, split_of(10, 10))["perplexity"])
+    assert math.isfinite(metrics_of(sums, split_of(10, 10))["perplexity"])
 
 
 # Validation as a whole.

@@ -219,7 +219,7 @@ def test_telemetry_changes_nothing_of_the_training(tmp_path, precision):
 
 
 def test_its_time_is_its_own(tmp_path):
-    telemetry, reporter = AttentionTelemetry(every_n_steps=1), Report(64)
+    telemetry, reporter = AttentionTelemetry(every_n_steps=1), Report()
     fit(tmp_path, [reporter, telemetry])
     assert 0 < telemetry.seconds < reporter.seconds
     assert telemetry.seconds + reporter.training_seconds < reporter.seconds

@@ -53,7 +53,7 @@ class HeadMaps:
         tokens = self._tokens(subject, text)
         probe = torch.tensor([tokens], device=subject.batches[0]["inputs"].device)
         with subject.precision():
-            captured = capture_weights(subject.network, probe, subject.mask({"inputs": probe, "targets": probe}))
+            captured = capture_weights(subject.network, probe, subject.mask({"inputs": probe}))
         maps, labels, measures = [weights[0] for weights in captured], subject.labels(tokens), self._measures(subject)
         names = [[name.removeprefix("0") for name in layer] for layer in measures.names]  # for people: 3, not 03
         atlas = write_atlas(folder / "atlas.html", maps, labels, measures.values, names, descriptions=self._meanings())
@@ -89,7 +89,7 @@ class HeadMaps:
         period = min(PERIOD, encoder.max_seq_len // 2)
         if period:
             tokens = repeated_tokens(encoder.vocab_size, NUM_REPEATED, period).to(windows["inputs"].device)
-            probes.append(Probe(tokens, subject.mask({"inputs": tokens, "targets": tokens}), PATTERNS))
+            probes.append(Probe(tokens, subject.mask({"inputs": tokens}), PATTERNS))
         measured = measure_heads(subject.network, probes, self.rows, subject.precision())
         if not self.needs_gradient:
             return measured

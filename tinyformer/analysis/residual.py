@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tinyformer.analysis.charts import lines
 from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, at_least_one
+from tinyformer.data import fullest
 from tinyformer.nn import Residual, Transformer
 
 SUBLAYERS = ("attention_residual", "feed_forward_residual")
@@ -143,7 +144,7 @@ class ResidualSurgery:
         )
 
     def _ranks(self, subject: Subject) -> dict[str, list[tuple[float, float]]]:
-        batch = subject.batches[0]
+        batch = fullest(subject.batches[0], len(subject.batches[0]["inputs"]))
         found = {}
         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
             with subject.precision():

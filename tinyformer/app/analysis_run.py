@@ -16,7 +16,7 @@ from tinyformer.app import build
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.data import TokenDataModule
 from tinyformer.nn import Transformer
-from tinyformer.tasks import Batch, CausalLM
+from tinyformer.tasks import Batch, Task
 from tinyformer.training import RunWandbLogger
 
 
@@ -41,7 +41,7 @@ def make_subject(
     stored: dict[str, Any],
     checkpoint: Checkpoint,
     network: Transformer,
-    task: CausalLM,
+    task: Task,
     data: TokenDataModule,
     split: str,
     num_windows: int,
@@ -91,8 +91,16 @@ def _batches(data: TokenDataModule, split: str, num_windows: int) -> Iterator[Ba
         batches.append(batch)
         if sum(len(batch["inputs"]) for batch in batches) >= num_windows:
             break
-    windows = {name: torch.cat([batch[name] for batch in batches])[:num_windows] for name in batches[0]}
+    widest = max(batch["inputs"].shape[1] for batch in batches)
+    windows = {
+        name: torch.cat([_widened(batch[name], widest) for batch in batches])[:num_windows] for name in batches[0]
+    }
     num_batches = -(-len(windows["inputs"]) // data.batch_size)
     chunks = zip(*(torch.tensor_split(rows, num_batches) for rows in windows.values()), strict=True)
     for chunk in chunks:
         yield dict(zip(windows, chunk, strict=True))
+
+
+def _widened(rows: torch.Tensor, seq: int) -> torch.Tensor:
+    """Rows of tokens, padded at the right to a length; what there is one of for each row stays."""
+    return rows if rows.ndim == 1 else torch.nn.functional.pad(rows, (0, seq - rows.shape[1]))

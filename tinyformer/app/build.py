@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tinyformer.app.config import check_value
 from tinyformer.checkpoint import Checkpoint
 from tinyformer.data import TextTokenizer, TokenDataModule
 from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.tasks import Task
 from tinyformer.training import RunCSVLogger, RunWandbLogger
 from tinyformer.training.hardware import compute_dtype, resolve_device, resolve_precision
 
@@ -56,6 +58,13 @@ def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> To
     return instantiate(config.datamodule, _convert_="all", **arguments)
 
 
+def build_task(config: DictConfig, data: TokenDataModule) -> Task:
+    """What the model is trained for; the classes are the data's, unless the config names them."""
+    if config.task.labels is None:
+        config.task.labels = data.labels
+    return instantiate(config.task.objective, _convert_="all")
+
+
 def build_network(config: DictConfig, tokenizer: TextTokenizer) -> Transformer:
     """The model for a vocabulary, its weights drawn from `seed`.
 
@@ -85,6 +94,27 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
             check_value(L.Trainer, name, value, f"trainer.{name}")
     arguments["precision"] = resolve_precision(arguments["precision"], resolve_device(arguments["accelerator"]))
     return arguments
+
+
+def scoring_trainer(
+    arguments: dict[str, Any], folder: Path, loggers: Sequence[Logger] = (), callbacks: Sequence[L.Callback] = ()
+) -> L.Trainer:
+    """Lightning's trainer to score with: on one device, silently.
+
+    Args:
+        arguments: those of `trainer_arguments`.
+        folder: of the run.
+        loggers: of the run.
+        callbacks: of the run.
+    """
+    return L.Trainer(
+        **arguments | {"enable_progress_bar": False, "devices": 1, "strategy": "auto"},
+        default_root_dir=folder,
+        logger=list(loggers),
+        callbacks=list(callbacks),
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
 
 
 def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: AttentionMask, training: bool) -> str:
@@ -174,7 +204,7 @@ def require_same_vocabulary(checkpoint: Checkpoint, tokenizer: TextTokenizer, ke
         ValueError: the two tokenizers differ.
     """
     theirs = TextTokenizer.from_json(checkpoint.tokenizer)
-    if theirs.fingerprint != tokenizer.fingerprint:
+    if tokenizer.fingerprint not in (theirs.fingerprint, theirs.with_mask().fingerprint):
         raise ValueError(
             f"{key}={checkpoint.path}: its vocabulary of {theirs.vocab_size} tokens does not fit this run's tokenizer, "
             f"which has {tokenizer.vocab_size}. With init_from, leave tokenizer= out: the checkpoint brings its own."

@@ -60,7 +60,7 @@ class EvaluationRun:
         self.arguments = build.trainer_arguments(config)
         self.device = resolve_device(self.arguments["accelerator"])
         self.data, self.split = self._data()
-        self.task = instantiate(config.task.objective)
+        self.task = build.build_task(config, self.data)
         self.network = build.build_network(config, self.data.tokenizer)
         load_weights(self.network, self.checkpoint)
         self.batches = self.data.evaluation_dataloader(self.split)
@@ -77,21 +77,15 @@ class EvaluationRun:
         loggers, status = build.build_loggers(self.config), "failed"
         callbacks = build.build_callbacks(self.config)
         try:
-            trainer = L.Trainer(
-                **self.arguments | {"enable_progress_bar": False, "devices": 1, "strategy": "auto"},
-                default_root_dir=self.folder,
-                logger=loggers,
-                callbacks=callbacks,
-                enable_model_summary=False,
-                enable_checkpointing=False,
-            )
+            trainer = build.scoring_trainer(self.arguments, self.folder, loggers, callbacks)
             # The analysis is the first, so that what it refuses is refused before anything was computed or written.
             findings = self._analyse(trainer, loggers)
             start = time.perf_counter()
             trainer.validate(self.module, self.batches, verbose=False)
             seconds = time.perf_counter() - start
-            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            self._summarise(self._results(metrics, seconds) | findings.scalars, callbacks, loggers, findings)
+            split = self.data.splits[self.split]
+            self.metrics = self.module.metrics | self.task.final_metrics(self.network, split, self.data.tokenizer)
+            self._summarise(self._results(seconds) | findings.scalars, callbacks, loggers, findings)
             status = "success"
         finally:
             build.close_loggers(loggers, status)
@@ -127,10 +121,10 @@ class EvaluationRun:
         data.prepare(whole=split == "all")
         return data, split
 
-    def _results(self, metrics: dict[str, float], seconds: float) -> dict[str, Any]:
+    def _results(self, seconds: float) -> dict[str, Any]:
         split = self.data.splits[self.split]
         return {
-            **split_results(metrics, split, self._prefix),
+            **split_results(self.metrics, split, self._prefix),
             "split": self.split,
             "train/num_tokens": self.checkpoint.facts["train/num_tokens"],
             "throughput/tokens_per_second": split.num_targets / seconds,
@@ -151,7 +145,7 @@ class EvaluationRun:
     def _summarise(
         self, results: dict[str, Any], callbacks: list[L.Callback], loggers: list[Logger], findings: Findings
     ) -> None:
-        sample = sample_text(self.config.generate, self.network, self.data.tokenizer)
+        sample = sample_text(self.config.generate, self.network, self.data.tokenizer) if self.task.generates else None
         write_results(self.folder / "results.json", results | {"sample": sample})
         (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
         pictures = [path for c in callbacks if isinstance(c, AttentionTelemetry) for path in c.paths]
@@ -163,7 +157,7 @@ class EvaluationRun:
                 "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
                 "data": f"{self.data.name}, {self.split} split, "
                 f"{self.data.splits[self.split].num_documents:,} documents",
-                **describe_split(results, self._prefix),
+                **describe_split(self.task, self.metrics, self.data.splits[self.split], self._prefix),
                 "attention maps": shown(pictures[-1]) if pictures else None,
                 **findings.lines,
                 "analysis": ", ".join(shown(path) for path in findings.files) or None,
@@ -171,4 +165,5 @@ class EvaluationRun:
                 "wandb": build.wandb_whereabouts(loggers),
             }
         )
-        print(f"\nA sample:\n{indent(sample)}")
+        if sample is not None:
+            print(f"\nA sample:\n{indent(sample)}")

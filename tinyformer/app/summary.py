@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tinyformer.analysis import Event
-from tinyformer.data import TokenSplit
+from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
 
 
@@ -21,26 +21,19 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def split_results(metrics: dict[str, float], split: TokenSplit, prefix: str) -> dict[str, Any]:
-    """The part of `results.json` about one split: its scores, and what they were taken over."""
-    names = ("loss", "perplexity", "bits_per_byte", "accuracy", "accuracy_top5")
-    counts = ("num_tokens", "num_bytes", "num_unknown")
-    return {f"{prefix}/{name}": metrics.get(f"val/{name}") for name in names} | {
-        f"{prefix}/{name}": getattr(split, name) for name in counts
-    }
+def split_results(metrics: Mapping[str, float | None], split: Any, prefix: str) -> dict[str, Any]:
+    """The part of `results.json` about one split: its metrics, and what they were taken over."""
+    counts = {name: getattr(split, name) for name in ("num_tokens", "num_bytes", "num_unknown")}
+    return {f"{prefix}/{name}": value for name, value in {**metrics, **counts}.items()}
 
 
-def describe_split(results: dict[str, Any], prefix: str) -> dict[str, str | None]:
+def describe_split(task: Task, metrics: Mapping[str, float | None], split: Any, prefix: str) -> dict[str, str | None]:
     """The lines of the summary about one split."""
-    value = {key.partition("/")[2]: value for key, value in results.items() if key.startswith(f"{prefix}/")}
-    bits, unknown = value["bits_per_byte"], value["num_unknown"]
-    reason = "characters were unknown" if unknown else "not every token is scored"
+    unknown = split.num_unknown
     return {
-        f"{prefix} loss": f"{value['loss']:.4f} nats per token, over {value['num_tokens']:,} tokens of "
-        f"{value['num_bytes']:,} bytes",
-        "perplexity": f"{value['perplexity']:.2f}",
-        "bits per byte": f"none, since {reason}" if bits is None else f"{bits:.4f}",
-        "next token": f"{value['accuracy']:.1%} right, {value['accuracy_top5']:.1%} among the first five",
+        f"{prefix} loss": f"{metrics['loss']:.4f} nats per {task.unit}, over {split.num_tokens:,} tokens of "
+        f"{split.num_bytes:,} bytes",
+        **task.describe(metrics, split),
         "unknown": f"{unknown:,} characters became <unk>" if unknown else None,
     }
 

@@ -22,7 +22,7 @@ from tinyformer.app.summary import (
     telemetry_results,
     write_results,
 )
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, start_from
 from tinyformer.data import TextTokenizer, TokenDataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
@@ -44,7 +44,7 @@ class TrainingRun:
         self._take_pruned_heads(config)
         # Unresolved, so that overrides act on it; and first of all, since Hydra's `instantiate` resolves what its
         # node refers to in place.
-        unresolved = OmegaConf.to_container(config, resolve=False)
+        unresolved: Any = OmegaConf.to_container(config, resolve=False)
         check_types(config)
         check_generation(config.generate)
         self.config, self.folder = config, build.run_dir()
@@ -54,10 +54,13 @@ class TrainingRun:
         self.resumed = self._resumed()
 
         self.data = self._data()
-        self.task = instantiate(config.task.objective)
+        self.task = build.build_task(config, self.data)
+        unresolved["task"]["labels"] = self.data.labels
         self.network = build.build_network(config, self.data.tokenizer)
         if config.init_from and not self.resumed:
-            load_weights(self.network, load_checkpoint(config.init_from, "init_from"), "init_from")
+            start_from(self.network, load_checkpoint(config.init_from, "init_from"), config.task)
+        if config.freeze_encoder:
+            self.network.encoder.requires_grad_(False)
         batch = next(iter(self.data.evaluation_dataloader("validation")))
         self.kernel = build.resolve_kernel(self.network, self.arguments, self.task.mask(batch), training=True)
         if compiles:
@@ -66,8 +69,13 @@ class TrainingRun:
         self.module = TrainingModule(self.network, self.task, self.data, optimizer, schedule)
 
         self.loggers = build.build_loggers(config, self.resumed.step if self.resumed else 0)
-        self.report = Report(self._tokens_per_batch())
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", self._stored(unresolved))
+        self.report = Report()
+        self.checkpoints = Checkpoints(
+            self.folder / "checkpoints",
+            self._stored(unresolved),
+            f"val/{self.task.monitor}",
+            self.task.higher_is_better,
+        )
         callbacks = [self.report, *build.build_callbacks(config), self.checkpoints]
         if self.arguments["enable_progress_bar"]:
             callbacks.append(StepProgress(self.report))
@@ -94,6 +102,7 @@ class TrainingRun:
         try:
             checkpoint = str(self.resumed.path) if self.resumed else None
             self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
+            self._score()
             self._summarise()
             status = "success"
         except Interrupted as stop:
@@ -103,6 +112,19 @@ class TrainingRun:
             raise SystemExit(128 + stop.signal_number) from stop
         finally:
             build.close_loggers(self.loggers, status)
+
+    def _score(self) -> None:
+        """Take what is scored once, at the end: of the last weights, and of the best ones on text not seen before."""
+        validation = self.data.splits["validation"]
+        self.metrics = self.module.metrics | self.task.final_metrics(self.network, validation, self.data.tokenizer)
+        self.tested: dict[str, float | None] = {}
+        if self.task.tests_best and "test" in self.data.splits:
+            load_weights(self.network, load_checkpoint(self.checkpoints.best))
+            module = TrainingModule(self.network, self.task, self.data, evaluated="test")
+            build.scoring_trainer(self.arguments, self.folder).validate(
+                module, self.data.test_dataloader(), verbose=False
+            )
+            self.tested = module.metrics
 
     @staticmethod
     def _take_pruned_heads(config: DictConfig) -> None:
@@ -174,17 +196,13 @@ class TrainingRun:
             },
         }
 
-    def _tokens_per_batch(self) -> int:
-        devices = self.arguments["devices"]
-        world_size = devices if isinstance(devices, int) and devices > 0 else 1
-        return self.config.data.batch_size * self.data.seq_len * world_size
-
     def results(self) -> dict[str, Any]:
         """The contents of `results.json`."""
-        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        tested = split_results(self.tested, self.data.splits["test"], "test") if self.tested else {}
         return {
-            **split_results(metrics, self.data.splits["validation"], "val"),
-            "best/val/loss": self.checkpoints.best_loss,
+            **split_results(self.metrics, self.data.splits["validation"], "val"),
+            f"best/val/{self.task.monitor}": self.checkpoints.best_value,
+            **tested,
             "train/num_tokens": self.data.splits["train"].num_tokens,
             "train/num_unknown": self.data.splits["train"].num_unknown,
             "train/loss": self.report.latest.get("train/loss"),
@@ -203,8 +221,8 @@ class TrainingRun:
     def _summarise(self) -> None:
         if not build.is_first_process():
             return
-        results = self.results()
-        sample = sample_text(self.config.generate, self.network, self.data.tokenizer)
+        results, splits = self.results(), self.data.splits
+        sample = sample_text(self.config.generate, self.network, self.data.tokenizer) if self.task.generates else None
         write_results(self.folder / "results.json", results | {"sample": sample})
         pictures = [path for callback in self.telemetry for path in callback.paths]
         print_summary(
@@ -217,7 +235,8 @@ class TrainingRun:
                 "telemetry": describe_telemetry(results, self.telemetry),
                 "data": f"{self.data.name}, {results['train/num_tokens']:,} tokens to train on, "
                 f"fingerprint {self.data.fingerprint[:12]}",
-                **describe_split(results, "val"),
+                **describe_split(self.task, self.metrics, splits["validation"], "val"),
+                **(describe_split(self.task, self.tested, splits["test"], "test") if self.tested else {}),
                 "checkpoints": f"{shown(self.folder)}/checkpoints/last.ckpt, best.ckpt",
                 "attention maps": shown(pictures[-1]) if pictures else None,
                 "events": describe_events([e for t in self.telemetry for e in t.detector.events], self.folder),
@@ -225,4 +244,5 @@ class TrainingRun:
                 "wandb": build.wandb_whereabouts(self.loggers),
             }
         )
-        print(f"\nA sample:\n{indent(sample)}")
+        if sample is not None:
+            print(f"\nA sample:\n{indent(sample)}")

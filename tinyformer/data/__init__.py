@@ -4,6 +4,7 @@ from tinyformer.data.base import TokenDataModule
 from tinyformer.data.cache import PreparedText, TextRecipe, TokenSplit, prepare_text
 from tinyformer.data.induction import InductionDataModule
 from tinyformer.data.loader import ResumableLoader
+from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.module import TextDataModule
 from tinyformer.data.near_copies import near_copy_groups
 from tinyformer.data.pydoc import Pydoc
@@ -14,11 +15,12 @@ from tinyformer.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     HubTokenizer,
+    MaskedTokenizer,
     TextTokenizer,
     TokenizerFile,
     TokenizerRecipe,
 )
-from tinyformer.data.windows import IGNORED, Batch, Pack, Windows
+from tinyformer.data.windows import IGNORED, Batch, Pack, Windows, fullest
 
 __all__ = [
     "IGNORED",
@@ -29,6 +31,10 @@ __all__ = [
     "HubDataset",
     "HubTokenizer",
     "InductionDataModule",
+    "MaskedTokenizer",
+    "MaskedWindows",
+    "Masker",
+    "Masking",
     "Pack",
     "PreparedText",
     "Pydoc",
@@ -43,6 +49,7 @@ __all__ = [
     "TokenizerFile",
     "TokenizerRecipe",
     "Windows",
+    "fullest",
     "hold_out",
     "near_copy_groups",
     "prepare_text",

@@ -1,7 +1,7 @@
 """The data of a run as Lightning wants it, whatever the tokens stand for."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import cast
 
 import lightning
@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from tinyformer.data.cache import TokenSplit
 from tinyformer.data.loader import ResumableLoader, identity
+from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.windows import Batch, Pack, Windows
 
@@ -23,13 +24,15 @@ class TokenDataModule(lightning.LightningDataModule):
         pack: See `Windows`.
         document_mask: Whether batches say which document each token belongs to.
         num_workers: Processes that read training batches ahead. A batch takes less than 0.1 ms: 0 is fast.
-        seed: Decides the order of the training windows.
+        seed: Decides the order of the training windows, and what is hidden.
+        masking: How tokens are hidden, for a model that predicts them from both sides; None: it predicts the next.
 
     Attributes:
         tokenizer: After `prepare`, the tokenizer.
         splits: After `prepare`, the tokens by split.
         fingerprint: After `prepare`, identifies the tokens of all splits.
         name: Short name, for the summary.
+        labels: None: there are no classes.
 
     Raises:
         ValueError: If a number is not one that works.
@@ -39,9 +42,17 @@ class TokenDataModule(lightning.LightningDataModule):
     splits: dict[str, TokenSplit]
     fingerprint: str
     name: str
+    labels: list[str] | None = None
 
     def __init__(
-        self, seq_len: int, batch_size: int, pack: Pack, document_mask: bool, num_workers: int, seed: int
+        self,
+        seq_len: int,
+        batch_size: int,
+        pack: Pack,
+        document_mask: bool,
+        num_workers: int,
+        seed: int,
+        masking: Masking | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one("data.batch_size", batch_size, 16)
@@ -49,6 +60,7 @@ class TokenDataModule(lightning.LightningDataModule):
             raise ValueError(f"data.num_workers={num_workers}: must not be negative; data.num_workers=0 works.")
         self.seq_len, self.batch_size, self.pack = seq_len, batch_size, pack
         self.num_workers, self.seed, self._document_mask = num_workers, seed, document_mask
+        self._masking = masking
 
     @abstractmethod
     def prepare(self, whole: bool = False) -> None:
@@ -80,6 +92,7 @@ class TokenDataModule(lightning.LightningDataModule):
             self.batch_size,
             pack=self.pack,
             with_documents=self._document_mask,
+            masker=self._masker,
             seed=self.seed,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -113,10 +126,11 @@ class TokenDataModule(lightning.LightningDataModule):
                 f"there is no split {split_name}, only {', '.join(self.splits)}{self._remedy(split_name)}."
             )
         windows = Windows(split, self.seq_len, self.pack, with_documents=self._document_mask)
+        dataset = MaskedWindows(windows, self._masker) if self._masker else windows
         return DataLoader(
-            windows,
+            dataset,
             self.batch_size,
-            sampler=_Share(windows, self._world_size, self._rank, shuffle=False),
+            sampler=_Share(dataset, self._world_size, self._rank, shuffle=False),
             collate_fn=identity,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # evaluating draws nothing from the numbers of training
@@ -125,6 +139,10 @@ class TokenDataModule(lightning.LightningDataModule):
     def _remedy(self, split_name: str) -> str:
         """How a missing split can be had, if it can."""
         return ""
+
+    @property
+    def _masker(self) -> Masker | None:
+        return Masker(self._masking, self.tokenizer, self.seed) if self._masking else None
 
     @property
     def _rank(self) -> int:
@@ -142,10 +160,10 @@ class _Share(DistributedSampler):
     """
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, len(cast(Windows, self.dataset)), self.num_replicas))
+        return iter(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))
 
     def __len__(self) -> int:
-        return len(range(self.rank, len(cast(Windows, self.dataset)), self.num_replicas))
+        return len(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))
 
 
 def require_at_least_one(key: str, value: int, example: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tinyformer.data.cache import TokenSplit
+from tinyformer.data.masking import MaskedWindows, Masker
 from tinyformer.data.windows import Batch, Pack, Windows
 
 
@@ -23,6 +24,7 @@ class ResumableLoader:
         batch_size: Windows in a batch, on each rank.
         pack: See `Windows`.
         with_documents: See `Windows`.
+        masker: Hides tokens, others in each epoch.
         seed: The order depends on it and on the epoch.
         num_workers: Processes that read ahead; 0 reads in this one.
         pin_memory: Put batches into page-locked memory, from which copying to a CUDA device is faster.
@@ -38,6 +40,7 @@ class ResumableLoader:
         *,
         pack: Pack = "concat",
         with_documents: bool = False,
+        masker: Masker | None = None,
         seed: int = 0,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -45,7 +48,7 @@ class ResumableLoader:
         world_size: int = 1,
     ) -> None:
         self._split, self._seq_len, self._pack, self._seed = split, seq_len, pack, seed
-        self._with_documents = with_documents
+        self._with_documents, self._masker = with_documents, masker
         self._num_workers, self._pin_memory = num_workers, pin_memory
         self._rank, self._world_size = rank, world_size
         # The last phase at which at least one window is left; the number of windows is the smallest over all
@@ -67,7 +70,7 @@ class ResumableLoader:
         order = generator.permutation(len(windows))[: self._length * self._world_size * self.batch_size]
         batches = order.reshape(self._length, self._world_size, self.batch_size)[done:, self._rank]
         loader = torch.utils.data.DataLoader(
-            windows,
+            MaskedWindows(windows, self._masker, epoch + 1) if self._masker else windows,
             batch_sampler=batches.tolist(),
             collate_fn=identity,
             num_workers=self._num_workers,

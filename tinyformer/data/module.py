@@ -6,8 +6,9 @@ from torch.utils.data import DataLoader
 
 from tinyformer.data.base import TokenDataModule, require_at_least_one
 from tinyformer.data.cache import TextRecipe, open_prepared, prepare_text
+from tinyformer.data.masking import Masking
 from tinyformer.data.sources import Source, TextFiles
-from tinyformer.data.tokenizer import TextTokenizer, TokenizerRecipe
+from tinyformer.data.tokenizer import MaskedTokenizer, TextTokenizer, TokenizerRecipe
 from tinyformer.data.windows import PACKS, Batch, Pack
 
 _HELD_OUT = ("validation", "test")
@@ -28,6 +29,7 @@ class TextDataModule(TokenDataModule):
         document_mask: Whether batches say which document each token belongs to.
         max_tokens: Train on no more tokens than this.
         group_near_copies: Keep documents that nearly equal one another on one side of the hold-out.
+        masking: See `TokenDataModule`; the tokenizer then has a token that stands for a hidden one.
         cache_dir: Where tokenised text is kept.
         num_workers: Processes that read training batches ahead. A batch takes less than 0.1 ms: 0 is fast.
         seed: Decides which documents are held out, and the order of the training windows.
@@ -57,6 +59,7 @@ class TextDataModule(TokenDataModule):
         max_tokens: int | None = None,
         document_mask: bool = False,
         group_near_copies: bool = True,
+        masking: Masking | None = None,
         cache_dir: str = "data/cache",
         num_workers: int = 0,
         seed: int = 0,
@@ -67,7 +70,8 @@ class TextDataModule(TokenDataModule):
         if pack not in PACKS:
             raise ValueError(f"data.pack={pack}: must be {' or '.join(PACKS)}.")
         _check_fractions(validation_fraction, test_fraction)
-        super().__init__(seq_len, batch_size, cast(Pack, pack), document_mask, num_workers, seed)
+        super().__init__(seq_len, batch_size, cast(Pack, pack), document_mask, num_workers, seed, masking)
+        tokenizer = MaskedTokenizer(tokenizer) if masking else tokenizer
         self.source, self.name, self.cache_dir, self._recipe = source, source.name, cache_dir, tokenizer
         self._held_out = {
             "validation_fraction": float(validation_fraction),

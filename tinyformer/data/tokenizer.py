@@ -10,6 +10,8 @@ from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Protocol, SupportsInt, runtime_checkable
 
+import numpy as np
+from jaxtyping import Bool
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tinyformer.data import hub
@@ -19,7 +21,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 EOS = "<eos>"
 UNK = "<unk>"
+MASK = "<mask>"
 _KNOWN_EOS = (EOS, "<|endoftext|>", "</s>", "[SEP]")
+_KNOWN_MASKS = (MASK, "[MASK]")
 _PIECE = 4096  # characters: long enough to hide the call, short enough to keep every core busy
 
 
@@ -57,6 +61,7 @@ class TextTokenizer:
     vocab_size: int
     eos_id: int
     unk_id: int | None  # None where every string can be encoded
+    mask_id: int | None  # None where no token stands for a hidden one, see `with_mask`
 
     def __init__(self, tokenizer: Tokenizer, eos_token: str | None = None) -> None:
         tokenizer.no_truncation()
@@ -74,6 +79,7 @@ class TextTokenizer:
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.eos_id = tokenizer.get_vocab(with_added_tokens=True)[self._eos_token]
         self.unk_id = None if self._byte_level else _find_unknown(tokenizer, spec["model"])
+        self.mask_id = next((i for token in _KNOWN_MASKS if (i := tokenizer.token_to_id(token)) is not None), None)
 
     @classmethod
     def from_json(cls, text: str) -> "TextTokenizer":
@@ -100,6 +106,14 @@ class TextTokenizer:
     def build(self, texts: Iterable[str]) -> "TextTokenizer":
         """The tokenizer itself."""
         return self
+
+    def with_mask(self) -> "TextTokenizer":
+        """This tokenizer, or where it has no token that stands for a hidden one, with `<mask>` as its last token."""
+        if self.mask_id is not None:
+            return self
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.add_special_tokens([MASK])
+        return TextTokenizer(tokenizer, self._eos_token)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text."""
@@ -131,6 +145,23 @@ class TextTokenizer:
     def labels(self, ids: Iterable[SupportsInt]) -> list[str]:
         r"""One printable label for each token, never empty: newline is "⏎", space "·", control "\xNN"."""
         return [_printable(self._raw(int(i))) for i in ids]
+
+    def joins(self) -> tuple[Bool[np.ndarray, " vocab_size"], Bool[np.ndarray, " vocab_size"]]:
+        """For each token, whether it can go on a word, and whether a word can go on after it.
+
+        A word is a run of letters and digits. WordPiece marks what goes on a word; other vocabularies mark what does
+        not, by the space at its beginning.
+        """
+        names = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocab_size)]
+        prefix = json.loads(self._tokenizer.to_str())["model"].get("continuing_subword_prefix")
+        if prefix:
+            return np.array([name.startswith(prefix) for name in names]), np.ones(self.vocab_size, bool)
+        special = {self.eos_id, self.unk_id, self.mask_id}
+        raw = [b"" if i in special else self._raw(i) for i in range(self.vocab_size)]
+        # Half a character of several bytes is taken for a letter: most of them are.
+        begins = [text[:1].isalnum() or text[:1] >= b"\x80" for text in raw]
+        ends = [text[-1:].isalnum() or text[-1:] >= b"\x80" for text in raw]
+        return np.array(begins), np.array(ends)
 
     def _raw(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id) or f"[{token_id}]"
@@ -190,6 +221,35 @@ class TokenizerRecipe(Protocol):
     def build(self, texts: Iterable[str]) -> TextTokenizer:
         """The tokenizer; recipes that learn look at nothing but `texts`, the training documents."""
         ...
+
+
+@dataclass(frozen=True)
+class MaskedTokenizer:
+    """A recipe's tokenizer, with a token that stands for a hidden one.
+
+    Args:
+        recipe: Builds the tokenizer.
+    """
+
+    recipe: TokenizerRecipe
+
+    @property
+    def name(self) -> str:
+        """The recipe's."""
+        return self.recipe.name
+
+    @property
+    def characters_per_token(self) -> int:
+        """The recipe's."""
+        return self.recipe.characters_per_token
+
+    def key(self) -> str:
+        """The recipe's, and that there is a mask."""
+        return f"{self.recipe.key()} with {MASK}"
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """See `TextTokenizer.with_mask`."""
+        return self.recipe.build(texts).with_mask()
 
 
 @dataclass(frozen=True)

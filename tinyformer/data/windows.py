@@ -1,5 +1,6 @@
 """Windows of fixed length over a token stream."""
 
+from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
@@ -17,12 +18,14 @@ IGNORED = -100  # the target that PyTorch's cross-entropy leaves out
 class Batch(TypedDict):
     """Token ids that go in, and those to be predicted (`IGNORED` where there is nothing to predict).
 
-    `documents` says which document each input belongs to, where that is asked for.
+    `documents` says which document each input belongs to, where that is asked for; `lengths`, how many inputs are real,
+    where tokens are hidden (`Masking`) instead of following.
     """
 
     inputs: Int64[Tensor, "batch seq"]
     targets: Int64[Tensor, "batch seq"]
     documents: NotRequired[Int64[Tensor, "batch seq"]]
+    lengths: NotRequired[Int64[Tensor, " batch"]]
 
 
 class Windows(torch.utils.data.Dataset):
@@ -49,7 +52,7 @@ class Windows(torch.utils.data.Dataset):
         drop_partial: bool = False,
         with_documents: bool = False,
     ) -> None:
-        self.seq_len = seq_len
+        self.seq_len, self.may_be_padded = seq_len, not drop_partial
         self._offsets = split.offsets if with_documents else None
         self._scored = split.scored
         self._ids = split.ids.view(np.ndarray)  # an array's indexing is faster than a memory map's
@@ -92,3 +95,17 @@ class Windows(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
+
+
+def fullest(batch: Mapping[str, Tensor], num_rows: int) -> dict[str, Tensor]:
+    """The rows of a batch with the most text, cut where the shortest of them ends: padding says nothing of heads.
+
+    Args:
+        batch: Of windows or of examples.
+        num_rows: At most so many, of which none has less than half of the longest one's text.
+    """
+    lengths = batch["lengths"] if "lengths" in batch else (batch["targets"] != IGNORED).sum(dim=1)
+    chosen = lengths.argsort(descending=True, stable=True)[:num_rows]
+    chosen = chosen[2 * lengths[chosen] >= lengths.max()]
+    seq = int(lengths[chosen].min())
+    return {name: rows[chosen, :seq] for name, rows in batch.items() if rows.ndim > 1}

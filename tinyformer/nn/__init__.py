@@ -4,7 +4,7 @@ In the order of a forward pass: `encoder` embeds tokens (`position`) and stacks 
 a `feed_forward`, each with a `norm` and a `residual`; attention (`multi_head`, `latent` or `differential`)
 compares queries with keys under a `mask` by a `score`, which gives `weights`, on one of several `backends` (`support`
 says which can), remembers them in a `cache`, and passes its heads through a `gate`, until someone takes heads away
-(`prune`); the `readout` turns vectors into scores.
+(`prune`); the `readout` turns vectors into scores, of tokens or, after `pooling`, of classes.
 """
 
 from tinyformer.nn.attention import BaseAttention
@@ -18,6 +18,7 @@ from tinyformer.nn.latent import LatentAttention
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.multi_head import Attention
 from tinyformer.nn.norm import LayerNorm, RMSNorm
+from tinyformer.nn.pooling import POOLINGS
 from tinyformer.nn.position import (
     ALiBi,
     LearnedPosition,
@@ -29,7 +30,7 @@ from tinyformer.nn.position import (
     T5Position,
 )
 from tinyformer.nn.prune import prune_heads
-from tinyformer.nn.readout import TokenReadout
+from tinyformer.nn.readout import ClassReadout, TokenReadout
 from tinyformer.nn.residual import Residual
 from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from tinyformer.nn.support import BACKENDS, LACKS, AttentionCase, Feature, select_backend
@@ -39,6 +40,7 @@ from tinyformer.nn.weights import AttentionMaps, attention_weights
 __all__ = [
     "BACKENDS",
     "LACKS",
+    "POOLINGS",
     "SCORES",
     "ALiBi",
     "Attention",
@@ -47,6 +49,7 @@ __all__ = [
     "AttentionMask",
     "BaseAttention",
     "Cache",
+    "ClassReadout",
     "DifferentialAttention",
     "Encoder",
     "Feature",

@@ -1,7 +1,13 @@
 """What is read from the encoder's vectors; a "head" is always an attention head."""
 
+from collections.abc import Sequence
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.pooling import POOLINGS
 
 
 class TokenReadout(nn.Module):
@@ -19,5 +25,47 @@ class TokenReadout(nn.Module):
         if tied:
             self.proj.weight = token_embedding.weight
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab_size"]:
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
+    ) -> Float[Tensor, "batch seq vocab_size"]:
         return self.proj(x)
+
+
+class ClassReadout(nn.Module):
+    """Scores every class, once for a sequence.
+
+    Args:
+        token_embedding: of the encoder.
+        labels: the names of the classes.
+        pooling: how one vector is made of all: a name in `POOLINGS`.
+        dropout: probability to drop an element of that vector in training.
+
+    Raises:
+        ValueError: there is no such pooling, or less than two classes.
+    """
+
+    def __init__(
+        self, token_embedding: nn.Embedding, labels: Sequence[str], pooling: str = "mean", dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        if pooling not in POOLINGS:
+            raise ValueError(f"task.readout.pooling={pooling}: choose one of {', '.join(POOLINGS)}.")
+        if len(labels) < 2:
+            raise ValueError(f"task.labels={list(labels)}: there are at least two classes to choose from, [no,yes].")
+        self.pooling = POOLINGS[pooling](token_embedding.embedding_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.proj = nn.Linear(token_embedding.embedding_dim, len(labels))
+
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
+    ) -> Float[Tensor, "batch classes"]:
+        """Score.
+
+        Args:
+            x: the vectors.
+            mask: of the batch, whose `lengths` tell text from padding.
+        """
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        lengths = None if mask is None else mask.lengths
+        real = positions >= 0 if lengths is None else positions < lengths.unsqueeze(-1)
+        return self.proj(self.dropout(self.pooling(x, real)))

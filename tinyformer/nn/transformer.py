@@ -39,8 +39,8 @@ class Transformer(nn.Module):
 
     def forward(
         self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None, cache: Cache | None = None
-    ) -> Float[Tensor, "batch seq vocab_size"]:
-        return self.readout(self.encoder(tokens, mask, cache))
+    ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, "batch classes"]:
+        return self.readout(self.encoder(tokens, mask, cache), mask)
 
     def attentions(self) -> list[BaseAttention]:
         """The attention of each layer, from the first to the last."""

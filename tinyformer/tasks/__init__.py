@@ -1,5 +1,8 @@
 """What a model is trained for: from a batch to a mask, a loss and metrics."""
 
-from tinyformer.tasks.causal_lm import IGNORED, Batch, CausalLM
+from tinyformer.tasks.causal_lm import CausalLM
+from tinyformer.tasks.classification import Classification
+from tinyformer.tasks.masked_lm import MaskedLM
+from tinyformer.tasks.task import IGNORED, Batch, Task
 
-__all__ = ["IGNORED", "Batch", "CausalLM"]
+__all__ = ["IGNORED", "Batch", "CausalLM", "Classification", "MaskedLM", "Task"]

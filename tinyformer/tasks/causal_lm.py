@@ -1,56 +1,49 @@
 """Predict the next token."""
 
-from typing import NotRequired, TypedDict
+import math
+from collections.abc import Mapping
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from tinyformer.data import TokenSplit
 from tinyformer.nn import AttentionMask
-
-IGNORED = -100
-"""A target that is not scored: padding."""
-
-
-class Batch(TypedDict):
-    """Token ids; target `i` is the token that follows input `i`. `documents`: the document of each, if masked by it."""
-
-    inputs: Int[Tensor, "batch seq"]
-    targets: Int[Tensor, "batch seq"]
-    documents: NotRequired[Int[Tensor, "batch seq"]]
+from tinyformer.tasks.language import TokenTask, perplexity
+from tinyformer.tasks.task import Batch
 
 
-class CausalLM:
+class CausalLM(TokenTask):
     """Next-token prediction: every token is predicted from those before it (Radford et al. 2018)."""
+
+    generates = True
 
     def mask(self, batch: Batch) -> AttentionMask:
         """Who may attend to whom in a batch. Padding stands at the right, so that causality already hides it."""
         return AttentionMask(causal=True, documents=batch.get("documents"))
 
-    def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
-        """Mean negative log-likelihood of the targets, in nats per token."""
-        logits = network(batch["inputs"], self.mask(batch))
-        return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
-
-    def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of each sequence, and how many targets it is the sum of."""
-        logits = network(batch["inputs"], self.mask(batch)).float()
-        nats = F.cross_entropy(logits.mT, batch["targets"], ignore_index=IGNORED, reduction="none")
-        return nats.sum(dim=1), (batch["targets"] != IGNORED).sum(dim=1)
-
-    def score(self, network: nn.Module, batch: Batch) -> dict[str, Float[Tensor, ""]]:
-        """Sums over the targets of a batch, which add up over batches.
+    def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
+        """Those of every prediction of tokens, and what the text costs.
 
         Returns:
-            `nats`: negative log-likelihood; `tokens`: how many targets; `top1`, `top5`: how many of them were the
-            likeliest token, or among the five likeliest.
+            Besides, `perplexity`, and `bits_per_byte` (of the raw UTF-8 text, so that tokenizers compare; None where
+            characters were unknown or tokens are not scored, since their cost is not known).
         """
-        logits = network(batch["inputs"], self.mask(batch)).flatten(0, 1).float()
-        targets = batch["targets"].flatten()
-        scored = targets != IGNORED
-        likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
-        hits = (likeliest == targets.unsqueeze(-1)) & scored.unsqueeze(-1)
-        nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        sums = {"nats": nats, "tokens": scored.sum(), "top1": hits[:, 0].sum(), "top5": hits.sum()}
-        return {name: value.to(torch.float32) for name, value in sums.items()}
+        metrics = super().metrics(sums, split)
+        loss = metrics["loss"]
+        assert loss is not None
+        # Dividing by what was scored and multiplying by what there is: the same, unless `limit_val_batches` cut it.
+        bits = loss * split.num_tokens / math.log(2)
+        cost_is_known = split.num_unknown == 0 and split.scored is None
+        return metrics | {
+            "perplexity": perplexity(loss),
+            "bits_per_byte": bits / split.num_bytes if cost_is_known else None,
+        }
+
+    def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
+        """Perplexity, bits per byte, and how often the next token was right."""
+        bits = metrics["bits_per_byte"]
+        reason = "characters were unknown" if split.num_unknown else "not every token is scored"
+        return {
+            "perplexity": f"{metrics['perplexity']:.2f}",
+            "bits per byte": f"none, since {reason}" if bits is None else f"{bits:.4f}",
+            "next token": f"{metrics['accuracy']:.1%} right, {metrics['accuracy_top5']:.1%} among the first five",
+        }

@@ -2,7 +2,7 @@
 
 from tinyformer.training.callbacks import AttentionTelemetry
 from tinyformer.training.loggers import RunCSVLogger, RunWandbLogger
-from tinyformer.training.module import TrainingModule, language_metrics
+from tinyformer.training.module import Sums, TrainingModule
 from tinyformer.training.optimizers import AdamW, CombinedOptimizer, MuonWithAdamW
 from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
 
@@ -13,8 +13,8 @@ __all__ = [
     "MuonWithAdamW",
     "RunCSVLogger",
     "RunWandbLogger",
+    "Sums",
     "TrainingModule",
     "WarmupCosine",
     "WarmupStableDecay",
-    "language_metrics",
 ]

@@ -1,17 +1,16 @@
 """Training as Lightning sees it."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection, SumMetric
+from torchmetrics import Metric
 
-from tinyformer.data import TokenDataModule, TokenSplit
+from tinyformer.data import TokenDataModule
 from tinyformer.nn import Transformer
-from tinyformer.tasks import Batch, CausalLM
+from tinyformer.tasks import Batch, Task
 from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
 
 
@@ -26,12 +25,15 @@ class TrainingModule(L.LightningModule):
         schedule: the learning rate over the steps.
         evaluated: the split that validation scores.
         first_step: optimizer steps that the weights have behind them.
+
+    Attributes:
+        metrics: of the last validation; None where one has no value.
     """
 
     def __init__(
         self,
         network: Transformer,
-        task: CausalLM,
+        task: Task,
         data: TokenDataModule,
         optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None,
         schedule: WarmupCosine | WarmupStableDecay | None = None,
@@ -42,7 +44,8 @@ class TrainingModule(L.LightningModule):
         self.network, self.task = network, task
         self.make_optimizer, self.schedule = optimizer, schedule
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
-        self.sums = MetricCollection({name: SumMetric() for name in ("nats", "tokens", "top1", "top5")})
+        self.sums = Sums(task.zeros())
+        self.metrics: dict[str, float | None] = {}
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The loss of a batch."""
@@ -69,22 +72,16 @@ class TrainingModule(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Begin the sums anew."""
         self.sums.reset()
-        for metric in self.sums.values():
-            metric.set_dtype(torch.float32)  # trainer.precision=bf16-true takes sums down to eight bits, too
+        self.sums.set_dtype(torch.float32)  # trainer.precision=bf16-true takes sums down to eight bits, too
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         """Add a batch to the sums."""
-        for name, value in self.task.score(self.network, batch).items():
-            self.sums[name].update(value)
+        self.sums.update(self.task.score(self.network, batch))
 
     def on_validation_epoch_end(self) -> None:
         """Report what the sums come to."""
-        sums = {name: float(metric.compute()) for name, metric in self.sums.items()}
-        metrics = {
-            f"val/{name}": value
-            for name, value in language_metrics(sums, self.data.splits[self.evaluated]).items()
-            if value is not None
-        }
+        self.metrics = self.task.metrics(self.sums.compute(), self.data.splits[self.evaluated])
+        metrics = {f"val/{name}": value for name, value in self.metrics.items() if value is not None}
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.step)
         self.log_dict(metrics, logger=False)
@@ -95,26 +92,26 @@ class TrainingModule(L.LightningModule):
         return max(self.first_step, self.global_step)
 
 
-def language_metrics(sums: dict[str, float], split: TokenSplit) -> dict[str, float | None]:
-    """Loss and accuracy from sums over a split.
+class Sums(Metric):
+    """Sums of tensors over the batches of a validation, and over the processes that share it.
 
     Args:
-        sums: `nats`, `tokens`, `top1` and `top5` as from `CausalLM.score`.
-        split: the text that was scored.
-
-    Returns:
-        `loss` (nats per token), `perplexity`, `bits_per_byte` (of the raw UTF-8 text, so that tokenizers compare;
-        None where characters were unknown or tokens are not scored, since their cost is not known), `accuracy` and
-        `accuracy_top5`.
+        zeros: the sums over no batch, by name.
     """
-    loss = sums["nats"] / sums["tokens"]
-    # Dividing by what was scored and multiplying by what there is: the same, unless `limit_val_batches` cut it.
-    bits = loss * split.num_tokens / math.log(2)
-    cost_is_known = split.num_unknown == 0 and split.scored is None
-    return {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": bits / split.num_bytes if cost_is_known else None,
-        "accuracy": sums["top1"] / sums["tokens"],
-        "accuracy_top5": sums["top5"] / sums["tokens"],
-    }
+
+    full_state_update = False
+
+    def __init__(self, zeros: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = list(zeros)
+        for name, zero in zeros.items():
+            self.add_state(name, zero, dist_reduce_fx="sum")
+
+    def update(self, scores: Mapping[str, Tensor]) -> None:
+        """Add those of a batch."""
+        for name in self.names:
+            setattr(self, name, getattr(self, name) + scores[name])
+
+    def compute(self) -> dict[str, Tensor]:
+        """The sums, by name."""
+        return {name: getattr(self, name) for name in self.names}

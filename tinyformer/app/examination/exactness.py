@@ -223,7 +223,7 @@ def watched_kernel() -> Iterator[Callable[[], str]]:
 
 
 def profiled_events(watched: profile) -> list[Any]:
-    """What torch's profiler saw, as it comes: the tree that `watched.events()` makes of it takes longer than the pass."""
+    """What torch's profiler saw, as it comes: making a tree of it (`watched.events()`) takes longer than the pass."""
     assert watched.profiler is not None
     assert watched.profiler.kineto_results is not None
     return watched.profiler.kineto_results.events()

@@ -1,5 +1,6 @@
 """No run is ever lost: checkpoints at each validation, and when the run is told to stop."""
 
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ class Interrupted(Exception):  # noqa: N818 - it reports no error
 
 
 class Checkpoints(Checkpoint):
-    """Writes `last.ckpt` at each validation and `best.ckpt` when `val/loss` is the lowest so far.
+    """Writes `last.ckpt` at each validation and `best.ckpt` when a metric is the best so far.
 
     On SIGINT (Ctrl-C) or SIGTERM (a scheduler's) the step under way is finished and `last.ckpt` written before the
     run ends, so that a resumed run goes on at exactly this point; a second signal ends it at once.
@@ -36,23 +37,32 @@ class Checkpoints(Checkpoint):
     Args:
         directory: where the files go.
         contents: what they hold beside Lightning's own keys.
+        monitor: the metric.
+        higher_is_better: whether the best is the highest, not the lowest.
     """
 
-    def __init__(self, directory: str | Path, contents: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        contents: dict[str, Any],
+        monitor: str = "val/loss",
+        higher_is_better: bool = False,
+    ) -> None:
         self.last, self.best = Path(directory) / "last.ckpt", Path(directory) / "best.ckpt"
         self.contents = contents
-        self.best_loss = float("inf")
+        self.monitor, self.higher_is_better = monitor, higher_is_better
+        self.best_value: float | None = None
         self.received: int | None = None
         self.random_state: dict[str, Any] | None = None
         self.handlers: dict[int, Callable[..., Any] | int | None] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know: the loss to beat."""
-        return {"best_loss": self.best_loss}
+        """What a resumed run must know: the value to beat."""
+        return {"best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the loss to beat from a checkpoint."""
-        self.best_loss = state_dict["best_loss"]
+        """Take the value to beat from a checkpoint."""
+        self.best_value = state_dict["best_value"]
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the config, the tokenizer and the random state to Lightning's keys."""
@@ -90,10 +100,9 @@ class Checkpoints(Checkpoint):
             return
         for logger in trainer.loggers:
             logger.save()  # a run that goes on from this checkpoint finds its metrics, too
-        loss = float(trainer.callback_metrics["val/loss"])
-        is_best = loss < self.best_loss
+        is_best = self._beats(value := float(trainer.callback_metrics[self.monitor]))
         if is_best:
-            self.best_loss = loss
+            self.best_value = value
         trainer.save_checkpoint(self.last)
         if is_best:
             trainer.save_checkpoint(self.best)
@@ -106,6 +115,12 @@ class Checkpoints(Checkpoint):
         """The same; but once a signal came, the next still ends the process at once."""
         if self.received is None:
             self._give_back()
+
+    def _beats(self, value: float) -> bool:
+        """Whether a value is better than the best so far; of equal ones, the first is."""
+        if self.best_value is None or math.isnan(value):
+            return not math.isnan(value)
+        return value > self.best_value if self.higher_is_better else value < self.best_value
 
     def _give_back(self) -> None:
         for number, handler in self.handlers.items():

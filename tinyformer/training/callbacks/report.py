@@ -11,19 +11,15 @@ class Report(L.Callback):
     """Logs `train/loss`, `train/learning_rate` and `throughput/tokens_per_second` every `log_every_n_steps` steps.
 
     Between two reports losses are added up where they are, so that no step waits for the device. Time spent on
-    validation and telemetry is not counted as training.
-
-    Args:
-        tokens_per_batch: over all devices.
+    validation and telemetry is not counted as training; padding counts as tokens, since it is computed like them.
     """
 
-    def __init__(self, tokens_per_batch: int) -> None:
-        self.tokens_per_batch = tokens_per_batch
+    def __init__(self) -> None:
         self.training_seconds = 0.0
-        self.training_batches = 0
+        self.training_tokens = 0
         self.latest: dict[str, float] = {}
         self._losses: torch.Tensor | None = None
-        self._num_losses = self._num_timed = 0
+        self._num_losses = self._timed_tokens = 0
         self._since = 0.0
         self._pause: float | None = None
         self._earlier = 0.0
@@ -39,7 +35,7 @@ class Report(L.Callback):
         return {
             "seconds": self.seconds,
             "training_seconds": self.training_seconds,
-            "training_batches": self.training_batches,
+            "training_tokens": self.training_tokens,
             "unreported": [0.0 if self._losses is None else float(self._losses), self._num_losses],
         }
 
@@ -47,14 +43,14 @@ class Report(L.Callback):
         """Go on from a saved run."""
         self._earlier = state_dict["seconds"]
         self.training_seconds = state_dict["training_seconds"]
-        self.training_batches = state_dict["training_batches"]
+        self.training_tokens = state_dict["training_tokens"]
         losses, self._num_losses = state_dict["unreported"]
         self._losses = torch.tensor(losses) if self._num_losses else None
 
     @property
     def tokens_per_second(self) -> float:
         """Over the whole run, validation and telemetry not counted."""
-        return self.training_batches * self.tokens_per_batch / max(self.training_seconds, 1e-9)
+        return self.training_tokens / max(self.training_seconds, 1e-9)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
@@ -85,7 +81,7 @@ class Report(L.Callback):
         loss = outputs["loss"].detach()
         self._losses = loss if self._losses is None else self._losses.to(loss.device) + loss
         self._num_losses += 1
-        self._num_timed += 1
+        self._timed_tokens += batch["inputs"].numel() * trainer.world_size
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
             return
@@ -93,12 +89,12 @@ class Report(L.Callback):
         now = time.perf_counter()
         seconds = now - self._since
         self.training_seconds += seconds
-        self.training_batches += self._num_timed
+        self.training_tokens += self._timed_tokens
         self.latest = {
             "train/loss": mean_loss,
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-            "throughput/tokens_per_second": self._num_timed * self.tokens_per_batch / seconds,
+            "throughput/tokens_per_second": self._timed_tokens / seconds,
         }
         for logger in trainer.loggers:
             logger.log_metrics(self.latest, step=trainer.global_step)
-        self._losses, self._num_losses, self._num_timed, self._since = None, 0, 0, now
+        self._losses, self._num_losses, self._timed_tokens, self._since = None, 0, 0, now

@@ -4,12 +4,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 
 from tinyformer.analysis import (
     MEASURES,
@@ -25,8 +24,7 @@ from tinyformer.analysis import (
     measure_maps,
     repeated_tokens,
 )
-from tinyformer.tasks import Batch
-from tinyformer.tasks.causal_lm import IGNORED
+from tinyformer.data import fullest
 from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule
@@ -114,7 +112,7 @@ class AttentionTelemetry(L.Callback):
         """Take windows and probe from the run's text."""
         assert isinstance(pl_module, TrainingModule)
         data, split = pl_module.data, pl_module.evaluated
-        self.windows = _fullest(next(iter(data.evaluation_dataloader(split))), self.num_windows)
+        self.windows = fullest(next(iter(data.evaluation_dataloader(split))), self.num_windows)
         shown = slice(min(self.num_tokens, data.seq_len))
         ids = (
             data.tokenizer.encode(self.probe_text)[shown] if self.probe_text else data.splits[split].ids[shown].tolist()
@@ -161,11 +159,11 @@ class AttentionTelemetry(L.Callback):
         step, task = pl_module.step, pl_module.task
         if self.latest is not None and self.latest[0] == step:
             return self.latest[1]
-        windows = cast(Batch, trainer.strategy.batch_to_device(self.windows))
+        windows = trainer.strategy.batch_to_device(self.windows)
         probes = [Probe(windows["inputs"], task.mask(windows), MEASURES)]
         if self.repeated is not None:
             repeated = trainer.strategy.batch_to_device(self.repeated)
-            probes.append(Probe(repeated, task.mask({"inputs": repeated, "targets": repeated}), PATTERNS))
+            probes.append(Probe(repeated, task.mask({"inputs": repeated}), PATTERNS))
         context = trainer.precision_plugin.forward_context()
         measures = measure_heads(pl_module.network, probes, self.num_rows, context)
         self.latest, self.num_measurements = (step, measures), self.num_measurements + 1
@@ -175,7 +173,7 @@ class AttentionTelemetry(L.Callback):
 
     def _draw_maps(self, trainer: L.Trainer, pl_module: TrainingModule) -> Picture:
         tokens = trainer.strategy.batch_to_device(self.probe)
-        mask = pl_module.task.mask({"inputs": tokens, "targets": tokens})
+        mask = pl_module.task.mask({"inputs": tokens})
         with trainer.precision_plugin.forward_context():
             maps = capture_weights(pl_module.network, tokens, mask)
         names = [layer.map_names for layer in pl_module.network.attentions()]
@@ -193,15 +191,6 @@ class AttentionTelemetry(L.Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
                 callback.leave_out(spent)
-
-
-def _fullest(batch: dict[str, Tensor], num_windows: int) -> Batch:
-    """The windows of a batch with the most text, cut where the shortest of them ends: padding says nothing of heads."""
-    lengths = (batch["targets"] != IGNORED).sum(dim=1)
-    chosen = lengths.argsort(descending=True, stable=True)[:num_windows]
-    chosen = chosen[2 * lengths[chosen] >= lengths.max()]
-    seq = int(lengths[chosen].min())
-    return cast(Batch, {name: rows[chosen, :seq] for name, rows in batch.items()})
 
 
 def _finish(device: torch.device) -> None:

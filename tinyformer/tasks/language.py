@@ -1,0 +1,61 @@
+"""What predicting tokens has in common, whichever tokens are hidden."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tinyformer.data import TokenSplit
+from tinyformer.tasks.task import IGNORED, Batch, Task
+
+
+class TokenTask(Task):
+    """Predicts tokens; a subclass says from which."""
+
+    def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
+        """Mean negative log-likelihood of the targets, in nats per token."""
+        logits = network(batch["inputs"], self.mask(batch))
+        return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
+
+    def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """The negative log-likelihood of each sequence, and how many targets it is the sum of."""
+        logits = network(batch["inputs"], self.mask(batch)).float()
+        nats = F.cross_entropy(logits.mT, batch["targets"], ignore_index=IGNORED, reduction="none")
+        return nats.sum(dim=1), (batch["targets"] != IGNORED).sum(dim=1)
+
+    def zeros(self) -> dict[str, Tensor]:
+        """See `score`."""
+        return {name: torch.zeros(()) for name in ("nats", "tokens", "top1", "top5")}
+
+    def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sums over the targets of a batch.
+
+        Returns:
+            `nats`: negative log-likelihood; `tokens`: how many targets; `top1`, `top5`: how many of them were the
+            likeliest token, or among the five likeliest.
+        """
+        logits = network(batch["inputs"], self.mask(batch)).flatten(0, 1).float()
+        targets = batch["targets"].flatten()
+        scored = targets != IGNORED
+        likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
+        hits = (likeliest == targets.unsqueeze(-1)) & scored.unsqueeze(-1)
+        nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        sums = {"nats": nats, "tokens": scored.sum(), "top1": hits[:, 0].sum(), "top5": hits.sum()}
+        return {name: value.to(torch.float32) for name, value in sums.items()}
+
+    def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
+        """`loss` (nats per token), `accuracy` and `accuracy_top5`."""
+        tokens = float(sums["tokens"])
+        return {
+            "loss": float(sums["nats"]) / tokens,
+            "accuracy": float(sums["top1"]) / tokens,
+            "accuracy_top5": float(sums["top5"]) / tokens,
+        }
+
+
+def perplexity(loss: float) -> float:
+    """Of a mean negative log-likelihood in nats; a huge one still has a number."""
+    return math.exp(min(loss, 700.0))
