@@ -1,7 +1,8 @@
+import pytest
 import torch
 from torch import nn
 
-from tinyformer.nn import TokenReadout
+from tinyformer.nn import AttentionMask, ClassReadout, TokenReadout
 
 
 def test_tied_scores_are_products_with_the_embeddings():
@@ -18,3 +19,59 @@ def test_untied_scores_have_their_own_matrix():
     torch.testing.assert_close(readout(x), torch.einsum("bsd,vd->bsv", x, readout.proj.weight))
     readout(x).sum().backward()
     assert embedding.weight.grad is None
+
+
+def vectors():
+    torch.manual_seed(0)
+    return torch.randn(2, 4, 6), torch.tensor([4, 3])
+
+
+def test_the_first_token_stands_for_all():
+    x, lengths = vectors()
+    readout = ClassReadout(nn.Embedding(11, 6), ["a", "b"], "cls")
+    torch.testing.assert_close(readout(x, AttentionMask(lengths=lengths)), readout.proj(x[:, 0]))
+
+
+def test_the_mean_is_over_real_tokens():
+    x, lengths = vectors()
+    readout = ClassReadout(nn.Embedding(11, 6), ["a", "b", "c"], "mean")
+    expected = readout.proj(torch.stack([x[0].mean(dim=0), x[1, :3].mean(dim=0)]))
+    torch.testing.assert_close(readout(x, AttentionMask(lengths=lengths)), expected)
+    torch.testing.assert_close(readout(x), readout.proj(x.mean(dim=1)))
+
+
+def test_pooling_by_attention_is_additive_attention_with_one_query():
+    x, lengths = vectors()
+    readout = ClassReadout(nn.Embedding(11, 6), ["a", "b"], "attention")
+    pooling = readout.pooling
+    scores = [
+        pooling.query.weight[0] @ torch.tanh(pooling.key_proj.weight @ v + pooling.key_proj.bias) for v in x[1, :3]
+    ]
+    weights = torch.stack(scores).softmax(dim=0)
+    torch.testing.assert_close(readout(x, AttentionMask(lengths=lengths))[1], readout.proj(weights @ x[1, :3]))
+    real = torch.arange(4) < lengths[:, None]
+    torch.testing.assert_close(pooling.weights(x, real)[1], torch.cat([weights, torch.zeros(1)]))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
+def test_padding_that_is_not_finite_harms_no_text(pooling):
+    x, lengths = vectors()
+    readout, mask = ClassReadout(nn.Embedding(11, 6), ["a", "b"], pooling), AttentionMask(lengths=lengths)
+    expected = readout(x, mask)
+    x[1, 3] = torch.nan
+    torch.testing.assert_close(readout(x, mask), expected)
+
+
+def test_classes_and_poolings_that_are_none_are_refused():
+    with pytest.raises(ValueError, match=r"task.readout.pooling=max: choose one of cls, mean, attention"):
+        ClassReadout(nn.Embedding(11, 6), ["a", "b"], "max")
+    with pytest.raises(ValueError, match=r"task.labels=\['a'\]: there are at least two classes"):
+        ClassReadout(nn.Embedding(11, 6), ["a"])
+
+
+def test_dropout_is_on_the_pooled_vector_in_training():
+    x, _ = vectors()
+    readout = ClassReadout(nn.Embedding(11, 6), ["a", "b"], dropout=0.5)
+    assert not torch.equal(readout(x), readout(x))
+    readout.eval()
+    assert torch.equal(readout(x), readout(x))

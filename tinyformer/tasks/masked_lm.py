@@ -59,15 +59,15 @@ class MaskedLM(TokenTask):
         nats: list[Tensor] = []
         for window in ids.split(network.encoder.max_seq_len):
             positions = (window != tokenizer.eos_id).nonzero().squeeze(1)
-            for hidden in positions.split(32):  # as many copies of the window at a time
+            # As many copies of the window at a time; of nothing, `split` makes one empty part.
+            for hidden in positions.split(32) if len(positions) else ():
                 rows = torch.arange(len(hidden))
                 tokens = window.repeat(len(hidden), 1)
                 tokens[rows, hidden] = tokenizer.mask_id
                 logits = network(tokens.to(device), AttentionMask())[rows, hidden].float()
                 nats.append(F.cross_entropy(logits, window[hidden].to(device), reduction="none"))
         network.train(was_training)
-        value = perplexity(float(torch.cat(nats).mean())) if nats else None
-        return {"pseudo_perplexity": value}
+        return {"pseudo_perplexity": perplexity(float(torch.cat(nats).mean())) if nats else None}
 
     def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
         """How often the hidden token was right, beside the most frequent one, and pseudo-perplexity."""

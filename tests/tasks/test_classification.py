@@ -1,0 +1,114 @@
+"""Classes of texts, against torchmetrics and numbers computed by hand."""
+
+import math
+
+import pytest
+import torch
+from nn.model_cases import make_encoder, token_ids
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
+
+from tinyformer.nn import AttentionMask, ClassReadout, Transformer
+from tinyformer.tasks import Classification
+
+LABELS = ["bad", "good", "so-so"]
+LOGITS = torch.tensor([[2.0, 0, 0], [0, 0, 3], [0, 1, 0], [0, 0, 1], [5, 0, 0]])
+TRUTH = torch.tensor([0, 1, 1, 2, 2])
+
+
+class Fixed(torch.nn.Module):
+    """Gives these logits, and remembers what it was asked."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, tokens, mask):
+        self.asked = tokens, mask
+        return self.logits
+
+
+def batch_of(truth, seq=4):
+    return {"inputs": token_ids(len(truth), seq), "lengths": torch.full((len(truth),), seq), "labels": truth}
+
+
+def metrics_of(logits, truth, labels=LABELS):
+    task = Classification(labels)
+    return task.metrics(task.score(Fixed(logits), batch_of(truth)), None)
+
+
+def test_loss_and_nats_by_hand():
+    expected = [math.log(sum(math.exp(x) for x in row)) - row[k] for row, k in zip(LOGITS.tolist(), TRUTH, strict=True)]
+    task, network = Classification(LABELS), Fixed(LOGITS)
+    nats, targets = task.nats(network, batch_of(TRUTH))
+    assert nats.tolist() == pytest.approx(expected, rel=1e-5)
+    assert targets.tolist() == [1] * 5
+    assert task.loss(network, batch_of(TRUTH)).item() == pytest.approx(sum(expected) / 5, rel=1e-5)
+    assert metrics_of(LOGITS, TRUTH)["loss"] == pytest.approx(sum(expected) / 5, rel=1e-5)
+
+
+def test_metrics_by_hand():
+    # Taken for: 0, 2, 1, 2, 0. F1 of bad 2/3, of good 2/3, of so-so 2/4.
+    metrics = metrics_of(LOGITS, TRUTH)
+    assert metrics["accuracy"] == pytest.approx(3 / 5)
+    assert metrics["macro_f1"] == pytest.approx((2 / 3 + 2 / 3 + 1 / 2) / 3)
+    assert metrics["majority_share"] == pytest.approx(2 / 5)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 20])
+def test_metrics_are_those_of_torchmetrics(num_classes):
+    torch.manual_seed(num_classes)
+    logits, truth = torch.randn(90, num_classes), torch.randint(num_classes, (90,))
+    metrics = metrics_of(logits, truth, [str(i) for i in range(num_classes)])
+    assert metrics["accuracy"] == pytest.approx(multiclass_accuracy(logits, truth, num_classes, average="micro").item())
+    f1 = multiclass_f1_score(logits, truth, num_classes, average="macro").item()
+    assert metrics["macro_f1"] == pytest.approx(f1, rel=1e-5)
+
+
+def test_a_class_that_never_comes_up_counts_for_nothing():
+    metrics = metrics_of(LOGITS[:, :2].repeat(1, 2)[:, :3] * 0 + torch.tensor([1.0, 0, 0]), torch.zeros(5).long())
+    assert (metrics["accuracy"], metrics["macro_f1"]) == (1.0, 1.0)
+
+
+def test_scores_add_up_over_batches():
+    task = Classification(LABELS)
+    whole = task.score(Fixed(LOGITS), batch_of(TRUTH))
+    parts = [task.score(Fixed(LOGITS[i]), batch_of(TRUTH[i])) for i in (slice(0, 2), slice(2, 5))]
+    assert whole.keys() == task.zeros().keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(sum((part[name] for part in parts), start=task.zeros()[name]), value)
+
+
+def test_smoothing_changes_training_alone():
+    plain, smooth = Classification(LABELS), Classification(LABELS, label_smoothing=0.3)
+    network, batch = Fixed(LOGITS), batch_of(TRUTH)
+    log_p = LOGITS.log_softmax(-1)
+    picked = log_p.gather(1, TRUTH[:, None])[:, 0]
+    expected = -(0.7 * picked + 0.1 * log_p.sum(dim=1)).mean()
+    torch.testing.assert_close(smooth.loss(network, batch), expected)
+    torch.testing.assert_close(smooth.nats(network, batch)[0], plain.nats(network, batch)[0])
+    with pytest.raises(ValueError, match=r"task.objective.label_smoothing=1\.0"):
+        Classification(LABELS, 1.0)
+
+
+def test_lengths_reach_the_mask():
+    network, batch = Fixed(LOGITS), batch_of(TRUTH)
+    Classification(LABELS).loss(network, batch)
+    assert network.asked[1] == AttentionMask(lengths=batch["lengths"])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash", "flex"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
+def test_an_example_alone_and_in_a_padded_batch_has_the_same_logits(backend, pooling):
+    torch.manual_seed(0)
+    encoder = make_encoder(backend=backend)
+    network = Transformer(encoder, lambda embedding: ClassReadout(embedding, LABELS, pooling), init_std=0.5).eval()
+    ids, lengths = token_ids(3, 8), torch.tensor([8, 5, 1])
+    task = Classification(LABELS)
+    # Flex is compiled on CUDA only.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        together = task.logits(network, {"inputs": ids, "lengths": lengths})
+        for row, length in enumerate(lengths):
+            alone = task.logits(network, {"inputs": ids[row : row + 1, :length], "lengths": lengths[row : row + 1]})
+            torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-5)
+    assert together.std() > 0.1  # they are no constants
