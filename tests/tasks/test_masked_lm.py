@@ -86,7 +86,9 @@ def test_pseudo_perplexity_hides_one_token_at_a_time():
 def test_pseudo_perplexity_can_be_left_out():
     metrics = MaskedLM(0).final_metrics(small_network(), split_of("abc"), TOKENIZER)
     assert metrics == {"pseudo_perplexity": None}
-    described = MaskedLM().describe({"accuracy": 0.5, "accuracy_top5": 0.75, "majority_share": 0.1} | metrics, split_of("abc"))
+    described = MaskedLM().describe(
+        {"accuracy": 0.5, "accuracy_top5": 0.75, "majority_share": 0.1} | metrics, split_of("abc")
+    )
     assert described["pseudo-perplexity"] is None
     assert described["hidden token"].startswith("50.0% right")
     with pytest.raises(ValueError, match=r"task.objective.pseudo_perplexity_tokens=-1 is negative"):

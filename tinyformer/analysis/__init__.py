@@ -4,6 +4,7 @@ from tinyformer.analysis.ablation import HeadAblation
 from tinyformer.analysis.atlas import write_atlas
 from tinyformer.analysis.capture import CapturedMaps, capture_attention
 from tinyformer.analysis.events import Event, EventDetector, Trait, head_traits
+from tinyformer.analysis.examples import classified_examples
 from tinyformer.analysis.importance import HeadImportance
 from tinyformer.analysis.maps import HeadMaps
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
@@ -35,6 +36,7 @@ __all__ = [
     "Trait",
     "capture_attention",
     "capture_weights",
+    "classified_examples",
     "head_maps",
     "head_traits",
     "measure_heads",

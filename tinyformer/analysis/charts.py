@@ -6,12 +6,14 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from torch import Tensor
 
 FONT_POINTS = 8
 MAX_DECIMALS = 5
@@ -54,6 +56,30 @@ def head_grid(
     axes.set_yticks([i + 0.47 for i in range(len(values))], [str(i) for i in range(len(values))])
     axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
     _plain(axes)
+    return figure
+
+
+def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[str]) -> Figure:
+    """How many examples of each class (down) were taken for each class (across).
+
+    Args:
+        confusion: these numbers.
+        names: of the classes.
+    """
+    from torchmetrics.utilities.plot import plot_confusion_matrix  # noqa: PLC0415 - takes seconds, and only classification needs it
+
+    # A cell holds five digits, and the names at both sides of the grid need room.
+    side, name_inches = 0.36 * len(names), 0.075 * max(map(len, names))
+    figure, axes = _canvas(max(4.0, 1.4 + side + name_inches), max(3.0, 1.2 + side + name_inches))
+    plot_confusion_matrix(confusion, ax=axes, labels=list(names), cmap="viridis")
+    for text in axes.texts:
+        text.set_fontsize(FONT_POINTS - 1)
+        text.set_color("white" if 2 * float(text.get_text()) < float(confusion.max()) else "black")
+    axes.set(xlabel="taken for", ylabel="class")
+    axes.set_title("examples of the split", fontsize=FONT_POINTS + 1, loc="left")
+    _plain(axes)
+    axes.tick_params(axis="x", labelrotation=90 if max(map(len, names)) > 3 else 0)
+    axes.tick_params(axis="y", labelrotation=0)
     return figure
 
 

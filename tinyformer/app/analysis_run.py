@@ -21,8 +21,14 @@ from tinyformer.training import RunWandbLogger
 
 
 def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: list[Logger]) -> Findings:
-    """Analyse, and leave tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases."""
+    """Analyse, and leave what was found in the folder and in Weights & Biases."""
     findings = analysis(subject, folder)
+    keep_findings(findings, folder, loggers)
+    return findings
+
+
+def keep_findings(findings: Findings, folder: Path, loggers: list[Logger]) -> None:
+    """Leave tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases."""
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -33,7 +39,22 @@ def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: li
     for logger in loggers:
         if isinstance(logger, RunWandbLogger):
             logger.log_findings(findings)
-    return findings
+
+
+def examine(task: Task, network: Transformer, data: TokenDataModule, split: str, trainer: Trainer) -> Findings:
+    """What the task shows of a split at the end, see `Task.examine`.
+
+    Args:
+        task: that the network was trained for.
+        network: in any place.
+        data: of the split.
+        split: its name.
+        trainer: says the device and the precision.
+    """
+    device = trainer.strategy.root_device
+    batches = (trainer.strategy.batch_to_device(batch, device) for batch in data.evaluation_dataloader(split))
+    with trainer.precision_plugin.forward_context():
+        return task.examine(network.to(device), batches, data.splits[split])
 
 
 def make_subject(

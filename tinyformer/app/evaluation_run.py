@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import Findings
 from tinyformer.app import build
-from tinyformer.app.analysis_run import make_subject, run_analysis
+from tinyformer.app.analysis_run import examine, keep_findings, make_subject, run_analysis
 from tinyformer.app.config import check_types
 from tinyformer.app.sample import check_generation, sample_text
 from tinyformer.app.summary import (
@@ -85,6 +85,9 @@ class EvaluationRun:
             seconds = time.perf_counter() - start
             split = self.data.splits[self.split]
             self.metrics = self.module.metrics | self.task.final_metrics(self.network, split, self.data.tokenizer)
+            examined = examine(self.task, self.network, self.data, self.split, trainer)
+            keep_findings(examined, self.folder, loggers)
+            findings.files += examined.files
             self._summarise(self._results(seconds) | findings.scalars, callbacks, loggers, findings)
             status = "success"
         finally:

@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app import build
+from tinyformer.app.analysis_run import examine, keep_findings
 from tinyformer.app.config import check_types
 from tinyformer.app.sample import check_generation, sample_text
 from tinyformer.app.summary import (
@@ -52,6 +53,7 @@ class TrainingRun:
         self.device = resolve_device(self.arguments["accelerator"])
         compiles = build.should_compile(config, self.device)
         self.resumed = self._resumed()
+        self.tested: dict[str, float | None] = {}
 
         self.data = self._data()
         self.task = build.build_task(config, self.data)
@@ -102,8 +104,9 @@ class TrainingRun:
         try:
             checkpoint = str(self.resumed.path) if self.resumed else None
             self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
-            self._score()
-            self._summarise()
+            if build.is_first_process():
+                self._score()
+                self._summarise()
             status = "success"
         except Interrupted as stop:
             print(
@@ -117,14 +120,14 @@ class TrainingRun:
         """Take what is scored once, at the end: of the last weights, and of the best ones on text not seen before."""
         validation = self.data.splits["validation"]
         self.metrics = self.module.metrics | self.task.final_metrics(self.network, validation, self.data.tokenizer)
-        self.tested: dict[str, float | None] = {}
+        trainer, examined = build.scoring_trainer(self.arguments, self.folder), "validation"
         if self.task.tests_best and "test" in self.data.splits:
             load_weights(self.network, load_checkpoint(self.checkpoints.best))
-            module = TrainingModule(self.network, self.task, self.data, evaluated="test")
-            build.scoring_trainer(self.arguments, self.folder).validate(
-                module, self.data.test_dataloader(), verbose=False
-            )
+            module, examined = TrainingModule(self.network, self.task, self.data, evaluated="test"), "test"
+            trainer.validate(module, self.data.test_dataloader(), verbose=False)
             self.tested = module.metrics
+        self.findings = examine(self.task, self.network, self.data, examined, trainer)
+        keep_findings(self.findings, self.folder, self.loggers)
 
     @staticmethod
     def _take_pruned_heads(config: DictConfig) -> None:
@@ -219,8 +222,6 @@ class TrainingRun:
         }
 
     def _summarise(self) -> None:
-        if not build.is_first_process():
-            return
         results, splits = self.results(), self.data.splits
         sample = sample_text(self.config.generate, self.network, self.data.tokenizer) if self.task.generates else None
         write_results(self.folder / "results.json", results | {"sample": sample})
@@ -237,6 +238,7 @@ class TrainingRun:
                 f"fingerprint {self.data.fingerprint[:12]}",
                 **describe_split(self.task, self.metrics, splits["validation"], "val"),
                 **(describe_split(self.task, self.tested, splits["test"], "test") if self.tested else {}),
+                "examples": ", ".join(shown(path) for path in self.findings.files) or None,
                 "checkpoints": f"{shown(self.folder)}/checkpoints/last.ckpt, best.ckpt",
                 "attention maps": shown(pictures[-1]) if pictures else None,
                 "events": describe_events([e for t in self.telemetry for e in t.detector.events], self.folder),

@@ -1,6 +1,6 @@
 """Say which class a text belongs to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from tinyformer.nn import AttentionMask
+from tinyformer.analysis import Findings, classified_examples
+from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks.task import Batch, Task
 
 if TYPE_CHECKING:
@@ -82,6 +83,20 @@ class Classification(Task):
             "macro_f1": float((2 * right / either)[either > 0].mean()),
             "majority_share": float(confusion.sum(dim=1).max() / total),
         }
+
+    @torch.no_grad()
+    def examine(self, network: Transformer, batches: Iterable[Batch], split: "LabelledSplit") -> Findings:
+        """The confusion matrix, and the examples whose label is found least likely."""
+        was_training = network.training
+        network.eval()
+        probabilities, labels, rows = [], [], []
+        for batch in batches:
+            probabilities.append(self.logits(network, batch).softmax(dim=-1).cpu())
+            labels.append(batch["labels"].cpu())
+            rows += batch["rows"].tolist()
+        network.train(was_training)
+        texts = [split.text(row) for row in rows]
+        return classified_examples(torch.cat(probabilities), torch.cat(labels), texts, self.labels)
 
     def describe(self, metrics: Mapping[str, float | None], split: "LabelledSplit") -> dict[str, str | None]:
         """How often the class was right, beside the most frequent one."""

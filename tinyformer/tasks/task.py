@@ -1,12 +1,13 @@
 """What every task answers: who may attend to whom, what a batch costs, and what its scores come to."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NotRequired, TypedDict
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.analysis import Findings
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Transformer
 
@@ -19,7 +20,7 @@ class Batch(TypedDict):
 
     `targets`: the token to be predicted at each position, or `IGNORED`. `labels`: the class of each row. `lengths`: how
     many tokens of each row are real, where rows are padded at the right. `documents`: the document of each token, where
-    tokens attend within theirs only.
+    tokens attend within theirs only. `rows`: which examples of the split they are, in an evaluation.
     """
 
     inputs: Int[Tensor, "batch seq"]
@@ -27,6 +28,7 @@ class Batch(TypedDict):
     labels: NotRequired[Int[Tensor, " batch"]]
     lengths: NotRequired[Int[Tensor, " batch"]]
     documents: NotRequired[Int[Tensor, "batch seq"]]
+    rows: NotRequired[Int[Tensor, " batch"]]
 
 
 class Task(ABC):
@@ -78,6 +80,16 @@ class Task(ABC):
     def final_metrics(self, network: Transformer, split: Any, tokenizer: TextTokenizer) -> dict[str, float | None]:
         """Further metrics of the validation split, which cost too much for each validation."""
         return {}
+
+    def examine(self, network: Transformer, batches: Iterable[Batch], split: Any) -> Findings:
+        """Tables and figures about what the model makes of a split, at the end; none unless a task has some.
+
+        Args:
+            network: on the batches' device, in the precision of the block that this is called in.
+            batches: of the split.
+            split: that they are of.
+        """
+        return Findings()
 
     @abstractmethod
     def describe(self, metrics: Mapping[str, float | None], split: Any) -> dict[str, str | None]:
