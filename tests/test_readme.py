@@ -129,6 +129,7 @@ def test_the_table_of_axes_lists_every_choice() -> None:
         "feed_forward",
         "norm",
         "model",
+        "task",
         "data",
         "tokenizer",
         "optimizer",

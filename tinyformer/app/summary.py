@@ -30,11 +30,12 @@ def split_results(metrics: Mapping[str, float | None], split: Any, prefix: str) 
 def describe_split(task: Task, metrics: Mapping[str, float | None], split: Any, prefix: str) -> dict[str, str | None]:
     """The lines of the summary about one split."""
     unknown = split.num_unknown
+    lines = task.describe(metrics, split) | {"unknown": f"{unknown:,} characters became <unk>" if unknown else None}
     return {
         f"{prefix} loss": f"{metrics['loss']:.4f} nats per {task.unit}, over {split.num_tokens:,} tokens of "
         f"{split.num_bytes:,} bytes",
-        **task.describe(metrics, split),
-        "unknown": f"{unknown:,} characters became <unk>" if unknown else None,
+        # Where two splits are described, it is the test whose lines say so.
+        **{f"test {name}" if prefix == "test" else name: line for name, line in lines.items()},
     }
 
 

@@ -36,7 +36,7 @@ class ClassReadout(nn.Module):
 
     Args:
         token_embedding: of the encoder.
-        labels: the names of the classes.
+        labels: the names of the classes; none only as long as the data have not been read.
         pooling: how one vector is made of all: a name in `POOLINGS`.
         dropout: probability to drop an element of that vector in training.
 
@@ -45,13 +45,13 @@ class ClassReadout(nn.Module):
     """
 
     def __init__(
-        self, token_embedding: nn.Embedding, labels: Sequence[str], pooling: str = "mean", dropout: float = 0.0
+        self, token_embedding: nn.Embedding, labels: Sequence[str] | None, pooling: str = "mean", dropout: float = 0.0
     ) -> None:
         super().__init__()
         if pooling not in POOLINGS:
             raise ValueError(f"task.readout.pooling={pooling}: choose one of {', '.join(POOLINGS)}.")
-        if len(labels) < 2:
-            raise ValueError(f"task.labels={list(labels)}: there are at least two classes to choose from, [no,yes].")
+        if labels is None or len(labels) < 2:
+            raise ValueError(f"task.labels={labels}: there are at least two classes to choose from, [no,yes].")
         self.pooling = POOLINGS[pooling](token_embedding.embedding_dim)
         self.dropout = nn.Dropout(dropout)
         self.proj = nn.Linear(token_embedding.embedding_dim, len(labels))

@@ -21,7 +21,7 @@ class Classification(Task):
     """One class for each text, which a readout pools the tokens for.
 
     Args:
-        labels: the names of the classes.
+        labels: the names of the classes; none only as long as the data have not been read.
         label_smoothing: of the target, the share that goes to all classes alike, in training (Szegedy et al. 2015,
             arXiv 1512.00567).
 
@@ -34,13 +34,13 @@ class Classification(Task):
     tests_best = True
     unit = "example"
 
-    def __init__(self, labels: Sequence[str], label_smoothing: float = 0.0) -> None:
+    def __init__(self, labels: Sequence[str] | None, label_smoothing: float = 0.0) -> None:
         if not 0 <= label_smoothing < 1:
             raise ValueError(
                 f"task.objective.label_smoothing={label_smoothing} is no share from 0 to below 1; "
                 "task.objective.label_smoothing=0.1 is."
             )
-        self.labels, self.label_smoothing = list(labels), label_smoothing
+        self.labels, self.label_smoothing = list(labels or []), label_smoothing
 
     def mask(self, batch: Batch) -> AttentionMask:
         """Everybody sees everybody, but for padding."""
