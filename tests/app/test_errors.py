@@ -57,7 +57,7 @@ def described(call):
         ("attention=zzz", "attention=zzz: there is no such choice. Choices: differential, gqa, mha, mla, mqa."),
         ("model.num_head=3", "model.num_head: there is no such key. Did you mean model.num_heads"),
         ("num_heads=3", "num_heads: there is no such key. Did you mean model.num_heads"),
-        ("data.files=a.txt", "data.files: there is no such key. It belongs to data=text."),
+        ("data.files=a.txt", "data.files: there is no such key. It belongs to data=sst2 or data=text."),
         ("atention=gqa", "atention: there is no such key. Did you mean attention"),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes."),
         ("generate.prompt=a, b", "Ambiguous value for argument 'generate.prompt=a, b'; quote what"),
@@ -72,7 +72,7 @@ def test_mistakes_on_the_command_line(override, text):
 
 def test_a_key_that_only_other_choices_have():
     found = described(lambda: compose_with("data=induction", "data.max_tokens=5"))
-    assert found.startswith("data.max_tokens: there is no such key. It belongs to data=fineweb_edu or data=hub or ")
+    assert found.startswith("data.max_tokens: there is no such key. It belongs to data=ag_news or data=docstrings or ")
     assert "induction" not in found
 
 

@@ -57,6 +57,43 @@ def test_induction_is_drawn_and_has_none_of_the_knobs_of_text(monkeypatch):
     assert {*text} & {*config.data} == {"batch_size", "num_workers", "module"}
 
 
+LABELLED = {"docstrings": [], "sst2": [], "imdb": [], "ag_news": [], "text": ["data.label_column=label"]}
+
+
+@pytest.mark.parametrize("choice", LABELLED)
+def test_examples_with_labels_are_built_beside_the_text(choice, monkeypatch):
+    config = build(
+        "data",
+        choice,
+        monkeypatch,
+        "+tokenizer=byte",
+        "+seed=3",
+        "+model.max_seq_len=64",
+        "+task.labels=null",
+        "+task.masking=null",
+        "data.token_dropout=0.3",
+        *LABELLED[choice],
+    )
+    examples = instantiate(config.data.examples, _convert_="all")
+    assert isinstance(examples, tinyformer.data.LabelledDataModule)
+    assert isinstance(examples.source, tinyformer.data.LabelledSource)
+    assert (examples.seq_len, examples.batch_size, examples.seed) == (64, config.data.batch_size, 3)
+    assert isinstance(instantiate(config.data.module, _convert_="all"), tinyformer.data.TextDataModule)
+
+
+def test_sst2_reads_files_in_place_of_the_hub(monkeypatch, tmp_path):
+    (tmp_path / "train.tsv").write_text('"quoted" or not\t1\nflat\t0\n')
+    (tmp_path / "validation.tsv").write_text("dull\t0\n")
+    config = build("data", "sst2", monkeypatch, f"data.files={tmp_path}")
+    source = instantiate(config.data.source, _convert_="all")
+    assert source.name == "sst2"
+    examples = {name: rows.to_dict() for name, rows in source.load_examples().items()}
+    assert examples == {
+        "train": {"text": ['"quoted" or not', "flat"], "label": ["1", "0"]},
+        "validation": {"text": ["dull"], "label": ["0"]},
+    }
+
+
 def test_knobs_reach_the_source(monkeypatch):
     source = instantiate(build("data", "hub", monkeypatch, "data.text_column=body", "data.revision=v1").data.source)
-    assert (source.path, source.text_column, source.revision) == ("owner/name", "body", "v1")
+    assert (source.path, source.text_columns, source.revision) == ("owner/name", ["body"], "v1")

@@ -11,10 +11,11 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer
 
 from tinyformer.data import ByteTokenizer
-from tinyformer.data.sources import join_rows, take_characters
+from tinyformer.data.hub_dataset import join_rows, take_characters
 
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 20
 ARTICLES = [f" = Title {i} = \n \n Some text about {i} . \n = = Section = = \n x = 1 = y \n" for i in range(6)]
@@ -23,6 +24,14 @@ ARTICLES = [f" = Title {i} = \n \n Some text about {i} . \n = = Section = = \n x
 def parquet(texts, column="text"):
     file = io.BytesIO()
     pq.write_table(pa.table({"id": list(range(len(texts))), column: texts}), file)
+    return file.getvalue()
+
+
+def labelled(texts, labels, names=("negative", "positive")):
+    file = io.BytesIO()
+    features = Features({"idx": Value("int32"), "sentence": Value("string"), "label": ClassLabel(names=list(names))})
+    columns = {"idx": list(range(len(texts))), "sentence": texts, "label": labels}
+    Dataset.from_dict(columns, features).to_parquet(file)
     return file.getvalue()
 
 
@@ -46,6 +55,15 @@ REPOSITORIES = {
         "default/test/0000.parquet": parquet([PLAY[1100:]]),
     },
     "datasets/owner/articles": {"train.parquet": parquet(lines("".join(ARTICLES)), "line")},
+    "datasets/owner/reviews": {
+        "data/train-00000-of-00001.parquet": labelled([f"review {i}" for i in range(40)], [i % 2 for i in range(40)]),
+        "data/validation-00000-of-00001.parquet": labelled(["good", None], [1, 0]),
+        "data/test-00000-of-00001.parquet": labelled(["one", "two"], [-1, -1]),
+    },
+    "datasets/owner/partly": {"train.parquet": labelled(["a", "b", "c"], [1, -1, -1])},
+    "datasets/owner/pairs": {
+        "train.jsonl": b'{"b": "two", "a": "one", "gold": 3}\n{"b": null, "a": "x", "gold": 10}\n'
+    },
     "models/owner/model": {"tokenizer.json": ByteTokenizer().build([]).to_json().encode()},
     "models/owner/bare": {"config.json": b"{}"},
 }
@@ -187,3 +205,56 @@ def test_taking_stops_reading_at_the_document_that_is_enough():
     assert list(take_characters(texts, 4)) == ["abc", "de"]
     assert read == ["abc", "de"]
     assert list(take_characters(["a", "b"], None)) == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_labels_of_the_hub(hub, run):
+    answer = run(
+        hub,
+        HELPERS
+        + """
+def examples(path, **settings):
+    splits = HubDataset(path, **settings, cache_dir=cache).load_examples()
+    return {name: rows.to_dict() for name, rows in splits.items()}
+
+def module(path, **settings):
+    source = HubDataset(path, text_column="sentence", label_column="label", cache_dir=cache)
+    return LabelledDataModule(source, ByteTokenizer(), 16, 4, cache_dir=cache, test_fraction=0, **settings)
+
+reviews = module("owner/reviews")
+reviews.prepare()
+counts = {name: split.label_counts for name, split in reviews.splits.items()}
+pairs = dict(path="owner/pairs", text_column=["a", "b"])
+text = HubDataset(**pairs, label_column="gold", cache_dir=cache).load()["train"]
+texts_of_pairs = [f"{row['text']}|{row['pair']}" for row in text]
+streamed = HubDataset(**pairs, cache_dir=cache).load(max_characters=5)["train"]["text"]
+answer = [
+    examples("owner/reviews", text_column="sentence", label_column="label")["test"],
+    [reviews.labels, counts, [reviews.splits["validation"].text(row) for row in range(2)]],
+    examples(**pairs, label_column="gold"),
+    texts_of_pairs,
+    list(streamed),
+    sentence(module("owner/partly").prepare),
+    sentence(lambda: examples("owner/reviews", text_column="sentence")),
+    sentence(lambda: examples("owner/reviews", text_column="sentence", label_column="class")),
+    len({HubDataset("owner/reviews", label_column=c, cache_dir=cache).fingerprint() for c in (None, "label", "idx")}),
+]
+""",
+    )
+    test, reviews, pairs, texts, streamed, partly, unnamed, unknown, prints = answer
+    assert test == {"text": ["one", "two"], "label": [None, None]}
+    assert reviews[0] == ["negative", "positive"]
+    assert reviews[1] == {
+        "train": {"negative": 20, "positive": 20},
+        "validation": {"negative": 1, "positive": 1},
+    }
+    assert reviews[2] == ["good", ""]
+    assert pairs == {"train": {"text": ["one", "x"], "pair": ["two", None], "label": ["3", "10"]}}
+    assert texts == ["one|two", "x|None"]
+    assert streamed == ["one\ntwo"]
+    assert partly.startswith(
+        "data.label_column=label: owner/partly: row 2 of the split train has no label, the first of 2 among 3 rows;"
+    )
+    assert unnamed.startswith("data.label_column=null: ")
+    assert unknown == "data.label_column=class: owner/reviews has no such column; it has idx, sentence, label."
+    assert prints == 3

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from tinyformer.analysis import Analysis, Findings, Subject, save_png
 from tinyformer.app import build
 from tinyformer.checkpoint import Checkpoint, save_network
-from tinyformer.data import TokenDataModule
+from tinyformer.data import DataModule
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Batch, Task
 from tinyformer.training import RunWandbLogger
@@ -41,7 +41,7 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger]) -> No
             logger.log_findings(findings)
 
 
-def examine(task: Task, network: Transformer, data: TokenDataModule, split: str, trainer: Trainer) -> Findings:
+def examine(task: Task, network: Transformer, data: DataModule, split: str, trainer: Trainer) -> Findings:
     """What the task shows of a split at the end, see `Task.examine`.
 
     Args:
@@ -63,7 +63,7 @@ def make_subject(
     checkpoint: Checkpoint,
     network: Transformer,
     task: Task,
-    data: TokenDataModule,
+    data: DataModule,
     split: str,
     num_windows: int,
     trainer: Trainer,
@@ -105,7 +105,7 @@ def make_subject(
     )
 
 
-def _batches(data: TokenDataModule, split: str, num_windows: int) -> Iterator[Batch]:
+def _batches(data: DataModule, split: str, num_windows: int) -> Iterator[Batch]:
     """The first windows of a split in batches of as many, but for one: none is left over alone."""
     batches: list[Any] = []
     for batch in data.evaluation_dataloader(split):

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.config import check_value
 from tinyformer.checkpoint import Checkpoint
-from tinyformer.data import TextTokenizer, TokenDataModule
+from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks import Task
 from tinyformer.training import RunCSVLogger, RunWandbLogger
@@ -52,13 +52,13 @@ def is_first_process() -> bool:
     return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
 
 
-def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> TokenDataModule:
+def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> DataModule:
     """The run's data, not yet read; in the tokens of a given tokenizer, or of the config's."""
     arguments = {} if tokenizer is None else {"tokenizer": tokenizer}
     return instantiate(config.datamodule, _convert_="all", **arguments)
 
 
-def build_task(config: DictConfig, data: TokenDataModule) -> Task:
+def build_task(config: DictConfig, data: DataModule) -> Task:
     """What the model is trained for; the classes are the data's, unless the config names them."""
     if config.task.labels is None:
         config.task.labels = data.labels

@@ -23,7 +23,7 @@ from tinyformer.app.summary import (
     write_results,
 )
 from tinyformer.checkpoint import load_checkpoint, load_weights
-from tinyformer.data import TextTokenizer, TokenDataModule
+from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.hardware import describe_device, resolve_device
 
@@ -110,7 +110,7 @@ class EvaluationRun:
         )
         return run_analysis(self.analysis, subject, self.folder, loggers)
 
-    def _data(self) -> tuple[TokenDataModule, str]:
+    def _data(self) -> tuple[DataModule, str]:
         """The data in the checkpoint's tokens, and the split to score."""
         config, tokenizer = self.config, TextTokenizer.from_json(self.checkpoint.tokenizer)
         data = build.build_data(config)

@@ -24,7 +24,7 @@ from tinyformer.app.summary import (
     write_results,
 )
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, start_from
-from tinyformer.data import TextTokenizer, TokenDataModule
+from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
 from tinyformer.training.hardware import describe_device, resolve_device
@@ -138,7 +138,7 @@ class TrainingRun:
             start = load_checkpoint(own, "resume") if own else load_checkpoint(config.init_from, "init_from")
             config.model.pruned_heads = start.config["model"].get("pruned_heads", [])
 
-    def _data(self) -> TokenDataModule:
+    def _data(self) -> DataModule:
         """The text, tokenised: by the recipe of the config, or by what a checkpoint to start from knows.
 
         Raises:

@@ -1,14 +1,19 @@
 """Text in, batches of token ids out."""
 
-from tinyformer.data.base import TokenDataModule
+from tinyformer.data.base import DataModule, TokenDataModule
 from tinyformer.data.cache import PreparedText, TextRecipe, TokenSplit, prepare_text
+from tinyformer.data.docstrings import Docstrings
+from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples, prepare_examples
+from tinyformer.data.examples import ExampleLoader, Examples, LabelledBatch, LabelledSplit
+from tinyformer.data.hub_dataset import HubDataset
 from tinyformer.data.induction import InductionDataModule
-from tinyformer.data.loader import ResumableLoader
+from tinyformer.data.labelled import LabelledDataModule
+from tinyformer.data.loader import EpochLoader, ResumableLoader
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.module import TextDataModule
 from tinyformer.data.near_copies import near_copy_groups
 from tinyformer.data.pydoc import Pydoc
-from tinyformer.data.sources import HubDataset, Source, TextFiles
+from tinyformer.data.sources import LabelledSource, LocalOrHub, Source, TextFiles
 from tinyformer.data.splits import hold_out
 from tinyformer.data.tokenizer import (
     BPETokenizer,
@@ -28,14 +33,26 @@ __all__ = [
     "Batch",
     "ByteTokenizer",
     "CharTokenizer",
+    "DataModule",
+    "Docstrings",
+    "EpochLoader",
+    "ExampleLoader",
+    "ExampleRecipe",
+    "Examples",
     "HubDataset",
     "HubTokenizer",
     "InductionDataModule",
+    "LabelledBatch",
+    "LabelledDataModule",
+    "LabelledSource",
+    "LabelledSplit",
+    "LocalOrHub",
     "MaskedTokenizer",
     "MaskedWindows",
     "Masker",
     "Masking",
     "Pack",
+    "PreparedExamples",
     "PreparedText",
     "Pydoc",
     "ResumableLoader",
@@ -52,5 +69,6 @@ __all__ = [
     "fullest",
     "hold_out",
     "near_copy_groups",
+    "prepare_examples",
     "prepare_text",
 ]

@@ -2,27 +2,25 @@
 
 import hashlib
 import json
-import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
-import filelock
 import numpy as np
 from jaxtyping import Bool, Int64, UInt
 from rich.console import Console
 from rich.progress import Progress
 
 from tinyformer.data.documents import iterate_texts
-from tinyformer.data.sources import Source
+from tinyformer.data.sources import SPLITS, Source
 from tinyformer.data.splits import hold_out
+from tinyformer.data.storage import ArrayWriter, build_once
 from tinyformer.data.tokenizer import TextTokenizer, TokenizerRecipe
 
 _FORMAT = 1  # raise it when the same input would give other files
-_SPLITS = ("train", "validation", "test")
 _BATCH = 2**22  # characters tokenised at a time: their encodings take about 1 GB at most
 
 
@@ -66,8 +64,8 @@ class TokenSplit:
 
 
 @dataclass(frozen=True)
-class TextRecipe:
-    """Everything that shapes the tokenised splits of a source.
+class Recipe:
+    """What shapes the tokenised splits of a source, whatever they are for.
 
     Args:
         source: Where the text comes from.
@@ -76,7 +74,6 @@ class TextRecipe:
         test_fraction: See `hold_out`.
         seed: See `hold_out`.
         group_near_copies: See `hold_out`.
-        max_tokens: Upper bound of the first split's scored tokens (of the training split, or of the whole).
         whole: Hold nothing out; the documents of all the source's splits are one split "all".
     """
 
@@ -86,23 +83,48 @@ class TextRecipe:
     test_fraction: float = 0.0
     seed: int = 0
     group_near_copies: bool = False
-    max_tokens: int | None = None
     whole: bool = False
 
     def key(self) -> str:
         """SHA-256 over all of it."""
-        parts = [
-            _FORMAT,
-            self.source.fingerprint(),
-            self.tokenizer.key(),
-            *(self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies),
-            *(self.max_tokens, self.whole),
-        ]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._parts()).encode()).hexdigest()
 
     def folder(self, cache_dir: str | Path) -> Path:
         """Where the tokenised splits lie."""
         return Path(cache_dir) / f"{self.source.name}-{self.tokenizer.name}-{self.key()[:12]}"
+
+    def _parts(self) -> list[Any]:
+        return [
+            *(_FORMAT, self.source.fingerprint(), self.tokenizer.key()),
+            *(self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies),
+        ]
+
+    def _divided(self, own: dict[str, datasets.Dataset], keep_whole: bool) -> dict[str, datasets.Dataset]:
+        """What becomes of the source's own splits; the first one is for training, or the whole.
+
+        Args:
+            own: The source's splits.
+            keep_whole: See `hold_out`.
+        """
+        if self.whole:
+            return {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}
+        fractions = self.validation_fraction, self.test_fraction
+        splits = hold_out(own, *fractions, self.seed, self.group_near_copies, keep_whole)
+        return {split: splits[split] for split in SPLITS if split in splits}
+
+
+@dataclass(frozen=True)
+class TextRecipe(Recipe):
+    """Everything that shapes the token streams of a source.
+
+    Args:
+        max_tokens: Upper bound of the first split's scored tokens (of the training split, or of the whole).
+    """
+
+    max_tokens: int | None = None
+
+    def _parts(self) -> list[Any]:
+        return [*super()._parts(), self.max_tokens, self.whole]
 
     def load(self) -> tuple[dict[str, datasets.Dataset], bool]:
         """The documents of the splits to tokenise, and whether validation is the source's own.
@@ -110,11 +132,7 @@ class TextRecipe:
         The first split is the training split, or the whole: the one that the tokenizer is built on.
         """
         own = self.source.load(self._max_characters())
-        if self.whole:
-            parts = [own[split] for split in _SPLITS if split in own]
-            return {"all": datasets.concatenate_datasets(parts)}, "validation" in own
-        splits = hold_out(own, self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies)
-        return {split: splits[split] for split in _SPLITS if split in splits}, "validation" in own
+        return self._divided(own, keep_whole=False), "validation" in own
 
     def _max_characters(self) -> int | None:
         if self.max_tokens is None:
@@ -143,29 +161,11 @@ class PreparedText:
 
 
 def prepare_text(recipe: TextRecipe, cache_dir: str | Path) -> PreparedText:
-    """Tokenises the source's splits, or opens what an earlier call (of any process) has left in `cache_dir`.
-
-    A folder appears under its final name only when it is complete; one that is damaged is built again.
-    """
+    """Tokenises the source's splits, or opens what an earlier call (of any process) has left in `cache_dir`."""
     key = recipe.key()
-    folder = Path(cache_dir) / f"{recipe.source.name}-{recipe.tokenizer.name}-{key[:12]}"
-    if prepared := _open(folder, key):
-        return prepared
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(f"{folder}.lock"):
-        if prepared := _open(folder, key):  # by the process that held the lock
-            return prepared
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-        try:
-            _build(recipe, partial)
-            shutil.rmtree(folder, ignore_errors=True)  # damaged, or it would have been opened
-            os.replace(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        prepared = _open(folder, key)
-    assert prepared is not None
-    return prepared
+    return build_once(
+        recipe.folder(cache_dir), lambda folder: _open(folder, key), lambda folder: _build(recipe, folder)
+    )
 
 
 def open_prepared(recipe: TextRecipe, cache_dir: str | Path) -> PreparedText | None:
@@ -177,18 +177,21 @@ def _open(folder: Path, key: str) -> PreparedText | None:
     """None if the folder is missing, or lacks a part of its contents."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
-        splits = {
-            name: TokenSplit(
-                np.load(folder / f"{name}.npy", mmap_mode="r"),
-                np.load(folder / f"{name}.offsets.npy"),
-                **counts,
-            )
-            for name, counts in meta["splits"].items()
-        }
+        splits = {name: open_split(folder, name, counts) for name, counts in meta["splits"].items()}
         tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     return PreparedText(tokenizer, splits, key, meta["own_validation"], folder)
+
+
+def open_split(folder: Path, name: str, counts: dict[str, Any]) -> TokenSplit:
+    """What `write_split` wrote.
+
+    Raises:
+        OSError, ValueError, EOFError: If a file is missing or damaged.
+    """
+    ids = np.load(folder / f"{name}.npy", mmap_mode="r")
+    return TokenSplit(ids, np.load(folder / f"{name}.offsets.npy"), **counts)
 
 
 def _build(recipe: TextRecipe, folder: Path) -> None:
@@ -198,7 +201,8 @@ def _build(recipe: TextRecipe, folder: Path) -> None:
     meta: dict = {"own_validation": own_validation, "splits": {}}
     limits = [recipe.max_tokens] + [None] * (len(documents) - 1)
     for (name, split), limit in zip(documents.items(), limits, strict=True):
-        meta["splits"][name] = asdict(_write_split(split, tokenizer, folder, name, limit))
+        texts = filter(None, with_progress(iterate_texts(split), len(split), name))
+        meta["splits"][name] = write_split(texts, tokenizer, folder, name, limit)
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
@@ -210,43 +214,28 @@ class _Counts:
     num_unknown: int = 0
 
 
-class _Writer:
-    """A one-dimensional `.npy` file that grows: its header is written again when the length is known."""
+def write_split(
+    texts: Iterable[str], tokenizer: TextTokenizer, folder: Path, name: str, limit: int | None = None
+) -> dict[str, int]:
+    """Writes the stream `eos t1 eos t2 ...` and where each text's `eos` stands in it.
 
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
-        self._file = path.open("wb")
-        self._dtype = dtype
-        self.length = 0
-        self._write_header()
+    Args:
+        texts: What to tokenise.
+        tokenizer: With what.
+        folder: Where to write.
+        name: Of the split.
+        limit: Stop after so many scored tokens.
 
-    def append(self, values: np.ndarray) -> None:
-        self._file.write(values.astype(self._dtype).tobytes())
-        self.length += len(values)
-
-    def __enter__(self) -> "_Writer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.seek(0)
-        self._write_header()
-        self._file.close()
-
-    def _write_header(self) -> None:
-        # NumPy leaves room for the length to grow, so that the header's own size stays what it is.
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
-        np.lib.format.write_array_header_1_0(self._file, header)
-
-
-def _write_split(
-    documents: datasets.Dataset, tokenizer: TextTokenizer, folder: Path, name: str, limit: int | None
-) -> _Counts:
+    Returns:
+        What `TokenSplit` counts.
+    """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     counts = _Counts()
     with (
-        _Writer(folder / f"{name}.npy", dtype) as ids,
-        _Writer(folder / f"{name}.offsets.npy", np.dtype(np.int64)) as offsets,
+        ArrayWriter(folder / f"{name}.npy", dtype) as ids,
+        ArrayWriter(folder / f"{name}.offsets.npy", np.dtype(np.int64)) as offsets,
     ):
-        for text, tokens in _encode(_with_progress(documents, name), tokenizer, limit):
+        for text, tokens in _encode(texts, tokenizer, limit):
             offsets.append(np.array([ids.length]))
             document = np.array([tokenizer.eos_id, *tokens])
             ids.append(document)
@@ -254,7 +243,7 @@ def _write_split(
             counts.num_characters += len(text)
             counts.num_unknown += int((document == tokenizer.unk_id).sum())  # 0 where unk_id is None
         offsets.append(np.array([ids.length]))
-    return counts
+    return asdict(counts)
 
 
 def _encode(documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None) -> Iterator[tuple[str, list[int]]]:
@@ -272,21 +261,20 @@ def _encode(documents: Iterable[str], tokenizer: TextTokenizer, limit: int | Non
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Documents with text, in lists of about `_BATCH` characters."""
+    """Texts in lists of about `_BATCH` characters."""
     batch: list[str] = []
     characters = 0
     for text in texts:
-        if text:
-            batch.append(text)
-            characters += len(text)
+        batch.append(text)
+        characters += len(text)
         if characters >= _BATCH:
             yield batch
             batch, characters = [], 0
     yield batch
 
 
-def _with_progress(documents: datasets.Dataset, name: str) -> Iterator[str]:
-    """The documents, with a progress bar on a terminal's standard error."""
+def with_progress(texts: Iterable[str], number: int, name: str) -> Iterator[str]:
+    """The texts, with a progress bar on a terminal's standard error."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        yield from progress.track(iterate_texts(documents), len(documents), description=f"Tokenising {name}")
+        yield from progress.track(texts, number, description=f"Tokenising {name}")

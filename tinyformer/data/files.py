@@ -4,9 +4,10 @@ import csv
 import glob
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,22 +39,31 @@ def find_files(patterns: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def read_documents(file: Path, text_column: str) -> Iterator[str]:
-    """The documents of one file.
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a file to read, and how the lines of a .csv or .tsv file make them.
+
+    Args:
+        wanted: The columns to read; the value is the config key that names it.
+        names: All columns, where the file has no header; None: its first line names them.
+        quoted: Whether quotation marks enclose fields, which then may hold the delimiter and line ends. If not,
+            they are characters like any other, and a line is a row.
+    """
+
+    wanted: Mapping[str, str]
+    names: Sequence[str] | None = None
+    quoted: bool = True
+
+
+def read_rows(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
+    """The rows of one file: of each, what it has in the columns that are wanted.
 
     Raises:
-        ValueError: If the file holds no text, is not UTF-8, or a row's text is missing or not a text.
+        ValueError: If the file is empty, is not UTF-8, is not laid out like that, or lacks a column.
     """
     if file.stat().st_size == 0:
         raise ValueError(f"data.files={file}: the file is empty; name one that holds text.")
-    for text in READERS[file.suffix.lower()](file, text_column):
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise ValueError(  # noqa: TRY004 -- what a user can get wrong is a ValueError
-                f"data.text_column={text_column}: {file} holds {text!r} there, not text; name another column."
-            )
-        yield text
+    yield from READERS[file.suffix.lower()](file, layout)
 
 
 def _decode(file: Path) -> str:
@@ -67,33 +77,54 @@ def _decode(file: Path) -> str:
         ) from error
 
 
-def _check_column(file: Path, column: str, columns: Sequence[str]) -> None:
-    if column not in columns:
-        raise ValueError(f"data.text_column={column}: {file} has no such column; it has {', '.join(columns)}.")
+def _check_columns(place: Path | str, layout: Layout, columns: Sequence[str]) -> None:
+    for column, key in layout.wanted.items():
+        if column not in columns:
+            raise ValueError(f"{key}={column}: {place} has no such column; it has {', '.join(columns)}.")
 
 
-def _read_text(file: Path, _: str) -> Iterator[str]:
-    yield _decode(file)
+def _read_text(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
+    """One row of one column, whatever the column's name."""
+    for column, key in list(layout.wanted.items())[1:]:
+        raise ValueError(f"{key}={column}: {file} has no columns; name a .csv, .tsv, .jsonl or .parquet file.")
+    yield (_decode(file),)
 
 
-def _read_table(file: Path, column: str, delimiter: str) -> Iterator[Any]:
+def _read_table(file: Path, layout: Layout, delimiter: str) -> Iterator[Sequence[Any]]:
     # Not with pandas, which takes texts such as "None" and "NA" for missing values.
     csv.field_size_limit(2**31 - 1)
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
     # newline="" leaves line ends within quotes as they are; splitlines would also split at U+2028 and others.
-    rows = csv.DictReader(io.StringIO(_decode(file), newline=""), delimiter=delimiter)
-    _check_column(file, column, rows.fieldnames or [])
-    yield from (row[column] for row in rows)
+    # Not strict, the reader would take a lone quotation mark at the beginning of a field for the beginning of one
+    # that ends many lines later.
+    lines = csv.reader(io.StringIO(_decode(file), newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    try:
+        names = layout.names or next(lines, [])
+        _check_columns(file, layout, names)
+        wanted = [names.index(column) for column in layout.wanted]
+        for number, line in enumerate(filter(None, lines), start=1):
+            if len(line) > len(names):
+                raise ValueError(
+                    f"data.files={file}: row {number} has {len(line)} fields, and there are {len(names)} columns "
+                    f"({', '.join(names)}); put texts that hold the delimiter in quotation marks."
+                )
+            yield [line[column] if column < len(line) else None for column in wanted]
+    except csv.Error as error:
+        raise ValueError(
+            f"data.files={file}: a quotation mark near line {lines.line_num} opens or closes no field ({error}); "
+            "data.quoted=false takes them for plain characters, and each line for a row."
+        ) from error
 
 
-def _read_csv(file: Path, column: str) -> Iterator[Any]:
-    return _read_table(file, column, ",")
+def _read_csv(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
+    return _read_table(file, layout, ",")
 
 
-def _read_tsv(file: Path, column: str) -> Iterator[Any]:
-    return _read_table(file, column, "\t")
+def _read_tsv(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
+    return _read_table(file, layout, "\t")
 
 
-def _read_json(file: Path, column: str) -> Iterator[Any]:
+def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     """A list of objects, or an object on each line."""
     text = _decode(file)
     try:
@@ -104,26 +135,28 @@ def _read_json(file: Path, column: str) -> Iterator[Any]:
         raise ValueError(
             f"data.files={file}: no JSON ({error}); a list of objects, or an object on each line can be read."
         ) from error
-    for row in rows:
+    for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise ValueError(  # noqa: TRY004
-                f"data.files={file}: holds {row!r:.60}; each row must be an object with a key '{column}'."
+                f"data.files={file}: holds {row!r:.60}; each row must be an object with a key "
+                f"'{next(iter(layout.wanted))}'."
             )
-        _check_column(file, column, list(row))
-        yield row[column]
+        _check_columns(f"row {number} of {file}", layout, list(row))
+        yield [row[column] for column in layout.wanted]
 
 
-def _read_parquet(file: Path, column: str) -> Iterator[Any]:
+def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     try:
         table = pq.ParquetFile(file)
     except pa.ArrowInvalid as error:
         raise ValueError(f"data.files={file}: no parquet file ({error}); write it again.") from error
-    _check_column(file, column, table.schema_arrow.names)
-    for batch in table.iter_batches(columns=[column]):
-        yield from batch.column(0).to_pylist()
+    _check_columns(file, layout, table.schema_arrow.names)
+    for batch in table.iter_batches(columns=list(layout.wanted)):
+        # By name: the batch has the columns in the order of the file.
+        yield from zip(*(batch.column(column).to_pylist() for column in layout.wanted), strict=True)
 
 
-READERS: dict[str, Callable[[Path, str], Iterator[Any]]] = {
+READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {
     ".txt": _read_text,
     ".csv": _read_csv,
     ".tsv": _read_tsv,

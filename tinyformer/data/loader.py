@@ -1,5 +1,6 @@
 """Training batches in an order that a checkpoint can go on with."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,15 +9,68 @@ import torch
 
 from tinyformer.data.cache import TokenSplit
 from tinyformer.data.masking import MaskedWindows, Masker
-from tinyformer.data.windows import Batch, Pack, Windows
+from tinyformer.data.windows import Pack, Windows
 
 
-class ResumableLoader:
-    """Batches of training windows, shuffled anew in each epoch; it goes on where its saved state was.
+class EpochLoader(ABC):
+    """Training batches, epoch after epoch; it goes on where its saved state was.
 
-    Each iteration is one epoch, or the rest of one. In an epoch no window comes twice. With `pack="concat"`
-    the windows begin at another phase in each epoch, so that a token is not always at the same position. The
-    windows that do not fill a batch are left out, unless there are fewer than one batch.
+    Each iteration is one epoch, or the rest of one. A subclass says in `_epoch` what an epoch consists of.
+
+    Args:
+        length: Batches in an epoch.
+        num_workers: Processes that read ahead; 0 reads in this one.
+        pin_memory: Put batches into page-locked memory, from which copying to a CUDA device is faster.
+    """
+
+    def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
+        self._length, self._num_workers, self._pin_memory = length, num_workers, pin_memory
+        self._current_epoch = self._batch = 0
+
+    @abstractmethod
+    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]]]:
+        """What batches are read from (`__getitems__` gives a whole one), and the numbers of the items of each.
+
+        Both depend on nothing but the epoch, so that a run that was interrupted sees what it would have seen.
+        """
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, done = self._current_epoch, self._batch
+        dataset, batches = self._epoch(epoch)
+        loader = torch.utils.data.DataLoader(
+            dataset,
+            batch_sampler=batches[done:],
+            collate_fn=identity,
+            num_workers=self._num_workers,
+            pin_memory=self._pin_memory,
+            generator=torch.Generator(),  # or it would draw its workers' seed from the numbers of dropout
+        )
+        for batch in loader:
+            done += 1
+            # Noted before the batch is handed out (workers are ahead of it), and an epoch's end is the next
+            # one's beginning: Lightning never asks for the batch after the last.
+            self._current_epoch, self._batch = divmod(epoch * self._length + done, self._length)
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and how many of its batches were handed out."""
+        return {"epoch": self._current_epoch, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes on after the batch that `state` was saved at, in the next iteration."""
+        self._current_epoch, self._batch = state["epoch"], state["batch"]
+
+
+class ResumableLoader(EpochLoader):
+    """Batches of training windows, shuffled anew in each epoch.
+
+    In an epoch no window comes twice. With `pack="concat"` the windows begin at another phase in each epoch, so that
+    a token is not always at the same position. The windows that do not fill a batch are left out, unless there are
+    fewer than one batch.
 
     Args:
         split: The tokens: at least one window for each rank.
@@ -26,8 +80,8 @@ class ResumableLoader:
         with_documents: See `Windows`.
         masker: Hides tokens, others in each epoch.
         seed: The order depends on it and on the epoch.
-        num_workers: Processes that read ahead; 0 reads in this one.
-        pin_memory: Put batches into page-locked memory, from which copying to a CUDA device is faster.
+        num_workers: See `EpochLoader`.
+        pin_memory: See `EpochLoader`.
         rank: Which of `world_size` processes this is; each gets other windows, and equally many batches.
         world_size: Number of processes that train together.
     """
@@ -49,48 +103,21 @@ class ResumableLoader:
     ) -> None:
         self._split, self._seq_len, self._pack, self._seed = split, seq_len, pack, seed
         self._with_documents, self._masker = with_documents, masker
-        self._num_workers, self._pin_memory = num_workers, pin_memory
         self._rank, self._world_size = rank, world_size
         # The last phase at which at least one window is left; the number of windows is the smallest over all
         # phases, because Lightning asks for an epoch's length only once.
         self._last_phase = max(min(seq_len - 1, split.num_targets - seq_len), 0) if pack == "concat" else 0
         windows = len(self._windows(self._last_phase))
         self.batch_size = min(batch_size, windows // world_size)
-        self._length = windows // (self.batch_size * world_size) if self.batch_size else 0
-        self._epoch = self._batch = 0
+        length = windows // (self.batch_size * world_size) if self.batch_size else 0
+        super().__init__(length, num_workers, pin_memory)
 
-    def __len__(self) -> int:
-        """Batches in a whole epoch."""
-        return self._length
-
-    def __iter__(self) -> Iterator[Batch]:
-        epoch, done = self._epoch, self._batch
+    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]]]:
         generator = np.random.default_rng((self._seed, epoch))
         windows = self._windows(int(generator.integers(self._last_phase + 1)))
         order = generator.permutation(len(windows))[: self._length * self._world_size * self.batch_size]
-        batches = order.reshape(self._length, self._world_size, self.batch_size)[done:, self._rank]
-        loader = torch.utils.data.DataLoader(
-            MaskedWindows(windows, self._masker, epoch + 1) if self._masker else windows,
-            batch_sampler=batches.tolist(),
-            collate_fn=identity,
-            num_workers=self._num_workers,
-            pin_memory=self._pin_memory,
-            generator=torch.Generator(),  # or it would draw its workers' seed from the numbers of dropout
-        )
-        for batch in loader:
-            done += 1
-            # Noted before the batch is handed out (workers are ahead of it), and an epoch's end is the next
-            # one's beginning: Lightning never asks for the batch after the last.
-            self._epoch, self._batch = divmod(epoch * self._length + done, self._length)
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its batches were handed out."""
-        return {"epoch": self._epoch, "batch": self._batch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on after the batch that `state` was saved at, in the next iteration."""
-        self._epoch, self._batch = state["epoch"], state["batch"]
+        batches = order.reshape(self._length, self._world_size, self.batch_size)[:, self._rank]
+        return MaskedWindows(windows, self._masker, epoch + 1) if self._masker else windows, batches.tolist()
 
     def _windows(self, phase: int) -> Windows:
         return Windows(
@@ -104,5 +131,5 @@ class ResumableLoader:
 
 
 def identity(batch: Any) -> Any:
-    """Collates nothing: `Windows` gives whole batches."""
+    """Collates nothing: whole batches are read."""
     return batch

@@ -4,14 +4,12 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
-from tinyformer.data.base import TokenDataModule, require_at_least_one
+from tinyformer.data.base import TokenDataModule, check_fractions, how_to_hold_out, require_at_least_one
 from tinyformer.data.cache import TextRecipe, open_prepared, prepare_text
 from tinyformer.data.masking import Masking
-from tinyformer.data.sources import Source, TextFiles
+from tinyformer.data.sources import Source, lacks_own_splits
 from tinyformer.data.tokenizer import MaskedTokenizer, TextTokenizer, TokenizerRecipe
 from tinyformer.data.windows import PACKS, Batch, Pack
-
-_HELD_OUT = ("validation", "test")
 
 
 class TextDataModule(TokenDataModule):
@@ -69,7 +67,7 @@ class TextDataModule(TokenDataModule):
             require_at_least_one("data.max_tokens", max_tokens, 1_000_000)
         if pack not in PACKS:
             raise ValueError(f"data.pack={pack}: must be {' or '.join(PACKS)}.")
-        _check_fractions(validation_fraction, test_fraction)
+        check_fractions(validation_fraction, test_fraction)
         super().__init__(seq_len, batch_size, cast(Pack, pack), document_mask, num_workers, seed, masking)
         tokenizer = MaskedTokenizer(tokenizer) if masking else tokenizer
         self.source, self.name, self.cache_dir, self._recipe = source, source.name, cache_dir, tokenizer
@@ -83,7 +81,7 @@ class TextDataModule(TokenDataModule):
     @property
     def scored_whole(self) -> bool:
         """True for text files without a validation split of their own."""
-        return isinstance(self.source, TextFiles) and not self.source.has_own_splits
+        return lacks_own_splits(self.source)
 
     def prepare(self, whole: bool = False) -> None:
         """Tokenises the text, or opens what was tokenised before.
@@ -110,21 +108,16 @@ class TextDataModule(TokenDataModule):
         settings: dict[str, Any] = {} if whole else self._held_out | {"seed": self.seed}
         return TextRecipe(self.source, self._recipe, max_tokens=self._max_tokens, whole=whole, **settings)
 
-    def evaluation_dataloader(self, split_name: str) -> DataLoader[Batch]:
-        """See the base class.
-
-        Raises:
-            ValueError: If there is no such split, or no text in it.
-        """
-        if split_name in self.splits and self.splits[split_name].num_tokens == 0:
+    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        if self.splits[split_name].num_tokens == 0:
             raise ValueError(
                 f"the split {split_name} holds no text; give more text in data.files, or a larger "
                 f"data.{split_name}_fraction, for instance 0.1."
             )
-        return super().evaluation_dataloader(split_name)
+        return super()._evaluation_loader(split_name, rank, world_size)
 
     def _remedy(self, split_name: str) -> str:
-        return f"; data.{split_name}_fraction=0.05 holds one out" if split_name in _HELD_OUT else ""
+        return how_to_hold_out(split_name)
 
     def _check_length(self, num_tokens: int) -> None:
         needed = self.seq_len if self.pack == "concat" else 1
@@ -134,16 +127,3 @@ class TextDataModule(TokenDataModule):
                 f"model.max_seq_len={self.seq_len}: the training text has only {num_tokens} tokens; "
                 f"give more text in data.files, or {shorter} works."
             )
-
-
-def _check_fractions(validation: float | int, test: float | int) -> None:
-    for name, fraction in (("validation", validation), ("test", test)):
-        if not 0 <= fraction < 1:
-            raise ValueError(
-                f"data.{name}_fraction={fraction}: must be at least 0 and less than 1; data.{name}_fraction=0.05 works."
-            )
-    if validation + test >= 1:
-        raise ValueError(
-            f"data.validation_fraction={validation} and data.test_fraction={test} leave no text to train on; "
-            "0.05 and 0.05 work."
-        )

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int, UInt64
 
+from tinyformer.data.hashing import mix
+
 _SHINGLE = 3  # words
 _THRESHOLD = 0.5
 # A pair of similarity s becomes a candidate with probability 1 - (1 - s^_ROWS)^_BANDS: 0.995 at the
@@ -66,16 +68,8 @@ def _shingles(
     at = np.arange(lengths.sum()) + np.repeat(np.arange(len(words)) * len(padding), lengths)
     hashes = np.zeros(len(at), np.uint64)
     for k in range(_SHINGLE):
-        hashes = _mix(hashes ^ ids[at + k].astype(np.uint64))
+        hashes = mix(hashes ^ ids[at + k].astype(np.uint64))
     return hashes, starts
-
-
-def _mix(x: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
-    """One step of the SplitMix64 generator: every bit of the input changes half of the output's."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _signatures(
@@ -96,7 +90,7 @@ def _candidates(signatures: UInt64[np.ndarray, "hashes documents"]) -> Int[np.nd
     for band in signatures.reshape(_BANDS, _ROWS, -1):
         key = np.zeros(band.shape[1], np.uint64)
         for row in band:
-            key = _mix(key ^ row)
+            key = mix(key ^ row)
         _, first, bucket = np.unique(key, return_index=True, return_inverse=True)
         pairs.append(np.stack([first[bucket], np.arange(len(key))], axis=1))
     found = np.unique(np.concatenate(pairs), axis=0)

@@ -20,6 +20,51 @@ _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_tes
 _SKIPPED_PREFIX = "_sysconfigdata"
 
 
+class Library:
+    """The source files of the standard library of the Python that runs; nothing is imported."""
+
+    @cached_property
+    def root(self) -> Path:
+        """The folder that holds them."""
+        return Path(sysconfig.get_path("stdlib"))
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """All of them but tests, and what is not the library's own.
+
+        Raises:
+            ValueError: If this Python comes without them.
+        """
+        files = []
+        for folder, subfolders, names in os.walk(self.root):
+            subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
+            files += [Path(folder, n) for n in names if n.endswith(".py") and not n.startswith(_SKIPPED_PREFIX)]
+        if not files:
+            raise ValueError(
+                f"data=pydoc: this Python has no sources of its library at {self.root}; data=text data.files=... works."
+            )
+        return sorted(files, key=lambda file: file.relative_to(self.root).as_posix())
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the version of Python and the contents of every file."""
+        digest = hashlib.sha256(sys.version.split()[0].encode())
+        for file in self.files:
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        return digest.hexdigest()
+
+    def docstrings(self) -> Iterator[tuple[Path, str]]:
+        """The docstrings of modules, classes and functions, each with its file's path from the root.
+
+        Files that do not parse (templates, other versions' syntax) are left out.
+        """
+        for file in self.files:
+            try:
+                for text in _docstrings(_parse(file)):
+                    yield file.relative_to(self.root), text
+            except (SyntaxError, ValueError):
+                continue
+
+
 class Pydoc:
     """About 2 MB of English in 8,000 documents, different between Python versions; no download.
 
@@ -31,43 +76,24 @@ class Pydoc:
 
     name = "pydoc"
 
-    @cached_property
-    def _files(self) -> list[Path]:
-        root = Path(sysconfig.get_path("stdlib"))
-        files = []
-        for folder, subfolders, names in os.walk(root):
-            subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
-            files += [Path(folder, n) for n in names if n.endswith(".py") and not n.startswith(_SKIPPED_PREFIX)]
-        if not files:
-            raise ValueError(
-                f"data=pydoc: this Python has no sources of its library at {root}; data=text data.files=... works."
-            )
-        return sorted(files, key=lambda file: file.relative_to(root).as_posix())
+    def __init__(self) -> None:
+        self._library = Library()
 
     def fingerprint(self) -> str:
         """SHA-256 over the version of Python and the contents of every file that is read."""
-        digest = hashlib.sha256(sys.version.split()[0].encode())
-        for file in self._files:
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-        return digest.hexdigest()
+        return self._library.fingerprint()
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All documents, as the split "train"."""
-        return {"train": from_texts(list(dict.fromkeys([*self._topics(), *self._docstrings()])))}
+        docstrings = (text for _, text in self._library.docstrings())
+        return {"train": from_texts(list(dict.fromkeys([*self._topics(), *docstrings])))}
 
     def _topics(self) -> Iterator[str]:
         # Read from the file, as the rest is, so that the fingerprint covers it.
-        for file in self._files:
+        for file in self._library.files:
             if file.parts[-2:] == ("pydoc_data", "topics.py"):
                 topics = next(node.value for node in _parse(file).body if isinstance(node, ast.Assign))
                 yield from (text.strip("\n") for _, text in sorted(ast.literal_eval(topics).items()))
-
-    def _docstrings(self) -> Iterator[str]:
-        for file in self._files:
-            try:
-                yield from _docstrings(_parse(file))
-            except (SyntaxError, ValueError):
-                continue
 
 
 def _parse(file: Path) -> ast.Module:

@@ -1,21 +1,20 @@
-"""Where text comes from: local files, or the Hugging Face Hub. The third source is `pydoc.py`."""
+"""Where text comes from, with or without labels: local files, or a copy in local files of what the Hub has."""
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import datasets
 
-from tinyformer.data import hub
-from tinyformer.data.documents import from_texts
-from tinyformer.data.files import find_files, read_documents
+from tinyformer.data.documents import TEXTS, from_columns, from_texts
+from tinyformer.data.files import Layout, find_files, read_rows
+from tinyformer.data.labels import label_name, refuse_missing
 
 # Words in file and split names, and the split that they stand for.
-_SPLIT_OF = {
+SPLIT_OF = {
     "train": "train",
     "training": "train",
     "validation": "validation",
@@ -24,7 +23,7 @@ _SPLIT_OF = {
     "dev": "validation",
     "test": "test",
 }
-_SPLITS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 
 
 @runtime_checkable
@@ -43,8 +42,25 @@ class Source(Protocol):
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """The documents, in the column `text`, of the splits that the source has: "train" at least.
 
+        A document that is a pair of texts has the second one in the column `pair`.
+
         Args:
             max_characters: So many characters of each split are enough. A source that streams stops there.
+        """
+        ...
+
+
+@runtime_checkable
+class LabelledSource(Source, Protocol):
+    """What text with labels comes from."""
+
+    def load_examples(self) -> dict[str, datasets.Dataset]:
+        """The documents that `load` gives, those without text too, with the column `label`.
+
+        A split of which nothing is known has null in the place of all labels.
+
+        Raises:
+            ValueError: If some rows of a split have a label and others none.
         """
         ...
 
@@ -55,18 +71,31 @@ class TextFiles:
     Files whose names begin or end with a word such as `train`, `validation` (`valid`, `val`, `dev`) or `test`
     (`train.txt`, `train-00000-of-00002.parquet`) are the source's own splits, if there is one for training
     among them. Every character survives, `\r\n` too; only a byte-order mark at the beginning of a file is
-    dropped. Rows without text (null) are left out. All texts are held in memory.
+    dropped. Rows without text (null) are left out, unless they have a label: then their text is empty. All texts
+    are held in memory.
 
     Args:
         files: A path, a pattern such as `texts/*.txt`, a folder (searched through), or a list of these.
-        text_column: The column or key that holds the text; .txt files have none.
+        text_column: The column or key that holds the text, or the two that hold a pair of texts; .txt files have
+            none.
+        label_column: The one that holds the label. A label is a name: the number 1 is "1".
+        columns: The columns of .csv and .tsv files without a header.
+        quoted: Whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
     """
 
     name = "text"
 
-    def __init__(self, files: str | Iterable[str], text_column: str = "text") -> None:
+    def __init__(
+        self,
+        files: str | Iterable[str],
+        text_column: str | Sequence[str] = "text",
+        label_column: str | None = None,
+        columns: Sequence[str] | None = None,
+        quoted: bool = True,
+    ) -> None:
         self.files = [files] if isinstance(files, str) else [str(file) for file in files]
-        self.text_column = text_column
+        self.text_columns, self.label_column = one_or_two(text_column), label_column
+        self.columns, self.quoted = columns and list(columns), quoted
 
     @property
     def has_own_splits(self) -> bool:
@@ -75,7 +104,8 @@ class TextFiles:
 
     def fingerprint(self) -> str:
         """SHA-256 over the contents of the files, their kinds and splits; not over their places."""
-        digest = hashlib.sha256(self.text_column.encode())
+        settings = [self.text_columns, self.label_column, self.columns, self.quoted]
+        digest = hashlib.sha256(json.dumps(settings).encode())
         for split, files in self._files_of_splits().items():
             for file in files:
                 with file.open("rb") as opened:
@@ -90,9 +120,41 @@ class TextFiles:
             ValueError: If a file is missing, unreadable, of an unknown kind, or has no such column.
         """
         return {
-            split: from_texts(text for file in files for text in read_documents(file, self.text_column))
+            split: from_texts("\n".join(texts) for texts, _, _ in self._rows(files, {}))
             for split, files in self._files_of_splits().items()
         }
+
+    def load_examples(self) -> dict[str, datasets.Dataset]:
+        """All documents with their labels, in the order of the files.
+
+        Raises:
+            ValueError: As `load` does; if no column is named for the labels, or only some rows have one.
+        """
+        label = {require_label_column(self.label_column): "data.label_column"}
+        return {split: self._examples(files, label) for split, files in self._files_of_splits().items()}
+
+    def _examples(self, files: Sequence[Path], label: Mapping[str, str]) -> datasets.Dataset:
+        rows = list(self._rows(files, label))
+        labels = [name for _, name, _ in rows]
+        refuse_missing(labels, lambda row: f"data.label_column={self.label_column}: {rows[row][2]}")
+        texts = zip(*(texts for texts, _, _ in rows), strict=True) if rows else [[] for _ in self.text_columns]
+        return from_columns(**dict(zip(TEXTS, texts, strict=False)), label=labels)
+
+    def _rows(self, files: Iterable[Path], label: Mapping[str, str]) -> Iterator[tuple[list[str], str | None, str]]:
+        """The texts of each row, its label if that is asked for, and where it stands."""
+        layout = Layout({**dict.fromkeys(self.text_columns, "data.text_column"), **label}, self.columns, self.quoted)
+        for file in files:
+            for number, values in enumerate(read_rows(file, layout), start=1):
+                texts = [self._text(file, *named) for named in zip(self.text_columns, values, strict=False)]
+                if self.label_column or any(text is not None for text in texts):
+                    name = label_name(values[-1], f"data.label_column={self.label_column}: {file}") if label else None
+                    yield [text or "" for text in texts], name, f"row {number} of {file}"
+
+    @staticmethod
+    def _text(file: Path, column: str, value: Any) -> str | None:
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"data.text_column={column}: {file} holds {value!r} there, not text; name another column.")
+        return value
 
     def _files_of_splits(self) -> dict[str, list[Path]]:
         files = find_files(self.files)
@@ -104,138 +166,71 @@ class TextFiles:
 
 def _split_of(file: Path) -> str:
     words = re.split(r"[^a-z]+", file.stem.lower())
-    return next((_SPLIT_OF[word] for word in (words[0], words[-1]) if word in _SPLIT_OF), "train")
+    return next((SPLIT_OF[word] for word in (words[0], words[-1]) if word in SPLIT_OF), "train")
 
 
-class HubDataset:
-    """A data set of the Hugging Face Hub that holds data files (loading scripts are not run).
+class LocalOrHub:
+    """A data set of the Hub, or a copy of it in local files, where these are named.
 
     Args:
-        path: The repository, "owner/name".
-        name: The configuration, where the repository has several.
-        revision: Branch, tag or commit; None is the main branch.
-        text_column: The column that holds the text.
-        rejoin_splits: The splits are consecutive parts of one text: join all of it into one document again.
-        document_start: Rows are parts of documents; a new document starts with each row that this regular
-            expression matches. None: each row is a document.
-        cache_dir: Where to note the commit that was used last, so that a prepared data set works offline.
+        files: See `TextFiles`; None: the Hub's.
+        local: Makes the source of the files; called with `files`.
+        hub: The source without them.
     """
 
     def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        *,
-        revision: str | None = None,
-        text_column: str = "text",
-        rejoin_splits: bool = False,
-        document_start: str | None = None,
-        cache_dir: str = "data/cache",
+        self, files: str | Iterable[str] | None, local: Callable[..., LabelledSource], hub: LabelledSource
     ) -> None:
-        self.path = path
-        self.config = name
-        self.revision = revision
-        self.text_column = text_column
-        self.rejoin_splits = rejoin_splits
-        self.document_start = document_start
-        self._commits_file = Path(cache_dir) / "hub_commits.json"
+        self.name = hub.name
+        self._chosen = hub if files is None else local(files=files)
 
     @property
-    def name(self) -> str:
-        """The repository's name without its owner, and the configuration."""
-        return "-".join(filter(None, [self.path.rsplit("/", 1)[-1], self.config]))
+    def has_own_splits(self) -> bool:
+        """Whether a validation split comes with it; the Hub's have one, or are divided as in training."""
+        return getattr(self._chosen, "has_own_splits", True)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the commit and what is made of it; offline, over the commit that was used last.
-
-        Raises:
-            ValueError: If the Hub cannot be reached and this data set was never used before, or does not
-                exist.
-        """
-        commits = json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
-        key = f"{self.path}@{self.revision}"
-        try:
-            commit = hub.resolve(self.path, self.revision, "dataset")
-        except hub.HubUnreachableError:
-            if key not in commits:
-                raise
-            commit = commits[key]
-        if commits.get(key) != commit:
-            self._note(commits | {key: commit})
-        parts = [self.path, self.config, commit, self.text_column, self.rejoin_splits, self.document_start]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def _note(self, commits: Mapping[str, str]) -> None:
-        self._commits_file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._commits_file.with_suffix(f".{os.getpid()}")  # other processes never see half a file
-        new.write_text(json.dumps(commits, indent=1))
-        new.replace(self._commits_file)
+        """That of the source that was chosen."""
+        return self._chosen.fingerprint()
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The documents of each split; with `max_characters`, streamed and no further than that.
+        """The documents of the source that was chosen."""
+        return self._chosen.load(max_characters)
 
-        Raises:
-            ValueError: If the Hub cannot be reached, or has no such data set, configuration or column.
-        """
-        streaming = max_characters is not None
-        splits = self._open(hub.resolve(self.path, self.revision, "dataset"), streaming)
-        if not streaming and not self.rejoin_splits and not self.document_start:
-            return {split: self._text_only(rows) for split, rows in splits.items()}  # stays a memory map
-        documents = {
-            split: take_characters(join_rows(map(self._text, rows), self.document_start), max_characters)
-            for split, rows in splits.items()
-        }
-        if self.rejoin_splits:
-            whole = "".join(text for split in _SPLITS for text in documents.get(split, ()))
-            return {"train": from_texts([whole])}
-        return {split: from_texts(texts) for split, texts in documents.items()}
-
-    def _open(self, commit: str, streaming: bool) -> dict[str, Any]:
-        try:
-            loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
-        except (FileNotFoundError, ValueError) as error:  # no data files, gated, or an unknown configuration
-            raise ValueError(f"data.path={self.path} data.name={self.config}: {error}") from error
-        splits = {_SPLIT_OF[split]: rows for split, rows in loaded.items() if split in _SPLIT_OF}
-        if "train" not in splits:
-            raise ValueError(f"data.path={self.path}: there is no split `train`, only {', '.join(map(str, loaded))}.")
-        return splits
-
-    def _text_only(self, rows: datasets.Dataset) -> datasets.Dataset:
-        self._check(rows[:1])
-        rows = rows.select_columns(self.text_column)
-        return rows if self.text_column == "text" else rows.rename_column(self.text_column, "text")
-
-    def _text(self, row: Mapping[str, Any]) -> str:
-        self._check(row)
-        return row[self.text_column] or ""
-
-    def _check(self, row: Mapping[str, Any]) -> None:
-        if self.text_column not in row:
-            raise ValueError(
-                f"data.text_column={self.text_column}: {self.path} has no such column; it has {', '.join(row)}."
-            )
+    def load_examples(self) -> dict[str, datasets.Dataset]:
+        """The examples of the source that was chosen."""
+        return self._chosen.load_examples()
 
 
-def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:
-    """Documents from rows: each row is one, or one starts where a row matches the regular expression."""
-    if document_start is None:
-        yield from rows
-        return
-    starts = re.compile(document_start).match
-    document: list[str] = []
-    for row in rows:
-        if document and starts(row):
-            yield "".join(document)
-            document = []
-        document.append(row)
-    yield "".join(document)
+def lacks_own_splits(source: Source) -> bool:
+    """Whether a source is files that bring no validation split."""
+    return not getattr(source, "has_own_splits", True)
 
 
-def take_characters(texts: Iterable[str], max_characters: int | None) -> Iterator[str]:
-    """The first texts, up to the one that reaches so many characters; None: all of them."""
-    taken = 0
-    for text in texts:
-        yield text
-        taken += len(text)
-        if max_characters is not None and taken >= max_characters:
-            return
+def one_or_two(text_column: str | Sequence[str]) -> list[str]:
+    """The columns of a text, or of a pair of texts.
+
+    Raises:
+        ValueError: If they are more than two, or none.
+    """
+    columns = [text_column] if isinstance(text_column, str) else list(text_column)
+    if not 1 <= len(set(columns)) == len(columns) <= len(TEXTS):
+        raise ValueError(
+            f"data.text_column={columns}: must be one column, or two for pairs of texts; "
+            "data.text_column=[premise,hypothesis] works."
+        )
+    return columns
+
+
+def require_label_column(column: str | None) -> str:
+    """The column of the labels.
+
+    Raises:
+        ValueError: If none is named.
+    """
+    if column is None:
+        raise ValueError(
+            "data.label_column=null: classification needs the column that holds the labels; "
+            "data.label_column=label names it."
+        )
+    return column

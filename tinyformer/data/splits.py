@@ -17,11 +17,13 @@ def hold_out(
     test_fraction: float,
     seed: int,
     group_near_copies: bool,
+    keep_whole: bool = False,
 ) -> dict[str, datasets.Dataset]:
     """The splits train, validation and test; those that a source lacks are taken from its training documents.
 
     Many documents are divided by document, at random, near-copies together. Where documents are too few or
-    too large for that, each is cut by position into train, validation and test, in this order.
+    too large for that, each is cut by position into train, validation and test, in this order; or, if they are to be
+    kept whole, the fractions are of the number of documents.
 
     Args:
         splits: What the source has, "train" at least.
@@ -30,6 +32,7 @@ def hold_out(
         test_fraction: The same for the test split.
         seed: Decides which documents are held out.
         group_near_copies: Find near-copies (see `near_copy_groups`); all texts are held in memory meanwhile.
+        keep_whole: Cut no document.
     """
     wanted = {"validation": validation_fraction, "test": test_fraction}
     # Through the decimal text: int(100 * (1 - 0.05 - 0.05)) is 89
@@ -39,11 +42,13 @@ def hold_out(
     train = splits["train"]
     sizes = np.fromiter(map(len, iterate_texts(train)), np.int64, len(train))
     groups = np.arange(len(train))
-    if group_near_copies and _can_divide(sizes, fractions):
+    if group_near_copies and (keep_whole or _can_divide(sizes, fractions)):
         groups = near_copy_groups(list(iterate_texts(train)))
     group_sizes = np.bincount(groups, weights=sizes).astype(np.int64)
     if not _can_divide(group_sizes, fractions):
-        return dict(splits) | _cut(train, fractions)
+        if not keep_whole:
+            return dict(splits) | _cut(train, fractions)
+        group_sizes = np.bincount(groups)
     choice = _divide(group_sizes, fractions, seed)[groups]
     parts = {split: np.flatnonzero(choice == i) for i, split in enumerate(("train", *fractions))}
     return dict(splits) | {split: train.select(rows) for split, rows in parts.items()}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from tinyformer.data import TokenDataModule
+from tinyformer.data import DataModule
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Batch, Task
 from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
@@ -34,7 +34,7 @@ class TrainingModule(L.LightningModule):
         self,
         network: Transformer,
         task: Task,
-        data: TokenDataModule,
+        data: DataModule,
         optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None,
         schedule: WarmupCosine | WarmupStableDecay | None = None,
         evaluated: str = "validation",
