@@ -146,7 +146,8 @@ class HeadAblation:
         findings = Findings(
             scalars={"analysis/loss": base.mean},
             lines={
-                "ablation": f"{self.mode}, over {len(base.nats)} windows whose loss is {base.mean:.4f} nats per token",
+                "ablation": f"{self.mode}, over {len(base.nats)} {subject.row}s whose loss is {base.mean:.4f} nats per "
+                f"{subject.unit}",
                 **{f"  layer {i} head {layers[i].head_ids[head]}": str(change) for (i, head), change in ranked[:5]},
             },
             tables={
@@ -162,7 +163,7 @@ class HeadAblation:
                 "heads": head_grid(
                     by_layer(layers, [change.mean for change in changes]),
                     [[str(head) for head in layer.head_ids] for layer in layers],
-                    f"Change of the loss without the head ({self.mode} ablation), nats per token",
+                    f"Change of the loss without the head ({self.mode} ablation), nats per {subject.unit}",
                     diverging=True,
                 )
             },

@@ -66,7 +66,7 @@ class HeadImportance:
         ]
         findings = Findings(
             lines={
-                "importance": "mean |gradient of the loss in the head's gate|, nats per token",
+                "importance": f"mean |gradient of the loss in the head's gate|, nats per {subject.unit}",
                 **{f"  layer {row[0]} head {row[1]}": f"{row[2]:.4f}" for row in sorted(rows, key=lambda r: -r[2])[:5]},
             },
             tables={"importance": (["layer", "head", "importance"], rows)},
@@ -74,7 +74,7 @@ class HeadImportance:
                 "importance": head_grid(
                     by_layer(layers, importance),
                     [[str(head) for head in layer.head_ids] for layer in layers],
-                    "Importance of each head: mean |∂ loss / ∂ gate|, nats per token",
+                    f"Importance of each head: mean |∂ loss / ∂ gate|, nats per {subject.unit}",
                 )
             },
         )

@@ -103,7 +103,8 @@ class HeadPruning:
             lines={
                 "pruned": f"{num_pruned} of {total} heads, by {self.order}: "
                 + ", ".join(f"[{i},{layers[i].head_ids[head]}]" for i, head in sorted(ranked[:num_pruned])),
-                "  loss": f"{curve[0]:.4f} -> {curve[num_pruned]:.4f} nats per token, over {num_windows} windows",
+                "  loss": f"{curve[0]:.4f} -> {curve[num_pruned]:.4f} nats per {subject.unit}, over {num_windows} "
+                f"{subject.row}s",
                 "  parameters": f"{old_size:,} -> {new_size:,} ({old_bytes:,} -> {new_bytes:,} bytes)",
                 "  speed": f"{old_speed:,.0f} -> {new_speed:,.0f} tokens/s, forward",
                 "  equal": f"to the gated model within {error:.1e}",
@@ -116,7 +117,7 @@ class HeadPruning:
                     {self.order: ([total - count for count in curve], list(curve.values()))},
                     f"Loss with fewer heads, in the order: {self.order}",
                     "heads left",
-                    "loss, nats per token",
+                    f"loss, nats per {subject.unit}",
                 )
             },
             files=[path],

@@ -34,6 +34,8 @@ class Subject:
         precision: the context that forward passes run in.
         untrained: makes the network as it was before its first step.
         save_pruned: writes a checkpoint of this network with fewer heads.
+        unit: what the loss is the mean over, in the singular.
+        row: what a row of a batch is, in the singular.
     """
 
     network: Transformer
@@ -45,6 +47,8 @@ class Subject:
     precision: Callable[[], AbstractContextManager[Any]]
     untrained: Callable[[], Transformer]
     save_pruned: Callable[[Transformer, Path], None]
+    unit: str = "token"
+    row: str = "window"
 
     @property
     def layers(self) -> list[BaseAttention]:

@@ -102,6 +102,8 @@ def make_subject(
         precision=trainer.precision_plugin.forward_context,
         untrained=lambda: placed(build.build_network(config, data.tokenizer)),
         save_pruned=save_pruned,
+        unit=task.unit,
+        row=data.row,
     )
 
 

@@ -53,7 +53,14 @@ def is_first_process() -> bool:
 
 
 def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> DataModule:
-    """The run's data, not yet read; in the tokens of a given tokenizer, or of the config's."""
+    """The run's data, not yet read; in the tokens of a given tokenizer, or of the config's.
+
+    Raises:
+        ValueError: the data are none for the task.
+    """
+    if OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False) is None:
+        choices = HydraConfig.get().runtime.choices
+        raise ValueError(f"data={choices['data']} has no labels to classify by; data=docstrings has.")
     arguments = {} if tokenizer is None else {"tokenizer": tokenizer}
     return instantiate(config.datamodule, _convert_="all", **arguments)
 

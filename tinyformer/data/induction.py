@@ -9,6 +9,7 @@ from jaxtyping import Bool, UInt8, UInt16
 
 from tinyformer.data.base import TokenDataModule, require_at_least_one
 from tinyformer.data.cache import TokenSplit
+from tinyformer.data.masking import Masking
 from tinyformer.data.tokenizer import CharTokenizer, TextTokenizer
 
 SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
@@ -41,6 +42,7 @@ class InductionDataModule(TokenDataModule):
         num_validation_sequences: To validate on.
         tokenizer: One that has a token for each symbol, such as that of a checkpoint; by default there is a token for
             each symbol and no other.
+        masking: Refused: the task is to tell what follows.
         num_workers: See `TokenDataModule`.
         seed: Decides the sequences and their order.
 
@@ -62,9 +64,14 @@ class InductionDataModule(TokenDataModule):
         num_sequences: int,
         num_validation_sequences: int,
         tokenizer: TextTokenizer | None = None,
+        masking: Masking | None = None,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
+        if masking is not None:
+            raise ValueError(
+                "task=masked_lm: what repeats in data=induction is seen from both sides; task=causal_lm works."
+            )
         _check_periods(num_symbols, min_period, max_period)
         _check_length(seq_len, max_seq_len, max_period)
         require_at_least_one("data.num_sequences", num_sequences, 65_536)
