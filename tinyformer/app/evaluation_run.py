@@ -13,10 +13,9 @@ from tinyformer.analysis import Findings
 from tinyformer.app import build
 from tinyformer.app.analysis_run import make_subject, run_analysis
 from tinyformer.app.config import check_types
-from tinyformer.app.sample import check_generation, sample_text
+from tinyformer.app.sample import check_generation, describe_prompts, print_samples
 from tinyformer.app.summary import (
     describe_split,
-    indent,
     print_summary,
     shown,
     split_results,
@@ -145,8 +144,7 @@ class EvaluationRun:
     def _summarise(
         self, results: dict[str, Any], callbacks: list[L.Callback], loggers: list[Logger], findings: Findings
     ) -> None:
-        sample = sample_text(self.config.generate, self.network, self.data.tokenizer) if self.task.generates else None
-        write_results(self.folder / "results.json", results | {"sample": sample})
+        write_results(self.folder / "results.json", results | {"sample": None})
         (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
         pictures = [path for c in callbacks if isinstance(c, AttentionTelemetry) for path in c.paths]
         print_summary(
@@ -162,8 +160,10 @@ class EvaluationRun:
                 **findings.lines,
                 "analysis": ", ".join(shown(path) for path in findings.files) or None,
                 "results": shown(self.folder / "results.json"),
+                "prompt": describe_prompts(self.config.generate, self.data.tokenizer, self.network.encoder.max_seq_len),
                 "wandb": build.wandb_whereabouts(loggers),
             }
         )
-        if sample is not None:
-            print(f"\nA sample:\n{indent(sample)}")
+        if self.task.generates:
+            sample = print_samples(self.config.generate, self.network, self.data.tokenizer)
+            write_results(self.folder / "results.json", results | {"sample": sample})

@@ -10,12 +10,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app import build
 from tinyformer.app.config import check_types
-from tinyformer.app.sample import check_generation, sample_text
+from tinyformer.app.sample import check_generation, describe_prompts, print_samples
 from tinyformer.app.summary import (
     describe_events,
     describe_split,
     describe_telemetry,
-    indent,
     print_summary,
     shown,
     split_results,
@@ -222,8 +221,7 @@ class TrainingRun:
         if not build.is_first_process():
             return
         results, splits = self.results(), self.data.splits
-        sample = sample_text(self.config.generate, self.network, self.data.tokenizer) if self.task.generates else None
-        write_results(self.folder / "results.json", results | {"sample": sample})
+        write_results(self.folder / "results.json", results | {"sample": None})
         pictures = [path for callback in self.telemetry for path in callback.paths]
         print_summary(
             {
@@ -241,8 +239,10 @@ class TrainingRun:
                 "attention maps": shown(pictures[-1]) if pictures else None,
                 "events": describe_events([e for t in self.telemetry for e in t.detector.events], self.folder),
                 "logs": f"{shown(self.folder)}/metrics.csv, attention/heads.csv, results.json",
+                "prompt": describe_prompts(self.config.generate, self.data.tokenizer, self.network.encoder.max_seq_len),
                 "wandb": build.wandb_whereabouts(self.loggers),
             }
         )
-        if sample is not None:
-            print(f"\nA sample:\n{indent(sample)}")
+        if self.task.generates:
+            sample = print_samples(self.config.generate, self.network, self.data.tokenizer)
+            write_results(self.folder / "results.json", results | {"sample": sample})
