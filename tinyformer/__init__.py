@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 __all__ = ["Model", "load"]
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
 def __getattr__(name: str) -> Any:
     """`tinyformer.load` and `tinyformer.Model`, imported when they are asked for: torch takes seconds."""
     if name not in __all__:

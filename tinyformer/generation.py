@@ -128,7 +128,6 @@ def stream(
     return _steps(network, rows, num_tokens, sampling or Sampling(), seed, use_cache, stop_token)
 
 
-@torch.no_grad()
 def _steps(
     network: Transformer,
     prompts: list[list[int]],
@@ -182,6 +181,7 @@ class _Reader:
         self.network, self.use_cache, self.room = network, use_cache, room
         self.cache: Cache | None = None
 
+    @torch.no_grad()
     def next_logits(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch vocab_size"]:
         """The scores of the token after these, of which all but some at the end were read before."""
         encoder, seq = self.network.encoder, tokens.shape[1]

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from jaxtyping import Float, Int
 from omegaconf import OmegaConf
@@ -12,15 +13,16 @@ from torch import Tensor
 
 from tinyformer.app.build import make_network
 from tinyformer.app.config import register_head_resolver
+from tinyformer.app.errors import cause_of
 from tinyformer.app.stored_run import CHOSEN_ANEW
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_trusted
 from tinyformer.data import TextTokenizer
 from tinyformer.generation import Sampling, generate
 from tinyformer.nn import Transformer
-from tinyformer.tasks import CausalLM
+from tinyformer.tasks import Task
 
-Texts: TypeAlias = str | Sequence[str] | Int[Tensor, "batch seq"]
-"""One text, several, or the ids of their tokens; one text is a batch of one."""
+Texts: TypeAlias = str | Sequence[str] | Tensor
+"""One text, which is a batch of one, several, or the ids of their tokens, `batch seq`."""
 
 
 def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()) -> "Model":
@@ -36,8 +38,11 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         trusted: further classes that the checkpoint may make, such as "mine.Block".
 
     Raises:
-        ValueError: the file cannot be read, or names a class that is not trusted; the backend cannot compute the model.
+        ValueError: the file cannot be read, or names a class that is not trusted; the backend cannot compute the model;
+            there is no such device.
     """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device}: this machine has none; device=cpu works.")
     stored = load_checkpoint(checkpoint)
     plain = {key: value for key, value in stored.config.items() if key not in CHOSEN_ANEW}
     require_trusted(plain, stored.path, frozenset(trusted), "load(…, trusted=[{target!r}]) takes it")
@@ -45,11 +50,14 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
     config = OmegaConf.create(plain)
     config.attention.backend = backend
     tokenizer = TextTokenizer.from_json(stored.tokenizer)
-    with torch.random.fork_rng():  # of which weights are drawn that the checkpoint's replace
-        network = make_network(config, tokenizer)
+    try:
+        with torch.random.fork_rng():  # of which weights are drawn that the checkpoint's replace
+            network = make_network(config, tokenizer)
+    except InstantiationException as error:
+        raise cause_of(error) from error
     load_weights(network, stored)
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
-    return Model(network.to(device, dtype), tokenizer, instantiate(config.task.objective))
+    return Model(network.to(device, dtype), tokenizer, instantiate(config.task.objective, _convert_="all"))
 
 
 class Model:
@@ -65,7 +73,7 @@ class Model:
         task: that it was trained for.
     """
 
-    def __init__(self, network: Transformer, tokenizer: TextTokenizer, task: CausalLM) -> None:
+    def __init__(self, network: Transformer, tokenizer: TextTokenizer, task: Task) -> None:
         self.network, self.tokenizer, self.task = network.eval(), tokenizer, task
 
     @property
@@ -157,12 +165,12 @@ class Model:
             for prompt, row, ids in zip(prompts, rows, new, strict=True)
         ]
 
-    def _rows(self, texts: Texts) -> list[list[int]]:
+    def _rows(self, texts: Any) -> list[list[int]]:
         """The tokens of each text."""
         if isinstance(texts, Tensor):
             return self._checked(texts).tolist()
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts or not all(isinstance(text, str) for text in texts):
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError("texts has to be a text, a list of one or more, or a tensor of token ids, batch seq.")
         return [[self.tokenizer.eos_id, *ids] for ids in self.tokenizer.encode_batch(texts)]
 

@@ -13,7 +13,7 @@ from tinyformer.analysis import Findings
 from tinyformer.app import build
 from tinyformer.app.analysis_run import make_subject, run_analysis
 from tinyformer.app.config import check_types
-from tinyformer.app.sample import check_generation, describe_prompts, print_samples
+from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
     describe_split,
     print_summary,
@@ -60,6 +60,7 @@ class EvaluationRun:
         self.device = resolve_device(self.arguments["accelerator"])
         self.data, self.split = self._data()
         self.task = build.build_task(config, self.data)
+        refuse_prompts(config.generate, self.task)
         self.network = build.build_network(config, self.data.tokenizer)
         load_weights(self.network, self.checkpoint)
         self.batches = self.data.evaluation_dataloader(self.split)

@@ -11,6 +11,7 @@ from tinyformer.app.summary import indent
 from tinyformer.data import TextTokenizer
 from tinyformer.generation import Sampling, generate, stream
 from tinyformer.nn import Transformer
+from tinyformer.tasks import Task
 
 
 def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTokenizer) -> str | list[str]:
@@ -30,6 +31,19 @@ def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTok
         print(f"\n{heading}:")
         texts.append(_print_pieces(_pieces(prompt, settings, settings.seed + index, network, tokenizer)))
     return texts if isinstance(settings.prompt, ListConfig) else texts[0]
+
+
+def refuse_prompts(settings: DictConfig, task: Task) -> None:
+    """Refuse to go on from a prompt with a model that cannot.
+
+    Raises:
+        ValueError: there is a prompt, and the task generates no text.
+    """
+    if not task.generates and (settings.prompt, settings.prompt_file) != (None, None):
+        raise ValueError(
+            f"generate.prompt={settings.prompt or settings.prompt_file}: a model of {type(task).__name__} goes on from "
+            "no text; generate.prompt=null works, and so does a model trained with task=causal_lm."
+        )
 
 
 def describe_prompts(settings: DictConfig, tokenizer: TextTokenizer, max_seq_len: int) -> str | None:

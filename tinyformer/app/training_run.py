@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app import build
 from tinyformer.app.config import check_types
-from tinyformer.app.sample import check_generation, describe_prompts, print_samples
+from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
     describe_events,
     describe_split,
@@ -54,6 +54,7 @@ class TrainingRun:
 
         self.data = self._data()
         self.task = build.build_task(config, self.data)
+        refuse_prompts(config.generate, self.task)
         unresolved["task"]["labels"] = self.data.labels
         self.network = build.build_network(config, self.data.tokenizer)
         if config.init_from and not self.resumed:
