@@ -9,6 +9,8 @@ import pytest
 import torch
 from programs import SMALL, Program
 
+import tinyformer
+
 TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1 data.test_fraction=0.1"
 LAST = "run/checkpoints/last.ckpt"
 
@@ -101,13 +103,32 @@ def test_other_text_is_scored_whole(program: Program, trained: dict[str, object]
 def test_a_prompt_is_gone_on_with(program: Program, trained: dict[str, object]) -> None:
     Path("prompt.txt").write_text("In line 3")
     greedy = "generate.temperature=0 generate.num_tokens=12"
-    first = evaluate(program, greedy, 'generate.prompt="In line 3"')["sample"]
+    first, second = evaluate(program, greedy, "'generate.prompt=[In line 3, the cat sees 1 of the birds]'")["sample"]
     assert first.startswith("In line 3")
     assert len(first) == len("In line 3") + 12
-    assert evaluate(program, greedy, "generate.prompt_file=prompt.txt")["sample"] == first
-    assert (
-        evaluate(program, "generate.top_k=1 generate.num_tokens=12 generate.prompt_file=prompt.txt")["sample"] == first
-    )
+    likeliest = "generate.top_k=1 generate.num_tokens=12"
+    assert evaluate(program, likeliest, "generate.prompt_file=prompt.txt")["sample"] == first
+    # In Python the same.
+    model = tinyformer.load(LAST)
+    prompts = ["In line 3", "the cat sees 1 of the birds"]
+    assert model.generate(prompts, num_tokens=12, temperature=0) == [first, second]
+    Path("line.txt").write_text("In line 3")
+    nats, [ids] = -model.logits("In line 3").log_softmax(-1)[0], model.tokenize("In line 3")[0].tolist()
+    scored = evaluate(program, "data=text data.files=line.txt")
+    assert scored["val/loss"] == pytest.approx(float(nats[range(len(ids) - 1), ids[1:]].mean()), abs=1e-5)
+
+
+def test_a_long_prompt_is_told_in_the_summary(program: Program, trained: dict[str, object]) -> None:
+    ended = program("evaluate.py", f"checkpoint={LAST} hydra.run.dir=long 'generate.prompt=[the cat sees 12 birds,a]'")
+    assert ended.code == 0, ended.err
+    lines = ended.out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("prompt ")] == [
+        "prompt 1: only its last 16 tokens fit"
+    ]
+    first, second = results_of("long")["sample"]
+    shown = ended.out.partition("\nSample 1 of 2:\n")[2]
+    assert shown.startswith("  the cat sees 12 birds")
+    assert shown.replace("\n  ", "\n") == f"  {first}\n\nSample 2 of 2:\n{second}\n"
 
 
 def test_it_needs_nothing_but_the_file(program: Program, trained: dict[str, object]) -> None:

@@ -1,11 +1,16 @@
 """Drawing tokens, and going on from a prompt."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
+from nn.variants import alibi, differential, gqa, mha, mla, mqa, rotary, shaw_keys, t5
+from nn.variants import network as variant
 
-from tinyformer.generation import Sampling, generate
-from tinyformer.nn import AttentionMask
+from tinyformer.generation import Sampling, generate, stream
+from tinyformer.nn import AttentionMask, LearnedPosition, SinusoidalPosition
 
 SHARES = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
 
@@ -101,13 +106,13 @@ def test_values_out_of_range_are_named(settings, message):
 def test_greedy_text_is_the_argmax_of_repeated_forwards(network, sampling):
     prompt = token_ids(batch=3, seq=2, vocab_size=20)
     expected = greedy_by_full_forwards(network, prompt, 10)  # past max_seq_len = 8
-    assert torch.equal(generate(network, prompt, 10, sampling), expected)
+    assert generate(network, prompt, 10, sampling) == expected.tolist()
 
 
 def test_a_long_prompt_counts_by_its_last_tokens(network):
     prompt = token_ids(batch=1, seq=30, vocab_size=20)
     cut = generate(network, prompt[:, -8:], 5, Sampling(temperature=0.0))
-    assert torch.equal(generate(network, prompt, 5, Sampling(temperature=0.0)), cut)
+    assert generate(network, prompt, 5, Sampling(temperature=0.0)) == cut
 
 
 def test_seeds_decide_and_nothing_else(network):
@@ -117,20 +122,141 @@ def test_seeds_decide_and_nothing_else(network):
     first = generate(network, prompt, 20, seed=3)
     assert torch.equal(torch.get_rng_state(), before)  # training goes on as if nothing had been drawn
     torch.manual_seed(2)
-    assert torch.equal(generate(network, prompt, 20, seed=3), first)
-    assert not torch.equal(generate(network, prompt, 20, seed=4), first)
+    assert generate(network, prompt, 20, seed=3) == first
+    assert generate(network, prompt, 20, seed=4) != first
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_mode_is_given_back_and_dropout_is_off(network, training):
     network.train(training)
     prompt = token_ids(batch=1, seq=3, vocab_size=20)
-    assert torch.equal(
-        generate(network, prompt, 6, Sampling(temperature=0.0)),
-        generate(network, prompt, 6, Sampling(top_k=1)),
-    )
+    assert generate(network, prompt, 6, Sampling(temperature=0.0)) == generate(network, prompt, 6, Sampling(top_k=1))
     assert network.training is training
 
 
 def test_no_tokens_are_no_tokens(network):
-    assert generate(network, token_ids(batch=2, seq=3, vocab_size=20), 0).shape == (2, 0)
+    assert generate(network, token_ids(batch=2, seq=3, vocab_size=20), 0) == [[], []]
+    assert generate(network, [], 5) == []
+
+
+# With a cache.
+
+GREEDY = Sampling(temperature=0.0)
+SHARINGS = {"mha": mha, "gqa": gqa, "mqa": mqa, "mla": mla, "differential": differential}
+POSITIONS = {"none": {}, "rotary": {"position": rotary}, "alibi": {"position": alibi}, "t5": {"position": t5}}
+POSITIONS |= {"shaw": {"position": shaw_keys}, "learned": {}, "sinusoidal": {}}
+ABSOLUTE = {"learned": partial(LearnedPosition, 16, 32), "sinusoidal": partial(SinusoidalPosition, 16, 32)}
+OPTIONS = {
+    "plain": {},
+    "window": {"window": 3},
+    "pattern": {"window": [2, None]},
+    "sink": {"sink": True},
+    "local_gaussian": {"window": 4, "local_gaussian": True},
+    "gate+qk_norm+softcap": {"gate": True, "qk_norm": True, "softcap": 0.5},
+    "additive": {"score": "additive"},
+    "general": {"score": "general"},
+}
+
+
+def combinations():
+    """All of them; fast is each sharing with each kind of window, at one position or another."""
+    for index, (option, sharing, position) in enumerate(product(OPTIONS, SHARINGS, POSITIONS)):
+        row, column = divmod(index, len(POSITIONS))
+        is_fast = option in ("plain", "window", "pattern") and row % len(POSITIONS) == column
+        yield pytest.param(option, sharing, position, marks=[] if is_fast else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("option", "sharing", "position"), list(combinations()))
+def test_text_is_the_same_without_a_cache(option, sharing, position):
+    model = variant(partial(SHARINGS[sharing], **POSITIONS[position], **OPTIONS[option]), ABSOLUTE.get(position))
+    for sampling in (GREEDY, Sampling()):  # what is drawn is less monotonous than what is likeliest
+        with_cache = generate(model, token_ids(batch=2, seq=9), 9, sampling)  # past max_seq_len = 16
+        assert with_cache == generate(model, token_ids(batch=2, seq=9), 9, sampling, use_cache=False)
+    assert len(set(with_cache[0])) > 2
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_what_the_model_reads_at_each_step(use_cache):
+    model, read = variant(partial(gqa, position=rotary)), []
+    hook = model.encoder.register_forward_pre_hook(lambda encoder, args: read.append(tuple(args[0].shape)))
+    generate(model, token_ids(batch=3, seq=13), 6, use_cache=use_cache)
+    hook.remove()
+    # Beyond 16 tokens positions shift, and all is read anew.
+    steps = [(3, 13), (3, 1), (3, 1), (3, 1), (3, 16), (3, 16)]
+    assert read == (steps if use_cache else [(3, 13), (3, 14), (3, 15), (3, 16), (3, 16), (3, 16)])
+
+
+# Prompts of unequal length.
+
+UNEQUAL = [[7], [3, 1, 4, 1, 5], [9, 2, 6], list(range(20))]
+
+
+@pytest.mark.parametrize(("sampling", "use_cache"), [(GREEDY, True), (Sampling(top_k=20), True), (Sampling(), False)])
+def test_a_prompt_goes_on_as_if_alone(sampling, use_cache):
+    model = variant(partial(gqa, position=rotary, window=[4, None]))
+    together = generate(model, UNEQUAL, 9, sampling, 5, use_cache)
+    assert [len(text) for text in together] == [9] * 4
+    for row, prompt in enumerate(UNEQUAL):
+        assert [together[row]] == generate(model, [prompt], 9, sampling, 5 + row)
+
+
+def test_prompts_may_be_a_tensor_or_lists():
+    model, prompts = variant(gqa), token_ids(batch=2, seq=3)
+    assert generate(model, prompts, 5) == generate(model, prompts.tolist(), 5)
+    assert generate(model, prompts, 5) == generate(model, tuple(map(tuple, prompts.tolist())), 5)
+
+
+def test_known_tokens_are_read_at_once():
+    model, read = variant(gqa), []
+    hook = model.encoder.register_forward_pre_hook(lambda encoder, args: read.append(args[0].shape[1]))
+    assert list(map(len, generate(model, [[1, 2], [3] * 9], 2))) == [2, 2]
+    hook.remove()
+    assert read == [2, 1, 9, 1]
+
+
+def test_a_stop_token_ends_one_text_and_not_the_others():
+    model = variant(partial(gqa, position=rotary))
+    whole = generate(model, UNEQUAL, 12, seed=1)
+    stop = whole[1][4]
+    cut = generate(model, UNEQUAL, 12, seed=1, stop_token=stop)
+    assert cut == [text[: text.index(stop)] if stop in text else text for text in whole]
+    assert len(cut[1]) <= 4 < max(map(len, cut))
+
+
+def test_tokens_come_one_at_a_time():
+    model = variant(gqa)
+    steps = stream(model, [[1, 2, 3], [4]], 2, GREEDY)
+    first, second = generate(model, [[1, 2, 3], [4]], 2, GREEDY)
+    assert next(steps) == [None, second[0]]
+    assert list(steps) == [[None, second[1]], [first[0], None], [first[1], None]]
+
+
+def test_a_stream_that_is_left_gives_the_mode_back():
+    model = variant(gqa).train()
+    steps = stream(model, [[1]], 5)
+    assert model.training  # nothing has been asked for yet
+    next(steps)
+    steps.close()
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("prompts", "num_tokens", "message"),
+    [
+        ([[1], []], 3, r"^prompts\[1\] has no tokens; one token or more from 0 to 49 is a prompt\.$"),
+        ([[1], [2, 50]], 3, r"^prompts\[1\] holds token 50; "),
+        ([[-1]], 3, r"^prompts\[0\] holds token -1; "),
+        (torch.zeros(2, 0, dtype=torch.long), 3, r"^prompts\[0\] has no tokens"),
+        ([[1]], -1, r"^generate.num_tokens=-1 is negative; generate.num_tokens=200 works\.$"),
+    ],
+)
+def test_prompts_that_are_none(prompts, num_tokens, message):
+    with pytest.raises(ValueError, match=message):
+        stream(variant(gqa), prompts, num_tokens)  # at once, and not at the first step
+
+
+def test_a_compiled_network_is_not_compiled_anew_for_every_length():
+    model = variant(gqa)
+    expected = generate(model, [[1, 2]], 4, GREEDY)
+    model.compile(backend=lambda module, inputs: pytest.fail("compiled"))
+    assert generate(model, [[1, 2]], 4, GREEDY) == expected

@@ -1,1 +1,20 @@
 """Train small transformers and see exactly what every attention head does."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinyformer.model import Model, load
+
+__all__ = ["Model", "load"]
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+def __getattr__(name: str) -> Any:
+    """`tinyformer.load` and `tinyformer.Model`, imported when they are asked for: torch takes seconds."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tinyformer' has no attribute '{name}'")
+    return getattr(importlib.import_module("tinyformer.model"), name)

@@ -158,7 +158,12 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, task: Mapping[s
     load_weights(network, replace(checkpoint, weights=theirs), "init_from")
 
 
-def require_trusted(config: Any, path: Path, allowed: frozenset[str] = frozenset()) -> None:
+def require_trusted(
+    config: Any,
+    path: Path,
+    allowed: frozenset[str] = frozenset(),
+    remedy: str = "name it on the command line, as NODE.{key}={target}",
+) -> None:
     """Refuse a stored config that would call anything but a class of this package.
 
     The class's own `__module__` decides: a name such as `tinyformer.checkpoint.torch.load` begins like one of ours.
@@ -166,7 +171,8 @@ def require_trusted(config: Any, path: Path, allowed: frozenset[str] = frozenset
     Args:
         config: plain containers.
         path: the file, for the error.
-        allowed: further targets, which the user named on the command line.
+        allowed: further targets, which the user named.
+        remedy: how to name one, for the error.
 
     Raises:
         ValueError: it names something else.
@@ -178,7 +184,7 @@ def require_trusted(config: Any, path: Path, allowed: frozenset[str] = frozenset
         )
     if isinstance(config, list | tuple):
         for value in config:
-            require_trusted(value, path, allowed)
+            require_trusted(value, path, allowed, remedy)
     if isinstance(config, dict):
         for key in CALLED:
             target = config.get(key)
@@ -186,10 +192,10 @@ def require_trusted(config: Any, path: Path, allowed: frozenset[str] = frozenset
                 continue
             raise ValueError(
                 f"checkpoint={path} wants to call {target!r}, which is no class of tinyformer. If you trust it, "
-                f"name it on the command line, as NODE.{key}={target}."
+                f"{remedy.format(key=key, target=target)}."
             )
         for value in config.values():
-            require_trusted(value, path, allowed)
+            require_trusted(value, path, allowed, remedy)
 
 
 def _is_trusted(target: Any, key: str, allowed: frozenset[str]) -> bool:

@@ -89,7 +89,7 @@ def test_the_output_is_the_same(settings):
 
 
 def hooks(network):
-    return sum(len(module._forward_hooks) for module in network.modules())
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules())
 
 
 def test_nothing_is_kept_outside_of_the_block():

@@ -178,7 +178,34 @@ def test_a_cache_holds_the_bytes_that_are_told(variant: str, dtype: torch.dtype,
     cache = Cache(len(model.encoder.layers))
     with torch.no_grad():
         model(torch.zeros(1, SEQ, dtype=torch.long), AttentionMask(causal=True), cache)
-    assert cache.num_bytes == SEQ * count_costs(model, name).cache_bytes_per_token
+    found = count_costs(model, name)
+    assert cache.num_bytes == found.cache_bytes
+    if "window" not in variant:
+        assert cache.num_bytes == SEQ * found.cache_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *(f"attention={sharing} position=rotary" for sharing in SHARINGS),
+        *(
+            pytest.param(f"attention={sharing} {options}", marks=pytest.mark.slow)
+            for sharing in SHARINGS
+            for options in ("attention.window=100", "attention.score=general position=rotary", "position=t5")
+        ),
+    ],
+)
+def test_a_step_behind_1000_tokens_costs_a_hundredth_of_them(variant: str) -> None:
+    model = tiny(f"model.max_seq_len=1000 {variant}", "meta").eval()
+    tokens, mask = torch.zeros(1, 1000, dtype=torch.long, device="meta"), AttentionMask(causal=True)
+    cache, full, step = Cache(2), FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with torch.no_grad():
+        with full:
+            model(tokens, mask)
+        model(tokens[:, 1:], mask, cache)
+        with step:
+            model(tokens[:, :1], mask, cache)
+    assert 0 < step.get_total_flops() <= full.get_total_flops() / 100
 
 
 @pytest.mark.parametrize(

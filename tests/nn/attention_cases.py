@@ -144,6 +144,7 @@ class AttentionKernels(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, torch.dtype]] = []
+        self.num_masked = 0
 
     @property
     def names(self) -> list[str]:
@@ -153,4 +154,5 @@ class AttentionKernels(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if "scaled_dot_product" in name:
             self.calls.append((name, args[0].dtype))
+            self.num_masked += any(isinstance(more, Tensor) for more in (*args[3:], *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))

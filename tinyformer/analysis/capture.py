@@ -54,12 +54,14 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
         raise ValueError(f"rows={rows}: at least one query has to be kept, rows=64 works.")
     maps = CapturedMaps()
 
-    def record(layer: BaseAttention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        chosen = _rows(rows, output.shape[1]).to(output.device)
+    def record(layer: BaseAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        q_seq = args[0].shape[1]
+        chosen = _rows(rows, q_seq).to(args[0].device)
         found = layer.maps(*args, **kwargs, rows=None if rows is None else chosen)
-        maps.add(found, chosen + found.weights.shape[-1] - output.shape[1])
+        maps.add(found, chosen + found.weights.shape[-1] - q_seq)
 
-    hooks = [layer.register_forward_hook(record, with_kwargs=True) for layer in model.attentions()]
+    # Before the layer runs: afterwards its cache may have let go of what the first queries see.
+    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in model.attentions()]
     try:
         with torch.compiler.set_stance("force_eager"):
             yield maps

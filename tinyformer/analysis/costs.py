@@ -48,6 +48,7 @@ class Costs:
         attended_flops_per_token: of a forward pass whose kernel skips what a causal mask and windows hide.
         cache_dtype: that of the cache, a name in `BYTES`.
         cache_bytes_per_token: keys and values of all layers, or what they are made from.
+        cache_bytes: of a sequence of T tokens, of which a layer with a window holds no more than the window.
         cache_reduction: how many times larger the cache of multi-head attention with such heads is.
     """
 
@@ -65,6 +66,7 @@ class Costs:
     attended_flops_per_token: int
     cache_dtype: str
     cache_bytes_per_token: int
+    cache_bytes: int
     cache_reduction: float
 
 
@@ -100,6 +102,7 @@ def count_costs(network: Transformer, cache_dtype: str = "bf16") -> Costs:
         attended_flops_per_token=forward - hidden_flops_per_token(network),
         cache_dtype=cache_dtype,
         cache_bytes_per_token=BYTES[cache_dtype] * sum(layer.cached_numbers for layer in attentions),
+        cache_bytes=BYTES[cache_dtype] * cached_numbers(network),
         cache_reduction=cache_reduction(network),
     )
 
@@ -151,6 +154,12 @@ def visible_pairs(seq_len: int, window: int | None = None) -> int:
     """
     width = min(window or seq_len, seq_len)
     return width * seq_len - width * (width - 1) // 2
+
+
+def cached_numbers(network: Transformer) -> int:
+    """How many numbers a cache holds after T tokens: in a layer with a window those of the window."""
+    seq_len = network.encoder.max_seq_len
+    return sum(layer.cached_numbers * min(layer.window or seq_len, seq_len) for layer in network.attentions())
 
 
 def cache_reduction(network: Transformer) -> float:

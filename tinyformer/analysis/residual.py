@@ -112,7 +112,8 @@ class ResidualSurgery:
                 },
             },
             lines={
-                "residual": f"over {len(base.nats)} {subject.row}s whose loss is {base.mean:.4f} nats per {subject.unit}",
+                "residual": f"over {len(base.nats)} {subject.row}s whose loss is {base.mean:.4f} nats per "
+                f"{subject.unit}",
                 **{f"  layer {at[0]} {at[1]}.{at[2]}=0": str(changes[at]) for at in worst},
                 **{f"  {name}": f"distance to rank 1 {v[0]:.3f}, token cosine {v[1]:.3f}" for name, v in last.items()},
             },

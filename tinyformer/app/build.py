@@ -73,7 +73,13 @@ def build_task(config: DictConfig, data: DataModule) -> Task:
 
 
 def build_network(config: DictConfig, tokenizer: TextTokenizer) -> Transformer:
-    """The model for a vocabulary, its weights drawn from `seed`.
+    """The model for a vocabulary, its weights drawn from `seed`; see `make_network`."""
+    L.seed_everything(config.seed, verbose=False)
+    return make_network(config, tokenizer)
+
+
+def make_network(config: DictConfig, tokenizer: TextTokenizer) -> Transformer:
+    """The model for a vocabulary, its weights drawn as they come.
 
     Raises:
         ValueError: `model.vocab_size` is smaller than the vocabulary.
@@ -84,7 +90,6 @@ def build_network(config: DictConfig, tokenizer: TextTokenizer) -> Transformer:
             f"model.vocab_size={wanted} is smaller than the tokenizer's {tokenizer.vocab_size}; "
             f"model.vocab_size={tokenizer.vocab_size} works."
         )
-    L.seed_everything(config.seed, verbose=False)
     sized = OmegaConf.merge(config, {"model": {"vocab_size": wanted or tokenizer.vocab_size}})
     return instantiate(sized.network, _convert_="all")
 

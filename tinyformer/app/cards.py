@@ -44,6 +44,7 @@ ROWS: tuple[tuple[str, Callable[[Card], str]], ...] = (
     ("  if hidden pairs are skipped", lambda card: f"{card['attended_flops_per_token']:,}"),
     ("FLOPs per token, training", lambda card: f"{card['training_flops_per_token']:,}"),
     ("cache, bytes per token", lambda card: f"{card['cache_bytes_per_token']:,}"),
+    ("  of T tokens", lambda card: f"{card['cache_bytes']:,}"),
     ("  dtype", lambda card: card["cache_dtype"]),
     ("  reduction from multi-head", lambda card: f"{card['cache_reduction']:.2f}x"),
     ("T, tokens", lambda card: f"{card['seq_len']:,}"),

@@ -18,8 +18,13 @@ RUNTIME_KEYS = frozenset({"model.vocab_size"})
 
 def register_resolvers(config_dir: Path) -> None:
     """Make `${default_num_kv_heads:…}` and `${axes:}` known to the config files."""
-    OmegaConf.register_new_resolver("default_num_kv_heads", default_num_kv_heads, replace=True)
+    register_head_resolver()
     OmegaConf.register_new_resolver("axes", lambda *names: describe_axes(config_dir, names), replace=True)
+
+
+def register_head_resolver() -> None:
+    """Make `${default_num_kv_heads:…}` known, the only function that a stored config calls."""
+    OmegaConf.register_new_resolver("default_num_kv_heads", default_num_kv_heads, replace=True)
 
 
 def default_num_kv_heads(num_heads: Any) -> Any:

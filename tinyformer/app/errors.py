@@ -32,7 +32,7 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
     Hydra's and OmegaConf's errors are about the command line. A ValueError is the user's if this package raised it:
     the same class from a library, or from the user's own module, is a bug and keeps its traceback.
     """
-    error = _cause(error)
+    error = cause_of(error)
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
@@ -79,7 +79,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(found)}?" if found else ""
 
 
-def _cause(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
     """What was raised inside of `instantiate`, which wraps it."""
     while type(error).__name__ == "InstantiationException" and error.__cause__ is not None:
         error = error.__cause__

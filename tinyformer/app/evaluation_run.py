@@ -13,10 +13,9 @@ from tinyformer.analysis import Findings
 from tinyformer.app import build
 from tinyformer.app.analysis_run import examine, keep_findings, make_subject, run_analysis
 from tinyformer.app.config import check_types
-from tinyformer.app.sample import check_generation, sample_text
+from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
     describe_split,
-    indent,
     print_summary,
     shown,
     split_results,
@@ -61,6 +60,7 @@ class EvaluationRun:
         self.device = resolve_device(self.arguments["accelerator"])
         self.data, self.split = self._data()
         self.task = build.build_task(config, self.data)
+        refuse_prompts(config.generate, self.task)
         self.network = build.build_network(config, self.data.tokenizer)
         load_weights(self.network, self.checkpoint)
         self.batches = self.data.evaluation_dataloader(self.split)
@@ -148,8 +148,7 @@ class EvaluationRun:
     def _summarise(
         self, results: dict[str, Any], callbacks: list[L.Callback], loggers: list[Logger], findings: Findings
     ) -> None:
-        sample = sample_text(self.config.generate, self.network, self.data.tokenizer) if self.task.generates else None
-        write_results(self.folder / "results.json", results | {"sample": sample})
+        write_results(self.folder / "results.json", results | {"sample": None})
         (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
         pictures = [path for c in callbacks if isinstance(c, AttentionTelemetry) for path in c.paths]
         print_summary(
@@ -165,8 +164,10 @@ class EvaluationRun:
                 **findings.lines,
                 "analysis": ", ".join(shown(path) for path in findings.files) or None,
                 "results": shown(self.folder / "results.json"),
+                "prompt": describe_prompts(self.config.generate, self.data.tokenizer, self.network.encoder.max_seq_len),
                 "wandb": build.wandb_whereabouts(loggers),
             }
         )
-        if sample is not None:
-            print(f"\nA sample:\n{indent(sample)}")
+        if self.task.generates:
+            sample = print_samples(self.config.generate, self.network, self.data.tokenizer)
+            write_results(self.folder / "results.json", results | {"sample": sample})

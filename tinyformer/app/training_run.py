@@ -11,12 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app import build
 from tinyformer.app.analysis_run import examine, keep_findings
 from tinyformer.app.config import check_types
-from tinyformer.app.sample import check_generation, sample_text
+from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
     describe_events,
     describe_split,
     describe_telemetry,
-    indent,
     print_summary,
     shown,
     split_results,
@@ -57,6 +56,7 @@ class TrainingRun:
 
         self.data = self._data()
         self.task = build.build_task(config, self.data)
+        refuse_prompts(config.generate, self.task)
         unresolved["task"]["labels"] = self.data.labels
         self.network = build.build_network(config, self.data.tokenizer)
         if config.init_from and not self.resumed:
@@ -223,8 +223,7 @@ class TrainingRun:
 
     def _summarise(self) -> None:
         results, splits = self.results(), self.data.splits
-        sample = sample_text(self.config.generate, self.network, self.data.tokenizer) if self.task.generates else None
-        write_results(self.folder / "results.json", results | {"sample": sample})
+        write_results(self.folder / "results.json", results | {"sample": None})
         pictures = [path for callback in self.telemetry for path in callback.paths]
         print_summary(
             {
@@ -243,8 +242,10 @@ class TrainingRun:
                 "attention maps": shown(pictures[-1]) if pictures else None,
                 "events": describe_events([e for t in self.telemetry for e in t.detector.events], self.folder),
                 "logs": f"{shown(self.folder)}/metrics.csv, attention/heads.csv, results.json",
+                "prompt": describe_prompts(self.config.generate, self.data.tokenizer, self.network.encoder.max_seq_len),
                 "wandb": build.wandb_whereabouts(self.loggers),
             }
         )
-        if sample is not None:
-            print(f"\nA sample:\n{indent(sample)}")
+        if self.task.generates:
+            sample = print_samples(self.config.generate, self.network, self.data.tokenizer)
+            write_results(self.folder / "results.json", results | {"sample": sample})

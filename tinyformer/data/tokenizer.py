@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -141,6 +141,30 @@ class TextTokenizer:
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text that token ids stand for; special tokens are shown, not dropped."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """The text that token ids stand for behind others: some vocabularies tell the first of a text from the rest."""
+        before, whole = self.decode(after), self.decode([*after, *ids])
+        return whole[len(before) :] if whole.startswith(before) else self.decode(ids)
+
+    def pieces(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+        """The text of `continuation`, piece by piece as the ids come.
+
+        A character whose bytes are spread over tokens comes with the last of them. What has come does not change, but
+        where a vocabulary of single bytes beside others (SentencePiece's) is given bytes that are no text.
+        """
+        seen: list[int] = []
+        told = ""
+        for token in ids:
+            seen.append(token)
+            # Decoders write the replacement character for what may be the beginning of another.
+            text = self.continuation(seen, after).rstrip("\ufffd")
+            if text.startswith(told) and text != told:
+                yield text[len(told) :]
+                told = text
+        text = self.continuation(seen, after)
+        if text.startswith(told) and text != told:
+            yield text[len(told) :]
 
     def labels(self, ids: Iterable[SupportsInt]) -> list[str]:
         r"""One printable label for each token, never empty: newline is "⏎", space "·", control "\xNN"."""

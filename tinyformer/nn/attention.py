@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -136,11 +137,11 @@ class BaseAttention(nn.Module):
             context: the tokens that answer (cross-attention); `x` itself unless given.
             context_mask: who may attend to whom in the context.
             cache: of the tokens before `x`, which answer too; it will hold `x` as well.
+
+        Raises:
+            ValueError: there is a cache beside a context, or tokens in it that should have seen `x`.
         """
-        if context is not None and cache is not None:
-            raise ValueError("A cache is of the tokens before x; with a context, give no cache.")
-        q, k, v = self._projected(x, context, cache)
-        mask = self._mask(mask, context, context_mask)
+        q, k, v, mask = self._asked(x, mask, context, context_mask, cache)
         heads = self.attend(q, k, v, mask, context is not None)
         if self.output_gate is not None:
             heads = self.output_gate(heads, x)
@@ -157,6 +158,8 @@ class BaseAttention(nn.Module):
         """The heads' outputs, by the resolved backend or the one that this call allows."""
         dropout = self.dropout if self.training else 0.0
         q, scoring = self.scoring(q, k.shape[2], mask, crosses)
+        # A step behind a cache asks for nothing that a kernel might lack, and no mask is built for it.
+        mask = mask.for_last(k.shape[2]) if q.shape[2] == 1 else mask
         backend = self.resolved or select_backend(self.backend, self._case(q, k, mask, scoring, dropout))
         return backend.compute(q, k, v, mask, scoring, dropout)
 
@@ -196,7 +199,7 @@ class BaseAttention(nn.Module):
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch maps q_seq k_seq"]:
-        """The exact attention weights that `forward` used, whatever kernel it ran; without dropout."""
+        """The exact attention weights that `forward` uses, whatever kernel it runs; without dropout."""
         return self.maps(x, mask, context, context_mask, cache).weights
 
     def maps(
@@ -208,9 +211,15 @@ class BaseAttention(nn.Module):
         cache: LayerCache | None = None,
         rows: Int[Tensor, " rows"] | None = None,
     ) -> AttentionMaps:
-        """The weights, and the logits that they are made from, for some queries or all; see `forward`."""
-        q, k, _ = self._projected(x, context, cache.without_last(x.shape[1]) if cache else None)
-        return self.softmaxes(q, k, self._mask(mask, context, context_mask), context is not None, rows)
+        """The weights, and the logits that they are made from, for some queries or all; see `forward`.
+
+        A cache is left as it is. The keys that its window has left behind have weight 0.
+        """
+        earlier = cache.copy() if cache is not None else None
+        q, k, _, mask = self._asked(x, mask, context, context_mask, earlier)
+        found = self.softmaxes(q, k, mask, context is not None, rows)
+        gone = earlier.length - k.shape[2] if earlier is not None else 0
+        return AttentionMaps(F.pad(found.weights, (gone, 0)), F.pad(found.logits, (gone, 0), value=-torch.inf))
 
     def softmaxes(
         self,
@@ -242,10 +251,30 @@ class BaseAttention(nn.Module):
         letters = "ab" if self.num_softmaxes > 1 else [""]
         return [f"{head:02d}{letter}" for head in self.head_ids for letter in letters]
 
-    def _projected(self, x: Tensor, context: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What `project` makes; where pruning left groups of unequal size, each query head's own keys and values."""
+    def _asked(
+        self,
+        x: Tensor,
+        mask: AttentionMask | None,
+        context: Tensor | None,
+        context_mask: AttentionMask | None,
+        cache: LayerCache | None,
+    ) -> tuple[Tensor, Tensor, Tensor, AttentionMask]:
+        """What `project` makes, and the mask of its keys.
+
+        Where pruning left groups of unequal size, keys and values are each query head's own.
+        """
+        mask = ((mask if context is None else context_mask) or AttentionMask()).within(self.window)
+        if cache is not None and context is not None:
+            raise ValueError("A cache is of the tokens before x; with a context, give no cache.")
+        if cache is not None and cache.length and not mask.causal:
+            raise ValueError(
+                "Behind a cache the mask has to be causal, AttentionMask(causal=True): the tokens in it have not seen "
+                "those that come."
+            )
         q, k, v = self.project(x, context, cache)
-        return (q, k, v) if self.kv_index is None else (q, k[:, self.kv_index], v[:, self.kv_index])
+        if cache is not None:
+            mask = mask.without_first(cache.length - k.shape[2])
+        return (q, k, v, mask) if self.kv_index is None else (q, k[:, self.kv_index], v[:, self.kv_index], mask)
 
     def resolve(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
@@ -278,12 +307,6 @@ class BaseAttention(nn.Module):
         probe = copy.deepcopy(self).to(device, dtype).train(training)
         with torch.set_grad_enabled(training):
             return running_kernel(lambda: BaseAttention.attend(probe, q, k, v, mask.within(self.window), crosses=False))
-
-    def _mask(
-        self, mask: AttentionMask | None, context: Tensor | None, context_mask: AttentionMask | None
-    ) -> AttentionMask:
-        chosen = mask if context is None else context_mask
-        return (chosen or AttentionMask()).within(self.window)
 
     def _case(self, q: Tensor, k: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float) -> AttentionCase:
         q_seq, k_seq = q.shape[2], k.shape[2]

@@ -93,7 +93,7 @@ class DifferentialAttention(BaseAttention):
         # Autocast keeps norms in fp32; the kernels want one dtype.
         q, k = _join_halves(q.to(v.dtype)), _join_halves(k.to(v.dtype))
         if cache is not None:
-            k, v = cache.extend(k, v)
+            k, v = cache.extend(k, v, window=self.window)
         return q, k, v
 
     def attend(

@@ -3,13 +3,16 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.nn.attention import BaseAttention
+from tinyformer.nn.backends import eager
 from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.multi_head import check_heads
 from tinyformer.nn.norm import RMSNorm
+from tinyformer.nn.weights import AttentionMaps, attention_maps
 
 
 class LatentAttention(BaseAttention):
@@ -19,7 +22,9 @@ class LatentAttention(BaseAttention):
 
     `k_R`, one for all heads, and its part of the queries carry the position, decoupled from the rest. With rotary
     positions they are turned, and nothing else is; with others they are compared as they are. For each token a cache
-    holds `kv_rank + rope_head_dim` numbers in place of `2 num_heads head_dim`.
+    holds `kv_rank + rope_head_dim` numbers in place of `2 num_heads head_dim`. A step behind a cache makes no keys and
+    values of them: q_hᵀ W_UK,h c = (W_UK,hᵀ q_h)ᵀ c, and likewise Σ w W_UV,h c = W_UV,h Σ w c, so that queries meet the
+    latents themselves, by `eager`, since one query leaves a kernel nothing to fuse.
 
     Args:
         d_model: width of the residual stream.
@@ -79,10 +84,14 @@ class LatentAttention(BaseAttention):
         cache: LayerCache | None = None,
     ) -> tuple[
         Float[Tensor, "batch num_heads q_seq q_dim"],
-        Float[Tensor, "batch num_heads all_seq q_dim"],
-        Float[Tensor, "batch num_heads all_seq v_head_dim"],
+        Float[Tensor, "batch num_kv_heads all_seq k_dim"],
+        Float[Tensor, "batch num_kv_heads all_seq v_dim"],
     ]:
-        """Queries, keys and values; the cache holds the latent and the decoupled key that they are made from."""
+        """Queries, keys and values; the cache holds the latent and the decoupled key that they are made from.
+
+        Where queries meet the latents themselves, what the cache holds stands for the keys of all heads, and the latent
+        for their values.
+        """
         source = x if context is None else context
         first = cache.length if cache else 0
         q = self.split(self.q_proj(self.q_latent_norm(self.q_down_proj(x))), self.num_heads)
@@ -92,7 +101,10 @@ class LatentAttention(BaseAttention):
         if context is None:
             q_rope, k_rope = self.position.rotate(q_rope, first), self.position.rotate(k_rope, first)
         if cache is not None:
-            latent, k_rope = cache.extend(latent.to(k_rope.dtype), k_rope)
+            (held,) = cache.extend(torch.cat([latent.to(k_rope.dtype), k_rope], dim=-1), window=self.window)
+            latent, k_rope = held.split([self.kv_rank, self.position_dim], dim=-1)
+            if self._meets_latents(x.shape[1], held.shape[2]):
+                return torch.cat([q, q_rope], dim=-1), held, latent
         k = self.split(self.k_proj(latent.squeeze(1)), self.num_heads)
         v = self.split(self.v_proj(latent.squeeze(1)), self.num_heads)
         q, k = self.q_norm(q), self.k_norm(k)
@@ -100,6 +112,52 @@ class LatentAttention(BaseAttention):
         q = torch.cat([q.to(v.dtype), q_rope.to(v.dtype)], dim=-1)
         k = torch.cat([k.to(v.dtype), k_rope.to(v.dtype).expand(-1, self.num_heads, -1, -1)], dim=-1)
         return q, k, v
+
+    def _meets_latents(self, q_seq: int, k_seq: int) -> bool:
+        """Whether queries can meet the latents themselves, and it takes fewer multiply-adds than keys and values."""
+        is_linear = isinstance(self.k_norm, nn.Identity) and self.k_proj.bias is None and self.score.compare is None
+        # With a single head, a latent and a key could not be told apart by their shapes.
+        if not is_linear or self.num_heads == 1 or self.position.mixed_dim is not None:
+            return False
+        matrix = self.kv_rank * self.v_head_dim
+        return q_seq * (k_seq * (self.kv_rank - self.v_head_dim) + matrix) < k_seq * matrix
+
+    def attend(
+        self,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq k_dim"],
+        v: Float[Tensor, "batch num_kv_heads k_seq v_dim"],
+        mask: AttentionMask,
+        crosses: bool,
+    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+        """The heads' outputs, from keys and values or from the latent."""
+        if k.shape[1] == self.num_heads:
+            return super().attend(q, k, v, mask, crosses)
+        q, scoring = self.scoring(q, k.shape[2], mask, crosses)
+        mixed = eager(self._in_latent_space(q), k, v, mask, scoring, self.dropout if self.training else 0.0)
+        return mixed @ self.v_proj.weight.to(mixed.dtype).unflatten(0, (self.num_heads, -1)).mT
+
+    def softmaxes(
+        self,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq k_dim"],
+        mask: AttentionMask,
+        crosses: bool,
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> AttentionMaps:
+        """Those of each head, from keys or from the latent."""
+        if k.shape[1] == self.num_heads:
+            return super().softmaxes(q, k, mask, crosses, rows)
+        q, scoring = self.scoring(q, k.shape[2], mask, crosses)
+        return attention_maps(self._in_latent_space(q), k, mask, scoring, rows)
+
+    def _in_latent_space(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
+    ) -> Float[Tensor, "batch num_heads q_seq k_dim"]:
+        """Queries whose dot product with the latent and the decoupled key is theirs with the keys."""
+        q, q_rope = q.split([self.v_head_dim, self.position_dim], dim=-1)
+        weight = self.k_proj.weight.to(q.dtype).unflatten(0, (self.num_heads, -1))
+        return torch.cat([q @ weight, q_rope], dim=-1)
 
     @property
     def cached_numbers(self) -> int:

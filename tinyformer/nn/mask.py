@@ -76,6 +76,19 @@ class AttentionMask:
             return self
         return replace(self, window=window)
 
+    def without_first(self, num_keys: int) -> "AttentionMask":
+        """This mask for the keys that are left when the first are gone, as in a cache under a window."""
+        return replace(
+            self,
+            lengths=None if self.lengths is None else (self.lengths - num_keys).clamp(min=0),
+            documents=None if self.documents is None else self.documents[:, num_keys:],
+        )
+
+    def for_last(self, k_seq: int) -> "AttentionMask":
+        """This mask for the last query alone: from it causality hides nothing, nor does a window of all the keys."""
+        is_wide = self.window is None or k_seq <= self.window
+        return replace(self, causal=False, window=None) if self.causal and is_wide else self
+
     @property
     def span(self) -> tuple[int, int]:
         """How many keys before and after itself a query sees at most; -1 is any number."""

@@ -72,7 +72,7 @@ class Attention(BaseAttention):
         # Autocast keeps norms in fp32; the kernels want one dtype.
         q, k = q.to(v.dtype), k.to(v.dtype)
         if cache is not None:
-            k, v = cache.extend(k, v)
+            k, v = cache.extend(k, v, window=self.window)
         return q, k, v
 
 

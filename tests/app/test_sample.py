@@ -1,0 +1,101 @@
+"""Samples: what is printed of each prompt, when, and what is refused."""
+
+import pytest
+import torch
+from nn.model_cases import make_transformer
+from omegaconf import OmegaConf
+
+from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
+from tinyformer.data import ByteTokenizer
+from tinyformer.generation import Sampling, generate
+from tinyformer.tasks import CausalLM, MaskedLM
+
+TOKENIZER = ByteTokenizer().build([])
+DEFAULTS = {"prompt": None, "prompt_file": None, "num_tokens": 12, "temperature": 0.8, "top_k": None, "top_p": None}
+
+
+def settings_of(**changes):
+    return OmegaConf.create(DEFAULTS | {"seed": 0} | changes)
+
+
+def network():
+    torch.manual_seed(0)
+    return make_transformer(vocab_size=257, max_seq_len=16, tied=False)
+
+
+def indented(text):
+    return "".join(f"  {line}\n" for line in text.splitlines()) or "\n"
+
+
+@pytest.mark.parametrize("prompt", [None, "", "a", "👋🏽\n\nx\r", "far longer than what fits"])
+def test_a_sample_is_printed_and_given(capsys, prompt):
+    text = print_samples(settings_of(prompt=prompt, temperature=1.5), network(), TOKENIZER)
+    assert text.startswith(prompt or "")
+    assert capsys.readouterr().out == f"\nA sample:\n{indented(text)}"
+    tokens = [256, *(prompt or "").encode()]
+    [new] = generate(network(), [tokens], 12, Sampling(1.5), stop_token=256)
+    assert text == (prompt or "") + TOKENIZER.decode(new)
+
+
+def test_of_several_prompts_each_has_its_own(capsys):
+    settings = settings_of(prompt=["a", "b\n", "a"], seed=3)
+    texts = print_samples(settings, network(), TOKENIZER)
+    assert capsys.readouterr().out == "".join(
+        f"\nSample {index} of 3:\n{indented(text)}" for index, text in enumerate(texts, start=1)
+    )
+    alone = [
+        print_samples(settings_of(prompt=prompt, seed=3 + index), network(), TOKENIZER)
+        for index, prompt in enumerate(["a", "b\n", "a"])
+    ]
+    assert texts == alone
+    together = generate(network(), [[256, 97], [256, 98, 10], [256, 97]], 12, Sampling(0.8), 3, stop_token=256)
+    assert texts == [prompt + TOKENIZER.decode(new) for prompt, new in zip(["a", "b\n", "a"], together, strict=True)]
+    assert print_samples(settings_of(prompt=["a"]), network(), TOKENIZER) == [
+        print_samples(settings_of(prompt="a"), network(), TOKENIZER)
+    ]
+
+
+def test_a_sample_appears_as_it_is_drawn(capsys):
+    model, seen = network(), []
+    # What is on the screen when the model reads; bytes of ASCII alone, which come one at a time.
+    model.encoder.register_forward_pre_hook(lambda encoder, args: seen.append(capsys.readouterr().out))
+    model.readout.proj.weight.data[128:] = 0
+    model.readout.proj.weight.data[:128] += 1
+    text = print_samples(settings_of(prompt="ab", temperature=0), model, TOKENIZER)
+    assert seen[0] == "\nA sample:\n  ab"
+    assert len(seen) == 12
+    assert "".join(seen[1:]) + capsys.readouterr().out == indented(text)[4:]
+    assert sum(map(bool, seen[1:])) >= 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        (None, None),
+        ("x" * 16, None),
+        ("x" * 17, "only its last 16 tokens fit"),
+        (["x", "y"], None),
+        (["x", "é" * 9, "x" * 30], "prompt 2: only its last 16 tokens fit\nprompt 3: only its last 16 tokens fit"),
+    ],
+)
+def test_long_prompts_are_told(prompt, line):
+    assert describe_prompts(settings_of(prompt=prompt), TOKENIZER, 16) == line
+
+
+@pytest.mark.parametrize("prompt", [42, 0, True, 1.5, ["a", 3], ["a", None], {"a": "b"}, [["a"]]], ids=str)
+def test_a_prompt_is_text(prompt):
+    with pytest.raises(ValueError, match=r"^generate.prompt=.* is no text; quotes make it one, 'generate.prompt=\""):
+        check_generation(settings_of(prompt=prompt))
+
+
+@pytest.mark.parametrize("prompt", [None, "", "42", ["a", ""], []], ids=str)
+def test_what_is_text(prompt):
+    check_generation(settings_of(prompt=prompt))
+
+
+@pytest.mark.parametrize("changes", [{"prompt": "a"}, {"prompt": ["a"]}, {"prompt_file": "a.txt"}], ids=str)
+def test_a_model_that_sees_both_sides_has_no_prompt(changes):
+    with pytest.raises(ValueError, match=r"^generate.prompt=\S+: a model of MaskedLM .* task=causal_lm\.$"):
+        refuse_prompts(settings_of(**changes), MaskedLM())
+    refuse_prompts(settings_of(**changes), CausalLM())
+    refuse_prompts(settings_of(), MaskedLM())
