@@ -87,6 +87,7 @@ def test_one_package_is_nothing_to_tell_apart(number):
         Docstrings(number)
 
 
+@pytest.mark.slow
 def test_the_library_here_names_no_package_and_no_near_copy_crosses(tmp_path, monkeypatch):
     source = Docstrings()
     rows = source.load_examples()["train"]
