@@ -66,16 +66,17 @@ def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[st
         confusion: these numbers.
         names: of the classes.
     """
-    from torchmetrics.utilities.plot import plot_confusion_matrix  # noqa: PLC0415 - takes seconds, and only classification needs it
-
     # A cell holds five digits, and the names at both sides of the grid need room.
     side, name_inches = 0.36 * len(names), 0.075 * max(map(len, names))
     figure, axes = _canvas(max(4.0, 1.4 + side + name_inches), max(3.0, 1.2 + side + name_inches))
-    plot_confusion_matrix(confusion, ax=axes, labels=list(names), cmap="viridis")
-    for text in axes.texts:
-        text.set_fontsize(FONT_POINTS - 1)
-        text.set_color("white" if 2 * float(text.get_text()) < float(confusion.max()) else "black")
+    axes.imshow(confusion.numpy(), cmap="viridis")
+    for row, numbers in enumerate(confusion.tolist()):
+        for column, number in enumerate(numbers):
+            colour = "white" if 2 * number < confusion.max() else "black"
+            axes.text(column, row, str(number), ha="center", va="center", fontsize=FONT_POINTS - 1, color=colour)
     axes.set(xlabel="taken for", ylabel="class")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
     axes.set_title("examples of the split", fontsize=FONT_POINTS + 1, loc="left")
     _plain(axes)
     axes.tick_params(axis="x", labelrotation=90 if max(map(len, names)) > 3 else 0)
