@@ -23,11 +23,6 @@ TINY = (
     *("attention=gqa", "position=rotary"),
 )
 TEXTS = ["The cat", "", "x", "naïve Ελ 中", "👋🏽 wave", "a" * 23]
-CLASSIFIER = {
-    "labels": ["no", "yes", "maybe"],
-    "objective": {"_target_": "tinyformer.tasks.Classification", "labels": "${task.labels}"},
-    "readout": {"_target_": "tinyformer.nn.ClassReadout", "_partial_": True, "labels": "${task.labels}"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,9 @@ def paths(store):
     return {
         "causal": store("attention.window=[5,null]"),
         "masked": store("task=masked_lm", tokenizer=ByteTokenizer().build([]).with_mask()),
-        "classifier": store(change=lambda config: config["task"].update(CLASSIFIER)),
+        "classifier": store(
+            "task=classification", change=lambda config: config["task"].update(labels=["no", "yes", "maybe"])
+        ),
     }
 
 

@@ -183,3 +183,21 @@ def test_a_query_before_the_first_key_is_in_no_document():
     expected = [[0, 0, 0], [0, 0, 0], [1, 1, 0], [1, 1, 0], [0, 0, 1]]
     assert mask.dense(5, 3, CPU)[0, 0].int().tolist() == expected
     assert mask.may_leave_rows_empty(5, 3)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 5, 9])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_last_query_alone_sees_the_same_through_a_simpler_mask(causal, window):
+    mask = AttentionMask(causal, torch.tensor([5, 3, 0]), window=window)
+    simpler = mask.for_last(5)
+    assert torch.equal(simpler.dense(1, 5, CPU), mask.dense(1, 5, CPU).expand(3, 1, 1, 5))
+    bare = AttentionMask(causal, window=window).for_last(5)
+    assert bare.is_plain(1, 5) == (window is None or (causal and window >= 5))
+
+
+def test_a_mask_without_its_first_keys_is_the_rest_of_it():
+    documents = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
+    for mask in (AttentionMask(True, torch.tensor([5, 3, 1])), AttentionMask(True, documents=documents, window=2)):
+        rest = mask.without_first(2).dense(2, 3, CPU)
+        assert torch.equal(rest, mask.dense(2, 5, CPU)[..., 2:])
+    assert AttentionMask(True, window=3).without_first(2) == AttentionMask(True, window=3)
