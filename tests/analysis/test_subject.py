@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from nn.model_cases import make_transformer
 
 from analysis.subjects import loud_transformer, make_subject, windows_of
-from tinyformer.analysis.subject import Change, Losses, at_least_one, by_layer, head_pairs
+from tinyformer.analysis.subject import Change, Losses, at_least_one, by_layer, fullest, head_pairs
 from tinyformer.nn import prune_heads
 from tinyformer.tasks import IGNORED
 
@@ -95,3 +95,14 @@ def test_nothing_is_too_few():
     assert at_least_one("num_windows", 1, 32) == 1
     with pytest.raises(ValueError, match=r"^analysis.num_windows=0: .* analysis.num_windows=32 works.$"):
         at_least_one("num_windows", 0, 32)
+
+
+def test_the_fullest_rows_have_no_padding():
+    tokens = torch.arange(40).view(4, 10)
+    lengths = torch.tensor([10, 4, 8, 5])
+    rows = fullest({"inputs": tokens, "lengths": lengths, "labels": torch.zeros(4)}, 3)
+    assert rows.keys() == {"inputs"}
+    assert torch.equal(rows["inputs"], tokens[[0, 2, 3], :5])  # half as long as the longest, and no shorter
+    targets = torch.where(torch.arange(10) < lengths.unsqueeze(1), tokens, IGNORED)
+    found = fullest({"inputs": tokens, "targets": targets}, 2)
+    assert torch.equal(found["inputs"], tokens[[0, 2], :8])

@@ -14,7 +14,7 @@ from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, meas
 from tinyformer.analysis.pruning import HeadPruning
 from tinyformer.analysis.residual import ResidualSurgery
 from tinyformer.analysis.seeds import seeds_by_number, seeds_by_setting
-from tinyformer.analysis.subject import Analysis, Findings, Subject
+from tinyformer.analysis.subject import Analysis, Findings, Subject, fullest
 
 __all__ = [
     "MEASURES",
@@ -37,6 +37,7 @@ __all__ = [
     "capture_attention",
     "capture_weights",
     "classified_examples",
+    "fullest",
     "head_maps",
     "head_traits",
     "measure_heads",

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.analysis.charts import lines
-from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, at_least_one
-from tinyformer.data import fullest
+from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, at_least_one, fullest
 from tinyformer.nn import Residual, Transformer
 
 SUBLAYERS = ("attention_residual", "feed_forward_residual")

@@ -16,6 +16,9 @@ from tinyformer.nn import AttentionMask, BaseAttention, Transformer
 
 Batch = Mapping[str, Tensor]
 
+UNSCORED = -100
+"""The target that torch's cross-entropy leaves out."""
+
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Of a table: the loss without something, in nats per token, and how much larger it is, with its interval."""
 
@@ -164,3 +167,17 @@ def by_layer(layers: Sequence[BaseAttention], values: Sequence[float]) -> list[l
     """Values of `head_pairs`, a list for each layer."""
     remaining = iter(values)
     return [[next(remaining) for _ in range(layer.num_heads)] for layer in layers]
+
+
+def fullest(batch: Mapping[str, Tensor], num_rows: int) -> dict[str, Tensor]:
+    """The rows of a batch with the most text, cut where the shortest of them ends: padding says nothing of heads.
+
+    Args:
+        batch: of windows or of examples.
+        num_rows: at most so many, of which none has less than half of the longest one's text.
+    """
+    lengths = batch["lengths"] if "lengths" in batch else (batch["targets"] != UNSCORED).sum(dim=1)
+    chosen = lengths.argsort(descending=True, stable=True)[:num_rows]
+    chosen = chosen[2 * lengths[chosen] >= lengths.max()]
+    seq = int(lengths[chosen].min())
+    return {name: rows[chosen, :seq] for name, rows in batch.items() if rows.ndim > 1}

@@ -25,7 +25,7 @@ from tinyformer.data.tokenizer import (
     TokenizerFile,
     TokenizerRecipe,
 )
-from tinyformer.data.windows import IGNORED, Batch, Pack, Windows, fullest
+from tinyformer.data.windows import IGNORED, Batch, Pack, Windows
 
 __all__ = [
     "IGNORED",
@@ -66,7 +66,6 @@ __all__ = [
     "TokenizerFile",
     "TokenizerRecipe",
     "Windows",
-    "fullest",
     "hold_out",
     "near_copy_groups",
     "prepare_examples",

@@ -1,6 +1,5 @@
 """Windows of fixed length over a token stream."""
 
-from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
@@ -95,17 +94,3 @@ class Windows(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
-
-
-def fullest(batch: Mapping[str, Tensor], num_rows: int) -> dict[str, Tensor]:
-    """The rows of a batch with the most text, cut where the shortest of them ends: padding says nothing of heads.
-
-    Args:
-        batch: Of windows or of examples.
-        num_rows: At most so many, of which none has less than half of the longest one's text.
-    """
-    lengths = batch["lengths"] if "lengths" in batch else (batch["targets"] != IGNORED).sum(dim=1)
-    chosen = lengths.argsort(descending=True, stable=True)[:num_rows]
-    chosen = chosen[2 * lengths[chosen] >= lengths.max()]
-    seq = int(lengths[chosen].min())
-    return {name: rows[chosen, :seq] for name, rows in batch.items() if rows.ndim > 1}

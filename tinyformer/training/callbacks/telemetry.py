@@ -18,13 +18,13 @@ from tinyformer.analysis import (
     Picture,
     Probe,
     capture_weights,
+    fullest,
     head_maps,
     head_traits,
     measure_heads,
     measure_maps,
     repeated_tokens,
 )
-from tinyformer.data import fullest
 from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule
