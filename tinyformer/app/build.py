@@ -209,13 +209,27 @@ def _wandb_id(folder: Path) -> str:
     return path.read_text().strip()
 
 
+def tokenizer_of(checkpoint: Checkpoint, key: str) -> TextTokenizer:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        ValueError: the model came from a folder that has none.
+    """
+    if checkpoint.tokenizer is None:
+        raise ValueError(
+            f"{key}={checkpoint.path} has no tokenizer, as the folder that it came from has none; with a "
+            "tokenizer.json there, `python -m tinyformer.convert hf` gives it one."
+        )
+    return TextTokenizer.from_json(checkpoint.tokenizer)
+
+
 def require_same_vocabulary(checkpoint: Checkpoint, tokenizer: TextTokenizer, key: str) -> None:
     """Refuse text whose tokens are not those that a checkpoint knows.
 
     Raises:
         ValueError: the two tokenizers differ.
     """
-    theirs = TextTokenizer.from_json(checkpoint.tokenizer)
+    theirs = tokenizer_of(checkpoint, key)
     if tokenizer.fingerprint not in (theirs.fingerprint, theirs.with_mask().fingerprint):
         raise ValueError(
             f"{key}={checkpoint.path}: its vocabulary of {theirs.vocab_size} tokens does not fit this run's tokenizer, "
