@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from hub_server import HubServer
-from interop.models import BERT, GPT2, LLAMA, change_config, our_checkpoint, theirs, transformers
+from interop.models import BERT, GPT2, LLAMA, change_config, our_checkpoint, their_logits, theirs, tokens, transformers
 from programs import SMALL, Ended, Program
 
+import tinyformer
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.convert import main
 from tinyformer.data import BPETokenizer
@@ -119,6 +120,17 @@ def test_a_bug_keeps_its_traceback(convert: Run, monkeypatch: pytest.MonkeyPatch
     ended = convert("export", "ours.ckpt", "out")
     assert ended.code == 1
     assert "ZeroDivisionError" in ended.err
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids_in_python(convert: Run) -> None:
+    model = theirs("GPT2", **GPT2)
+    model.save_pretrained("gpt2")
+    assert convert("hf", "gpt2", "in.ckpt").code == 0
+    ours = tinyformer.load("in.ckpt")
+    torch.testing.assert_close(ours.logits(tokens()), their_logits(model, tokens()), atol=1e-5, rtol=0)
+    for ask in (ours.logits, ours.generate):
+        with pytest.raises(ValueError, match="came without a tokenizer; it takes a tensor of token ids, batch seq"):
+            ask("a text")
 
 
 # In processes of their own.
