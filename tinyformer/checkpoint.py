@@ -36,7 +36,7 @@ class Checkpoint:
         path: the file.
         weights: of the network, by name.
         config: of the run, unresolved, as plain containers.
-        tokenizer: `tokenizer.json` as text.
+        tokenizer: `tokenizer.json` as text; None where the model came without one.
         facts: about the run: `precision`, `data_fingerprint`, `train/num_tokens`.
         step: optimizer steps made.
     """
@@ -44,7 +44,7 @@ class Checkpoint:
     path: Path
     weights: dict[str, Tensor]
     config: dict[str, Any]
-    tokenizer: str
+    tokenizer: str | None
     facts: dict[str, Any]
     step: int
 
@@ -112,6 +112,16 @@ def load_weights(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "c
     """Put a checkpoint's weights into a network.
 
     Raises:
+        ValueError: see `require_fitting`.
+    """
+    require_fitting(network, checkpoint, key)
+    network.load_state_dict(checkpoint.weights)
+
+
+def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "checkpoint") -> None:
+    """Refuse a checkpoint whose weights are not a network's.
+
+    Raises:
         ValueError: their names or shapes differ; the sentence names the first that does.
     """
     own = network.state_dict()
@@ -130,7 +140,6 @@ def load_weights(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "c
             f"{key}={checkpoint.path} does not fit this model: {reason}. "
             "Give the same model, attention, position, block and tokenizer as its run."
         )
-    network.load_state_dict(checkpoint.weights)
 
 
 def start_from(network: torch.nn.Module, checkpoint: Checkpoint, task: Mapping[str, Any]) -> None:

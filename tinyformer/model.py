@@ -49,7 +49,7 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
     register_head_resolver()
     config = OmegaConf.create(plain)
     config.attention.backend = backend
-    tokenizer = TextTokenizer.from_json(stored.tokenizer)
+    tokenizer = TextTokenizer.from_json(stored.tokenizer) if stored.tokenizer else None
     try:
         with torch.random.fork_rng():  # of which weights are drawn that the checkpoint's replace
             network = make_network(config, tokenizer)
@@ -69,12 +69,23 @@ class Model:
 
     Args:
         network: the model.
-        tokenizer: of its texts.
+        tokenizer: of its texts; without one, it takes token ids.
         task: that it was trained for.
     """
 
-    def __init__(self, network: Transformer, tokenizer: TextTokenizer, task: Task) -> None:
-        self.network, self.tokenizer, self.task = network.eval(), tokenizer, task
+    def __init__(self, network: Transformer, tokenizer: TextTokenizer | None, task: Task) -> None:
+        self.network, self.task, self._tokenizer = network.eval(), task, tokenizer
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Of its texts.
+
+        Raises:
+            ValueError: the model came without one.
+        """
+        if self._tokenizer is None:
+            raise ValueError("The model came without a tokenizer; it takes a tensor of token ids, batch seq.")
+        return self._tokenizer
 
     @property
     def max_seq_len(self) -> int:
@@ -95,7 +106,8 @@ class Model:
                     "the one that begins a text included."
                 )
         lengths = torch.tensor([len(row) for row in rows])
-        tokens = torch.full((len(rows), int(lengths.max())), self.tokenizer.eos_id)
+        # Token ids are all of one length.
+        tokens = torch.full((len(rows), int(lengths.max())), self._tokenizer.eos_id if self._tokenizer else 0)
         for row, padded in zip(rows, tokens, strict=True):
             padded[: len(row)] = torch.tensor(row)
         device = self.network.encoder.token_embedding.weight.device

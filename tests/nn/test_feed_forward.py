@@ -9,6 +9,7 @@ from tinyformer.nn.feed_forward import ACTIVATIONS
 
 FORMULAS = {
     "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "relu2": lambda x: torch.where(x > 0, x * x, 0.0),
     "silu": lambda x: x / (1 + torch.exp(-x)),
 }
@@ -83,7 +84,9 @@ def test_each_token_is_transformed_alone():
 
 @pytest.mark.parametrize("make", [FeedForward, GatedFeedForward])
 def test_an_unknown_activation_is_refused_with_the_known_ones(make):
-    with pytest.raises(ValueError, match=r"^feed_forward\.activation=tanh: choose one of gelu, relu2, silu\.$"):
+    with pytest.raises(
+        ValueError, match=r"^feed_forward\.activation=tanh: choose one of gelu, gelu_tanh, relu2, silu\.$"
+    ):
         make(8, activation="tanh")
     for name in ("gelu", "relu2", "silu"):
         assert make(8, activation=name)(torch.zeros(1, 1, 8)).shape == (1, 1, 8)

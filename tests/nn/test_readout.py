@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from tinyformer.nn import AttentionMask, ClassReadout, TokenReadout
+from tinyformer.nn import AttentionMask, ClassReadout, MaskedTokenReadout, RMSNorm, TokenReadout
 
 
 def test_tied_scores_are_products_with_the_embeddings():
@@ -19,6 +19,20 @@ def test_untied_scores_have_their_own_matrix():
     torch.testing.assert_close(readout(x), torch.einsum("bsd,vd->bsv", x, readout.proj.weight))
     readout(x).sum().backward()
     assert embedding.weight.grad is None
+
+
+def test_berts_readout_has_a_layer_of_its_own_and_a_bias_for_each_token():
+    torch.manual_seed(0)
+    embedding, x = nn.Embedding(11, 4), torch.randn(2, 3, 4)
+    readout = MaskedTokenReadout(embedding, norm=RMSNorm, activation="silu")
+    nn.init.normal_(readout.norm.weight)
+    hidden = torch.einsum("bsi,oi->bso", x, readout.dense.weight) + readout.dense.bias
+    hidden = hidden * torch.sigmoid(hidden)
+    hidden = hidden / (hidden.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * readout.norm.weight
+    expected = torch.einsum("bsd,vd->bsv", hidden, embedding.weight) + readout.proj.bias
+    torch.testing.assert_close(readout(x), expected)
+    assert readout.proj.weight is embedding.weight
+    assert MaskedTokenReadout(embedding, tied=False).proj.weight is not embedding.weight
 
 
 def vectors():

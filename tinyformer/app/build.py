@@ -78,19 +78,18 @@ def build_network(config: DictConfig, tokenizer: TextTokenizer) -> Transformer:
     return make_network(config, tokenizer)
 
 
-def make_network(config: DictConfig, tokenizer: TextTokenizer) -> Transformer:
-    """The model for a vocabulary, its weights drawn as they come.
+def make_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Transformer:
+    """The model for a vocabulary, or without one of `model.vocab_size` tokens, its weights drawn as they come.
 
     Raises:
         ValueError: `model.vocab_size` is smaller than the vocabulary.
     """
-    wanted = config.model.vocab_size
-    if wanted is not None and wanted < tokenizer.vocab_size:
+    wanted, known = config.model.vocab_size, tokenizer.vocab_size if tokenizer else 0
+    if wanted is not None and wanted < known:
         raise ValueError(
-            f"model.vocab_size={wanted} is smaller than the tokenizer's {tokenizer.vocab_size}; "
-            f"model.vocab_size={tokenizer.vocab_size} works."
+            f"model.vocab_size={wanted} is smaller than the tokenizer's {known}; model.vocab_size={known} works."
         )
-    sized = OmegaConf.merge(config, {"model": {"vocab_size": wanted or tokenizer.vocab_size}})
+    sized = OmegaConf.merge(config, {"model": {"vocab_size": wanted or known}})
     return instantiate(sized.network, _convert_="all")
 
 
@@ -209,13 +208,27 @@ def _wandb_id(folder: Path) -> str:
     return path.read_text().strip()
 
 
+def tokenizer_of(checkpoint: Checkpoint, key: str) -> TextTokenizer:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        ValueError: the model came from a folder that has none.
+    """
+    if checkpoint.tokenizer is None:
+        raise ValueError(
+            f"{key}={checkpoint.path} has no tokenizer, as the folder that it came from has none; with a "
+            "tokenizer.json there, `python -m tinyformer.convert hf` gives it one."
+        )
+    return TextTokenizer.from_json(checkpoint.tokenizer)
+
+
 def require_same_vocabulary(checkpoint: Checkpoint, tokenizer: TextTokenizer, key: str) -> None:
     """Refuse text whose tokens are not those that a checkpoint knows.
 
     Raises:
         ValueError: the two tokenizers differ.
     """
-    theirs = TextTokenizer.from_json(checkpoint.tokenizer)
+    theirs = tokenizer_of(checkpoint, key)
     if tokenizer.fingerprint not in (theirs.fingerprint, theirs.with_mask().fingerprint):
         raise ValueError(
             f"{key}={checkpoint.path}: its vocabulary of {theirs.vocab_size} tokens does not fit this run's tokenizer, "

@@ -71,7 +71,7 @@ def check_types(config: DictConfig, part: str = "") -> None:
     for path, node in _targets(config, part):
         target = node["_target_"]
         for name, value in node.items():
-            key = _written_at(written, path, name)
+            key = written_at(written, path, name)
             if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
                 check_value(_callable(target, f"{path}._target_"), name, value, key)
 
@@ -186,7 +186,7 @@ def _targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any
     yield from walk(OmegaConf.to_container(node, resolve=True, throw_on_missing=True), part)
 
 
-def _written_at(written: Any, path: str, name: str) -> str:
+def written_at(written: Any, path: str, name: str) -> str:
     """The key under which the user sets a value: that of another node, where this one refers to it."""
     node = written
     keys = [*path.split("."), name]
@@ -195,6 +195,6 @@ def _written_at(written: Any, path: str, name: str) -> str:
         if isinstance(node, str) and (found := re.fullmatch(r"\$\{([\w.]+)\}", node)):
             rest = keys[index + 1 :]
             if not rest:
-                return _written_at(written, *found[1].rsplit(".", 1)) if "." in found[1] else found[1]
-            return _written_at(written, ".".join([*found[1].split("."), *rest[:-1]]), rest[-1])
+                return written_at(written, *found[1].rsplit(".", 1)) if "." in found[1] else found[1]
+            return written_at(written, ".".join([*found[1].split("."), *rest[:-1]]), rest[-1])
     return ".".join(keys)

@@ -22,7 +22,7 @@ from tinyformer.app.summary import (
     write_results,
 )
 from tinyformer.checkpoint import load_checkpoint, load_weights
-from tinyformer.data import DataModule, TextTokenizer
+from tinyformer.data import DataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.hardware import describe_device, resolve_device
 
@@ -112,7 +112,7 @@ class EvaluationRun:
 
     def _data(self) -> tuple[DataModule, str]:
         """The data in the checkpoint's tokens, and the split to score."""
-        config, tokenizer = self.config, TextTokenizer.from_json(self.checkpoint.tokenizer)
+        config, tokenizer = self.config, build.tokenizer_of(self.checkpoint, "checkpoint")
         data = build.build_data(config)
         chosen = [o for o in HydraConfig.get().overrides.task if o.startswith(("data=", "data."))]
         split = config.split

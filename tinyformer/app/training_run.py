@@ -23,7 +23,7 @@ from tinyformer.app.summary import (
     write_results,
 )
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, start_from
-from tinyformer.data import DataModule, TextTokenizer
+from tinyformer.data import DataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
 from tinyformer.training.hardware import describe_device, resolve_device
@@ -152,7 +152,7 @@ class TrainingRun:
             )
         start = self.resumed or (load_checkpoint(config.init_from, "init_from") if config.init_from else None)
         if start is not None and not self.resumed and not chosen:
-            given = TextTokenizer.from_json(start.tokenizer)
+            given = build.tokenizer_of(start, "init_from")
         data = build.build_data(config, given)
         data.prepare()
         if start is not None:

@@ -1,9 +1,11 @@
 """The Hugging Face Hub: what a revision names now, and what to say when it cannot be had."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -15,18 +17,38 @@ from huggingface_hub.errors import (
 _TIMEOUT = 10.0  # seconds for the one request that finds out whether the Hub can be reached
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is looked for on the Hub.
+
+    Args:
+        repo_type: in which part of it.
+        key: what stands before a repository's name in errors: the config key, if one named it.
+        offline: what works without the Hub.
+    """
+
+    repo_type: Literal["model", "dataset"]
+    key: str
+    offline: str
+
+
+DATASET = Wanted("dataset", "data.path=", "`data=pydoc` or `data=text data.files=...` work offline")
+TOKENIZER = Wanted("model", "tokenizer.path=", "`tokenizer=bpe` or `tokenizer=char` work offline")
+MODEL = Wanted("model", "", "a folder on this machine works offline")
+
+
 class HubUnreachableError(ValueError):
     """The Hub does not answer, and nothing that was fetched before can stand in."""
 
 
-def resolve(path: str, revision: str | None, repo_type: Literal["model", "dataset"]) -> str:
+def resolve(path: str, revision: str | None, wanted: Wanted) -> str:
     """The commit that a revision (None: the main branch) of a repository stands for now.
 
     Raises:
         HubUnreachableError: If the Hub does not answer; after one attempt, so within seconds.
         ValueError: If there is no such repository or revision, or no access to it.
     """
-    key = f"{'data' if repo_type == 'dataset' else 'tokenizer'}.path={path}"
+    key, repo_type = f"{wanted.key}{path}", wanted.repo_type
     try:
         commit = HfApi().repo_info(path, revision=revision, repo_type=repo_type, timeout=_TIMEOUT).sha
         assert commit is not None
@@ -44,12 +66,8 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
             "https://huggingface.co, or run `hf auth login`."
         ) from error
     except Exception as error:  # the class of a failed connection depends on huggingface_hub's version
-        offline = {
-            "dataset": "`data=pydoc` or `data=text data.files=...`",
-            "model": "`tokenizer=bpe` or `tokenizer=char`",
-        }
         raise HubUnreachableError(
-            f"{key}: the Hugging Face Hub cannot be reached ({error}); {offline[repo_type]} work offline."
+            f"{key}: the Hugging Face Hub cannot be reached ({error}); {wanted.offline}."
         ) from error
     return commit
 
@@ -63,7 +81,7 @@ def model_file(path: str, filename: str) -> Path:
     """
     try:
         # Asking first keeps a dead Hub quick: `hf_hub_download` alone tries for half a minute and more.
-        resolve(path, None, "model")
+        resolve(path, None, TOKENIZER)
     except HubUnreachableError as unreachable:
         try:
             return Path(hf_hub_download(path, filename, local_files_only=True))
@@ -77,3 +95,23 @@ def model_file(path: str, filename: str) -> Path:
         raise ValueError(
             f"tokenizer.path={path}: it holds no {filename}; tokenizer.path=openai-community/gpt2 works."
         ) from error
+
+
+def model_folder(path: str, filenames: Sequence[str]) -> Path:
+    """A folder with those of some files that a model repository has, each downloaded once.
+
+    Args:
+        path: the repository, "owner/name".
+        filenames: as patterns.
+
+    Raises:
+        ValueError: If the repository does not exist, or cannot be reached and was never downloaded.
+    """
+    try:
+        resolve(path, None, MODEL)
+    except HubUnreachableError as unreachable:
+        try:
+            return Path(snapshot_download(path, allow_patterns=list(filenames), local_files_only=True))
+        except EntryNotFoundError:
+            raise unreachable from None
+    return Path(snapshot_download(path, allow_patterns=list(filenames)))

@@ -66,7 +66,7 @@ class HubDataset:
         commits = json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
         key = f"{self.path}@{self.revision}"
         try:
-            commit = hub.resolve(self.path, self.revision, "dataset")
+            commit = hub.resolve(self.path, self.revision, hub.DATASET)
         except hub.HubUnreachableError:
             if key not in commits:
                 raise
@@ -89,7 +89,7 @@ class HubDataset:
             ValueError: If the Hub cannot be reached, or has no such data set, configuration or column.
         """
         streaming = max_characters is not None
-        splits = self._open(hub.resolve(self.path, self.revision, "dataset"), streaming)
+        splits = self._open(hub.resolve(self.path, self.revision, hub.DATASET), streaming)
         if not streaming and not self.rejoin_splits and not self.document_start:
             return {split: self._text_only(rows) for split, rows in splits.items()}  # stays a memory map
         documents = {
@@ -118,7 +118,7 @@ class HubDataset:
             ValueError: As `load` does; if no column is named for the labels, or only some rows have one.
         """
         column = require_label_column(self.label_column)
-        splits = self._open(hub.resolve(self.path, self.revision, "dataset"), streaming=False)
+        splits = self._open(hub.resolve(self.path, self.revision, hub.DATASET), streaming=False)
         return {split: self._with_labels(split, rows, column) for split, rows in splits.items()}
 
     def _with_labels(self, split: str, rows: datasets.Dataset, column: str) -> datasets.Dataset:

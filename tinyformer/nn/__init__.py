@@ -30,7 +30,7 @@ from tinyformer.nn.position import (
     T5Position,
 )
 from tinyformer.nn.prune import prune_heads
-from tinyformer.nn.readout import ClassReadout, TokenReadout
+from tinyformer.nn.readout import ClassReadout, MaskedTokenReadout, TokenReadout
 from tinyformer.nn.residual import Residual
 from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from tinyformer.nn.support import BACKENDS, LACKS, AttentionCase, Feature, select_backend
@@ -60,6 +60,7 @@ __all__ = [
     "LayerCache",
     "LayerNorm",
     "LearnedPosition",
+    "MaskedTokenReadout",
     "OutputGate",
     "PostNormBlock",
     "PreNormBlock",

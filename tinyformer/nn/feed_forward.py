@@ -12,10 +12,25 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": relu2, "silu": F.silu}
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU, its Gaussian approximated by a tanh, as in GPT-2 (Hendrycks & Gimpel 2016, arXiv 1606.08415)."""
+    return F.gelu(x, approximate="tanh")
 
 
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu2": relu2,
+    "silu": F.silu,
+}
+
+
+def find_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of a name in `ACTIVATIONS`.
+
+    Raises:
+        ValueError: there is none.
+    """
     if name not in ACTIVATIONS:
         raise ValueError(f"feed_forward.activation={name}: choose one of {', '.join(ACTIVATIONS)}.")
     return ACTIVATIONS[name]
@@ -42,7 +57,7 @@ class FeedForward(nn.Module):
         d_ff = _width(d_ff, 4 * d_model)
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
-        self.activation = _activation(activation)
+        self.activation = find_activation(activation)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
         return self.down_proj(self.activation(self.up_proj(x)))
@@ -65,7 +80,7 @@ class GatedFeedForward(nn.Module):
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
-        self.activation = _activation(activation)
+        self.activation = find_activation(activation)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))

@@ -1,12 +1,14 @@
 """What is read from the encoder's vectors; a "head" is always an attention head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tinyformer.nn.feed_forward import find_activation
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.norm import LayerNorm
 from tinyformer.nn.pooling import POOLINGS
 
 
@@ -29,6 +31,40 @@ class TokenReadout(nn.Module):
         self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
     ) -> Float[Tensor, "batch seq vocab_size"]:
         return self.proj(x)
+
+
+class MaskedTokenReadout(nn.Module):
+    """Scores every token of the vocabulary as BERT does for hidden ones (Devlin et al. 2019, arXiv 1810.04805).
+
+    E norm(activation(W x + b)) + c: a layer of its own before the output matrix E, which has a bias for each token.
+
+    Args:
+        token_embedding: of the encoder.
+        tied: whether the output matrix is the embedding itself (Press & Wolf 2017, arXiv 1608.05859).
+        norm: makes the norm, given its width.
+        activation: a name in `ACTIVATIONS`.
+    """
+
+    def __init__(
+        self,
+        token_embedding: nn.Embedding,
+        tied: bool = True,
+        norm: Callable[..., nn.Module] = LayerNorm,
+        activation: str = "gelu",
+    ) -> None:
+        super().__init__()
+        vocab_size, d_model = token_embedding.weight.shape
+        self.dense = nn.Linear(d_model, d_model)
+        self.activation = find_activation(activation)
+        self.norm = norm(d_model)
+        self.proj = nn.Linear(d_model, vocab_size)
+        if tied:
+            self.proj.weight = token_embedding.weight
+
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
+    ) -> Float[Tensor, "batch seq vocab_size"]:
+        return self.proj(self.norm(self.activation(self.dense(x))))
 
 
 class ClassReadout(nn.Module):

@@ -1,0 +1,161 @@
+"""Small random models, theirs and ours, on disk."""
+
+import functools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from programs import ROOT
+from torch import Tensor, nn
+
+from tinyformer.app.conversion import export_model, import_model
+from tinyformer.app.sweep import compose_sweep
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
+from tinyformer.data import TextTokenizer
+from tinyformer.nn import AttentionMask, Transformer
+
+CONF = ROOT / "conf"
+VOCAB, SEQ = 53, 19
+
+GPT2: dict[str, Any] = {"n_embd": 42, "n_head": 7, "n_layer": 2, "n_inner": 50, "n_positions": SEQ + 2}
+BERT: dict[str, Any] = {
+    "hidden_size": 42,
+    "num_attention_heads": 7,
+    "num_hidden_layers": 2,
+    "intermediate_size": 50,
+    "max_position_embeddings": SEQ + 2,
+}
+LLAMA: dict[str, Any] = {
+    "hidden_size": 42,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "num_hidden_layers": 2,
+    "intermediate_size": 50,
+    "max_position_embeddings": SEQ + 2,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+}
+CLASSES = {
+    "GPT2": "GPT2LMHeadModel",
+    "Llama": "LlamaForCausalLM",
+    "Mistral": "MistralForCausalLM",
+    "Bert": "BertForMaskedLM",
+}
+
+
+def randomise(model: nn.Module) -> None:
+    """Weights of which none is 0 or 1, where a mistake could hide."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.add_(0.5 * torch.randn_like(weight))
+            else:
+                weight.copy_(torch.randn_like(weight) / math.sqrt(min(weight.shape[-2:])))
+
+
+@functools.cache
+def transformers() -> Any:
+    """The library, which takes seconds to import, without its messages."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
+    """A random model of theirs."""
+    library = transformers()
+    special = dict.fromkeys(["pad_token_id", "bos_token_id", "eos_token_id"])
+    config = getattr(library, f"{family}Config")(**{"vocab_size": VOCAB, **special, **fields})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(library, architecture or CLASSES[family])(config)
+        randomise(model)
+    return model.eval()
+
+
+def change_config(folder: Path, without: Sequence[str] = (), **fields: Any) -> None:
+    """Write other fields into a folder's config.json."""
+    path = folder / "config.json"
+    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in without}
+    path.write_text(json.dumps(config | fields))
+
+
+def checkpoint_of(source: Path | str, path: Path) -> Checkpoint:
+    """The checkpoint that a folder becomes."""
+    import_model(str(source), path, CONF)
+    return load_checkpoint(path)
+
+
+def network_of(checkpoint: Checkpoint) -> Transformer:
+    """The network of a checkpoint, its vocabulary as large as its embedding."""
+    config = OmegaConf.create(checkpoint.config)
+    config.model.vocab_size = len(checkpoint.weights["encoder.token_embedding.weight"])
+    network = instantiate(config.network, _convert_="all")
+    load_weights(network, checkpoint)
+    return network.eval()
+
+
+def tokens(vocab_size: int = VOCAB) -> Tensor:
+    return torch.randint(vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(1))
+
+
+def our_logits(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
+    """Of the network, under the mask of its task."""
+    task = instantiate(OmegaConf.create(checkpoint.config["task"]["objective"]))
+    mask: AttentionMask = task.mask({"inputs": ids})
+    with torch.no_grad():
+        return network_of(checkpoint)(ids, mask)
+
+
+def their_logits(model: Any, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=ids).logits
+
+
+@functools.cache
+def choose(*choices: str) -> DictConfig:
+    """The config of a small network with some choices of groups."""
+    small = ["model.num_layers=2", "model.num_heads=6", "model.d_model=48", f"model.max_seq_len={SEQ + 2}"]
+    (_, config), *_ = compose_sweep(CONF, "train", [*small, *choices])
+    return config
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    """What `train.py` composes of overrides, unresolved; composing takes time, changing keys does not."""
+    is_choice = ["." not in override.partition("=")[0] for override in overrides]
+    choices = [override for override, chooses in zip(overrides, is_choice, strict=True) if chooses]
+    keys = [override for override, chooses in zip(overrides, is_choice, strict=True) if not chooses]
+    config = OmegaConf.merge(choose(*choices), OmegaConf.from_dotlist(keys))
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return {name: node for name, node in plain.items() if name != "hydra"}
+
+
+def our_checkpoint(path: Path, *overrides: str, tokenizer: TextTokenizer | None = None) -> Checkpoint:
+    """A checkpoint of a random network, with a config as `train.py` composes it."""
+    stored = composed(*overrides)
+    sized = OmegaConf.create(stored)
+    sized.model.vocab_size = tokenizer.vocab_size if tokenizer else VOCAB
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = instantiate(sized.network, _convert_="all")
+        randomise(network)
+    text = tokenizer.to_json() if tokenizer else None
+    save_network(path, network, Checkpoint(path, {}, stored, text, {"precision": "32-true"}, 0), stored)
+    return load_checkpoint(path)
+
+
+def exported(path: Path, folder: Path) -> Any:
+    """What `transformers` makes of a checkpoint's export."""
+    export_model(path, folder, CONF)
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model, report = getattr(transformers(), architecture).from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()

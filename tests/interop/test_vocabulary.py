@@ -1,0 +1,132 @@
+"""Tokenizers as Hugging Face's folders have them: each format, beside what `transformers` makes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import GPT2, checkpoint_of, theirs, transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers.implementations import ByteLevelBPETokenizer
+
+from tinyformer.data import ByteTokenizer, TextTokenizer
+from tinyformer.interop import read_tokenizer
+
+TEXT = "The cat sees the birds, and Élan's mice see 12 cats. "
+
+
+def byte_level(folder: Path) -> ByteLevelBPETokenizer:
+    """A tokenizer as GPT-2's, in `vocab.json` and `merges.txt`."""
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([TEXT * 5], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    tokenizer.save_model(str(folder))
+    return tokenizer
+
+
+def test_vocab_and_merges_are_read_as_gpt2(tmp_path: Path) -> None:
+    expected = byte_level(tmp_path)
+    tokenizer = read_tokenizer(tmp_path, {})
+    assert tokenizer is not None
+    assert tokenizer.encode(TEXT) == expected.encode(TEXT).ids
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.eos_id == expected.token_to_id("<|endoftext|>")
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_vocab_txt_is_read_as_bert(lowercase: bool, tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "cat", "##s", "see", "elan", "Élan", "'", "."]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
+    tokenizer = read_tokenizer(tmp_path, {})
+    assert tokenizer is not None
+    expected = transformers().BertTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
+    assert tokenizer.encode(TEXT) == expected(TEXT, add_special_tokens=False)["input_ids"]
+    assert words[tokenizer.encode("The")[0]] == ("the" if lowercase else "The")
+    assert (tokenizer.eos_id, tokenizer.mask_id, tokenizer.unk_id) == (2, 4, 1)
+
+
+def words(*special: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("special", "files", "fields", "first"),
+    [
+        (["</s>", "<end>"], {}, {}, "</s>"),
+        (["</s>", "<end>"], {"tokenizer_config.json": {"eos_token": "<end>"}}, {}, "<end>"),
+        (["</s>", "<end>"], {"tokenizer_config.json": {"eos_token": {"content": "<end>"}}}, {}, "<end>"),
+        (["</s>", "<end>"], {"special_tokens_map.json": {"eos_token": "<end>"}}, {}, "<end>"),
+        (["</s>", "<end>"], {}, {"eos_token_id": 4}, "<end>"),
+        (["</s>", "<end>"], {}, {"eos_token_id": [4, 3]}, "<end>"),
+        (["</s>", "<end>"], {}, {"eos_token_id": 99}, "</s>"),
+        (["</s>", "<end>"], {"tokenizer_config.json": {"eos_token": "<gone>"}}, {}, "</s>"),
+        (["[SEP]", "[CLS]"], {}, {}, "[CLS]"),
+        (["[SEP]", "<c>"], {"tokenizer_config.json": {"cls_token": "<c>"}}, {}, "<c>"),
+    ],
+)
+def test_the_token_that_a_text_begins_with(
+    special: list[str], files: dict[str, Any], fields: dict[str, Any], first: str, tmp_path: Path
+) -> None:
+    tokenizer = words(*special)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for name, contents in files.items():
+        (tmp_path / name).write_text(json.dumps(contents))
+    read = read_tokenizer(tmp_path, fields)
+    assert read is not None
+    assert read.eos_id == tokenizer.token_to_id(first)
+    assert TextTokenizer.from_json(read.to_json()).eos_id == read.eos_id
+
+
+def test_a_tokenizer_json_comes_before_its_parts(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(ByteTokenizer().build([]).to_json())
+    read = read_tokenizer(tmp_path, {})
+    assert read is not None
+    assert read.vocab_size == 257
+
+
+def test_a_post_processor_of_their_own_is_kept(tmp_path: Path) -> None:
+    tokenizer = words("</s>", "<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 4)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    read = read_tokenizer(tmp_path, {})
+    assert read is not None
+    assert json.loads(read.to_json())["post_processor"] == json.loads(tokenizer.to_str())["post_processor"]
+    assert read.encode("a b") == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"tokenizer.json": "{"}, "tokenizer.json is no tokenizer that `tokenizers` can read"),
+        ({"vocab.json": "[]", "merges.txt": ""}, "vocab.json is no tokenizer that `tokenizers` can read"),
+        ({"tokenizer.model": "x"}, "tokenizer.model alone is not read; a tokenizer.json beside it is"),
+        ({"tokenizer.json": words().to_str()}, "no token can stand between texts; name one of the vocabulary as eos"),
+        ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is no JSON object"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(files: dict[str, str], sentence: str, tmp_path: Path) -> None:
+    for name, contents in files.items():
+        (tmp_path / name).write_text(contents)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        read_tokenizer(tmp_path, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_no_tokenizer_is_none(tmp_path: Path) -> None:
+    assert read_tokenizer(tmp_path, {}) is None
+
+
+def test_vectors_beyond_the_vocabulary_are_fine_and_tokens_without_one_are_not(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    theirs("GPT2", **GPT2, vocab_size=6).save_pretrained(folder)
+    tokenizer = words("</s>")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert checkpoint_of(folder, tmp_path / "more.ckpt").config["model"]["vocab_size"] == 6
+    tokenizer.add_tokens(["c", "d", "e"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match="the tokenizer has 7 tokens, and the model vectors for 6 of them"):
+        checkpoint_of(folder, tmp_path / "less.ckpt")

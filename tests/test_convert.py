@@ -1,0 +1,243 @@
+"""`python -m tinyformer.convert`, as its users run it, and the programs on what it has made."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hub_server import HubServer
+from interop.models import BERT, GPT2, LLAMA, change_config, our_checkpoint, their_logits, theirs, tokens, transformers
+from programs import SMALL, Ended, Program
+
+import tinyformer
+from tinyformer.checkpoint import load_checkpoint
+from tinyformer.convert import main
+from tinyformer.data import BPETokenizer
+
+Run = Callable[..., Ended]
+
+TEXT = "In a line the cat sees seven birds and eleven mice.\n"
+ANALYSES = ("heads", "importance", "prune", "residual", "maps")
+SIZES: dict[str, dict[str, Any]] = {
+    "GPT2": GPT2,
+    "Llama": LLAMA,
+    "Mistral": LLAMA | {"sliding_window": 5},
+    "Bert": BERT,
+}
+
+
+@pytest.fixture
+def convert(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """The program in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["convert", *words])
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)  # which the other programs leave behind
+        capsys.readouterr()
+        code = main()
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+def save_model(folder: Path, family: str = "GPT2") -> Any:
+    """A random model with a tokenizer, in a folder."""
+    tokenizer = BPETokenizer(280).build([TEXT * 9]).with_mask()
+    model = theirs(family, **SIZES[family], vocab_size=tokenizer.vocab_size + 3)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    return model
+
+
+def test_in_and_out(convert: Run) -> None:
+    num_parameters = sum(weight.numel() for weight in save_model(Path("gpt2")).parameters())
+    ended = convert("hf", "gpt2", "in.ckpt")
+    assert (ended.code, ended.err) == (0, "")
+    first, last = ended.out.splitlines()
+    assert first == f"GPT-2, {num_parameters:,} parameters in 2 layers of 7 heads, saved in in.ckpt."
+    assert last.startswith("python evaluate.py checkpoint=in.ckpt data=text data.files=FILE analysis=heads")
+    ended = convert("export", "in.ckpt", "out")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == "GPT-2, saved in out: transformers loads it as GPT2LMHeadModel.\n"
+    names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(path.name for path in Path("out").iterdir()) == names
+
+
+def test_what_becomes_of_a_model_is_said(convert: Run) -> None:
+    theirs("Bert", **BERT).bfloat16().save_pretrained("bert")
+    ended = convert("hf", "bert", "in.ckpt")
+    assert "Its weights, bf16, became fp32." in ended.out
+    assert "All tokens are taken to be of type 0; its vector is now part of the positions'." in ended.out
+    assert "It has no tokenizer, so programs that read text refuse it; in Python it takes token ids." in ended.out
+    assert "The checkpoint has no tokenizer, so the folder has none." in convert("export", "in.ckpt", "out").out
+
+
+@pytest.mark.parametrize(
+    ("script", "key"), [("evaluate.py", "checkpoint"), pytest.param("train.py", "init_from", marks=pytest.mark.slow)]
+)
+def test_a_model_without_a_tokenizer_is_refused_where_text_is_read(
+    script: str, key: str, convert: Run, program: Program
+) -> None:
+    theirs("GPT2", **GPT2).save_pretrained("gpt2")
+    assert convert("hf", "gpt2", "in.ckpt").code == 0
+    ended = program(script, f"{key}=in.ckpt")
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1)
+    sentence = "in.ckpt has no tokenizer, as the folder that it came from has none; with a tokenizer.json there"
+    assert ended.err.startswith(f"Error: {key}={sentence}")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("hf", "none/of/these", "in.ckpt"), "none/of/these is no folder"),
+        (("hf", "./none", "in.ckpt"), "./none is no folder"),
+        (("hf", "gpt2", "none/in.ckpt"), "none/in.ckpt exists already, or lies in no folder that does"),
+        (("hf", "gpt2", "in.ckpt"), "model.num_heads=5 does not divide model.d_model=42; model.num_heads=3 does."),
+        (("export", "none.ckpt", "out"), "checkpoint=none.ckpt is no file"),
+        (("export", "ours.ckpt", "out"), "attention.softcap=3.0 has no counterpart in GPT-2, the nearest of"),
+        (("export", "ours.ckpt", "gpt2"), "attention.softcap=3.0 has no counterpart in GPT-2, the nearest of"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(convert: Run, words: tuple[str, ...], sentence: str) -> None:
+    save_model(Path("gpt2"))
+    change_config(Path("gpt2"), n_head=5)
+    our_checkpoint(Path("ours.ckpt"), "attention.softcap=3.0")
+    ended = convert(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"Error: {sentence}")
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_a_bug_keeps_its_traceback(convert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinyformer.app.conversion.load_checkpoint", lambda path: 1 / 0)
+    ended = convert("export", "ours.ckpt", "out")
+    assert ended.code == 1
+    assert "ZeroDivisionError" in ended.err
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids_in_python(convert: Run) -> None:
+    model = theirs("GPT2", **GPT2)
+    model.save_pretrained("gpt2")
+    assert convert("hf", "gpt2", "in.ckpt").code == 0
+    ours = tinyformer.load("in.ckpt")
+    torch.testing.assert_close(ours.logits(tokens()), their_logits(model, tokens()), atol=1e-5, rtol=0)
+    for ask in (ours.logits, ours.generate):
+        with pytest.raises(ValueError, match="came without a tokenizer; it takes a tensor of token ids, batch seq"):
+            ask("a text")
+
+
+# In processes of their own.
+
+WITHOUT_TORCH = """
+import sys
+from tinyformer.convert import main
+sys.modules["torch"] = None
+sys.exit(main())
+"""
+
+WITHOUT_TRANSFORMERS = """
+import sys
+import torchmetrics  # of lightning's, which imports transformers where it is installed
+for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+    del sys.modules[name]
+sys.modules["transformers"] = None
+from tinyformer.convert import main
+sys.exit(main())
+"""
+
+
+def spawned(script: str, folder: Path, *words: str, environment: dict[str, str] | None = None) -> Ended:
+    """The program in a process of its own, in a folder that is not the repository's."""
+    command = [sys.executable, "-c", script, *words]
+    ended = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def test_a_misspelt_direction_is_told_at_once(tmp_path: Path) -> None:
+    ended = spawned(WITHOUT_TORCH, tmp_path, "import", "gpt2", "in.ckpt")
+    assert ended.code == 2
+    assert "invalid choice: 'import'" in ended.err
+
+
+@pytest.mark.slow
+def test_a_name_is_downloaded_from_the_hub(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", "Llama")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    too_many = {"pytorch_model.bin": b"x" * 10**6, "onnx/model.safetensors": b"x" * 10**6}
+    repositories = {"models/owner/model": files | too_many, "models/owner/bare": {"pytorch_model.bin": b"x"}}
+    with HubServer(repositories) as hub:
+        environment = hub.environment(tmp_path / "hf")
+
+        def convert(*words: str) -> Ended:
+            return spawned(WITHOUT_TRANSFORMERS, tmp_path, *words, environment=environment)
+
+        ended = convert("hf", "owner/model", "in.ckpt")
+        assert ended.code == 0, ended.err
+        assert ended.out.startswith("Llama, ")
+        assert hub.bytes_served < 10**6
+        ended = convert("hf", "owner/none", "none.ckpt")
+        assert ended.code == 2
+        assert "Error: owner/none: the Hub has no such model" in ended.err
+        ended = convert("hf", "owner/bare", "none.ckpt")
+        assert ended.code == 2
+        assert "has no config.json" in ended.err
+    # The Hub is gone: what was downloaded is there, and nothing else is.
+    again = convert("hf", "owner/model", "again.ckpt")
+    assert again.code == 0, again.err
+    first, second = (load_checkpoint(tmp_path / name).weights for name in ("in.ckpt", "again.ckpt"))
+    assert all(torch.equal(first[name], weight) for name, weight in second.items())
+    ended = convert("hf", "owner/other", "none.ckpt")
+    assert ended.code == 2
+    assert "owner/other: the Hugging Face Hub cannot be reached" in ended.err
+    assert ended.err.rstrip().endswith("a folder on this machine works offline.")
+    ended = convert("export", "in.ckpt", "out")
+    assert ended.code == 0, ended.err
+
+
+# The programs.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SIZES)
+def test_every_analysis_of_an_imported_model(family: str, convert: Run, program: Program) -> None:
+    save_model(Path("model"), family)
+    assert convert("hf", "model", "in.ckpt").code == 0
+    Path("book.txt").write_text(TEXT * 40)
+    options = "data=text data.files=book.txt callbacks.attention=null generate.num_tokens=3 generate.temperature=0"
+    for analysis in ANALYSES:
+        choice = f"analysis={analysis} analysis.num_windows=6 hydra.run.dir={analysis}"
+        ended = program("evaluate.py", f"checkpoint=in.ckpt {options} {choice}")
+        assert ended.code == 0, ended.err
+    with io.StringIO(Path("heads/heads.csv").read_text()) as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * (6 if family in ("Llama", "Mistral") else 7)
+    # The pruned model is a checkpoint like any other, but of no family.
+    assert program("evaluate.py", f"checkpoint=prune/pruned.ckpt {options} hydra.run.dir=again").code == 0
+    ended = convert("export", "prune/pruned.ckpt", "out")
+    assert ended.code == 2
+    assert ended.err.startswith("Error: model.pruned_heads=[[")
+
+
+@pytest.mark.slow
+def test_a_run_with_the_defaults_goes_out_and_says_the_same(convert: Run, program: Program) -> None:
+    Path("book.txt").write_text(TEXT * 200)
+    ended = program("train.py", SMALL, "data=text data.files=book.txt trainer.max_steps=40 hydra.run.dir=run")
+    assert ended.code == 0, ended.err
+    assert convert("export", "run/checkpoints/last.ckpt", "out").code == 0
+    text = "generate.prompt=the generate.temperature=0 generate.num_tokens=8 callbacks.attention=null"
+    ended = program("evaluate.py", f"checkpoint=run/checkpoints/last.ckpt {text} hydra.run.dir=evaluated")
+    assert ended.code == 0, ended.err
+    library = transformers()
+    tokenizer, model = (kind.from_pretrained("out") for kind in (library.AutoTokenizer, library.AutoModelForCausalLM))
+    made = model.generate(**tokenizer("the", return_tensors="pt"), max_new_tokens=8)
+    expected = json.loads(Path("evaluated/results.json").read_text())["sample"]
+    assert tokenizer.decode(made[0], skip_special_tokens=True) == expected

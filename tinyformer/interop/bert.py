@@ -1,0 +1,108 @@
+"""BERT (Devlin et al. 2019, arXiv 1810.04805) with its masked-LM head: learned positions, post-norm, biases everywhere.
+
+All tokens are taken to be of type 0, as those of a single text are: the vector of that type, which is added at every
+position, becomes part of the positions', and those of other types are left behind. An export has zeros for all types.
+"""
+
+import torch
+
+from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module, Weights
+
+TYPES, POSITIONS = "embeddings.token_type_embeddings.weight", "embeddings.position_embeddings.weight"
+
+NUM_TYPES = 2
+"""That an export has, so that the pairs of texts that their tokenizers make can be read."""
+
+OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+"""Of a norm's weights, which files that came from TensorFlow still have."""
+
+OUTPUT, OUTPUT_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
+
+
+def read_weights(weights: Weights) -> Weights:
+    """Add the vector of type 0 to the positions; give the output layer the bias that stands beside it."""
+    weights = {_new_name(name): tensor for name, tensor in weights.items()}
+    types, positions = weights.get(TYPES), weights.get(POSITIONS)
+    if types is not None and positions is not None and types.shape[1:] == positions.shape[1:] and len(types):
+        weights[POSITIONS] = positions + weights.pop(TYPES)[0]
+    bias = weights.pop(OUTPUT_BIAS, None)
+    # An output layer that is tied has the bias beside it, whatever is stored under its own name.
+    if bias is not None and not {f"{OUTPUT}.weight", f"{OUTPUT}.bias"} <= weights.keys():
+        weights[f"{OUTPUT}.bias"] = bias
+    return weights
+
+
+def write_weights(weights: Weights) -> Weights:
+    """The reverse: vectors of types that are zero, and the bias under both of its names."""
+    types = torch.zeros(NUM_TYPES, weights[POSITIONS].shape[1], dtype=weights[POSITIONS].dtype)
+    return weights | {TYPES: types, OUTPUT_BIAS: weights[f"{OUTPUT}.bias"].clone()}
+
+
+def write_fields(fields: Fields) -> Fields:
+    """Say how many types of tokens there are."""
+    return fields | {"type_vocab_size": NUM_TYPES}
+
+
+def _new_name(name: str) -> str:
+    return next((name.removesuffix(old) + new for old, new in OLD_NAMES.items() if name.endswith(old)), name)
+
+
+def _layer(theirs: str, ours: str) -> Module:
+    return Module(f"encoder.layer.{{}}.{theirs}", (f"encoder.layers.{{}}.{ours}",))
+
+
+BERT = Family(
+    name="BERT",
+    model_type="bert",
+    architecture="BertForMaskedLM",
+    prefix="bert.",
+    outside="cls.",
+    overrides=(
+        "attention=mha",
+        "position=learned",
+        "block=post_norm",
+        "norm=layer_norm",
+        "feed_forward=gelu",
+        "task=masked_lm_bert",
+        "model.bias=true",
+        "model.embedding_norm=true",
+    ),
+    fields=(
+        Field("vocab_size", "model.vocab_size", int),
+        Field("max_position_embeddings", "model.max_seq_len", int, 512),
+        Field("hidden_size", "model.d_model", int),
+        Field("num_hidden_layers", "model.num_layers", int),
+        Field("num_attention_heads", "model.num_heads", int),
+        Field("intermediate_size", "model.d_ff", int),
+        Field("hidden_act", "feed_forward.activation", str, "gelu", ACTIVATIONS),
+        Field("layer_norm_eps", "norm.eps", float, 1e-12),
+        Field("tie_word_embeddings", "model.tied_readout", bool, True),
+        Field("hidden_dropout_prob", "model.dropout", float, 0.1),
+        Field("attention_probs_dropout_prob", "attention.dropout", float, 0.1),
+        Field("initializer_range", "model.init_std", float, 0.02),
+    ),
+    fixed={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+    modules=(
+        Module("embeddings.word_embeddings", ("encoder.token_embedding",)),
+        Module("embeddings.position_embeddings", ("encoder.position.embedding",)),
+        Module("embeddings.LayerNorm", ("encoder.embedding_norm",)),
+        _layer("attention.self.query", "attention.q_proj"),
+        _layer("attention.self.key", "attention.k_proj"),
+        _layer("attention.self.value", "attention.v_proj"),
+        _layer("attention.output.dense", "attention.o_proj"),
+        _layer("attention.output.LayerNorm", "attention_norm"),
+        _layer("intermediate.dense", "feed_forward.up_proj"),
+        _layer("output.dense", "feed_forward.down_proj"),
+        _layer("output.LayerNorm", "feed_forward_norm"),
+        Module("cls.predictions.transform.dense", ("readout.dense",)),
+        Module("cls.predictions.transform.LayerNorm", ("readout.norm",)),
+        Module(OUTPUT, ("readout.proj",)),
+    ),
+    # Which sentence follows is another question, and the pooler is part of its answer.
+    unused=("embeddings.position_ids", "pooler.", "cls.seq_relationship."),
+    write_fields=write_fields,
+    read_weights=read_weights,
+    write_weights=write_weights,
+    generates=False,
+    note="All tokens are taken to be of type 0; its vector is now part of the positions'.",
+)

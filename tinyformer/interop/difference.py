@@ -1,0 +1,67 @@
+"""Where two configs would make different networks."""
+
+import inspect
+import pydoc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that one config has and another has not.
+
+    Args:
+        path: of the node, dotted.
+        name: of the value in it.
+        own: the value.
+        other: of the other config.
+    """
+
+    path: str
+    name: str
+    own: Any
+    other: Any
+
+
+def find_differences(own: dict[str, Any], other: dict[str, Any], path: str = "") -> Iterator[Difference]:
+    """What differs between two nodes, both resolved; an argument that is not given has its default.
+
+    Args:
+        own: a node.
+        other: of the other config, which is trusted: only what both name is imported.
+        path: of both.
+    """
+    if own.get("_target_") != other.get("_target_"):
+        yield Difference(path, "_target_", own.get("_target_"), other.get("_target_"))
+        return
+    own, other = _with_defaults(own), _with_defaults(other)
+    for name in sorted(own.keys() | other.keys()):
+        ours, theirs = own.get(name), other.get(name)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            yield from find_differences(ours, theirs, f"{path}.{name}" if path else name)
+        elif ours != theirs:
+            yield Difference(path, name, ours, theirs)
+
+
+def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
+    """A node with every argument of its class, so that it does not matter whether a default is spelled out."""
+    target = pydoc.locate(node["_target_"]) if "_target_" in node else None
+    if not inspect.isclass(target):
+        return node
+    parameters = [
+        parameter
+        for kind in reversed(target.__mro__[:-1])  # but for `object`
+        if "__init__" in kind.__dict__
+        for parameter in inspect.signature(kind).parameters.values()
+    ]
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    full = {name: _plain(value) for name, value in (defaults | node).items()}
+    if full.get("head_dim", 0) is None and "num_heads" in full:
+        full["head_dim"] = full["d_model"] // full["num_heads"]
+    return full
+
+
+def _plain(value: Any) -> Any:
+    """The empty tuple that is a default, as the list that a config has."""
+    return list(value) if isinstance(value, tuple) else value
