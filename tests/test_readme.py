@@ -36,6 +36,7 @@ ADAPTED = {
     "data=hub data.path=roneneldan/TinyStories": "data=text data.files=book.txt",
     "experiment=shakespeare_gpu trainer=gpu": "experiment=shakespeare_gpu trainer=cpu data=text data.files=book.txt",
     "data.files=tinyshakespeare.txt": "data.files=book.txt",
+    "data.files=sst2": "data.files=sst2 data.batch_size=4",
     "outputs/…": "outputs/run",
     "multirun/…": "multirun/sweep",
     "[[1,2],[1,3]]": "[[1,0],[1,1]]",
@@ -73,6 +74,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LONG = (
     *("-m ", "shakespeare_gpu", "logger=wandb", "num_layers=1", "backend=flash", "block=", "position=none", "resample"),
     *("mine.Sharper", "data=hub", "=[[", "analysis=importance", "split=test", "analysis=residual", "tinyformer.card"),
+    *("task=", "experiment=", "position=alibi", "tokenizer=char", "convert hf", "attention=gqa", "[The cat,A dog]"),
 )
 """Parts of lines that take seconds, and show little that others do not: slow tests."""
 
@@ -86,10 +88,20 @@ def marked(lines: list[str]) -> list[Any]:
     ]
 
 
+def write_reviews() -> None:
+    """A table with a header, and the folder of a data set without."""
+    rows = [(f"film {n} is {('dull', 'fine')[n % 2]}", n % 2) for n in range(40)]
+    Path("reviews.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "stars"), *rows]))
+    Path("sst2").mkdir()
+    for split in ("train", "validation", "test"):
+        Path("sst2", f"{split}.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in rows))
+
+
 @pytest.mark.parametrize("line", ["python train.py", *marked(PROGRAMS)])
 def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     Path("other.txt").write_text("Once there was a cat.\n" * 9)
-    Path("mine.py").write_text(PYTHON[1])
+    Path("mine.py").write_text(next(block for block in PYTHON if "Sharper" in block))
+    write_reviews()
     monkeypatch.syspath_prepend(str(Path.cwd()))
     if "outputs/…" in line:
         if not kept.exists():
@@ -105,19 +117,32 @@ def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("line", marked(MODULES))
 def test_module_line(line: str, program: Program, book: Path, tmp_path: Path) -> None:
+    if "convert" in line:
+        run = f"{SMALL} data=text data.files=book.txt tokenizer=byte hydra.run.dir=outputs/run"
+        assert program("train.py", run).code == 0
+    if "convert hf" in line:
+        export = [sys.executable, "-m", "tinyformer.convert", "export", "outputs/run/checkpoints/last.ckpt", "exported"]
+        subprocess.run(export, cwd=tmp_path, check=True)
     if "multirun/…" in line:
         sweep = f"-m attention=mha,gqa {SMALL} data=text data.files=book.txt tokenizer=char"
         assert program("train.py", sweep, "hydra.sweep.dir=multirun/sweep").code == 0
     command = [sys.executable, *shlex.split(adapted(line))[1:]]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "mha" in ended.stdout
+    assert ("exported" if "convert" in line else "mha") in ended.stdout
 
 
-def test_python_blocks(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", PYTHON[0]], cwd=tmp_path, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("part", "printed"), [("tinyformer.load", "['The cat"), ("capture_attention", "torch.Size([1, 4, 32, 32])")]
+)
+def test_python_blocks(part: str, printed: str, program: Program, book: Path, tmp_path: Path) -> None:
+    block = adapted(next(block for block in PYTHON if part in block))
+    if "outputs/run" in block:
+        run = f"{SMALL} data=text data.files=book.txt tokenizer=byte model.max_seq_len=32 hydra.run.dir=outputs/run"
+        assert program("train.py", run).code == 0
+    ended = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "torch.Size([1, 4, 32, 32])" in ended.stdout
+    assert printed in ended.stdout
 
 
 def test_the_table_of_axes_lists_every_choice() -> None:
