@@ -206,3 +206,11 @@ def test_mistakes_are_told_in_a_line(program: Program, reviews: None, overrides:
     assert said in ended.err
     assert len(ended.err.strip().splitlines()) == 1
     assert not list(Path().glob("outputs/**/*.ckpt"))
+
+
+def test_a_start_of_another_size_is_told(program: Program, reviews: None, book: Path) -> None:
+    ran(program, "train.py", TINY, MASKED, "hydra.run.dir=masked")
+    given = CLASSES.replace("tokenizer=byte", "init_from=masked/checkpoints/last.ckpt model.d_model=32")
+    ended = program("train.py", TINY, given)
+    assert ended.code == 2
+    assert "init_from=masked/checkpoints/last.ckpt does not fit this model" in ended.err

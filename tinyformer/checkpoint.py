@@ -160,10 +160,12 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, task: Mapping[s
         theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(READOUT_PREFIX)}
         theirs |= {name: tensor for name, tensor in own.items() if name.startswith(READOUT_PREFIX)}
     embedding = own[EMBEDDING]
-    for name in [name for name, tensor in own.items() if tensor.shape == embedding.shape and name in theirs]:
-        theirs[name] = torch.cat([theirs[name], embedding[len(theirs[name]) :].cpu()])
-        if own[name].data_ptr() == embedding.data_ptr():  # a readout that is tied to it
-            theirs[name] = theirs[EMBEDDING]
+    for name, tensor in own.items():
+        of_vocabulary = tensor.shape == embedding.shape and name in theirs
+        if of_vocabulary and theirs[name].shape[1:] == tensor.shape[1:]:
+            is_tied = tensor.data_ptr() == embedding.data_ptr()
+            before = theirs[EMBEDDING if is_tied else name]
+            theirs[name] = torch.cat([before, tensor[len(before) :].cpu()])
     load_weights(network, replace(checkpoint, weights=theirs), "init_from")
 
 
