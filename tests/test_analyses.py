@@ -345,6 +345,7 @@ def test_the_text_of_the_maps(program: Program, checkpoint_of: Checkpoints, choi
 # Mistakes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -419,6 +420,7 @@ def logged(analysis: str) -> tuple[dict, dict, Path]:
     return row, summary, file.parent / "files"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("analysis", ["heads", "maps"])
 def test_wandb_holds_the_tables_the_pictures_and_the_pages(
     program: Program, checkpoint_of: Checkpoints, analysis: str

@@ -135,6 +135,7 @@ def means(comparison: Comparison) -> list[tuple[object, ...]]:
     return [(*row.settings.values(), row.mean) for row in comparison.rows]
 
 
+@pytest.mark.slow
 def test_a_real_sweep_is_averaged_over_its_seeds(sweep: Path, compare: Compare, figures: list[Figure]) -> None:
     # Jobs in the order of the command line: heads 1, seeds 1 and 2; heads 2, seeds 1 and 2; heads 3, which fail.
     results = [json.loads((sweep / str(job) / "results.json").read_text()) for job in range(4)]

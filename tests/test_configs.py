@@ -32,6 +32,7 @@ def network(*overrides: str) -> Transformer:
         return instantiate(composed(*overrides).network, _convert_="all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> None:
     if group == "analysis":  # which is chosen for a run that is stored

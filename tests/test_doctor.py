@@ -126,6 +126,7 @@ def test_a_backend_without_a_backward_pass_runs_forward_only(examine):
         assert cell["seconds"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_attention_does_what_the_table_says(variant, examine):
     code, cells = examine(f"--variants={variant}", "--masks=padded", "--device=cpu")

@@ -144,6 +144,7 @@ def test_perplexity_and_bits_belong_to_the_loss(program: Program, trained: dict[
     assert results["val/bits_per_byte"] == pytest.approx(bits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -76,7 +76,16 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LONG = (
     *("-m ", "shakespeare_gpu", "logger=wandb", "num_layers=1", "backend=flash", "block=", "position=none", "resample"),
     *("mine.Sharper", "data=hub", "=[[", "analysis=importance", "split=test", "analysis=residual", "tinyformer.card"),
-    *("task=", "experiment=", "position=alibi", "tokenizer=char", "convert hf", "attention=gqa", "[The cat,A dog]"),
+    *(
+        "task=",
+        "experiment=",
+        "position=alibi",
+        "tokenizer=char",
+        "convert",
+        "compare",
+        "attention=gqa",
+        "[The cat,A dog]",
+    ),
 )
 """Parts of lines that take seconds, and show little that others do not: slow tests."""
 
@@ -135,7 +144,11 @@ def test_module_line(line: str, program: Program, book: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("part", "printed"), [("tinyformer.load", "['The cat"), ("capture_attention", "torch.Size([1, 4, 32, 32])")]
+    ("part", "printed"),
+    [
+        pytest.param("tinyformer.load", "['The cat", marks=pytest.mark.slow),
+        ("capture_attention", "torch.Size([1, 4, 32, 32])"),
+    ],
 )
 def test_python_blocks(part: str, printed: str, program: Program, book: Path, tmp_path: Path) -> None:
     block = adapted(next(block for block in PYTHON if part in block))

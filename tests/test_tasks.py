@@ -101,7 +101,10 @@ def test_what_a_masked_model_cannot_do_is_told(program: Program, book: Path, ove
 # Classification.
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("pooling", [pytest.param("cls", marks=SLOW), "mean", pytest.param("attention", marks=SLOW)])
 def test_a_classifier_learns_and_is_tested_at_its_best(program: Program, reviews: None, pooling: str) -> None:
     settings = f"task.readout.pooling={pooling} optimizer.lr=1e-2 trainer.max_steps=60 trainer.val_check_interval=20"
     out = ran(program, "train.py", TINY, CLASSES, settings, "data.batch_size=16 hydra.run.dir=run")
@@ -134,6 +137,7 @@ def test_labels_of_the_test_decide_nothing(program: Program, reviews: None) -> N
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None, book: Path) -> None:
     ran(program, "train.py", TINY, MASKED, "hydra.run.dir=masked")
     ran(program, "train.py", TINY, MASKED.replace("masked_lm", "causal_lm"), "hydra.run.dir=causal")
@@ -154,6 +158,7 @@ def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None
     torch.testing.assert_close(new["network.readout.proj.weight"], old["network.readout.proj.weight"])
 
 
+@pytest.mark.slow
 def test_a_classifier_is_evaluated_analysed_and_kept_in_wandb(program: Program, reviews: None) -> None:
     ran(program, "train.py", TINY, CLASSES, "logger=wandb hydra.run.dir=run")
     (file,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
@@ -208,6 +213,7 @@ def test_mistakes_are_told_in_a_line(program: Program, reviews: None, overrides:
     assert not list(Path().glob("outputs/**/*.ckpt"))
 
 
+@pytest.mark.slow
 def test_a_start_of_another_size_is_told(program: Program, reviews: None, book: Path) -> None:
     ran(program, "train.py", TINY, MASKED, "hydra.run.dir=masked")
     given = CLASSES.replace("tokenizer=byte", "init_from=masked/checkpoints/last.ckpt model.d_model=32")

@@ -108,6 +108,7 @@ def test_unknown_characters_are_counted_and_make_bits_per_byte_null(program: Pro
     assert "2 characters became <unk>" in ended.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [
@@ -141,6 +142,7 @@ def test_each_switch_changes_the_run(program: Program, book: Path, override: str
     assert train(program, "switched", override)["val/loss"] != plain_loss(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 def test_backends_train_alike(program: Program, book: Path, backend: str) -> None:
     results = train(program, "run", f"attention.backend={backend} attention=gqa position=rotary")

@@ -150,6 +150,7 @@ def assert_same(found, expected):
         torch.testing.assert_close(ours.logits, theirs[1], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @NAMES
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @torch.no_grad()
@@ -185,6 +186,7 @@ def assert_made_from_the_logits(layer, maps, mask):
         assert torch.equal(maps.weights > 0, expected > 0)
 
 
+@pytest.mark.slow
 @NAMES
 @torch.no_grad()
 def test_some_rows_behind_a_cache_are_those_of_the_whole(name):

@@ -73,6 +73,7 @@ def numel(model: Transformer, *parts: str, ending: str = "") -> int:
 # Floating-point operations.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_forward_pass_takes_the_flops_that_torch_counts(variant: str) -> None:
     model = tiny(variant)

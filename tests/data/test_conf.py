@@ -51,10 +51,11 @@ def test_every_choice_describes_itself_in_its_first_line(path):
 
 
 def test_induction_is_drawn_and_has_none_of_the_knobs_of_text(monkeypatch):
-    config = build("data", "induction", monkeypatch, "+seed=0", "+model.max_seq_len=256")
+    config = build("data", "induction", monkeypatch, "+seed=0", "+model.max_seq_len=256", "+task.masking=null")
     assert isinstance(instantiate(config.data.module), tinyformer.data.InductionDataModule)
     text = build("data", "_shared", monkeypatch).data
-    assert {*text} & {*config.data} == {"batch_size", "num_workers", "module"}
+    assert {*text} & {*config.data} == {"batch_size", "num_workers", "module", "examples"}
+    assert config.data.examples is None
 
 
 LABELLED = {"docstrings": [], "sst2": [], "imdb": [], "ag_news": [], "text": ["data.label_column=label"]}

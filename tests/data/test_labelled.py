@@ -380,7 +380,7 @@ def test_fewer_examples_are_drawn_from_all_and_the_rest_stays(make):
         ({"labels": ["a", "a"]}, r"task.labels=\['a', 'a'\]: must be two"),
         ({"source": Pydoc()}, "data=pydoc: its texts have no labels to classify by; data=docstrings has, or data=text"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_mistakes_are_named_at_once(make, changes, message):
     with pytest.raises(ValueError, match=message):

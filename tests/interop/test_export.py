@@ -268,6 +268,7 @@ def test_every_key_of_the_axes_is_tried(base: str) -> None:
     assert keys_of(base) - CHANGES.keys() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", sorted(NO_COUNTERPART))
 @pytest.mark.parametrize("base", ["gpt2", pytest.param("llama", marks=slow), pytest.param("bert", marks=slow)])
 def test_a_key_without_counterpart_is_named(base: str, key: str, tmp_path: Path) -> None:

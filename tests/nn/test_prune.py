@@ -136,6 +136,7 @@ def sliced(attention: BaseAttention, gradients: dict[str, Tensor], heads: list[i
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SIMPLE, ids=ids)
 def test_what_is_left_learns_alike_on_every_backend(case):
     able = [POSITIONS[case[1]][1], EXTRAS[case[2]][1]]

@@ -1,6 +1,7 @@
 """Say which class a text belongs to."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +67,7 @@ class Classification(Task):
         confusion = multiclass_confusion_matrix(logits, labels, len(self.labels))
         return {"nats": F.cross_entropy(logits, labels, reduction="sum"), "confusion": confusion.float()}
 
-    def metrics(self, sums: Mapping[str, Tensor], split: LabelledSplit) -> dict[str, float | None]:
+    def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
         """`loss`, `accuracy`, `macro_f1`, and `majority_share`: how often the most frequent class is right.
 
         Macro-F1 is the mean over the classes that occur, or were predicted, of 2 TP / (2 TP + FP + FN).
@@ -95,7 +96,7 @@ class Classification(Task):
         texts = [split.text(row) for row in rows]
         return classified_examples(torch.cat(probabilities), torch.cat(labels), texts, self.labels)
 
-    def describe(self, metrics: Mapping[str, float | None], split: LabelledSplit) -> dict[str, str | None]:
+    def describe(self, metrics: Mapping[str, float | None], split: Any) -> dict[str, str | None]:
         """How often the class was right, beside the most frequent one."""
         return {
             "accuracy": f"{metrics['accuracy']:.1%}, macro-F1 {metrics['macro_f1']:.3f}; "
