@@ -1,7 +1,7 @@
 """Drawing tokens, and going on from a prompt."""
 
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
 import pytest
 import torch
@@ -169,10 +169,10 @@ def combinations():
 @pytest.mark.parametrize(("option", "sharing", "position"), list(combinations()))
 def test_text_is_the_same_without_a_cache(option, sharing, position):
     model = variant(partial(SHARINGS[sharing], **POSITIONS[position], **OPTIONS[option]), ABSOLUTE.get(position))
-    for sampling in (GREEDY, Sampling()):  # what is drawn is less monotonous than what is likeliest
+    for sampling in (GREEDY, Sampling(temperature=4.0)):  # some models' likeliest token is always the same
         with_cache = generate(model, token_ids(seq=11), 7, sampling)  # past max_seq_len = 16
         assert with_cache == generate(model, token_ids(seq=11), 7, sampling, use_cache=False)
-    assert len(set(with_cache[0])) > 2
+    assert len(set(chain.from_iterable(with_cache))) > 4
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
