@@ -4,12 +4,11 @@ Parameters, floating-point operations and cache, without weights in memory; `ana
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from tinyformer.app.config import describe_axes
-from tinyformer.app.errors import report
+from tinyformer.app.errors import exit_code_of
 from tinyformer.app.sweep import compose_sweep
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[1] / "conf", "card"
@@ -23,11 +22,7 @@ def main() -> int:
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
     arguments = _parser().parse_intermixed_args()
-    try:
-        _show(arguments)
-    except Exception as error:
-        return report(error, CONFIG_DIR, CONFIG_NAME, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
-    return 0
+    return exit_code_of(lambda: _show(arguments), CONFIG_DIR, CONFIG_NAME)
 
 
 def _parser() -> argparse.ArgumentParser:

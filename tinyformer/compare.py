@@ -4,7 +4,6 @@ A row for each setting, averaged over seeds; the settings are what differs betwe
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tinyformer.app.comparison.folders import find_runs, read_run
 from tinyformer.app.comparison.grouping import Comparison, compare
 from tinyformer.app.comparison.notes import notes_on
 from tinyformer.app.comparison.report import as_json, folder_for, print_table, write_csv
-from tinyformer.app.errors import report
+from tinyformer.app.errors import exit_code_of
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[1] / "conf", "train"
 
@@ -24,11 +23,7 @@ def main() -> int:
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
     arguments = _parser().parse_args()
-    try:
-        _show(arguments)
-    except Exception as error:
-        return report(error, CONFIG_DIR, CONFIG_NAME, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
-    return 0
+    return exit_code_of(lambda: _show(arguments), CONFIG_DIR, CONFIG_NAME)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,11 +4,10 @@ GPT-2, BERT, Llama and Mistral; `tinyformer/interop` says what of them is what o
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from tinyformer.app.errors import report
+from tinyformer.app.errors import exit_code_of
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[1] / "conf", "train"
 
@@ -20,11 +19,7 @@ def main() -> int:
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
     arguments = _parser().parse_args()
-    try:
-        _convert(arguments)
-    except Exception as error:
-        return report(error, CONFIG_DIR, CONFIG_NAME, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
-    return 0
+    return exit_code_of(lambda: _convert(arguments), CONFIG_DIR, CONFIG_NAME)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,10 +1,11 @@
 """Mistakes of the user are told in a few lines; everything else keeps its traceback."""
 
 import difflib
+import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,24 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
     if is_misconfiguration or (isinstance(error, ValueError) and _raised_in(error, "tinyformer.")):
         return str(error)
     return None
+
+
+def exit_code_of(job: Callable[[], None], config_dir: Path, config_name: str) -> int:
+    """Run the job of a program that Hydra does not start, and tell errors as those that it starts do.
+
+    Args:
+        job: what to do.
+        config_dir: where the config files are.
+        config_name: the primary one, whose keys an error may name.
+
+    Returns:
+        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+    """
+    try:
+        job()
+    except Exception as error:
+        return report(error, config_dir, config_name, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
+    return 0
 
 
 def report(error: BaseException, config_dir: Path, config_name: str, with_traceback: bool = False) -> int:
