@@ -15,13 +15,13 @@ from tinyformer.data.near_copies import near_copy_groups
 from tinyformer.data.pydoc import Pydoc
 from tinyformer.data.sources import LabelledSource, LocalOrHub, Source, TextFiles
 from tinyformer.data.splits import hold_out
-from tinyformer.data.tokenizer import (
+from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.tokenizer_recipes import (
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
     HubTokenizer,
     MaskedTokenizer,
-    TextTokenizer,
     TokenizerFile,
     TokenizerRecipe,
 )

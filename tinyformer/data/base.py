@@ -86,6 +86,10 @@ class DataModule(lightning.LightningDataModule):
             raise ValueError(f"data.num_workers={num_workers}: must not be negative; data.num_workers=0 works.")
         self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
 
+    def __deepcopy__(self, memo: dict) -> "DataModule":
+        """Itself: copies of a model, such as those that average its weights, share its data."""
+        return self
+
     @abstractmethod
     def prepare(self, whole: bool = False) -> None:
         """Makes the tokens, or opens what was made before.
@@ -257,8 +261,13 @@ def require_at_least_one(key: str, value: int, example: int) -> None:
         raise ValueError(f"{key}={value}: must be at least 1; {key}={example} works.")
 
 
-def check_fractions(validation: float | int, test: float | int) -> None:
-    """Refuse shares that nothing can be held out by.
+def hold_out_settings(validation: float | int, test: float | int, group_near_copies: bool) -> dict[str, Any]:
+    """What `hold_out` is given beside a seed, by name.
+
+    Args:
+        validation: Share of the training text.
+        test: The same.
+        group_near_copies: Whether texts that nearly equal one another stay on one side.
 
     Raises:
         ValueError: One is no share, or they leave nothing to train on.
@@ -273,6 +282,11 @@ def check_fractions(validation: float | int, test: float | int) -> None:
             f"data.validation_fraction={validation} and data.test_fraction={test} leave no text to train on; "
             "0.05 and 0.05 work."
         )
+    return {
+        "validation_fraction": float(validation),
+        "test_fraction": float(test),
+        "group_near_copies": group_near_copies,
+    }
 
 
 def how_to_hold_out(split_name: str) -> str:

@@ -18,7 +18,8 @@ from tinyformer.data.documents import iterate_texts
 from tinyformer.data.sources import SPLITS, Source
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import ArrayWriter, build_once
-from tinyformer.data.tokenizer import TextTokenizer, TokenizerRecipe
+from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.tokenizer_recipes import TokenizerRecipe
 
 _FORMAT = 1  # raise it when the same input would give other files
 _BATCH = 2**22  # characters tokenised at a time: their encodings take about 1 GB at most

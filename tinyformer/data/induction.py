@@ -10,7 +10,8 @@ from jaxtyping import Bool, UInt8, UInt16
 from tinyformer.data.base import TokenDataModule, require_at_least_one
 from tinyformer.data.cache import TokenSplit
 from tinyformer.data.masking import Masking
-from tinyformer.data.tokenizer import CharTokenizer, TextTokenizer
+from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.tokenizer_recipes import CharTokenizer
 
 SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
 """What sequences are written with; the first `num_symbols` of them."""

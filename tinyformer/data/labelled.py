@@ -7,11 +7,12 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from tinyformer.data.base import DataModule, check_fractions, how_to_hold_out, require_at_least_one, share
+from tinyformer.data.base import DataModule, hold_out_settings, how_to_hold_out, require_at_least_one, share
 from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples, open_examples, prepare_examples
 from tinyformer.data.examples import EvaluationBatches, ExampleLoader, LabelledBatch, LabelledSplit, cut_sequences
 from tinyformer.data.sources import LabelledSource, Source, lacks_own_splits
-from tinyformer.data.tokenizer import MaskedTokenizer, TextTokenizer, TokenizerRecipe
+from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 
 
 class LabelledDataModule(DataModule):
@@ -67,7 +68,7 @@ class LabelledDataModule(DataModule):
         require_at_least_one("model.max_seq_len", seq_len, 256)
         if max_examples is not None:
             require_at_least_one("data.max_examples", max_examples, 1000)
-        check_fractions(validation_fraction, test_fraction)
+        self._held_out = hold_out_settings(validation_fraction, test_fraction, group_near_copies)
         if not 0 <= token_dropout < 1:
             raise ValueError(
                 f"data.token_dropout={token_dropout}: must be at least 0 and less than 1; data.token_dropout=0.3 works."
@@ -76,11 +77,6 @@ class LabelledDataModule(DataModule):
             raise ValueError(f"task.labels={labels}: must be two different names or more; task.labels=[no,yes] works.")
         self.source, self.name, self.cache_dir = source, source.name, cache_dir
         self._recipe, self._known, self._token_dropout = MaskedTokenizer(tokenizer), labels, float(token_dropout)
-        self._held_out = {
-            "validation_fraction": float(validation_fraction),
-            "test_fraction": float(test_fraction),
-            "group_near_copies": group_near_copies,
-        }
         self._max_examples = max_examples
 
     @property

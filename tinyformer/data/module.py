@@ -4,11 +4,12 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
-from tinyformer.data.base import TokenDataModule, check_fractions, how_to_hold_out, require_at_least_one
+from tinyformer.data.base import TokenDataModule, hold_out_settings, how_to_hold_out, require_at_least_one
 from tinyformer.data.cache import TextRecipe, open_prepared, prepare_text
 from tinyformer.data.masking import Masking
 from tinyformer.data.sources import Source, lacks_own_splits
-from tinyformer.data.tokenizer import MaskedTokenizer, TextTokenizer, TokenizerRecipe
+from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.data.windows import PACKS, Batch, Pack
 
 
@@ -67,15 +68,11 @@ class TextDataModule(TokenDataModule):
             require_at_least_one("data.max_tokens", max_tokens, 1_000_000)
         if pack not in PACKS:
             raise ValueError(f"data.pack={pack}: must be {' or '.join(PACKS)}.")
-        check_fractions(validation_fraction, test_fraction)
+        held_out = hold_out_settings(validation_fraction, test_fraction, group_near_copies)
         super().__init__(seq_len, batch_size, cast(Pack, pack), document_mask, num_workers, seed, masking)
         tokenizer = MaskedTokenizer(tokenizer) if masking else tokenizer
         self.source, self.name, self.cache_dir, self._recipe = source, source.name, cache_dir, tokenizer
-        self._held_out = {
-            "validation_fraction": float(validation_fraction),
-            "test_fraction": float(test_fraction),
-            "group_near_copies": group_near_copies,
-        }
+        self._held_out = held_out
         self._max_tokens = max_tokens
 
     @property

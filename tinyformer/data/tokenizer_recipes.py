@@ -1,0 +1,215 @@
+"""What builds a tokenizer: from the training text, from a file, or from the Hub."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tinyformer.data import hub
+from tinyformer.data.tokenizer import BYTE_OF, EOS, MASK, UNK, TextTokenizer
+
+
+@runtime_checkable
+class TokenizerRecipe(Protocol):
+    """What builds a tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """Short name for folder names."""
+        ...
+
+    def key(self) -> str:
+        """Identifies the result, given the texts."""
+        ...
+
+    @property
+    def characters_per_token(self) -> int:
+        """An upper bound of how many characters a token covers on average."""
+        ...
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer; recipes that learn look at nothing but `texts`, the training documents."""
+        ...
+
+
+@dataclass(frozen=True)
+class MaskedTokenizer:
+    """A recipe's tokenizer, with a token that stands for a hidden one.
+
+    Args:
+        recipe: Builds the tokenizer.
+    """
+
+    recipe: TokenizerRecipe
+
+    @property
+    def name(self) -> str:
+        """The recipe's."""
+        return self.recipe.name
+
+    @property
+    def characters_per_token(self) -> int:
+        """The recipe's."""
+        return self.recipe.characters_per_token
+
+    def key(self) -> str:
+        """The recipe's, and that there is a mask."""
+        return f"{self.recipe.key()} with {MASK}"
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """See `TextTokenizer.with_mask`."""
+        return self.recipe.build(texts).with_mask()
+
+
+@dataclass(frozen=True)
+class CharTokenizer:
+    """A token for each character of the training documents; any other character becomes `<unk>`."""
+
+    name = "char"
+    characters_per_token = 1
+
+    def key(self) -> str:
+        """The recipe itself: it has no options."""
+        return repr(self)
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer whose characters are those of `texts`, sorted by code point."""
+        characters: set[str] = set()
+        for text in texts:
+            characters.update(text)
+        vocabulary = {token: i for i, token in enumerate([UNK, EOS, *sorted(characters)])}
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNK, fuse_unk=False))
+        tokenizer.decoder = decoders.Fuse()
+        tokenizer.add_special_tokens([EOS])
+        return TextTokenizer(tokenizer, EOS)
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """A token for each of the 256 bytes of UTF-8, its id the byte's value, and `<eos>`."""
+
+    name = "byte"
+    characters_per_token = 1
+
+    def key(self) -> str:
+        """The recipe itself: it has no options."""
+        return repr(self)
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer; it does not depend on `texts`."""
+        tokenizer = Tokenizer(models.BPE(vocab=dict(BYTE_OF), merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([EOS])
+        return TextTokenizer(tokenizer, EOS)
+
+
+@dataclass(frozen=True)
+class BPETokenizer:
+    """Byte-level byte-pair encoding, learned on the training documents.
+
+    Sennrich et al. 2016, arXiv:1508.07909; on bytes: Radford et al. 2019 (GPT-2).
+
+    Args:
+        vocab_size: Upper bound, `<eos>` and the 256 bytes included; little text gives fewer tokens.
+    """
+
+    vocab_size: int = 2048
+    name = "bpe"
+    characters_per_token = 8
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 257:
+            raise ValueError(
+                f"tokenizer.vocab_size={self.vocab_size}: byte-level BPE needs 256 bytes and <eos>; "
+                "tokenizer.vocab_size=2048 works."
+            )
+
+    def key(self) -> str:
+        """The recipe and its size."""
+        return repr(self)
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer with the merges that are most frequent in `texts`."""
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            special_tokens=[EOS],
+            initial_alphabet=sorted(BYTE_OF),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return TextTokenizer(tokenizer, EOS)
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """The tokenizer in a `tokenizer.json`.
+
+    Args:
+        path: The file.
+        eos_token: See `TextTokenizer`.
+    """
+
+    path: str
+    eos_token: str | None = None
+    name = "file"
+    characters_per_token = 8
+
+    @cached_property
+    def _tokenizer(self) -> TextTokenizer:
+        return _open_tokenizer(Path(self.path), self.path, self.eos_token)
+
+    def key(self) -> str:
+        """The tokenizer's fingerprint: the same file elsewhere is the same tokenizer."""
+        return self._tokenizer.fingerprint
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer; it does not depend on `texts`."""
+        return self._tokenizer
+
+
+@dataclass(frozen=True)
+class HubTokenizer:
+    """The `tokenizer.json` of a model on the Hugging Face Hub, downloaded once.
+
+    Args:
+        path: The repository, "owner/name".
+        eos_token: See `TextTokenizer`.
+    """
+
+    path: str = "openai-community/gpt2"
+    eos_token: str | None = None
+    characters_per_token = 8
+
+    @property
+    def name(self) -> str:
+        """The repository's name without its owner."""
+        return self.path.rsplit("/", 1)[-1]
+
+    @cached_property
+    def _tokenizer(self) -> TextTokenizer:
+        return _open_tokenizer(hub.model_file(self.path, "tokenizer.json"), self.path, self.eos_token)
+
+    def key(self) -> str:
+        """The tokenizer's fingerprint."""
+        return self._tokenizer.fingerprint
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer; it does not depend on `texts`."""
+        return self._tokenizer
+
+
+def _open_tokenizer(file: Path, path: str, eos_token: str | None) -> TextTokenizer:
+    if not file.is_file():
+        raise ValueError(f"tokenizer.path={path}: there is no such file; name a tokenizer.json, or use tokenizer=bpe.")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"tokenizer.path={path}: this is no tokenizer.json of `tokenizers` ({error}).") from error
+    return TextTokenizer(tokenizer, eos_token)
