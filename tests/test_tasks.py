@@ -138,6 +138,26 @@ def test_labels_of_the_test_decide_nothing(program: Program, reviews: None) -> N
 
 
 @pytest.mark.slow
+def test_weights_are_averaged_by_lightnings_callback(program: Program, reviews: None) -> None:
+    averaged = "_target_=lightning.pytorch.callbacks.EMAWeightAveraging decay=0.5"
+    averaged = " ".join(f"+callbacks.averaged.{field}" for field in averaged.split())
+    settings = f"{TINY} {CLASSES} optimizer.lr=1e-2 schedule=wsd schedule.warmup_steps=0 schedule.decay_fraction=0"
+    for step in (1, 2):
+        ran(program, "train.py", settings, f"trainer.max_steps={step} hydra.run.dir=plain{step}")
+        ran(program, "train.py", settings, averaged, f"trainer.max_steps={step} hydra.run.dir=averaged{step}")
+    first, second = (weights_of(f"plain{step}/checkpoints/last.ckpt") for step in (1, 2))
+    average = weights_of("averaged2/checkpoints/last.ckpt")
+    name = "network.encoder.token_embedding.weight"
+    torch.testing.assert_close(average[name], (first[name] + second[name]) / 2)
+    # What is validated, kept and tested is the average; training goes on from the weights themselves.
+    ran(program, "evaluate.py", "checkpoint=averaged2/checkpoints/last.ckpt hydra.run.dir=evaluated")
+    assert results_of("evaluated")["val/loss"] == pytest.approx(results_of("averaged2")["val/loss"], abs=1e-5)
+    ran(program, "train.py", "resume=averaged1 trainer.max_steps=2")
+    resumed = weights_of("averaged1/checkpoints/last.ckpt")
+    assert all(torch.equal(resumed[key], average[key]) for key in average)
+
+
+@pytest.mark.slow
 def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None, book: Path) -> None:
     ran(program, "train.py", TINY, MASKED, "hydra.run.dir=masked")
     ran(program, "train.py", TINY, MASKED.replace("masked_lm", "causal_lm"), "hydra.run.dir=causal")
@@ -197,6 +217,7 @@ def test_an_imagined_label_is_told(program: Program, reviews: None) -> None:
         ("data=induction", "data=induction has no labels to classify by; data=docstrings has"),
         ("data.label_column=stars", "data.label_column=stars"),
         ("data.label_column=null", "data.label_column=label"),
+        ("data.label_column=text", "data.label_column=text: that column is the text"),
         ("task.readout.pooling=max", "task.readout.pooling=max: choose one of cls, mean, attention"),
         ("task.objective.label_smoothing=2", "task.objective.label_smoothing=2"),
         ("data.token_dropout=1.5", "data.token_dropout=1.5"),

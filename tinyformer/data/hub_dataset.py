@@ -117,7 +117,7 @@ class HubDataset:
         Raises:
             ValueError: As `load` does; if no column is named for the labels, or only some rows have one.
         """
-        column = require_label_column(self.label_column)
+        column = require_label_column(self.label_column, self.text_columns)
         splits = self._open(hub.resolve(self.path, self.revision, hub.DATASET), streaming=False)
         return {split: self._with_labels(split, rows, column) for split, rows in splits.items()}
 

@@ -130,7 +130,7 @@ class TextFiles:
         Raises:
             ValueError: As `load` does; if no column is named for the labels, or only some rows have one.
         """
-        label = {require_label_column(self.label_column): "data.label_column"}
+        label = {require_label_column(self.label_column, self.text_columns): "data.label_column"}
         return {split: self._examples(files, label) for split, files in self._files_of_splits().items()}
 
     def _examples(self, files: Sequence[Path], label: Mapping[str, str]) -> datasets.Dataset:
@@ -222,15 +222,19 @@ def one_or_two(text_column: str | Sequence[str]) -> list[str]:
     return columns
 
 
-def require_label_column(column: str | None) -> str:
+def require_label_column(column: str | None, text_columns: Sequence[str]) -> str:
     """The column of the labels.
 
     Raises:
-        ValueError: If none is named.
+        ValueError: If none is named, or one that holds a text.
     """
     if column is None:
         raise ValueError(
             "data.label_column=null: classification needs the column that holds the labels; "
             "data.label_column=label names it."
+        )
+    if column in text_columns:
+        raise ValueError(
+            f"data.label_column={column}: that column is the text (data.text_column); name the one with the labels."
         )
     return column
