@@ -6,7 +6,8 @@ import torch
 from nn.model_cases import make_transformer, token_ids
 
 from tinyformer.analysis import Subject
-from tinyformer.tasks import IGNORED, CausalLM
+from tinyformer.nn import IGNORED
+from tinyformer.tasks import CausalLM
 
 SHARINGS = {"mha": 4, "gqa": 2, "mqa": 1}
 """K/V heads of four query heads."""

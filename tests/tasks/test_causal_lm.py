@@ -6,21 +6,9 @@ import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
 
-from tinyformer.nn import AttentionMask
-from tinyformer.tasks import IGNORED, CausalLM
-
-
-class Fixed(torch.nn.Module):
-    """Gives the same logits for every batch, and remembers what it was asked."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, tokens, mask):
-        self.asked = tokens, mask
-        return self.logits
-
+from tasks.fixed import Fixed
+from tinyformer.nn import IGNORED, AttentionMask
+from tinyformer.tasks import CausalLM
 
 # Six tokens of 1, 2, 3, 4, 5 and 6 shares, in log.
 LOGITS = torch.tensor([1.0, 2, 3, 4, 5, 6]).log().expand(1, 4, 6)

@@ -8,8 +8,8 @@ import torch
 from nn.model_cases import make_transformer, token_ids
 
 from tinyformer.data import CharTokenizer, TokenSplit
-from tinyformer.nn import AttentionMask
-from tinyformer.tasks import IGNORED, MaskedLM
+from tinyformer.nn import IGNORED, AttentionMask
+from tinyformer.tasks import MaskedLM
 
 TOKENIZER = CharTokenizer().build(["abcdefgh"]).with_mask()
 

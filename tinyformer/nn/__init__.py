@@ -4,7 +4,7 @@ In the order of a forward pass: `encoder` embeds tokens (`position`) and stacks 
 a `feed_forward`, each with a `norm` and a `residual`; attention (`multi_head`, `latent` or `differential`)
 compares queries with keys under a `mask` by a `score`, which gives `weights`, on one of several `backends` (`support`
 says which can), remembers them in a `cache`, and passes its heads through a `gate`, until someone takes heads away
-(`prune`); the `readout` turns vectors into scores, of tokens or, after `pooling`, of classes.
+(`prune`); the `readout` turns vectors into scores, of tokens (`vocabulary`) or, after `pooling`, of classes.
 """
 
 from tinyformer.nn.attention import BaseAttention
@@ -35,10 +35,12 @@ from tinyformer.nn.residual import Residual
 from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from tinyformer.nn.support import BACKENDS, LACKS, AttentionCase, Feature, select_backend
 from tinyformer.nn.transformer import Transformer
+from tinyformer.nn.vocabulary import IGNORED, vocabulary_cross_entropy
 from tinyformer.nn.weights import AttentionMaps, attention_weights
 
 __all__ = [
     "BACKENDS",
+    "IGNORED",
     "LACKS",
     "POOLINGS",
     "SCORES",
@@ -80,4 +82,5 @@ __all__ = [
     "attention_weights",
     "prune_heads",
     "select_backend",
+    "vocabulary_cross_entropy",
 ]

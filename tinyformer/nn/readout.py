@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.nn.feed_forward import find_activation
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import LayerNorm
 from tinyformer.nn.pooling import POOLINGS
+from tinyformer.nn.vocabulary import vocabulary_cross_entropy, vocabulary_scores
 
 
 class TokenReadout(nn.Module):
@@ -18,29 +19,40 @@ class TokenReadout(nn.Module):
     Args:
         token_embedding: of the encoder.
         tied: whether the output matrix is the embedding itself (Press & Wolf 2017, arXiv 1608.05859).
+        bias: whether each token has a number that is added to its score.
     """
 
-    def __init__(self, token_embedding: nn.Embedding, tied: bool = True) -> None:
+    def __init__(self, token_embedding: nn.Embedding, tied: bool = True, bias: bool = False) -> None:
         super().__init__()
         vocab_size, d_model = token_embedding.weight.shape
-        self.proj = nn.Linear(d_model, vocab_size, bias=False)
+        self.proj = nn.Linear(d_model, vocab_size, bias)
         if tied:
             self.proj.weight = token_embedding.weight
+
+    def features(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
+        """What the output matrix is applied to: the encoder's vectors."""
+        return x
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
     ) -> Float[Tensor, "batch seq vocab_size"]:
-        return self.proj(x)
+        return vocabulary_scores(self.features(x), self.proj.weight, self.proj.bias)
+
+    def cross_entropy(
+        self, x: Float[Tensor, "batch seq d_model"], targets: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, ""]:
+        """See `vocabulary_cross_entropy`."""
+        return vocabulary_cross_entropy(self.features(x), self.proj.weight, targets, self.proj.bias)
 
 
-class MaskedTokenReadout(nn.Module):
+class MaskedTokenReadout(TokenReadout):
     """Scores every token of the vocabulary as BERT does for hidden ones (Devlin et al. 2019, arXiv 1810.04805).
 
     E norm(activation(W x + b)) + c: a layer of its own before the output matrix E, which has a bias for each token.
 
     Args:
         token_embedding: of the encoder.
-        tied: whether the output matrix is the embedding itself (Press & Wolf 2017, arXiv 1608.05859).
+        tied: see `TokenReadout`.
         norm: makes the norm, given its width.
         activation: a name in `ACTIVATIONS`.
     """
@@ -52,19 +64,15 @@ class MaskedTokenReadout(nn.Module):
         norm: Callable[..., nn.Module] = LayerNorm,
         activation: str = "gelu",
     ) -> None:
-        super().__init__()
-        vocab_size, d_model = token_embedding.weight.shape
+        super().__init__(token_embedding, tied, bias=True)
+        d_model = token_embedding.embedding_dim
         self.dense = nn.Linear(d_model, d_model)
         self.activation = find_activation(activation)
         self.norm = norm(d_model)
-        self.proj = nn.Linear(d_model, vocab_size)
-        if tied:
-            self.proj.weight = token_embedding.weight
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
-    ) -> Float[Tensor, "batch seq vocab_size"]:
-        return self.proj(self.norm(self.activation(self.dense(x))))
+    def features(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
+        """norm(activation(W x + b))."""
+        return self.norm(self.activation(self.dense(x)))
 
 
 class ClassReadout(nn.Module):

@@ -12,6 +12,7 @@ from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.prune import prune_model
+from tinyformer.nn.readout import TokenReadout
 
 
 class Transformer(nn.Module):
@@ -38,9 +39,26 @@ class Transformer(nn.Module):
         init_weights(self, len(encoder.layers), init_std)
 
     def forward(
-        self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None, cache: Cache | None = None
-    ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, "batch classes"]:
-        return self.readout(self.encoder(tokens, mask, cache), mask)
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        mask: AttentionMask | None = None,
+        cache: Cache | None = None,
+        targets: Int[Tensor, "batch seq"] | None = None,
+    ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, "batch classes"] | Float[Tensor, ""]:
+        """The readout's scores, or how well they predict.
+
+        Args:
+            tokens: that are read.
+            mask: who may attend to whom; everybody to everybody unless given.
+            cache: of the tokens before these.
+            targets: the token to be predicted at each position, or `IGNORED`. Where they are given, the mean
+                cross-entropy is returned, for which the scores of a large vocabulary are never all in memory.
+        """
+        x = self.encoder(tokens, mask, cache)
+        if targets is None:
+            return self.readout(x, mask)
+        assert isinstance(self.readout, TokenReadout)
+        return self.readout.cross_entropy(x, targets)
 
     def attentions(self) -> list[BaseAttention]:
         """The attention of each layer, from the first to the last."""

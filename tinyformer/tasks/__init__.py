@@ -3,6 +3,6 @@
 from tinyformer.tasks.causal_lm import CausalLM
 from tinyformer.tasks.classification import Classification
 from tinyformer.tasks.masked_lm import MaskedLM
-from tinyformer.tasks.task import IGNORED, Batch, Task
+from tinyformer.tasks.task import Batch, Task
 
-__all__ = ["IGNORED", "Batch", "CausalLM", "Classification", "MaskedLM", "Task"]
+__all__ = ["Batch", "CausalLM", "Classification", "MaskedLM", "Task"]

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.data import TokenSplit
-from tinyformer.tasks.task import IGNORED, Batch, Task
+from tinyformer.nn import IGNORED
+from tinyformer.tasks.task import Batch, Task
 
 
 class TokenTask(Task):
@@ -17,8 +18,7 @@ class TokenTask(Task):
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """Mean negative log-likelihood of the targets, in nats per token."""
-        logits = network(batch["inputs"], self.mask(batch))
-        return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
+        return network(batch["inputs"], self.mask(batch), targets=batch["targets"])
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each sequence, and how many targets it is the sum of."""

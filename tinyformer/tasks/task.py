@@ -11,9 +11,6 @@ from tinyformer.analysis import Findings
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Transformer
 
-IGNORED = -100
-"""A target that is not scored."""
-
 
 class Batch(TypedDict):
     """Rows of token ids, and what is to be found out about them.
