@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 SEEDS = (0, 1, 2)
 RECIPE = "experiment=sst2_cpu"
 KEYS = ("best/val/accuracy", "test/accuracy", "test/macro_f1", "seconds")
-MASKED = ["task=masked_lm", "task.masking.rate=0.3", "optimizer=muon", "optimizer.lr=0.005", "trainer.max_steps=300"]
+MASKED = ["task=masked_lm", "task.masking.rate=0.3", "optimizer=muon", "optimizer.lr=0.005", "trainer.max_steps=1500"]
 AVERAGED = ["_target_=lightning.pytorch.callbacks.EMAWeightAveraging", "decay=0.99"]
 
 

@@ -357,6 +357,7 @@ def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
         ("generate.temperature=-1", "generate.temperature"),
         ("generate.temperature=warm", "generate.temperature=0.8"),
         ("compile=maybe", "auto"),
+        ("compile_mode=fast", "compile_mode=fast: choose default, reduce-overhead"),
         ("callbacks.attention.every_n_steps=0", "callbacks.attention.every_n_steps=100"),
         ("callbacks.attention.induction=2", "callbacks.attention.induction=0.3"),
         ("callbacks.attention.sink=high", "callbacks.attention.sink=0.5"),

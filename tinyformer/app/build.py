@@ -52,6 +52,10 @@ def is_first_process() -> bool:
     return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
 
 
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Of `torch.compile`."""
+
+
 def build_data(config: DictConfig, tokenizer: TextTokenizer | None = None) -> DataModule:
     """The run's data, not yet read; in the tokens of a given tokenizer, or of the config's.
 
@@ -143,16 +147,18 @@ def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: Attent
     return ", ".join(sorted(set(kernels)))
 
 
-def should_compile(config: DictConfig, device: str) -> bool:
-    """Whether `compile` asks for it: "auto" does on CUDA.
+def compile_arguments(config: DictConfig, device: str) -> dict[str, Any] | None:
+    """What `torch.compile` is given; None where the network stays as it is: "auto" compiles on CUDA.
 
     Raises:
-        ValueError: it is none of true, false and auto.
+        ValueError: `compile` is none of true, false and auto, or there is no such mode.
     """
     choices = {"auto": device == "cuda", True: True, False: False}
     if config.compile not in choices:
         raise ValueError(f"compile={config.compile}: choose true, false or auto.")
-    return choices[config.compile]
+    if config.compile_mode not in COMPILE_MODES:
+        raise ValueError(f"compile_mode={config.compile_mode}: choose {', '.join(COMPILE_MODES)}.")
+    return {"mode": config.compile_mode} if choices[config.compile] else None
 
 
 def build_loggers(config: DictConfig, first_step: int = 0) -> list[Logger]:

@@ -50,7 +50,7 @@ class TrainingRun:
         self.config, self.folder = config, build.run_dir()
         self.arguments = build.trainer_arguments(config)
         self.device = resolve_device(self.arguments["accelerator"])
-        compiles = build.should_compile(config, self.device)
+        compiled = build.compile_arguments(config, self.device)
         self.resumed = self._resumed()
         self.tested: dict[str, float | None] = {}
 
@@ -65,8 +65,8 @@ class TrainingRun:
             self.network.encoder.requires_grad_(False)
         batch = next(iter(self.data.evaluation_dataloader("validation")))
         self.kernel = build.resolve_kernel(self.network, self.arguments, self.task.mask(batch), training=True)
-        if compiles:
-            self.network.compile()
+        if compiled is not None:
+            self.network.compile(**compiled)
         optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
         self.module = TrainingModule(self.network, self.task, self.data, optimizer, schedule)
 

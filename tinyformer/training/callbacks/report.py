@@ -78,7 +78,7 @@ class Report(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Add the loss; report where it is time."""
-        loss = outputs["loss"].detach()
+        loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
         self._losses = loss if self._losses is None else self._losses.to(loss.device) + loss
         self._num_losses += 1
         self._timed_tokens += batch["inputs"].numel() * trainer.world_size

@@ -1,0 +1,154 @@
+"""What a training step costs beside its arithmetic: Lightning's loop, and what tinyformer adds to it.
+
+    python benchmarks/overhead.py
+
+A model of next to no arithmetic makes the same steps three ways, in turn: in a loop of three lines, by a bare Lightning
+Trainer, and by `train.py`'s own run with its logging, progress bar on a terminal, checkpoints and loader (telemetry
+left out, which has `benchmarks/telemetry.py`). Prints the medians in milliseconds of processor time, which knows
+nothing of what else the machine does, and writes `benchmarks/results/overhead.json`; on a CPU core it takes a minute.
+Arguments are overrides.
+"""
+
+import io
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from rich.console import Console
+
+from tinyformer.app import run_program
+from tinyformer.app.training_run import TrainingRun
+from tinyformer.training import TrainingModule
+from tinyformer.training.callbacks import StepProgress
+
+ROOT = Path(__file__).parent.parent
+SMALLEST = [
+    "model.num_layers=1",
+    "model.num_heads=1",
+    "model.d_model=8",
+    "model.max_seq_len=8",
+    "attention.backend=eager",
+    "tokenizer=byte",
+    "data.batch_size=1",
+    "callbacks.attention=null",
+    "trainer=cpu",
+    "trainer.precision=32-true",
+    "trainer.max_steps=1000",
+    "trainer.val_check_interval=5000",
+    "trainer.limit_val_batches=1",
+]
+ROUNDS = 7
+
+
+class Clock(L.Callback):
+    """Processor seconds a step: between the first quarter of the steps and the last one."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Look at the clock."""
+        first, last = trainer.max_steps // 4, trainer.max_steps - 1
+        if trainer.global_step == first:
+            self._since = time.process_time()
+        elif trainer.global_step == last:
+            self.seconds = (time.process_time() - self._since) / (last - first)
+
+
+def by_tinyformer(run: TrainingRun) -> float:
+    """Milliseconds a step."""
+    clock = Clock()
+    bars = [callback for callback in run.trainer.callbacks if isinstance(callback, StepProgress)]  # type: ignore[attr-defined]
+    for bar in bars:  # a terminal that nobody sees
+        bar.console = Console(file=io.StringIO(), force_terminal=True)
+        bar.animated = True
+    run.trainer.callbacks.append(clock)  # type: ignore[attr-defined]
+    run.trainer.fit(run.module, datamodule=run.data)
+    return 1000 * clock.seconds
+
+
+def by_lightning(run: TrainingRun) -> float:
+    """Milliseconds a step."""
+    clock = Clock()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=run.trainer.max_steps,
+        gradient_clip_val=run.trainer.gradient_clip_val,
+        callbacks=[clock],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+    )
+    trainer.fit(TrainingModule(run.network, run.task, run.data, *settings(run)), datamodule=run.data)
+    return 1000 * clock.seconds
+
+
+def by_hand(run: TrainingRun) -> float:
+    """Milliseconds a step."""
+    optimizer = run.module.make_optimizer(run.network)  # type: ignore[misc]
+    batches = iter(run.data.train_dataloader())
+    steps = run.trainer.max_steps
+    for step in range(steps):
+        if step == steps // 4:
+            since = time.process_time()
+        optimizer.zero_grad()
+        run.task.loss(run.network, next(batches)).backward()
+        torch.nn.utils.clip_grad_norm_(run.network.parameters(), run.trainer.gradient_clip_val)
+        optimizer.step()
+    return 1000 * (time.process_time() - since) / (steps - steps // 4)
+
+
+def settings(run: TrainingRun) -> tuple[Any, Any]:
+    """Optimizer and schedule."""
+    return run.module.make_optimizer, instantiate(run.config.schedule)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    torch.set_num_threads(1)
+    sides = {"a loop by hand": by_hand, "a bare Trainer": by_lightning, "train.py": by_tinyformer}
+    found: dict[str, list[float]] = {name: [] for name in sides}
+
+    def measure(config: DictConfig) -> None:
+        for _ in range(ROUNDS):
+            for name, side in sides.items():
+                found[name].append(side(TrainingRun(config)))
+                shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        sys.argv[1:] = [*SMALLEST, *sys.argv[1:], f"hydra.run.dir={folder}"]
+        code = run_program(measure, ROOT / "conf", "train")
+    if code:
+        sys.exit(code)
+    medians = {name: statistics.median(each) for name, each in found.items()}
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    record = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "lightning": L.__version__},
+        "commit": commit,
+        "milliseconds_a_step": {name: {"median": medians[name], "rounds": each} for name, each in found.items()},
+    }
+    (ROOT / "benchmarks" / "results" / "overhead.json").write_text(json.dumps(record, indent=1) + "\n")
+    for name, median in medians.items():
+        print(f"{name:16}{median:6.2f} ms a step  ({min(found[name]):.2f} to {max(found[name]):.2f})")
+    print(f"ours            {medians['train.py'] - medians['a bare Trainer']:+6.2f} ms a step")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Torch's compiler takes the whole network, loss included, as one graph."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+    from functools import partial
+
+    import torch
+    from torch._dynamo.utils import counters
+
+    from tinyformer.nn import vocabulary_cross_entropy
+    from variants import VARIANTS, documents, mask_of, network
+
+    names = "gqa mla differential t5 rotary+sink+gate+qk_norm".split()
+    for name in names:
+        factory, able = VARIANTS[name]
+        backend = "flash" if "flash" in able.training else "eager"
+        model, plain = (network(partial(factory, backend=backend)) for _ in range(2))
+        model.compile(backend="aot_eager", fullgraph=True)  # a break in the graph is an error
+        ids = torch.randint(50, (3, 13))
+        for seq in (12, 11, 7, 5):
+            given = ids[:, :seq], mask_of("causal", seq)
+            loss, expected = (each(*given, targets=ids[:, 1 : seq + 1]) for each in (model, plain))
+            torch.testing.assert_close(loss, expected)
+        loss.backward()
+        expected.backward()
+        for found, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, wanted.grad)
+        print(name, counters["stats"]["unique_graphs"])
+        torch._dynamo.reset()
+        counters.clear()
+    # A large vocabulary's scores are made in parts, and made again.
+    parts = torch.compile(partial(vocabulary_cross_entropy, most_scores=100), backend="aot_eager", fullgraph=True)
+    x, weight = torch.randn(7, 4, requires_grad=True), torch.randn(30, 4, requires_grad=True)
+    targets = torch.tensor([1, -100, 2, 3, 4, 29, -100])
+    losses = [each(x, weight, targets) for each in (parts, vocabulary_cross_entropy)]
+    gradients = [torch.autograd.grad(loss, (x, weight)) for loss in losses]
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
+"""
+
+
+@pytest.mark.slow
+def test_there_are_no_graph_breaks_and_lengths_share_a_graph():
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT)],
+        env=os.environ | {"PYTHONPATH": f"{here.parents[1]}:{here}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    graphs = dict(line.split() for line in done.stdout.splitlines())
+    assert len(graphs) == 5
+    # The second length makes torch leave the length open; no further one is compiled for.
+    assert set(graphs.values()) == {"2"}
