@@ -127,6 +127,7 @@ def test_a_backend_without_a_backward_pass_runs_forward_only(examine):
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_attention_does_what_the_table_says(variant, examine):
     code, cells = examine(f"--variants={variant}", "--masks=padded", "--device=cpu")
@@ -300,6 +301,7 @@ def test_a_kernel_is_known_by_what_ran(names, kernel):
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_this_machine_passes_in_less_than_two_minutes():
     started = time.perf_counter()
     ended = subprocess.run(

@@ -8,8 +8,7 @@ from nn.model_cases import make_transformer
 
 from analysis.subjects import loud_transformer, make_subject, windows_of
 from tinyformer.analysis.subject import Change, Losses, at_least_one, by_layer, fullest, head_pairs
-from tinyformer.nn import prune_heads
-from tinyformer.tasks import IGNORED
+from tinyformer.nn import IGNORED, prune_heads
 
 
 def losses(nats, targets):

@@ -32,6 +32,7 @@ def one_pass(name: str, case: Case, values: tuple[torch.Tensor, ...], dropout: f
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["", "dropout"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("mask", ["causal", "causal+padded"])
