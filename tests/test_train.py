@@ -452,6 +452,34 @@ def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: 
     assert all(torch.equal(unbroken[name], stopped[name]) for name in unbroken)
 
 
+def imports_of(arguments: str, folder: Path) -> tuple[int, list[str], set[str]]:
+    """How `train.py` ended, the last thing that it said to the error stream, and what it imported."""
+    command = [sys.executable, "-X", "importtime", ROOT / "train.py", *arguments.split()]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    lines = ended.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time")}
+    return ended.returncode, [line for line in lines if not line.startswith("import time")][-1:], imported
+
+
+@pytest.mark.parametrize("mistake", ["modle.d_model=8", "attention=gaq", "model.num_heads"])
+def test_what_cannot_be_composed_is_told_without_torch(mistake: str, tmp_path: Path) -> None:
+    code, said, imported = imports_of(mistake, tmp_path)
+    assert code == 2
+    assert mistake.partition(".")[0].partition("=")[0] in said[0]
+    assert "hydra" in imported
+    assert not {"torch", "lightning", "wandb", "datasets", "matplotlib"} & imported
+
+
+@pytest.mark.slow
+def test_a_run_imports_wandb_only_to_log_there(book: Path, tmp_path: Path) -> None:
+    for logger in "csv", "wandb":
+        code, _, imported = imports_of(f"{SMALL} {TEXT} trainer.max_steps=1 logger={logger}", tmp_path)
+        assert code == 0
+        assert "torch" in imported
+        assert ("wandb" in imported) == (logger == "wandb")
+
+
 @pytest.mark.parametrize("script", ["train.py", "evaluate.py"])
 def test_help_answers_without_torch(script: str, tmp_path: Path) -> None:
     code = (

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-import wandb
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -126,6 +125,8 @@ class RunWandbLogger(WandbLogger):
         tags: list[str] | None = None,
         entity: str | None = None,
     ) -> None:
+        import wandb  # noqa: PLC0415 -- half a second, for which other runs need not wait
+
         mode = os.environ.get("WANDB_MODE", "")  # "dryrun" is what Lightning sets it to for an offline run
         self.is_offline = mode in ("offline", "dryrun") or (mode == "" and not has_wandb_key())
         super().__init__(
@@ -144,6 +145,8 @@ class RunWandbLogger(WandbLogger):
 
     def log_findings(self, findings: Findings) -> None:
         """Log what an analysis found: numbers, tables, figures and pages."""
+        import wandb  # noqa: PLC0415
+
         # The atlas's policy refuses an injected style.
         pages = {
             path.stem: wandb.Html(path.read_text(encoding="utf-8"), inject=False)
