@@ -60,6 +60,8 @@ def test_base_has_the_parameters_of_gpt2() -> None:
     [
         ("shakespeare_cpu", 810_000, (4, 4, 128, 64, 12, 2000)),
         ("shakespeare_gpu", 10_800_000, (6, 6, 384, 256, 64, 5000)),
+        ("speedrun_cpu", 810_000, (4, 4, 128, 64, 12, 2000)),
+        ("speedrun_gpu", 10_800_000, (6, 6, 384, 256, 64, 5000)),
     ],
 )
 def test_experiments_keep_to_the_shape_that_they_are_compared_at(
