@@ -61,7 +61,9 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio(middle, low, high)
 
 
-def alternate(passes: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock = wall_clock) -> dict[str, list[float]]:
+def alternate(
+    passes: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock = wall_clock
+) -> dict[str, list[float]]:
     """The times of passes, one after the other in each round; the first round warms up and is left out."""
     times: dict[str, list[float]] = {name: [] for name in passes}
     for round_ in range(rounds + 1):
@@ -308,13 +310,15 @@ def _rivals(run: TrainingRun, peers: Sequence[Peer], shape: Shape, precision: st
     max_norm = run.trainer.gradient_clip_val
     # All are copied before the first step, and have the optimizer that our run makes for our network.
     loops = [(PLAIN, copy.deepcopy(run.network), run.task.loss)] if plain else []
-    loops += [(peer.name, peer.build(shape, run.network), _loss_of(peer)) for peer in peers]
+    loops += [(peer.name, peer.build(shape, run.network), loss_of(peer)) for peer in peers]
     for name, model, loss in loops:
-        model = model.to(run.trainer.strategy.root_device)
+        model.to(run.trainer.strategy.root_device)
         yield Rival(name, model, run.module.make_optimizer(model), loss, precision, max_norm)
 
 
-def _loss_of(peer: Peer) -> Callable[[nn.Module, Batch], Tensor]:
+def loss_of(peer: Peer) -> Callable[[nn.Module, Batch], Tensor]:
+    """Mean cross-entropy of a peer's scores of a batch, in nats."""
+
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         return F.cross_entropy(peer.logits(model, batch["inputs"]).flatten(0, 1), batch["targets"].flatten())
 

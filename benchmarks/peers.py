@@ -6,6 +6,7 @@ peer's biases and its activation: with each library's own initialisation they wo
 """
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -205,7 +206,9 @@ def llama(shape: Shape, vocab_size: int) -> nn.Module:
 
 def x_transformer(shape: Shape, vocab_size: int) -> nn.Module:
     """`x_transformers.TransformerWrapper` around its `Decoder`, with flash attention."""
-    from x_transformers import Decoder, TransformerWrapper
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit.script, while it is imported
+        from x_transformers import Decoder, TransformerWrapper
 
     model = TransformerWrapper(
         num_tokens=vocab_size,
