@@ -27,6 +27,7 @@ from torch.profiler import profile
 from tinyformer.app.examination.exactness import kernel_among, profiled_events
 from tinyformer.app.training_run import TrainingRun
 from tinyformer.data import Batch
+from tinyformer.nn import AttentionMask
 from tinyformer.training.callbacks import StepProgress
 from tinyformer.training.hardware import compute_dtype
 
@@ -309,7 +310,12 @@ def train_in_turn(
 def _rivals(run: TrainingRun, peers: Sequence[Peer], shape: Shape, precision: str, plain: bool) -> Iterator[Rival]:
     max_norm = run.trainer.gradient_clip_val
     # All are copied before the first step, and have the optimizer that our run makes for our network.
-    loops = [(PLAIN, copy.deepcopy(run.network), run.task.loss)] if plain else []
+    loops: list[tuple[str, nn.Module, Callable[[nn.Module, Batch], Tensor]]] = []
+    if plain:
+        network = copy.deepcopy(run.network)
+        # Which kernel is the fastest depends on the precision, and that of our run may be another.
+        network.resolve_backends(run.device, compute_dtype(precision), AttentionMask(causal=True))
+        loops.append((PLAIN, network, run.task.loss))
     loops += [(peer.name, peer.build(shape, run.network), loss_of(peer)) for peer in peers]
     for name, model, loss in loops:
         model.to(run.trainer.strategy.root_device)

@@ -151,7 +151,9 @@ def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:
     for evidence in record["evidence"]:
         assert evidence["our_milliseconds"] > 0
         if evidence["bench"] == "training step":
-            assert evidence["attention_kernel"] == "flash"
+            # In bf16 our own network takes plain products where they are faster: for sequences as short as these.
+            unfused = (evidence["peer"], evidence["precision"]) == (PLAIN, "bf16")
+            assert evidence["attention_kernel"] == ("math" if unfused else "flash")
             assert evidence["loss"] == pytest.approx(evidence["our_loss"], rel=0.02)
     assert (tmp_path / "out/peers.png").read_bytes().startswith(b"\x89PNG")
     assert statistics.median(row["ratio"] for row in record["rows"] if row["bench"] == "loading") > 1
