@@ -23,13 +23,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from here import ROOT, commit, with_config
 from omegaconf import DictConfig
 
-from tinyformer.app import run_program
 from tinyformer.app.training_run import TrainingRun
 from tinyformer.training import AttentionTelemetry
 
-ROOT = Path(__file__).parent.parent
 EXPERIMENT = "experiment=shakespeare_cpu"
 
 
@@ -118,31 +117,26 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "telemetry.json")
     given, rest = parser.parse_known_args()
     overrides = [EXPERIMENT, *rest]
-    found: list[dict[str, Any]] = []
+    in_turn = with_config(lambda config: train_in_turn(config, given.blocks), overrides)
     with tempfile.TemporaryDirectory() as folder:
-        sys.argv[1:] = [*overrides, f"hydra.run.dir={folder}/in-turn"]
-        code = run_program(lambda config: found.append(train_in_turn(config, given.blocks)), ROOT / "conf", "train")
-        if code:
-            sys.exit(code)
         whole = train_whole(overrides, Path(folder) / "whole")
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
     names = [f"{key}={Path(value).name}" if value else key for key, _, value in (word.partition("=") for word in rest)]
     record = {
         "command": ["python", "benchmarks/telemetry.py", *names],
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": commit.strip(),
-        "in_turn": found[0],
+        "commit": commit(),
+        "in_turn": in_turn,
         "whole_run": whole,
     }
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.output.write_text(json.dumps(record, indent=2) + "\n")
     print(
-        f"\nin turn     {100 * (found[0]['seconds']['ratio'] - 1):+.2f} % of time, "
-        f"{100 * (found[0]['processor_seconds']['ratio'] - 1):+.2f} % of processor time "
-        f"({1000 * found[0]['median_seconds_of_measuring']:.1f} ms a measurement, "
-        f"{1000 * found[0]['median_seconds_of_drawing']:.1f} ms for pictures and tables)\n"
+        f"\nin turn     {100 * (in_turn['seconds']['ratio'] - 1):+.2f} % of time, "
+        f"{100 * (in_turn['processor_seconds']['ratio'] - 1):+.2f} % of processor time "
+        f"({1000 * in_turn['median_seconds_of_measuring']:.1f} ms a measurement, "
+        f"{1000 * in_turn['median_seconds_of_drawing']:.1f} ms for pictures and tables)\n"
         f"whole run   {100 * whole['telemetry/share']:.2f} % ({whole['telemetry/seconds']:.2f} s)"
     )
 

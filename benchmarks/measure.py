@@ -1,0 +1,335 @@
+"""Two sides in turn, in one process, and the ratio of their times.
+
+Our training step is that of a real run: Lightning's Trainer with all callbacks, `metrics.csv`, checkpoints and an
+animated progress bar, reading its batches from the run's loader. Telemetry alone is off; `benchmarks/telemetry.py`
+measures it. A peer's is the shortest loop that trains: it is handed the batches that our loader has read, and has no
+logging, so what it does not do counts for it.
+"""
+
+import contextlib
+import copy
+import io
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from here import with_config
+from omegaconf import DictConfig
+from peers import Peer, Shape, num_parameters
+from torch import Tensor, nn
+from torch.profiler import profile
+
+from tinyformer.app.examination.exactness import kernel_among, profiled_events
+from tinyformer.app.training_run import TrainingRun
+from tinyformer.data import Batch
+from tinyformer.nn import AttentionMask
+from tinyformer.training.callbacks import StepProgress
+from tinyformer.training.hardware import compute_dtype
+
+PLAIN = "plain PyTorch loop, our network"
+CLOSE_LOSSES = 0.02
+"""How far the losses of two sides may be apart, relatively."""
+LOSS_STEPS, LOSS_WINDOW = 50, 5
+"""After how many steps losses are compared, and over how many of the last they are averaged."""
+
+Clock = Callable[[], float]
+
+
+def wall_clock() -> float:
+    """Seconds, once a GPU has done what it was asked for."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Ratio(NamedTuple):
+    """How many times longer the others take: the median over the rounds, and its quartiles."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """The ratios of the times of two sides, each round's to itself, so that what slows down both changes nothing."""
+    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return Ratio(middle, low, high)
+
+
+def alternate(
+    passes: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock = wall_clock
+) -> dict[str, list[float]]:
+    """The times of passes, one after the other in each round; the first round warms up and is left out."""
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for round_ in range(rounds + 1):
+        for name in sorted(passes, reverse=bool(round_ % 2)):
+            begun = clock()
+            passes[name]()
+            times[name].append(clock() - begun)
+    return {name: measured[1:] for name, measured in times.items()}
+
+
+@dataclass
+class Rival:
+    """A model with its optimizer, and a plain loop that trains it.
+
+    Args:
+        name: for the table.
+        model: to be trained.
+        optimizer: of its parameters.
+        loss: of a batch.
+        precision: Lightning's name of it.
+        max_norm: of the gradient, above which it is clipped.
+        losses: of the steps so far.
+    """
+
+    name: str
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[nn.Module, Batch], Tensor]
+    precision: str
+    max_norm: float
+    losses: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, batch: Batch, factor: float) -> None:
+        """Train on a batch, at a factor of the learning rate."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        with self.autocast(batch):
+            loss = self.loss(self.model, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.detach())
+
+    def autocast(self, batch: Batch) -> contextlib.AbstractContextManager:
+        """What Lightning's precision does to a forward pass."""
+        device, dtype = batch["inputs"].device.type, compute_dtype(self.precision)
+        return torch.autocast(device, dtype, enabled="mixed" in self.precision)
+
+    def kernel(self, batch: Batch) -> str:
+        """The attention kernel that a forward pass runs, as torch's profiler sees it."""
+        with torch.no_grad(), self.autocast(batch), profile() as watched:
+            self.loss(self.model, batch)
+        return kernel_among(event.name() for event in profiled_events(watched))
+
+
+class InTurn(L.Callback):
+    """A block of our steps, then one of each rival's on the same batches, and so on.
+
+    Args:
+        rivals: whom our steps take turns with.
+        steps_per_block: that are timed at once.
+        clock: says how long they took.
+        factor: of the learning rate, at a step.
+
+    Attributes:
+        times: of the blocks of each, ours under "ours"; the first block warms up and is left out.
+        losses: of our steps.
+        kernels: that compute attention for each rival.
+    """
+
+    def __init__(
+        self, rivals: Sequence[Rival], steps_per_block: int, clock: Clock, factor: Callable[[int], float]
+    ) -> None:
+        self.rivals, self.steps_per_block, self.clock, self.factor = rivals, steps_per_block, clock, factor
+        self.times: dict[str, list[float]] = {"ours": [], **{rival.name: [] for rival in rivals}}
+        self.losses: list[Tensor] = []
+        self.kernels: dict[str, str] = {}
+        self._batches: list[Batch] = []
+        self._since = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self._since = self.clock()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Where our block ends, let the rivals have theirs."""
+        self._batches.append(batch)
+        self.losses.append(outputs["loss"].detach())
+        if len(self._batches) < self.steps_per_block:
+            return
+        self.times["ours"].append(self.clock() - self._since)
+        with _bar_stopped(trainer):
+            first = trainer.global_step - self.steps_per_block
+            for rival in self.rivals[:: 1 if len(self.times["ours"]) % 2 else -1]:
+                if rival.name not in self.kernels:
+                    self.kernels[rival.name] = rival.kernel(batch)
+                begun = self.clock()
+                for step, again in enumerate(self._batches, first):
+                    rival.step(again, self.factor(step))
+                self.times[rival.name].append(self.clock() - begun)
+        self._batches = []
+        self._since = self.clock()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave out the blocks that warmed up."""
+        self.times = {name: measured[1:] for name, measured in self.times.items()}
+
+
+@contextlib.contextmanager
+def _bar_stopped(trainer: L.Trainer) -> Iterator[None]:
+    """Our progress bar is drawn by a thread of its own, which is not to slow down others."""
+    bars = [c.progress for c in trainer.callbacks if isinstance(c, StepProgress) and c.progress is not None]
+    for bar in bars:
+        bar.stop()
+    yield
+    for bar in bars:
+        bar.start()
+
+
+class Terminal(io.StringIO):
+    """Takes what a run prints as a terminal would, so that its progress bar is the one that people see."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: rounds of blocks of steps."""
+
+    steps_per_block: int
+    rounds: int
+
+    @property
+    def steps(self) -> int:
+        """Of each side, the block that warms up included."""
+        return self.steps_per_block * (self.rounds + 1)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of training a peer and our network in turn.
+
+    Args:
+        peer: its name.
+        ours: seconds of our blocks.
+        theirs: seconds of its blocks.
+        our_loss: mean of our last losses that are compared.
+        loss: of the peer.
+        loss_steps: after which they are compared.
+        our_parameters: of our network.
+        parameters: of the peer.
+        kernel: that computes its attention.
+    """
+
+    peer: str
+    ours: list[float]
+    theirs: list[float]
+    our_loss: float
+    loss: float
+    loss_steps: int
+    our_parameters: int
+    parameters: int
+    kernel: str
+
+
+def settings(shape: Shape, like: Sequence[str], effort: Effort, precision: str) -> list[str]:
+    """Overrides of a run that is measured: characters, AdamW, no dropout, nothing compiled, telemetry off."""
+    return [
+        "data=pydoc",
+        "tokenizer=char",
+        *like,
+        *shape.overrides,
+        f"trainer.precision={precision}",
+        f"trainer.max_steps={effort.steps}",
+        f"trainer.val_check_interval={10 * effort.steps}",
+        "trainer.limit_val_batches=1",
+        "schedule.warmup_steps=10",
+        "generate.num_tokens=1",
+        "callbacks.attention=null",
+        "compile=false",
+    ]
+
+
+def train_in_turn(
+    peers: Sequence[Peer],
+    overrides: Sequence[str],
+    shape: Shape,
+    effort: Effort,
+    theirs: str,
+    clock: Clock = wall_clock,
+    plain: bool = True,
+) -> list[Trained]:
+    """Train our network by a real run, and in turn with it peers, and the same network by a plain loop.
+
+    Args:
+        peers: to be trained.
+        overrides: of our run, see `settings`.
+        shape: of all of them.
+        effort: how much is measured.
+        theirs: precision of the peers, ours being in the overrides.
+        clock: that is read.
+        plain: whether to train our network by a plain loop, too.
+    """
+
+    def job(config: DictConfig) -> list[Trained]:
+        with contextlib.redirect_stdout(Terminal()):
+            run = TrainingRun(config)
+            in_turn = InTurn(
+                list(_rivals(run, peers, shape, theirs, plain)),
+                effort.steps_per_block,
+                clock,
+                lambda step: run.module.schedule.factor(step, effort.steps),
+            )
+            run.trainer.callbacks.append(in_turn)
+            run.fit()
+        last = min(LOSS_STEPS, effort.steps)
+        return [
+            Trained(
+                rival.name,
+                in_turn.times["ours"],
+                in_turn.times[rival.name],
+                _mean_loss(in_turn.losses[:last]),
+                _mean_loss(rival.losses[:last]),
+                last,
+                run.network.num_parameters(),
+                num_parameters(rival.model),
+                in_turn.kernels[rival.name],
+            )
+            for rival in in_turn.rivals
+        ]
+
+    return with_config(job, overrides)
+
+
+def _rivals(run: TrainingRun, peers: Sequence[Peer], shape: Shape, precision: str, plain: bool) -> Iterator[Rival]:
+    max_norm = run.trainer.gradient_clip_val
+    # All are copied before the first step, and have the optimizer that our run makes for our network.
+    loops: list[tuple[str, nn.Module, Callable[[nn.Module, Batch], Tensor]]] = []
+    if plain:
+        network = copy.deepcopy(run.network)
+        # Which kernel is the fastest depends on the precision, and that of our run may be another.
+        network.resolve_backends(run.device, compute_dtype(precision), AttentionMask(causal=True))
+        loops.append((PLAIN, network, run.task.loss))
+    loops += [(peer.name, peer.build(shape, run.network), loss_of(peer)) for peer in peers]
+    for name, model, loss in loops:
+        model.to(run.trainer.strategy.root_device)
+        yield Rival(name, model, run.module.make_optimizer(model), loss, precision, max_norm)
+
+
+def loss_of(peer: Peer) -> Callable[[nn.Module, Batch], Tensor]:
+    """Mean cross-entropy of a peer's scores of a batch, in nats."""
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(peer.logits(model, batch["inputs"]).flatten(0, 1), batch["targets"].flatten())
+
+    return loss
+
+
+def _mean_loss(losses: Sequence[Tensor]) -> float:
+    return float(torch.stack(list(losses[-LOSS_WINDOW:])).mean())
