@@ -11,29 +11,23 @@ Arguments are overrides.
 
 import io
 import json
-import os
-import platform
 import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from here import ROOT, commit, machine, versions, with_config
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 
-from tinyformer.app import run_program
 from tinyformer.app.training_run import TrainingRun
 from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks import StepProgress
 
-ROOT = Path(__file__).parent.parent
 SMALLEST = [
     "model.num_layers=1",
     "model.num_heads=1",
@@ -119,29 +113,29 @@ def settings(run: TrainingRun) -> tuple[Any, Any]:
     return run.module.make_optimizer, instantiate(run.config.schedule)
 
 
+def in_turn(config: DictConfig) -> dict[str, list[float]]:
+    """Milliseconds a step of each side, in each round."""
+    found: dict[str, list[float]] = {name: [] for name in SIDES}
+    for _ in range(ROUNDS):
+        for name, side in SIDES.items():
+            run = TrainingRun(config)
+            found[name].append(side(run))
+            shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)  # a folder holds one run
+    return found
+
+
+SIDES = {"a loop by hand": by_hand, "a bare Trainer": by_lightning, "train.py": by_tinyformer}
+
+
 def main() -> None:
     """Measure, print and write."""
     torch.set_num_threads(1)
-    sides = {"a loop by hand": by_hand, "a bare Trainer": by_lightning, "train.py": by_tinyformer}
-    found: dict[str, list[float]] = {name: [] for name in sides}
-
-    def measure(config: DictConfig) -> None:
-        for _ in range(ROUNDS):
-            for name, side in sides.items():
-                found[name].append(side(TrainingRun(config)))
-                shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
-
-    with tempfile.TemporaryDirectory() as folder:
-        sys.argv[1:] = [*SMALLEST, *sys.argv[1:], f"hydra.run.dir={folder}"]
-        code = run_program(measure, ROOT / "conf", "train")
-    if code:
-        sys.exit(code)
+    found = with_config(in_turn, [*SMALLEST, *sys.argv[1:]])
     medians = {name: statistics.median(each) for name, each in found.items()}
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     record = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "lightning": L.__version__},
-        "commit": commit,
+        "machine": machine("cpu"),
+        "versions": versions(),
+        "commit": commit(),
         "milliseconds_a_step": {name: {"median": medians[name], "rounds": each} for name, each in found.items()},
     }
     (ROOT / "benchmarks" / "results" / "overhead.json").write_text(json.dumps(record, indent=1) + "\n")

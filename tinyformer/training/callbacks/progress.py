@@ -50,6 +50,7 @@ class StepProgress(ProgressBar):
                 TimeRemainingColumn(compact=True),
                 TextColumn("left"),
                 console=self.console,
+                refresh_per_second=2,  # one takes 2 ms of a core that computes
             )
             self.task = self.progress.add_task(
                 "training", total=self._total(trainer), completed=trainer.global_step, status=""
