@@ -24,6 +24,10 @@ RESULT_KEYS = {
     "val/num_bytes",
     "train/num_tokens",
     "throughput/tokens_per_second",
+    "throughput/mfu",
+    "throughput/peak_tflops",
+    "throughput/memory_gb",
+    "throughput/data_wait",
     "num_parameters",
     "device",
     "attention_kernel",
@@ -88,6 +92,24 @@ def test_a_run_leaves_all_that_was_promised(program: Program, book: Path) -> Non
     assert math.isfinite(float(rows[2]["attention/layer_01/head_01/entropy"]))
     for shown in ("run/checkpoints/last.ckpt", "run/attention/step_000004.png", "flash kernel", "tokens/s"):
         assert shown in ended.out
+
+
+def test_the_summary_says_how_fast_the_run_was(program: Program, book: Path) -> None:
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run trainer.log_every_n_steps=2")
+    results = {key.removeprefix("throughput/"): value for key, value in results_of("run").items()}
+    said = re.search(
+        r"^speed +([\d,]+) tokens/s, 4 steps in \d+ s\n +(\d+) % of a measured peak of ([\d.]+) TFLOP/s, "
+        r"waiting for data ([\d.]+) %, at most ([\d.]+) GB of memory$",
+        ended.out,
+        re.MULTILINE,
+    )
+    assert said is not None, ended.out
+    expected = [results["tokens_per_second"], 100 * results["mfu"], results["peak_tflops"]]
+    expected += [100 * results["data_wait"], results["memory_gb"]]
+    assert [float(number.replace(",", "")) for number in said.groups()] == pytest.approx(expected, rel=0.01, abs=0.5)
+    assert 0 < results["mfu"] < 1
+    assert 0 < results["data_wait"] < 1
+    assert all(0 < float(value) < 1 for value in column("run", "throughput/mfu").values())
 
 
 def test_held_out_text_is_counted_and_scored_once(program: Program, book: Path) -> None:

@@ -14,10 +14,12 @@ from tinyformer.app.config import check_types
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
     describe_events,
+    describe_speed,
     describe_split,
     describe_telemetry,
     print_summary,
     shown,
+    speed_results,
     split_results,
     telemetry_results,
     write_results,
@@ -209,15 +211,14 @@ class TrainingRun:
             "train/num_tokens": self.data.splits["train"].num_tokens,
             "train/num_unknown": self.data.splits["train"].num_unknown,
             "train/loss": self.report.latest.get("train/loss"),
-            "throughput/tokens_per_second": self.report.tokens_per_second,
+            **speed_results(self.report),
             "num_parameters": self.network.num_parameters(),
             "device": describe_device(self.device),
             "precision": self.arguments["precision"],
             "attention_backend": self.config.attention.backend,
             "attention_kernel": self.kernel,
             "steps": self.trainer.global_step,
-            "seconds": self.report.seconds,
-            **telemetry_results(self.telemetry, self.report.training_seconds),
+            **telemetry_results(self.telemetry, self.report.total.seconds),
             "data_fingerprint": self.data.fingerprint,
         }
 
@@ -230,8 +231,7 @@ class TrainingRun:
                 "parameters": f"{results['num_parameters']:,}",
                 "device": f"{results['device']}, {results['precision']}",
                 "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
-                "speed": f"{results['throughput/tokens_per_second']:,.0f} tokens/s, "
-                f"{results['steps']:,} steps in {results['seconds']:.0f} s",
+                "speed": describe_speed(self.report, self.trainer.global_step),
                 "telemetry": describe_telemetry(results, self.telemetry),
                 "data": f"{self.data.name}, {results['train/num_tokens']:,} tokens to train on, "
                 f"fingerprint {self.data.fingerprint[:12]}",

@@ -1,5 +1,6 @@
 """Training batches in an order that a checkpoint can go on with."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -21,9 +22,13 @@ class EpochLoader(ABC):
         length: Batches in an epoch.
         num_workers: Processes that read ahead; 0 reads in this one.
         pin_memory: Put batches into page-locked memory, from which copying to a CUDA device is faster.
+
+    Attributes:
+        seconds: That whoever iterates has waited so far; with workers that is less than reading takes.
     """
 
     def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
+        self.seconds = 0.0
         self._length, self._num_workers, self._pin_memory = length, num_workers, pin_memory
         self._current_epoch = self._batch = 0
 
@@ -39,6 +44,7 @@ class EpochLoader(ABC):
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
+        asked = time.perf_counter()
         epoch, done = self._current_epoch, self._batch
         dataset, batches = self._epoch(epoch)
         loader = torch.utils.data.DataLoader(
@@ -54,7 +60,9 @@ class EpochLoader(ABC):
             # Noted before the batch is handed out (workers are ahead of it), and an epoch's end is the next
             # one's beginning: Lightning never asks for the batch after the last.
             self._current_epoch, self._batch = divmod(epoch * self._length + done, self._length)
+            self.seconds += time.perf_counter() - asked
             yield batch
+            asked = time.perf_counter()
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its batches were handed out."""

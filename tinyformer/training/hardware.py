@@ -1,6 +1,8 @@
 """What the machine offers: devices and number formats."""
 
 import platform
+import resource
+import sys
 from typing import Any
 
 import torch
@@ -55,3 +57,11 @@ def describe_device(device: str) -> str:
         threads = torch.get_num_threads()
         return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
     return device
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that tensors took on a CUDA device, elsewhere the most memory that this process had."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
