@@ -29,6 +29,7 @@ from tinyformer.data import DataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
 from tinyformer.training.hardware import describe_device, resolve_device
+from tinyformer.training.profilers import make_profiler
 
 
 class TrainingRun:
@@ -85,7 +86,7 @@ class TrainingRun:
             callbacks.append(StepProgress(self.report))
         self.telemetry = [callback for callback in callbacks if isinstance(callback, AttentionTelemetry)]
         self.trainer = L.Trainer(
-            **self.arguments,
+            **self.arguments | {"profiler": make_profiler(self.arguments.get("profiler"), self.folder)},
             default_root_dir=self.folder,
             logger=self.loggers,
             callbacks=callbacks,
@@ -122,7 +123,7 @@ class TrainingRun:
         """Take what is scored once, at the end: of the last weights, and of the best ones on text not seen before."""
         validation = self.data.splits["validation"]
         self.metrics = self.module.metrics | self.task.final_metrics(self.network, validation, self.data.tokenizer)
-        trainer, examined = build.scoring_trainer(self.arguments, self.folder), "validation"
+        trainer, examined = build.scoring_trainer(self.arguments | {"profiler": None}, self.folder), "validation"
         if self.task.tests_best and "test" in self.data.splits:
             load_weights(self.network, load_checkpoint(self.checkpoints.best))
             module, examined = TrainingModule(self.network, self.task, self.data, evaluated="test"), "test"
