@@ -173,6 +173,20 @@ def test_backends_train_alike(program: Program, book: Path, backend: str) -> Non
     assert results["val/loss"] == pytest.approx(oracle["val/loss"], abs=1e-5)
 
 
+def test_activations_that_are_computed_again_change_nothing(program: Program, book: Path) -> None:
+    settings = "model.dropout=0.1 callbacks.attention.every_n_steps=2"
+    kept = train(program, "kept", settings)
+    again = train(program, "again", settings, "model.checkpoint_activations=true")
+    assert again["val/loss"] == kept["val/loss"]
+    first, second = weights_of("kept"), weights_of("again")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    measure = "attention/layer_01/head_01/entropy"
+    assert column("again", measure) == column("kept", measure)
+    ended = program("evaluate.py", "checkpoint=again/checkpoints/last.ckpt hydra.run.dir=evaluated")
+    assert ended.code == 0, ended.err
+    assert results_of("evaluated")["val/loss"] == pytest.approx(kept["val/loss"])
+
+
 def test_the_same_seed_gives_the_same_weights(program: Program, book: Path) -> None:
     train(program, "first", "model.dropout=0.1 deterministic=true")
     train(program, "second", "model.dropout=0.1 deterministic=true")
