@@ -112,6 +112,21 @@ def test_the_summary_says_how_fast_the_run_was(program: Program, book: Path) -> 
     assert all(0 < float(value) < 1 for value in column("run", "throughput/mfu").values())
 
 
+def test_weights_that_will_not_fit_are_told_of_before_the_first_step(
+    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinyformer.app import training_run
+
+    monkeypatch.setattr(training_run, "free_memory", lambda device: 1000)
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run attention.backend=eager")
+    assert ended.code == 0
+    sentence = r"The eager kernel keeps at least .* attention.backend=flash keeps none\."
+    assert re.search(rf"^{sentence}$", ended.err, re.MULTILINE)
+    assert re.search(rf"^warning +{sentence}$", ended.out, re.MULTILINE)
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=other attention.backend=flash")
+    assert "attention weights" not in ended.err + ended.out
+
+
 def test_held_out_text_is_counted_and_scored_once(program: Program, book: Path) -> None:
     results = train(program, "run", "data.test_fraction=0")
     text = book.read_text()

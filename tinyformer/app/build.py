@@ -138,8 +138,8 @@ def scoring_trainer(
     )
 
 
-def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: AttentionMask, training: bool) -> str:
-    """Fix the attention backend of every layer, and name the kernel that truly runs.
+def resolve_kernels(network: Transformer, arguments: dict[str, Any], mask: AttentionMask, training: bool) -> list[str]:
+    """Fix the attention backend of every layer, and name the kernel that truly runs in each.
 
     Args:
         network: the model.
@@ -149,8 +149,7 @@ def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: Attent
     """
     device, dtype = resolve_device(arguments["accelerator"]), compute_dtype(arguments["precision"])
     network.resolve_backends(device, dtype, mask, training)
-    kernels = [layer.running_kernel(device, dtype, mask, training=training) for layer in network.attentions()]
-    return ", ".join(sorted(set(kernels)))
+    return [layer.running_kernel(device, dtype, mask, training=training) for layer in network.attentions()]
 
 
 def should_compile(config: DictConfig, device: str) -> bool:

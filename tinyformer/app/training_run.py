@@ -1,5 +1,6 @@
 """A training run, from its config to its summary."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, sta
 from tinyformer.data import DataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
-from tinyformer.training.hardware import describe_device, resolve_device
+from tinyformer.training.hardware import compute_dtype, describe_device, free_memory, resolve_device
 from tinyformer.training.profilers import make_profiler
+from tinyformer.training.weights_memory import warn_of_weights
 
 
 class TrainingRun:
@@ -66,8 +68,18 @@ class TrainingRun:
             start_from(self.network, load_checkpoint(config.init_from, "init_from"), config.task)
         if config.freeze_encoder:
             self.network.encoder.requires_grad_(False)
-        batch = next(iter(self.data.evaluation_dataloader("validation")))
-        self.kernel = build.resolve_kernel(self.network, self.arguments, self.task.mask(batch), training=True)
+        mask = self.task.mask(next(iter(self.data.evaluation_dataloader("validation"))))
+        kernels = build.resolve_kernels(self.network, self.arguments, mask, training=True)
+        self.kernel = ", ".join(sorted(set(kernels)))
+        self.warning = warn_of_weights(
+            self.network,
+            kernels,
+            self.device,
+            compute_dtype(self.arguments["precision"]),
+            mask,
+            self.data.batch_size,
+            free_memory(self.device),
+        )
         if compiles:
             self.network.compile()
         optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
@@ -103,6 +115,8 @@ class TrainingRun:
         """
         if build.is_first_process():
             (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
+            if self.warning:
+                print(self.warning, file=sys.stderr)
         status = "failed"
         try:
             checkpoint = str(self.resumed.path) if self.resumed else None
@@ -232,6 +246,7 @@ class TrainingRun:
                 "parameters": f"{results['num_parameters']:,}",
                 "device": f"{results['device']}, {results['precision']}",
                 "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
+                "warning": self.warning,
                 "speed": describe_speed(self.report, self.trainer.global_step),
                 "telemetry": describe_telemetry(results, self.telemetry),
                 "data": f"{self.data.name}, {results['train/num_tokens']:,} tokens to train on, "

@@ -1,8 +1,10 @@
 """What the machine offers: devices and number formats."""
 
 import platform
+import re
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,3 +67,12 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that tensors can still take on a device type; None where nobody says."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    memory = Path("/proc/meminfo")  # Linux's own estimate, which knows that its caches give way
+    found = re.search(r"^MemAvailable: +(\d+) kB", memory.read_text(), re.MULTILINE) if memory.exists() else None
+    return 1024 * int(found[1]) if found else None
