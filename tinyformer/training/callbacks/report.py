@@ -140,7 +140,9 @@ class Report(L.Callback):
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
             return
-        mean_loss = float(self._losses) / self._num_losses  # waits for the device, so that the clock is right
+        # Lightning has divided each loss by the number of batches in a step. This waits for the device, so that the
+        # clock is right.
+        mean_loss = float(self._losses) * trainer.accumulate_grad_batches / self._num_losses
         now, waited = time.perf_counter(), _seconds_waited(trainer)
         flops = self._costs.count(self._tokens, self._pairs, _share_read_out(batch) * self._tokens)
         work = Work(now - self._since, self._tokens * trainer.world_size, flops, waited - self._waited)
