@@ -51,9 +51,3 @@ def test_an_evaluation_is_traced_too(program: Program, book: Path) -> None:
     assert ended.code == 0, ended.err
     assert traced(Path("evaluated"))["validation_step"] == 3
     assert "aten::linear" in (Path("evaluated") / "validate-profile.txt").read_text()
-
-
-def test_an_unknown_profiler_is_refused(program: Program, book: Path) -> None:
-    ended = program("train.py", SMALL, TEXT, "trainer.profiler=fast")
-    assert ended.code == 2
-    assert "trainer.profiler=fast: choose one of simple, advanced, torch, or null." in ended.err

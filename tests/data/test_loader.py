@@ -105,6 +105,29 @@ def test_waiting_is_what_passes_between_asking_for_a_batch_and_getting_it(monkey
     assert training.seconds == 2 * 3 * len(training)
 
 
+@pytest.mark.parametrize("lengths", [[52, 33, 116], [6], [10]])
+def test_from_a_tensor_come_the_same_batches_bit_for_bit(lengths):
+    settings = {"seq_len": 5, "batch_size": 4, "seed": 1}
+    mapped, held = (
+        ResumableLoader(split_of(lengths), **settings, device=device) for device in (None, torch.device("cpu"))
+    )
+    assert len(mapped) == len(held) > 0
+    for _ in range(6):
+        for one, other in zip(mapped, held, strict=True):
+            assert one.keys() == other.keys()
+            for name, tensor in one.items():
+                assert torch.equal(tensor, other[name])
+                assert tensor.dtype == other[name].dtype
+                assert other[name].is_contiguous()
+        assert mapped.state_dict() == held.state_dict()
+
+
+def test_ranks_share_a_tensor_as_they_share_a_file():
+    for rank in range(2):
+        settings = {"rank": rank, "world_size": 2}
+        assert first_targets(loader(**settings)) == first_targets(loader(**settings, device=torch.device("cpu")))
+
+
 class Recorder(lightning.LightningModule):
     """Learns nothing, and notes the windows that it is given."""
 
