@@ -24,6 +24,10 @@ RESULT_KEYS = {
     "val/num_bytes",
     "train/num_tokens",
     "throughput/tokens_per_second",
+    "throughput/mfu",
+    "throughput/peak_tflops",
+    "throughput/memory_gb",
+    "throughput/data_wait",
     "num_parameters",
     "device",
     "attention_kernel",
@@ -90,6 +94,39 @@ def test_a_run_leaves_all_that_was_promised(program: Program, book: Path) -> Non
         assert shown in ended.out
 
 
+def test_the_summary_says_how_fast_the_run_was(program: Program, book: Path) -> None:
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run trainer.log_every_n_steps=2")
+    results = {key.removeprefix("throughput/"): value for key, value in results_of("run").items()}
+    said = re.search(
+        r"^speed +([\d,]+) tokens/s, 4 steps in \d+ s\n +(\d+) % of a measured peak of ([\d.]+) TFLOP/s, "
+        r"waiting for data ([\d.]+) %, at most ([\d.]+) GB of memory$",
+        ended.out,
+        re.MULTILINE,
+    )
+    assert said is not None, ended.out
+    expected = [results["tokens_per_second"], 100 * results["mfu"], results["peak_tflops"]]
+    expected += [100 * results["data_wait"], results["memory_gb"]]
+    assert [float(number.replace(",", "")) for number in said.groups()] == pytest.approx(expected, rel=0.01, abs=0.5)
+    assert 0 < results["mfu"] < 1
+    assert 0 < results["data_wait"] < 1
+    assert all(0 < float(value) < 1 for value in column("run", "throughput/mfu").values())
+
+
+def test_weights_that_will_not_fit_are_told_of_before_the_first_step(
+    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinyformer.app import training_run
+
+    monkeypatch.setattr(training_run, "free_memory", lambda device: 1000)
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run attention.backend=eager")
+    assert ended.code == 0
+    sentence = r"The eager kernel keeps at least .* attention.backend=flash keeps none\."
+    assert re.search(rf"^{sentence}$", ended.err, re.MULTILINE)
+    assert re.search(rf"^warning +{sentence}$", ended.out, re.MULTILINE)
+    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=other attention.backend=flash")
+    assert "attention weights" not in ended.err + ended.out
+
+
 def test_held_out_text_is_counted_and_scored_once(program: Program, book: Path) -> None:
     results = train(program, "run", "data.test_fraction=0")
     text = book.read_text()
@@ -149,6 +186,20 @@ def test_backends_train_alike(program: Program, book: Path, backend: str) -> Non
     oracle = train(program, "oracle", "attention.backend=eager attention=gqa position=rotary")
     assert results["attention_kernel"] == ("eager" if backend == "eager" else "flash")
     assert results["val/loss"] == pytest.approx(oracle["val/loss"], abs=1e-5)
+
+
+def test_activations_that_are_computed_again_change_nothing(program: Program, book: Path) -> None:
+    settings = "model.dropout=0.1 callbacks.attention.every_n_steps=2"
+    kept = train(program, "kept", settings)
+    again = train(program, "again", settings, "model.checkpoint_activations=true")
+    assert again["val/loss"] == kept["val/loss"]
+    first, second = weights_of("kept"), weights_of("again")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    measure = "attention/layer_01/head_01/entropy"
+    assert column("again", measure) == column("kept", measure)
+    ended = program("evaluate.py", "checkpoint=again/checkpoints/last.ckpt hydra.run.dir=evaluated")
+    assert ended.code == 0, ended.err
+    assert results_of("evaluated")["val/loss"] == pytest.approx(kept["val/loss"])
 
 
 def test_the_same_seed_gives_the_same_weights(program: Program, book: Path) -> None:
@@ -358,6 +409,11 @@ def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
         ("generate.temperature=warm", "generate.temperature=0.8"),
         ("compile=maybe", "auto"),
         ("compile_mode=fast", "compile_mode=fast: choose default, reduce-overhead"),
+        ("trainer.profiler=fast", "simple, advanced, torch"),
+        ("data.device=gpu", "data.device=auto"),
+        ("data.device=cuda trainer=cpu", "data.device=auto"),
+        ("data.device=cuda data.pack=document", "data.device=auto"),
+        ("model.checkpoint_activations=some", "model.checkpoint_activations=False"),
         ("callbacks.attention.every_n_steps=0", "callbacks.attention.every_n_steps=100"),
         ("callbacks.attention.induction=2", "callbacks.attention.induction=0.3"),
         ("callbacks.attention.sink=high", "callbacks.attention.sink=0.5"),

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from programs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyformer.analysis.costs import Costs, count_costs, visible_pairs
+from tinyformer.analysis.costs import Costs, TrainingFlops, count_costs, visible_pairs
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.nn import AttentionMask, Cache, Transformer
 
@@ -95,6 +95,19 @@ def test_a_forward_pass_takes_the_flops_that_torch_counts(variant: str) -> None:
 def test_training_takes_three_times_as_many(variant: str) -> None:
     model = tiny(variant)
     assert count_costs(model).training_flops_per_token * SEQ == counted(model, backward=True)["Global"]
+
+
+@pytest.mark.parametrize("seq", [5, SEQ])
+@pytest.mark.parametrize("frozen", [False, True], ids=["all", "readout"])
+def test_steps_take_the_flops_that_torch_counts(seq: int, frozen: bool) -> None:
+    model = tiny("attention=gqa attention.score=general model.tied_readout=false")
+    model.encoder.requires_grad_(not frozen)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(torch.zeros(3, seq, dtype=torch.long), AttentionMask(causal=True)).sum().backward()
+    found = TrainingFlops.of(model)
+    assert found.count(3 * seq, 3 * seq * seq, 3 * seq) == counter.get_total_flops()
+    assert found.count(0, 0, 1) == (2 if frozen else 3) * 2 * 50 * 32
 
 
 def test_training_takes_what_palm_says() -> None:

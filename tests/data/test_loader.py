@@ -1,13 +1,15 @@
 """The training loader: each window once an epoch, and resuming is exact, under Lightning too."""
 
 from itertools import chain
+from types import SimpleNamespace
 
 import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tinyformer.data import ResumableLoader
+from tinyformer.data import ResumableLoader, Windows
+from tinyformer.data import loader as loader_module
 
 from .streams import split_of
 
@@ -83,6 +85,47 @@ def test_a_text_of_barely_one_window_has_one_batch(tokens):
     training = ResumableLoader(split_of([tokens]), seq_len=5, batch_size=4, seed=0)
     for _ in range(6):
         assert len(list(training)) == len(training) == 1
+
+
+def test_waiting_is_what_passes_between_asking_for_a_batch_and_getting_it(monkeypatch):
+    """By a clock that moves by 3 s when a batch is read, and by 100 s when it is used."""
+    now = [0.0]
+    monkeypatch.setattr(loader_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    read = Windows.__getitems__
+
+    def slowly(windows, indices):
+        now[0] += 3
+        return read(windows, indices)
+
+    monkeypatch.setattr(Windows, "__getitems__", slowly)
+    training = loader()
+    for _ in range(2):
+        for _ in training:
+            now[0] += 100
+    assert training.seconds == 2 * 3 * len(training)
+
+
+@pytest.mark.parametrize("lengths", [[52, 33, 116], [6], [10]])
+def test_from_a_tensor_come_the_same_batches_bit_for_bit(lengths):
+    settings = {"seq_len": 5, "batch_size": 4, "seed": 1}
+    mapped, held = (
+        ResumableLoader(split_of(lengths), **settings, device=device) for device in (None, torch.device("cpu"))
+    )
+    assert len(mapped) == len(held) > 0
+    for _ in range(6):
+        for one, other in zip(mapped, held, strict=True):
+            assert one.keys() == other.keys()
+            for name, tensor in one.items():
+                assert torch.equal(tensor, other[name])
+                assert tensor.dtype == other[name].dtype
+                assert other[name].is_contiguous()
+        assert mapped.state_dict() == held.state_dict()
+
+
+def test_ranks_share_a_tensor_as_they_share_a_file():
+    for rank in range(2):
+        settings = {"rank": rank, "world_size": 2}
+        assert first_targets(loader(**settings)) == first_targets(loader(**settings, device=torch.device("cpu")))
 
 
 class Recorder(lightning.LightningModule):

@@ -1,10 +1,12 @@
 """The data module: splits, loaders, and a sentence for each mistake."""
 
+from types import SimpleNamespace
+
 import lightning
 import pytest
 import torch
 
-from tinyformer.data import IGNORED, ByteTokenizer, CharTokenizer, TextDataModule, TextFiles
+from tinyformer.data import IGNORED, ByteTokenizer, CharTokenizer, Masking, TextDataModule, TextFiles
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 
@@ -137,3 +139,62 @@ def test_lightning_prepares_trains_and_evaluates(make, fraction):
     trainer.fit(model, datamodule=module)
     assert trainer.global_step == len(module.train_dataloader())
     assert model.tokens == (module.splits["validation"].num_tokens if fraction else 0)
+
+
+def strategy_on(device):
+    """What a module asks of its trainer."""
+    return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)), global_rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "free", "device"),
+    [
+        ({}, 10**6, "cuda"),
+        ({}, 10**5, None),  # 4 bytes for each of 2,772 tokens are more than a tenth of that
+        ({"device": "cuda"}, 10**5, "cuda"),
+        ({"device": "cpu"}, 10**6, None),
+        ({"pack": "document"}, 10**6, None),
+        ({"document_mask": True}, 10**6, None),
+        ({"masking": Masking()}, 10**6, None),
+    ],
+)
+def test_tokens_lie_on_a_gpu_where_they_fit_and_windows_are_plain(make, monkeypatch, changes, free, device):
+    module = make(**changes)
+    module.prepare()
+    if changes.get("device") != "cuda":
+        assert module._token_device() is None  # without a trainer
+        module.trainer = strategy_on("cpu")
+        assert module._token_device() is None
+    module.trainer = strategy_on("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
+    assert module._token_device() == (torch.device(device) if device else None)
+
+
+def test_tokens_do_not_lie_on_a_gpu_that_the_run_is_not_on(make):
+    module = make(device="cuda")
+    module.prepare()
+    module.trainer = strategy_on("cpu")
+    with pytest.raises(ValueError, match=r"data.device=cuda: the run is on cpu; data.device=auto works"):
+        module.train_dataloader()
+
+
+@pytest.mark.parametrize("changes", [{"pack": "document"}, {"document_mask": True}, {"masking": Masking()}])
+def test_windows_that_are_not_plain_do_not_lie_on_a_gpu(make, changes):
+    with pytest.raises(ValueError, match=r"data.device=cuda: windows within documents.*data.device=auto works"):
+        make(device="cuda", **changes)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_batches_made_on_a_gpu_are_those_of_the_memory_map(make):
+    batches = []
+    for device in ("cuda", "cpu"):
+        module = make(device=device)
+        module.prepare()
+        module.trainer = strategy_on("cuda")
+        batches.append(list(module.train_dataloader()))
+    assert len(batches[0]) == len(batches[1])
+    for on_gpu, mapped in zip(*batches, strict=True):
+        for name, tensor in mapped.items():
+            assert on_gpu[name].device.type == "cuda"
+            assert torch.equal(on_gpu[name].cpu(), tensor)

@@ -158,6 +158,7 @@ CHANGES: dict[str, str | None] = {
     "model.tied_readout": "false",
     "model.init_std": "0.5",
     "model.pruned_heads": "[[0,1]]",
+    "model.checkpoint_activations": "true",
     "attention.d_model": None,  # the model's
     "attention.num_heads": None,
     "attention.num_kv_heads": "2",

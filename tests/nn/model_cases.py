@@ -54,6 +54,7 @@ def make_encoder(
     position: bool = True,
     embedding_dropout: float = 0.0,
     embedding_norm: bool = False,
+    checkpoint_activations: bool = False,
     **block: Any,
 ) -> Encoder:
     """An encoder; `block` goes to `block_factory`."""
@@ -67,6 +68,7 @@ def make_encoder(
         position=partial(LearnedPosition, max_seq_len, d_model) if position else None,
         dropout=embedding_dropout,
         embedding_norm=embedding_norm,
+        checkpoint_activations=checkpoint_activations,
     )
 
 

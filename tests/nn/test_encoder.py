@@ -1,11 +1,25 @@
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from model_cases import make_encoder, token_ids
+from model_cases import make_encoder, make_transformer, token_ids
 from torch import nn
 
-from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, Residual, RotaryPosition, Shared, T5Position
+from tinyformer.analysis import capture_attention
+from tinyformer.nn import (
+    AttentionMask,
+    Cache,
+    PostNormBlock,
+    PreNormBlock,
+    Residual,
+    RotaryPosition,
+    Shared,
+    T5Position,
+)
 
 CAUSAL = AttentionMask(causal=True)
 
@@ -134,3 +148,121 @@ def test_the_gate_and_positions_are_no_part_of_the_weights():
         layer.attention.position = rotary(head_dim=8)
     assert len(list(encoder.buffers())) == 5
     assert encoder.state_dict().keys() == dict(encoder.named_parameters()).keys()
+
+
+# Activations that are computed again.
+
+
+def gradients(encoder, ids, seed=0):
+    encoder.zero_grad()
+    torch.manual_seed(seed)
+    encoder(ids, CAUSAL).square().sum().backward()
+    return [parameter.grad for parameter in encoder.parameters()]
+
+
+@pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradients_do_not_depend_on_whether_activations_are_kept(kind, backend, dropout):
+    parts = {"kind": kind, "backend": backend, "dropout": dropout, "embedding_dropout": dropout}
+    encoder, ids = make_encoder(num_layers=3, **parts).train(), token_ids()
+    kept = [gradient.clone() for gradient in gradients(encoder, ids)]
+    state = torch.get_rng_state()
+    encoder.checkpoint_activations = True
+    again = gradients(encoder, ids)
+    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)  # what follows draws what it would have drawn
+    if dropout:
+        assert not torch.equal(kept[0], gradients(encoder, ids, seed=1)[0])
+
+
+def saved_bytes(encoder, ids):
+    """Of all tensors that autograd keeps for the backward pass, each counted once; without the weights."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}
+    sizes = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = encoder(ids, CAUSAL)
+    assert out.requires_grad
+    return sum(sizes.values())
+
+
+def test_of_each_layer_only_the_input_is_kept():
+    ids = token_ids(batch=4, seq=16)
+    sizes = {
+        (again, layers): saved_bytes(make_encoder(num_layers=layers, checkpoint_activations=again).train(), ids)
+        for again in (False, True)
+        for layers in (1, 5)
+    }
+    of_a_layer = (sizes[False, 5] - sizes[False, 1]) / 4
+    stream = 4 * 16 * 32 * 4  # batch, tokens, width, bytes
+    assert of_a_layer > 10 * stream
+    assert sizes[True, 5] - sizes[True, 1] == 4 * stream
+    assert sizes[False, 1] - sizes[True, 1] >= of_a_layer - 2 * stream
+
+
+@pytest.mark.parametrize(
+    ("train", "grad", "calls"), [(True, True, 2), (False, True, 1), (True, False, 1)], ids=["training", "eval", "free"]
+)
+def test_layers_are_computed_again_in_training_only(train, grad, calls):
+    encoder = make_encoder(checkpoint_activations=True).train(train)
+    seen = []
+    encoder.layers[0].attention_norm.register_forward_hook(lambda *args: seen.append(args))
+    with torch.set_grad_enabled(grad):
+        out = encoder(token_ids(), CAUSAL)
+    if grad:
+        out.sum().backward()
+    assert len(seen) == calls
+
+
+def test_behind_a_cache_nothing_is_computed_again():
+    encoder, ids, cache = make_encoder(checkpoint_activations=True).train(), token_ids(), Cache(2)
+    with torch.no_grad():
+        first = encoder(ids[:, :5], CAUSAL, cache)
+        rest = encoder(ids[:, 5:], CAUSAL, cache)
+    assert cache.length == 8
+    torch.testing.assert_close(torch.cat([first, rest], dim=1), encoder(ids, CAUSAL))
+
+
+def test_maps_are_captured_once_where_activations_are_computed_again():
+    model, ids = make_transformer(checkpoint_activations=True).train(), token_ids()
+    with capture_attention(model) as maps:
+        model(ids, CAUSAL).sum().backward()
+    assert len(maps) == 2
+    assert model.encoder.checkpoint_activations
+    with capture_attention(model.eval()) as expected:
+        model(ids, CAUSAL)
+    assert all(torch.equal(one, other) for one, other in zip(maps, expected, strict=True))
+
+
+COMPILED = """
+import torch
+from model_cases import make_transformer, token_ids
+from tinyformer.nn import AttentionMask
+
+ids, found = token_ids(), []
+for compiled in (False, True):
+    torch.manual_seed(0)
+    model = make_transformer(num_layers=3, checkpoint_activations=compiled).train()
+    network = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    network(ids, AttentionMask(causal=True), targets=ids).backward()
+    found.append([parameter.grad for parameter in model.parameters()])
+assert all((one - other).abs().max() < 1e-6 for one, other in zip(*found, strict=True))
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_network_computes_activations_again_in_one_graph():
+    """In a process of its own, since checks of shapes break graphs."""
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'tests' / 'nn'}"}
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

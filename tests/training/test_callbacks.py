@@ -17,9 +17,12 @@ import lightning as L
 import pytest
 import torch
 
+from tinyformer.analysis.costs import count_costs
 from tinyformer.checkpoint import KEY, load_checkpoint
+from tinyformer.data import Windows, loader
 from tinyformer.training import RunCSVLogger
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress, progress, report
+from tinyformer.training.peak import Peak
 from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -149,9 +152,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, sent, step):
     resumed, resumed_rows = run_parts(tmp_path / "resumed", signal_at=step, sent=sent)
     for name, tensor in whole.items():
         assert torch.equal(tensor, resumed[name]), name
-    speed = "throughput/tokens_per_second"
     kept = [
-        {s: {k: float(v) for k, v in row.items() if k != speed} for s, row in logged.items()}
+        {s: {k: float(v) for k, v in row.items() if not k.startswith("throughput/")} for s, row in logged.items()}
         for logged in (rows, resumed_rows)
     ]
     # A run that is stopped where it would validate does without that validation.
@@ -249,8 +251,8 @@ def test_speed_counts_neither_validation_nor_telemetry(tmp_path, monkeypatch):
     fit(tmp_path, [reporter, clock], [logger])
     speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
-    assert reporter.tokens_per_second == pytest.approx(64.0)
-    assert reporter.training_tokens == 8 * 64
+    assert reporter.total.tokens_per_second == pytest.approx(64.0)
+    assert reporter.total.tokens == 8 * 64
     assert reporter.seconds == 8 + 2 * (2 * 100 + 1000)
 
 
@@ -280,8 +282,58 @@ def test_speed_does_not_count_what_others_do_between_steps(tmp_path, monkeypatch
     fit(tmp_path, [reporter, clock, Beside(clock, reporter)], [logger])
     speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
-    assert reporter.training_seconds == 8
+    assert reporter.total.seconds == 8
     assert reporter.seconds == 8 + 2 * (2 * 100 + 1000) + 11 * 10_000
+
+
+def test_throughput_by_hand(tmp_path, monkeypatch):
+    """Steps of a second each, and reading that takes a quarter of one beside it."""
+    clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
+    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(report, "matmul_peak", lambda device, dtype: Peak(1e7, f"{device.type} {dtype}"))
+    read = Windows.__getitems__
+
+    def slowly(windows, indices):
+        clock.now += 0.25
+        return read(windows, indices)
+
+    monkeypatch.setattr(Windows, "__getitems__", slowly)
+    reporter = Report()
+    _, module = fit(tmp_path, [reporter, clock], [logger], accumulate_grad_batches=2)
+    flops = 64 * count_costs(module.network).training_flops_per_token
+    rows = [row for _, row in sorted(logger.rows.items()) if "train/loss" in row]
+    assert len(rows) == 4
+    # Lightning reads a batch ahead, and what it reads when validation has just ended falls into the pause.
+    for row in rows:
+        seconds = 64 / row["throughput/tokens_per_second"]
+        assert seconds in (1.125, 1.1875, 1.25)
+        assert row["throughput/data_wait"] == pytest.approx((seconds - 1) / seconds)
+        assert row["throughput/mfu"] == pytest.approx(flops / seconds / 1e7)
+        # Python and torch alone take more than that, and no test takes the upper bound.
+        assert 0.05 < row["throughput/memory_gb"] < 50
+    assert reporter.total.flops == pytest.approx(16 * flops)
+    assert reporter.total.mfu(reporter.peak) == pytest.approx(16 * flops / reporter.total.seconds / 1e7)
+    assert reporter.total.waiting == pytest.approx(reporter.total.seconds - 16)
+    assert reporter.peak.source == "cpu torch.float32"
+
+
+def test_of_hidden_tokens_the_scores_are_counted_where_they_are_made():
+    batch = {"inputs": torch.zeros(2, 4), "targets": torch.tensor([[-100, 3, -100, -100], [-100, -100, -100, 5]])}
+    assert report._share_read_out(batch) == 0.25
+    assert report._share_read_out({"inputs": torch.zeros(2, 4), "labels": torch.zeros(2)}) == 0.25
+
+
+def test_measuring_the_peak_is_not_counted_as_training(tmp_path, monkeypatch):
+    clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
+
+    def slow_peak(device, dtype):
+        clock.now += 1e6
+        return Peak(1e7, "")
+
+    monkeypatch.setattr(report, "matmul_peak", slow_peak)
+    reporter = Report()
+    fit(tmp_path, [reporter, clock], [logger])
+    assert reporter.total.seconds == 8
 
 
 def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
@@ -305,7 +357,7 @@ def test_accumulated_batches_count_as_one_step(tmp_path):
     reporter = Report()
     fit(tmp_path, [reporter], [logger], accumulate_grad_batches=2, max_steps=4, val_check_interval=100)
     assert [step for step, row in logger.rows.items() if "train/loss" in row] == [2, 4]
-    assert reporter.training_tokens == 8 * 64
+    assert reporter.total.tokens == 8 * 64
 
 
 # Progress.

@@ -10,6 +10,7 @@ import torch
 from tinyformer.data import CharTokenizer, TokenSplit
 from tinyformer.tasks import CausalLM
 from tinyformer.training import MuonWithAdamW, RunCSVLogger, WarmupCosine
+from tinyformer.training.callbacks import Report
 from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -129,3 +130,28 @@ def test_learning_rates_follow_the_schedule_and_the_loss_falls(tmp_path):
     assert [adamw for _, adamw in rates] == pytest.approx([0.01 * f for f in factors])
     assert float(trainer.callback_metrics["val/loss"]) < before - 1
     assert module.step == 20
+
+
+@pytest.mark.parametrize("batches", [2, 4])
+def test_accumulated_gradients_are_those_of_one_large_batch(tmp_path, batches):
+    """The same windows in the same order, in batches of 8 or in parts of them: the same steps."""
+    weights, rows = [], []
+    for size, accumulated in ((8, 1), (8 // batches, batches)):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        data = make_data(folder, batch_size=size)
+        module = make_module(data, optimizer=lambda network: torch.optim.SGD(network.parameters(), lr=0.5))
+        logger = RunCSVLogger(folder / "metrics.csv")
+        settings = {"max_steps": 6, "accumulate_grad_batches": accumulated, "val_check_interval": 1000}
+        trainer = make_trainer(folder, [Report()], [logger], gradient_clip_val=1.0, **settings)
+        trainer.fit(module, datamodule=data)
+        assert trainer.global_step == 6
+        weights.append(module.network.state_dict())
+        rows.append({step: row for step, row in logger.rows.items() if "train/loss" in row})
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=1e-5)
+    assert list(rows[0]) == list(rows[1]) == [2, 4, 6]
+    for step, row in rows[0].items():
+        for name in ("train/loss", "train/learning_rate"):
+            assert row[name] == pytest.approx(rows[1][step][name], abs=1e-5)

@@ -222,7 +222,7 @@ def test_its_time_is_its_own(tmp_path):
     telemetry, reporter = AttentionTelemetry(every_n_steps=1), Report()
     fit(tmp_path, [reporter, telemetry])
     assert 0 < telemetry.seconds < reporter.seconds
-    assert telemetry.seconds + reporter.training_seconds < reporter.seconds
+    assert telemetry.seconds + reporter.total.seconds < reporter.seconds
 
 
 def events_of(folder):

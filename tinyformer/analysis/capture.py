@@ -62,10 +62,13 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
 
     # Before the layer runs: afterwards its cache may have let go of what the first queries see.
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in model.attentions()]
+    # What is captured is kept anyhow, and a layer that is computed again would be captured again.
+    computed_again, model.encoder.checkpoint_activations = model.encoder.checkpoint_activations, False
     try:
         with torch.compiler.set_stance("force_eager"):
             yield maps
     finally:
+        model.encoder.checkpoint_activations = computed_again
         for hook in hooks:
             hook.remove()
 

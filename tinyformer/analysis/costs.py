@@ -136,6 +136,50 @@ def flops_per_token(network: Transformer) -> dict[str, int]:
     }
 
 
+@dataclass(frozen=True)
+class TrainingFlops:
+    """FLOPs of training steps, whose sequences need not be the longest that the network takes.
+
+    A weight that trains takes a product in the forward pass and two in the backward pass; of a frozen encoder no more
+    than the first is left, and of the readout on it no gradient goes further. What is computed again to save memory is
+    not counted.
+
+    Args:
+        per_token: in the encoder.
+        per_pair: of a query and a key, all layers and heads together.
+        per_readout: for each token whose scores are made.
+    """
+
+    per_token: int
+    per_pair: int
+    per_readout: int
+
+    @classmethod
+    def of(cls, network: Transformer) -> "TrainingFlops":
+        """Those of a network."""
+        attentions = network.attentions()
+        for_each = projection_weights(attentions)
+        for_each += projection_weights(layer.feed_forward for layer in network.encoder.layers)
+        for_each += sum(layer.query_multiply_adds for layer in attentions)
+        trains = any(parameter.requires_grad for parameter in network.encoder.parameters())
+        encoder, readout = (3, 3) if trains else (1, 2)
+        return cls(
+            encoder * 2 * for_each,
+            encoder * 2 * sum(layer.pair_multiply_adds for layer in attentions),
+            readout * 2 * projection_weights([network.readout]),
+        )
+
+    def count(self, tokens: int, pairs: int, read_out: float) -> float:
+        """FLOPs of some batches.
+
+        Args:
+            tokens: rows times the length of each.
+            pairs: rows times the square of that.
+            read_out: tokens whose scores are made.
+        """
+        return self.per_token * tokens + self.per_pair * pairs + self.per_readout * read_out
+
+
 def hidden_flops_per_token(network: Transformer) -> int:
     """How many FLOPs of the forward pass, for each token, go into pairs that a causal mask or a window hides."""
     seq_len = network.encoder.max_seq_len

@@ -22,6 +22,7 @@ from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks import Task
 from tinyformer.training import RunCSVLogger, RunWandbLogger
 from tinyformer.training.hardware import compute_dtype, resolve_device, resolve_precision
+from tinyformer.training.profilers import PROFILERS, make_profiler
 
 
 def quiet_libraries() -> None:
@@ -101,12 +102,15 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     """The `trainer` group as Lightning's arguments, each checked, `precision=auto` decided.
 
     Raises:
-        ValueError: an argument does not exist, has another type, or asks for hardware that is not there.
+        ValueError: an argument does not exist, has another type, or asks for what is not there.
     """
     arguments: dict[str, Any] = OmegaConf.to_container(config.trainer, resolve=True)  # type: ignore[assignment]
     for name, value in arguments.items():
         if not (name == "precision" and value == "auto"):
             check_value(L.Trainer, name, value, f"trainer.{name}")
+    profiler = arguments.get("profiler")
+    if profiler is not None and profiler not in PROFILERS:
+        raise ValueError(f"trainer.profiler={profiler}: choose one of {', '.join(PROFILERS)}, or null.")
     arguments["precision"] = resolve_precision(arguments["precision"], resolve_device(arguments["accelerator"]))
     return arguments
 
@@ -123,7 +127,13 @@ def scoring_trainer(
         callbacks: of the run.
     """
     return L.Trainer(
-        **arguments | {"enable_progress_bar": False, "devices": 1, "strategy": "auto"},
+        **arguments
+        | {
+            "enable_progress_bar": False,
+            "devices": 1,
+            "strategy": "auto",
+            "profiler": make_profiler(arguments.get("profiler"), folder),
+        },
         default_root_dir=folder,
         logger=list(loggers),
         callbacks=list(callbacks),
@@ -132,8 +142,8 @@ def scoring_trainer(
     )
 
 
-def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: AttentionMask, training: bool) -> str:
-    """Fix the attention backend of every layer, and name the kernel that truly runs.
+def resolve_kernels(network: Transformer, arguments: dict[str, Any], mask: AttentionMask, training: bool) -> list[str]:
+    """Fix the attention backend of every layer, and name the kernel that truly runs in each.
 
     Args:
         network: the model.
@@ -143,8 +153,7 @@ def resolve_kernel(network: Transformer, arguments: dict[str, Any], mask: Attent
     """
     device, dtype = resolve_device(arguments["accelerator"]), compute_dtype(arguments["precision"])
     network.resolve_backends(device, dtype, mask, training)
-    kernels = [layer.running_kernel(device, dtype, mask, training=training) for layer in network.attentions()]
-    return ", ".join(sorted(set(kernels)))
+    return [layer.running_kernel(device, dtype, mask, training=training) for layer in network.attentions()]
 
 
 def compile_arguments(config: DictConfig, device: str) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ Plain: TypeAlias = dict[str, Any]
 
 EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
 
-WITHOUT_EFFECT = ("backend", "init_std")
+WITHOUT_EFFECT = ("backend", "init_std", "checkpoint_activations")
 """Arguments that do not change what a trained network computes."""
 
 TRAINING_ONLY = ("dropout",)

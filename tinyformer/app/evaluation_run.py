@@ -67,7 +67,8 @@ class EvaluationRun:
         mask = self.task.mask(next(iter(self.batches)))
         self.analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
         goes_back = self.analysis is not None and self.analysis.needs_gradient
-        self.kernel = build.resolve_kernel(self.network, self.arguments, mask, training=goes_back)
+        kernels = build.resolve_kernels(self.network, self.arguments, mask, training=goes_back)
+        self.kernel = ", ".join(sorted(set(kernels)))
         self.module = TrainingModule(
             self.network, self.task, self.data, evaluated=self.split, first_step=self.checkpoint.step
         )

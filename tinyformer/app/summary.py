@@ -9,6 +9,7 @@ from typing import Any
 from tinyformer.analysis import Event
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
+from tinyformer.training.callbacks import Report
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -37,6 +38,32 @@ def describe_split(task: Task, metrics: Mapping[str, float | None], split: Any, 
         # Where two splits are described, it is the test whose lines say so.
         **{f"test {name}" if prefix == "test" else name: line for name, line in lines.items()},
     }
+
+
+def speed_results(report: Report) -> dict[str, Any]:
+    """The part of `results.json` about how fast the run was; null where it was too short for a report."""
+    total, peak = report.total, report.peak
+    return {
+        "throughput/tokens_per_second": total.tokens_per_second,
+        "throughput/mfu": total.mfu(peak) if peak else None,
+        "throughput/peak_tflops": peak.flops / 1e12 if peak else None,
+        "throughput/memory_gb": report.latest.get("throughput/memory_gb"),
+        "throughput/data_wait": total.data_wait if peak else None,
+        "seconds": report.seconds,
+    }
+
+
+def describe_speed(report: Report, steps: int) -> str:
+    """The lines of the summary about how fast the run was."""
+    total, peak = report.total, report.peak
+    speed = f"{total.tokens_per_second:,.0f} tokens/s, {steps:,} steps in {report.seconds:.0f} s"
+    if peak is None:
+        return speed
+    memory = report.latest["throughput/memory_gb"]
+    return (
+        f"{speed}\n{100 * total.mfu(peak):.0f} % of {peak}, waiting for data {100 * total.data_wait:.1f} %, "
+        f"at most {memory:.2f} GB of memory"
+    )
 
 
 def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds: float) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A training run, from its config to its summary."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from tinyformer.app.config import check_types
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
     describe_events,
+    describe_speed,
     describe_split,
     describe_telemetry,
     print_summary,
     shown,
+    speed_results,
     split_results,
     telemetry_results,
     write_results,
@@ -26,7 +29,9 @@ from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, sta
 from tinyformer.data import DataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
-from tinyformer.training.hardware import describe_device, resolve_device
+from tinyformer.training.hardware import compute_dtype, describe_device, free_memory, resolve_device
+from tinyformer.training.profilers import make_profiler
+from tinyformer.training.weights_memory import warn_of_weights
 
 
 class TrainingRun:
@@ -63,8 +68,18 @@ class TrainingRun:
             start_from(self.network, load_checkpoint(config.init_from, "init_from"), config.task)
         if config.freeze_encoder:
             self.network.encoder.requires_grad_(False)
-        batch = next(iter(self.data.evaluation_dataloader("validation")))
-        self.kernel = build.resolve_kernel(self.network, self.arguments, self.task.mask(batch), training=True)
+        mask = self.task.mask(next(iter(self.data.evaluation_dataloader("validation"))))
+        kernels = build.resolve_kernels(self.network, self.arguments, mask, training=True)
+        self.kernel = ", ".join(sorted(set(kernels)))
+        self.warning = warn_of_weights(
+            self.network,
+            kernels,
+            self.device,
+            compute_dtype(self.arguments["precision"]),
+            mask,
+            self.data.batch_size,
+            free_memory(self.device),
+        )
         if compiled is not None:
             self.network.compile(**compiled)
         optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
@@ -83,7 +98,7 @@ class TrainingRun:
             callbacks.append(StepProgress(self.report))
         self.telemetry = [callback for callback in callbacks if isinstance(callback, AttentionTelemetry)]
         self.trainer = L.Trainer(
-            **self.arguments,
+            **self.arguments | {"profiler": make_profiler(self.arguments.get("profiler"), self.folder)},
             default_root_dir=self.folder,
             logger=self.loggers,
             callbacks=callbacks,
@@ -100,6 +115,8 @@ class TrainingRun:
         """
         if build.is_first_process():
             (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
+            if self.warning:
+                print(self.warning, file=sys.stderr)
         status = "failed"
         try:
             checkpoint = str(self.resumed.path) if self.resumed else None
@@ -120,7 +137,7 @@ class TrainingRun:
         """Take what is scored once, at the end: of the last weights, and of the best ones on text not seen before."""
         validation = self.data.splits["validation"]
         self.metrics = self.module.metrics | self.task.final_metrics(self.network, validation, self.data.tokenizer)
-        trainer, examined = build.scoring_trainer(self.arguments, self.folder), "validation"
+        trainer, examined = build.scoring_trainer(self.arguments | {"profiler": None}, self.folder), "validation"
         if self.task.tests_best and "test" in self.data.splits:
             load_weights(self.network, load_checkpoint(self.checkpoints.best))
             module, examined = TrainingModule(self.network, self.task, self.data, evaluated="test"), "test"
@@ -209,15 +226,14 @@ class TrainingRun:
             "train/num_tokens": self.data.splits["train"].num_tokens,
             "train/num_unknown": self.data.splits["train"].num_unknown,
             "train/loss": self.report.latest.get("train/loss"),
-            "throughput/tokens_per_second": self.report.tokens_per_second,
+            **speed_results(self.report),
             "num_parameters": self.network.num_parameters(),
             "device": describe_device(self.device),
             "precision": self.arguments["precision"],
             "attention_backend": self.config.attention.backend,
             "attention_kernel": self.kernel,
             "steps": self.trainer.global_step,
-            "seconds": self.report.seconds,
-            **telemetry_results(self.telemetry, self.report.training_seconds),
+            **telemetry_results(self.telemetry, self.report.total.seconds),
             "data_fingerprint": self.data.fingerprint,
         }
 
@@ -230,8 +246,8 @@ class TrainingRun:
                 "parameters": f"{results['num_parameters']:,}",
                 "device": f"{results['device']}, {results['precision']}",
                 "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
-                "speed": f"{results['throughput/tokens_per_second']:,.0f} tokens/s, "
-                f"{results['steps']:,} steps in {results['seconds']:.0f} s",
+                "warning": self.warning,
+                "speed": describe_speed(self.report, self.trainer.global_step),
                 "telemetry": describe_telemetry(results, self.telemetry),
                 "data": f"{self.data.name}, {results['train/num_tokens']:,} tokens to train on, "
                 f"fingerprint {self.data.fingerprint[:12]}",

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import lightning
 import numpy as np
@@ -15,6 +15,10 @@ from tinyformer.data.loader import EpochLoader, ResumableLoader, identity
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.windows import Batch, Pack, Windows
+
+TokenDevice = Literal["auto", "cpu", "cuda"]
+SHARE_OF_GPU = 0.1
+"""Of a GPU's free memory, how much tokens may take unasked."""
 
 
 class Split(Protocol):
@@ -181,6 +185,11 @@ class TokenDataModule(DataModule):
         num_workers: See `DataModule`.
         seed: Decides the order of the training windows, and what is hidden.
         masking: How tokens are hidden, for a model that predicts them from both sides; None: it predicts the next.
+        device: Where training tokens lie: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is the GPU
+            where they fit into a tenth of its free memory and windows are plain: whole, across documents, none hidden.
+
+    Raises:
+        ValueError: If windows that are not plain are asked for on the GPU.
     """
 
     splits: dict[str, TokenSplit]
@@ -194,9 +203,15 @@ class TokenDataModule(DataModule):
         num_workers: int,
         seed: int,
         masking: Masking | None = None,
+        device: TokenDevice = "auto",
     ) -> None:
         super().__init__(seq_len, batch_size, num_workers, seed)
-        self.pack, self._document_mask, self._masking = pack, document_mask, masking
+        self.pack, self._document_mask, self._masking, self._device = pack, document_mask, masking, device
+        if device == "cuda" and not self._is_plain:
+            raise ValueError(
+                "data.device=cuda: windows within documents, or with hidden tokens, are read from the memory map; "
+                "data.device=auto works."
+            )
 
     def _training_loader(self, **settings: Any) -> ResumableLoader:
         return ResumableLoader(
@@ -205,8 +220,30 @@ class TokenDataModule(DataModule):
             pack=self.pack,
             with_documents=self._document_mask,
             masker=self._masker,
+            device=self._token_device(),
             **settings,
         )
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.pack == "concat" and not self._document_mask and self._masking is None
+
+    def _token_device(self) -> torch.device | None:
+        """Where training tokens are put; None: they stay in the memory map.
+
+        Raises:
+            ValueError: They are to lie on a GPU, and the run is on none.
+        """
+        device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
+        if device.type != "cuda":
+            if self._device == "cuda":
+                raise ValueError(f"data.device=cuda: the run is on {device.type}; data.device=auto works.")
+            return None
+        if self._device == "cuda":
+            return device
+        split = self.splits["train"]
+        fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
+        return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
 
     def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
         split = self.splits[split_name]

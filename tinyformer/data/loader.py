@@ -1,5 +1,6 @@
 """Training batches in an order that a checkpoint can go on with."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 
 from tinyformer.data.cache import TokenSplit
 from tinyformer.data.masking import MaskedWindows, Masker
-from tinyformer.data.windows import Pack, Windows
+from tinyformer.data.windows import Pack, TensorWindows, Windows
 
 
 class EpochLoader(ABC):
@@ -21,9 +22,13 @@ class EpochLoader(ABC):
         length: Batches in an epoch.
         num_workers: Processes that read ahead; 0 reads in this one.
         pin_memory: Put batches into page-locked memory, from which copying to a CUDA device is faster.
+
+    Attributes:
+        seconds: That whoever iterates has waited so far; with workers that is less than reading takes.
     """
 
     def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
+        self.seconds = 0.0
         self._length, self._num_workers, self._pin_memory = length, num_workers, pin_memory
         self._current_epoch = self._batch = 0
 
@@ -39,6 +44,7 @@ class EpochLoader(ABC):
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
+        asked = time.perf_counter()
         epoch, done = self._current_epoch, self._batch
         dataset, batches = self._epoch(epoch)
         loader = torch.utils.data.DataLoader(
@@ -54,7 +60,9 @@ class EpochLoader(ABC):
             # Noted before the batch is handed out (workers are ahead of it), and an epoch's end is the next
             # one's beginning: Lightning never asks for the batch after the last.
             self._current_epoch, self._batch = divmod(epoch * self._length + done, self._length)
+            self.seconds += time.perf_counter() - asked
             yield batch
+            asked = time.perf_counter()
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its batches were handed out."""
@@ -84,6 +92,8 @@ class ResumableLoader(EpochLoader):
         pin_memory: See `EpochLoader`.
         rank: Which of `world_size` processes this is; each gets other windows, and equally many batches.
         world_size: Number of processes that train together.
+        device: Where all tokens are put, to make batches there; None: batches come from the memory map. Only for
+            windows that run across documents and are scored whole, in which nothing is hidden.
     """
 
     def __init__(
@@ -100,6 +110,7 @@ class ResumableLoader(EpochLoader):
         pin_memory: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        device: torch.device | None = None,
     ) -> None:
         self._split, self._seq_len, self._pack, self._seed = split, seq_len, pack, seed
         self._with_documents, self._masker = with_documents, masker
@@ -110,13 +121,24 @@ class ResumableLoader(EpochLoader):
         windows = len(self._windows(self._last_phase))
         self.batch_size = min(batch_size, windows // world_size)
         length = windows // (self.batch_size * world_size) if self.batch_size else 0
-        super().__init__(length, num_workers, pin_memory)
+        self._tokens: torch.Tensor | None = None
+        if device is not None:
+            assert pack == "concat"
+            assert masker is None
+            assert not with_documents
+            assert split.scored is None
+            self._tokens = torch.from_numpy(split.ids.astype(np.int32)).to(device)
+        # There is nothing for workers to read, and no memory to pin.
+        super().__init__(length, 0 if device else num_workers, pin_memory and device is None)
 
     def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]]]:
         generator = np.random.default_rng((self._seed, epoch))
-        windows = self._windows(int(generator.integers(self._last_phase + 1)))
+        phase = int(generator.integers(self._last_phase + 1))
+        windows = self._windows(phase)
         order = generator.permutation(len(windows))[: self._length * self._world_size * self.batch_size]
         batches = order.reshape(self._length, self._world_size, self.batch_size)[:, self._rank]
+        if self._tokens is not None:
+            return TensorWindows(self._tokens, self._seq_len, phase), batches.tolist()
         return MaskedWindows(windows, self._masker, epoch + 1) if self._masker else windows, batches.tolist()
 
     def _windows(self, phase: int) -> Windows:

@@ -4,7 +4,13 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
-from tinyformer.data.base import TokenDataModule, hold_out_settings, how_to_hold_out, require_at_least_one
+from tinyformer.data.base import (
+    TokenDataModule,
+    TokenDevice,
+    hold_out_settings,
+    how_to_hold_out,
+    require_at_least_one,
+)
 from tinyformer.data.cache import TextRecipe, open_prepared, prepare_text
 from tinyformer.data.masking import Masking
 from tinyformer.data.sources import Source, lacks_own_splits
@@ -29,6 +35,7 @@ class TextDataModule(TokenDataModule):
         max_tokens: Train on no more tokens than this.
         group_near_copies: Keep documents that nearly equal one another on one side of the hold-out.
         masking: See `TokenDataModule`; the tokenizer then has a token that stands for a hidden one.
+        device: See `TokenDataModule`.
         cache_dir: Where tokenised text is kept.
         num_workers: Processes that read training batches ahead. A batch takes less than 0.1 ms: 0 is fast.
         seed: Decides which documents are held out, and the order of the training windows.
@@ -59,6 +66,7 @@ class TextDataModule(TokenDataModule):
         document_mask: bool = False,
         group_near_copies: bool = True,
         masking: Masking | None = None,
+        device: TokenDevice = "auto",
         cache_dir: str = "data/cache",
         num_workers: int = 0,
         seed: int = 0,
@@ -69,7 +77,7 @@ class TextDataModule(TokenDataModule):
         if pack not in PACKS:
             raise ValueError(f"data.pack={pack}: must be {' or '.join(PACKS)}.")
         held_out = hold_out_settings(validation_fraction, test_fraction, group_near_copies)
-        super().__init__(seq_len, batch_size, cast(Pack, pack), document_mask, num_workers, seed, masking)
+        super().__init__(seq_len, batch_size, cast(Pack, pack), document_mask, num_workers, seed, masking, device)
         tokenizer = MaskedTokenizer(tokenizer) if masking else tokenizer
         self.source, self.name, self.cache_dir, self._recipe = source, source.name, cache_dir, tokenizer
         self._held_out = held_out

@@ -4,7 +4,7 @@ from typing import Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 from torch import Tensor
 
 from tinyformer.data.cache import TokenSplit
@@ -91,6 +91,32 @@ class Windows(torch.utils.data.Dataset):
             # An eos opens the document that follows it.
             batch["documents"] = torch.from_numpy(np.searchsorted(self._offsets, positions[:, :-1], side="right"))
         return batch
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+
+class TensorWindows(torch.utils.data.Dataset):
+    """The windows of `Windows` with `drop_partial`, of a stream that lies on a device: a batch is one gather there.
+
+    Args:
+        ids: All tokens of a split.
+        seq_len: Length of a window.
+        phase: See `Windows`.
+    """
+
+    def __init__(self, ids: Int[Tensor, " tokens"], seq_len: int, phase: int = 0) -> None:
+        self._ids, self._seq_len, self._phase = ids, seq_len, phase
+        self._ahead = phase + torch.arange(seq_len + 1, device=ids.device)
+
+    def __len__(self) -> int:
+        return (len(self._ids) - 1 - self._phase) // self._seq_len
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """The windows with these numbers, as one batch."""
+        start = torch.tensor(indices, device=self._ids.device) * self._seq_len
+        ids = self._ids[start[:, None] + self._ahead].long()
+        return {"inputs": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])

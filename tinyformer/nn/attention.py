@@ -18,7 +18,15 @@ from tinyformer.nn.mask import AttentionMask, window_of_layer
 from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, Scoring, find_score
 from tinyformer.nn.score import softcap as softcap_mod
-from tinyformer.nn.support import AttentionCase, Backend, features_of, require_possible, running_kernel, select_backend
+from tinyformer.nn.support import (
+    BACKENDS,
+    AttentionCase,
+    Backend,
+    features_of,
+    require_possible,
+    running_kernel,
+    select_backend,
+)
 from tinyformer.nn.weights import AttentionMaps, attention_maps
 
 
@@ -293,6 +301,12 @@ class BaseAttention(nn.Module):
         """
         self.resolved = select_backend(self.backend, self._planned_case(device, dtype, mask, seq, training))
         return self.resolved
+
+    def refusal(
+        self, backend: str, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None
+    ) -> str | None:
+        """Why a backend of this name cannot train this layer; None if it can; see `resolve`."""
+        return BACKENDS[backend].refusal(self._planned_case(device, dtype, mask, seq))
 
     def running_kernel(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int = 8, training: bool = True

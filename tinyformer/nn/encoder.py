@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.mask import AttentionMask
@@ -24,6 +26,9 @@ class Encoder(nn.Module):
         position: makes the absolute position that is added to the embeddings, if any.
         dropout: probability to drop an element of the embedding in training.
         embedding_norm: normalise the embeddings, positions and all, as BERT and BLOOM do.
+        checkpoint_activations: in training, keep no more of a layer than its input and compute the rest again in the
+            backward pass: about a third more time, and memory for one layer in place of all (Chen et al. 2016, arXiv
+            1604.06174).
     """
 
     def __init__(
@@ -37,8 +42,10 @@ class Encoder(nn.Module):
         position: Callable[..., nn.Module] | None = None,
         dropout: float = 0.0,
         embedding_norm: bool = False,
+        checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
+        self.checkpoint_activations = checkpoint_activations
         if num_layers < 1:
             raise ValueError(f"model.num_layers={num_layers}: a model has at least one layer, model.num_layers=1.")
         for key, size in {"vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}.items():
@@ -73,6 +80,8 @@ class Encoder(nn.Module):
         x = self.token_embedding(tokens)
         x = self.position(x, first) if self.position else x
         x = self.dropout(self.embedding_norm(x))
+        again = self.checkpoint_activations and self.training and torch.is_grad_enabled() and cache is None
         for index, layer in enumerate(self.layers):
-            x = layer(x, mask or AttentionMask(), cache.layers[index] if cache else None)
+            given = (x, mask or AttentionMask(), cache.layers[index] if cache else None)
+            x = checkpoint(layer, *given, use_reentrant=False) if again else layer(*given)
         return self.final_norm(x)

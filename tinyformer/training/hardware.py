@@ -1,6 +1,10 @@
 """What the machine offers: devices and number formats."""
 
 import platform
+import re
+import resource
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,3 +59,20 @@ def describe_device(device: str) -> str:
         threads = torch.get_num_threads()
         return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
     return device
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that tensors took on a CUDA device, elsewhere the most memory that this process had."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that tensors can still take on a device type; None where nobody says."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    memory = Path("/proc/meminfo")  # Linux's own estimate, which knows that its caches give way
+    found = re.search(r"^MemAvailable: +(\d+) kB", memory.read_text(), re.MULTILINE) if memory.exists() else None
+    return 1024 * int(found[1]) if found else None

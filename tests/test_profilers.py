@@ -1,0 +1,53 @@
+"""`trainer.profiler`, as its users run it."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from programs import SMALL, Program
+
+TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1 trainer.limit_val_batches=2"
+
+
+def traced(folder: Path) -> Counter[str]:
+    """How often each thing is in a Chrome trace."""
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    return Counter(event["name"].rpartition(".")[2] for event in events)
+
+
+def test_a_torch_profile_traces_three_steps(program: Program, book: Path) -> None:
+    settings = "trainer.profiler=torch hydra.run.dir=run trainer.max_steps=9"
+    ended = program("train.py", SMALL, TEXT, settings)
+    assert ended.code == 0, ended.err
+    names = traced(Path("run"))
+    assert names["training_step"] == 3
+    assert names["aten::scaled_dot_product_attention"] >= 3 * 2  # in two layers
+    table = (Path("run") / "fit-profile.txt").read_text()
+    assert re.search(r"^ +aten::linear +[\d.]+%", table, re.MULTILINE)
+    assert json.loads((Path("run") / "results.json").read_text())["steps"] == 9
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_run_of_few_steps_is_traced_as_far_as_it_goes(program: Program, book: Path, steps: int) -> None:
+    ended = program("train.py", SMALL, TEXT, f"trainer.profiler=torch hydra.run.dir=run trainer.max_steps={steps}")
+    assert ended.code == 0, ended.err
+    if steps == 3:
+        assert traced(Path("run"))["training_step"] == 1
+
+
+@pytest.mark.parametrize("name", ["simple", "advanced"])
+def test_the_other_profilers_leave_a_table(program: Program, book: Path, name: str) -> None:
+    ended = program("train.py", SMALL, TEXT, f"trainer.profiler={name} hydra.run.dir=run")
+    assert ended.code == 0, ended.err
+    assert "training_step" in (Path("run") / "fit-profile.txt").read_text()
+
+
+def test_an_evaluation_is_traced_too(program: Program, book: Path) -> None:
+    assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
+    settings = "checkpoint=run/checkpoints/last.ckpt trainer.profiler=torch hydra.run.dir=evaluated callbacks=default"
+    ended = program("evaluate.py", settings, "data.batch_size=1")
+    assert ended.code == 0, ended.err
+    assert traced(Path("evaluated"))["validation_step"] == 3
+    assert "aten::linear" in (Path("evaluated") / "validate-profile.txt").read_text()

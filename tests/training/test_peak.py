@@ -1,0 +1,110 @@
+"""The most that a device computes: by its name, or measured."""
+
+import time
+
+import pytest
+import torch
+
+from tinyformer.training import peak
+from tinyformer.training.peak import Peak, known_flops, matmul_peak, measured_flops
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tf32", "tera"),
+    [
+        ("NVIDIA H200", BF16, False, 989.5),
+        ("NVIDIA H200 NVL", BF16, False, 835.5),
+        ("NVIDIA H100 80GB HBM3", BF16, False, 989.5),
+        ("NVIDIA H100 PCIe", FP16, False, 756),
+        ("NVIDIA H100 NVL", BF16, False, 835.5),
+        ("NVIDIA A100-SXM4-80GB", BF16, False, 312),
+        ("NVIDIA A100-PCIE-40GB", FP32, True, 156),
+        ("NVIDIA A100-PCIE-40GB", FP32, False, 19.5),
+        ("NVIDIA A10", BF16, False, 125),
+        ("NVIDIA L4", BF16, False, 121),
+        ("NVIDIA L40", BF16, False, 181),
+        ("NVIDIA L40S", FP32, True, 183),
+        ("NVIDIA GeForce RTX 3090", BF16, False, 71),
+        ("NVIDIA GeForce RTX 4090", FP16, False, 165.2),
+        ("Tesla V100-SXM2-16GB", FP16, False, 125),
+        ("Tesla V100-SXM2-16GB", FP32, True, 15.7),  # which it has not
+        ("Tesla T4", FP16, False, 65),
+    ],
+)
+def test_known_gpus_are_found_by_their_names(name, dtype, tf32, tera):
+    assert known_flops(name, dtype, tf32) == 1e12 * tera
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("NVIDIA A10G", BF16),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", BF16),
+        ("NVIDIA GeForce RTX 3090 Ti", BF16),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", BF16),
+        ("AMD Instinct MI300X", BF16),
+        ("Tesla V100-SXM2-16GB", BF16),
+        ("Tesla T4", BF16),
+        ("NVIDIA H200", torch.float64),
+    ],
+)
+def test_what_is_not_in_the_table_is_not_guessed(name, dtype):
+    assert known_flops(name, dtype, tf32=True) is None
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
+def test_a_measured_peak_is_about_what_a_product_reaches(dtype):
+    before = torch.get_rng_state()
+    found = measured_flops(CPU, dtype)
+    assert torch.equal(torch.get_rng_state(), before)
+    factor = torch.rand(512, 512).to(dtype)
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        torch.mm(factor, factor)
+        times.append(time.perf_counter() - start)
+    reached = 2 * 512**3 / min(times)
+    assert found / 5 < reached < 5 * found  # the machine may be busy with other things
+
+
+def test_a_peak_is_measured_once(monkeypatch):
+    matmul_peak.cache_clear()
+    calls = []
+    monkeypatch.setattr(peak, "measured_flops", lambda *case: calls.append(case) or 4.3e11)
+    found = [matmul_peak(CPU, FP32), matmul_peak(CPU, FP32), matmul_peak(CPU, BF16)]
+    matmul_peak.cache_clear()
+    assert calls == [(CPU, FP32), (CPU, BF16)]
+    assert str(found[0]) == "a measured peak of 0.43 TFLOP/s"
+
+
+def test_a_peak_of_a_datasheet_says_whose():
+    assert str(Peak(9.895e14, "NVIDIA H200's peak of")) == "NVIDIA H200's peak of 990 TFLOP/s"
+
+
+def test_measuring_stops_before_it_takes_long(monkeypatch):
+    """On a machine that multiplies at 1 GFLOP/s."""
+    sizes, now = [], [0.0]
+
+    def seconds(factor):
+        sizes.append(len(factor))
+        now[0] += 2 * len(factor) ** 3 / 1e9
+        return 2 * len(factor) ** 3 / 1e9
+
+    monkeypatch.setattr(peak, "_seconds_of_product", seconds)
+    monkeypatch.setattr(peak.time, "perf_counter", lambda: now[0])
+    assert measured_flops(CPU, FP32) == pytest.approx(1e9)
+    assert set(sizes) == {256}
+    assert now[0] < 0.3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_no_gpu_is_faster_than_its_datasheet():
+    device = torch.device("cuda", 0)
+    known = known_flops(torch.cuda.get_device_name(), BF16, tf32=False)
+    measured = measured_flops(device, BF16)
+    assert measured > 1e12
+    assert known is None or 0.3 * known < measured < 1.1 * known
