@@ -85,6 +85,8 @@ LONG = (
         "compare",
         "attention=gqa",
         "[The cat,A dog]",
+        "profiler",
+        "checkpoint_activations",
     ),
 )
 """Parts of lines that take seconds, and show little that others do not: slow tests."""
