@@ -29,6 +29,7 @@ def test_a_torch_profile_traces_three_steps(program: Program, book: Path) -> Non
     assert json.loads((Path("run") / "results.json").read_text())["steps"] == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_run_of_few_steps_is_traced_as_far_as_it_goes(program: Program, book: Path, steps: int) -> None:
     ended = program("train.py", SMALL, TEXT, f"trainer.profiler=torch hydra.run.dir=run trainer.max_steps={steps}")
@@ -37,6 +38,7 @@ def test_a_run_of_few_steps_is_traced_as_far_as_it_goes(program: Program, book: 
         assert traced(Path("run"))["training_step"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simple", "advanced"])
 def test_the_other_profilers_leave_a_table(program: Program, book: Path, name: str) -> None:
     ended = program("train.py", SMALL, TEXT, f"trainer.profiler={name} hydra.run.dir=run")
@@ -44,6 +46,7 @@ def test_the_other_profilers_leave_a_table(program: Program, book: Path, name: s
     assert "training_step" in (Path("run") / "fit-profile.txt").read_text()
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_traced_too(program: Program, book: Path) -> None:
     assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
     settings = "checkpoint=run/checkpoints/last.ckpt trainer.profiler=torch hydra.run.dir=evaluated callbacks=default"

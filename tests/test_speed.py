@@ -23,6 +23,8 @@ from run import Found, Row, unequal_losses
 
 from tinyformer.nn import AttentionMask
 
+pytestmark = pytest.mark.slow  # peers take seconds to import
+
 MAX_SLOWDOWN = 1.35
 ATTEMPTS = 4
 """To find our step within `MAX_SLOWDOWN`, each with twice the rounds of the one before: other processes can make a
@@ -36,7 +38,7 @@ def train(book: Path, shape: Shape, effort: Effort, clock: measure.Clock = time.
     return plain
 
 
-@pytest.mark.slow
+@pytest.mark.timed
 def test_our_step_takes_little_longer_than_a_plain_loop(book: Path) -> None:
     slowdowns = []
     for attempt in range(ATTEMPTS):
@@ -132,7 +134,6 @@ def test_losses_that_differ_are_named() -> None:
     assert [line.partition(",")[0] for line in named] == ["peer 2.05 50", "peer 1.95 50"]
 
 
-@pytest.mark.slow
 def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:
     command = [sys.executable, ROOT / "benchmarks/run.py", "--quick", "--output=out/peers.json", "data=text"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -508,6 +508,9 @@ def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: 
     assert all(torch.equal(unbroken[name], stopped[name]) for name in unbroken)
 
 
+SLOW = pytest.mark.slow
+
+
 def imports_of(arguments: str, folder: Path) -> tuple[int, list[str], set[str]]:
     """How `train.py` ended, the last thing that it said to the error stream, and what it imported."""
     command = [sys.executable, "-X", "importtime", ROOT / "train.py", *arguments.split()]
@@ -518,7 +521,10 @@ def imports_of(arguments: str, folder: Path) -> tuple[int, list[str], set[str]]:
     return ended.returncode, [line for line in lines if not line.startswith("import time")][-1:], imported
 
 
-@pytest.mark.parametrize("mistake", ["modle.d_model=8", "attention=gaq", "model.num_heads"])
+@pytest.mark.parametrize(
+    "mistake",
+    ["modle.d_model=8", pytest.param("attention=gaq", marks=SLOW), pytest.param("model.num_heads", marks=SLOW)],
+)
 def test_what_cannot_be_composed_is_told_without_torch(mistake: str, tmp_path: Path) -> None:
     code, said, imported = imports_of(mistake, tmp_path)
     assert code == 2
