@@ -20,6 +20,14 @@ def test_loss_is_the_mean_over_the_targets_that_count():
     assert CausalLM().loss(Fixed(LOGITS), BATCH).item() == pytest.approx(sum(NATS) / 3, rel=1e-6)
 
 
+def test_nats_are_sums_of_each_row_and_say_over_how_many_targets():
+    batch = {name: tensor.repeat(2, 1) for name, tensor in BATCH.items()}
+    batch["targets"][1, :2] = IGNORED
+    nats, targets = CausalLM().nats(Fixed(LOGITS.repeat(2, 1, 1)), batch)
+    assert nats.tolist() == pytest.approx([sum(NATS), NATS[2]], rel=1e-6)
+    assert targets.tolist() == [3, 1]
+
+
 def test_scores_are_sums_over_the_targets_that_count():
     scores = CausalLM().score(Fixed(LOGITS), BATCH)
     assert {name: value.item() for name, value in scores.items()} == {

@@ -8,6 +8,7 @@ from nn.model_cases import make_encoder, token_ids
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
 
 from tasks.fixed import Fixed
+from tinyformer.data.examples import LabelledSplit
 from tinyformer.nn import AttentionMask, ClassReadout, Transformer
 from tinyformer.tasks import Classification
 
@@ -43,6 +44,46 @@ def test_metrics_by_hand():
     assert metrics["majority_share"] == pytest.approx(2 / 5)
 
 
+def test_rows_are_what_texts_are_and_columns_what_they_were_taken_for():
+    truth = torch.tensor([1, 1, 1, 2, 2])  # taken for 0, 2, 1, 2, 0
+    confusion = Classification(LABELS).score(Fixed(LOGITS), batch_of(truth))["confusion"]
+    assert confusion.tolist() == [[0, 0, 0], [1, 1, 1], [1, 0, 1]]
+    assert metrics_of(LOGITS, truth)["majority_share"] == pytest.approx(3 / 5)
+
+
+def test_of_accuracies_the_highest_is_the_best():
+    assert (Classification.monitor, Classification.higher_is_better) == ("accuracy", True)
+
+
+class Numbered(LabelledSplit):
+    """A split that names its examples, and has nothing else."""
+
+    def __init__(self):
+        pass
+
+    def text(self, row):
+        return f"text {row}"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_examples_are_examined_without_dropout_and_by_their_numbers(training):
+    torch.manual_seed(0)
+    encoder = make_encoder(dropout=0.5)
+    network = Transformer(encoder, lambda embedding: ClassReadout(embedding, LABELS, "mean", 0.5), init_std=0.5)
+    task, ids, truth = Classification(LABELS), token_ids(5, 6), torch.tensor([0, 2, 1, 1, 0])
+    lengths = torch.full((5,), 6)
+    order = [torch.tensor([3, 1]), torch.tensor([4, 0, 2])]
+    batches = [{"inputs": ids[rows], "lengths": lengths[rows], "labels": truth[rows], "rows": rows} for rows in order]
+    network.train(training)
+    columns, found = task.examine(network, batches, Numbered()).tables["worst_examples"]
+    assert network.training == training
+    shares = task.logits(network.eval(), {"inputs": ids, "lengths": lengths}).softmax(dim=-1)
+    expected = {f"text {row}": shares[row, truth[row]].item() for row in range(5)}
+    named = [dict(zip(columns, row, strict=True)) for row in found]
+    assert {row["text"]: row["probability_of_label"] for row in named} == pytest.approx(expected, abs=1e-4)
+    assert [row["label"] for row in named] == [LABELS[truth[int(row["text"].split()[1])]] for row in named]
+
+
 @pytest.mark.parametrize("num_classes", [2, 3, 20])
 def test_metrics_are_those_of_torchmetrics(num_classes):
     torch.manual_seed(num_classes)
@@ -69,12 +110,15 @@ def test_scores_add_up_over_batches():
 
 def test_smoothing_changes_training_alone():
     plain, smooth = Classification(LABELS), Classification(LABELS, label_smoothing=0.3)
-    network, batch = Fixed(LOGITS), batch_of(TRUTH)
-    log_p = LOGITS.log_softmax(-1)
+    logits = LOGITS + torch.tensor([3.0, 0, 0])
+    network, batch = Fixed(logits), batch_of(TRUTH)
+    log_p = logits.log_softmax(-1)
     picked = log_p.gather(1, TRUTH[:, None])[:, 0]
     expected = -(0.7 * picked + 0.1 * log_p.sum(dim=1)).mean()
     torch.testing.assert_close(smooth.loss(network, batch), expected)
+    assert abs(expected - plain.loss(network, batch)) > 0.1
     torch.testing.assert_close(smooth.nats(network, batch)[0], plain.nats(network, batch)[0])
+    torch.testing.assert_close(smooth.score(network, batch)["nats"], plain.score(network, batch)["nats"])
     with pytest.raises(ValueError, match=r"task.objective.label_smoothing=1\.0"):
         Classification(LABELS, 1.0)
 

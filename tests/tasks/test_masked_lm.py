@@ -93,3 +93,12 @@ def test_pseudo_perplexity_can_be_left_out():
     assert described["hidden token"].startswith("50.0% right")
     with pytest.raises(ValueError, match=r"task.objective.pseudo_perplexity_tokens=-1 is negative"):
         MaskedLM(-1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_pseudo_perplexity_is_without_dropout_and_leaves_the_mode(training):
+    network = small_network(dropout=0.5)
+    expected = MaskedLM().final_metrics(network, split_of("abcdefgh"), TOKENIZER)
+    network.train(training)
+    assert MaskedLM().final_metrics(network, split_of("abcdefgh"), TOKENIZER) == expected
+    assert network.training == training

@@ -95,7 +95,6 @@ class Masker:
         begins, ends = self._joins
         joined: Bool[np.ndarray, "batch seq"] = begins[tokens]
         joined[:, 1:] &= ends[tokens[:, :-1]]
-        joined[:, 0] = False
         first = np.maximum.accumulate(np.where(joined, 0, np.arange(tokens.shape[1])), axis=1)
         return np.take_along_axis(chance, first, axis=1)
 
