@@ -395,6 +395,7 @@ def test_training_knows_no_analysis(program: Program, overrides: str) -> None:
     assert (ended.code, "It belongs to evaluate.py." in ended.err) == (2, True), ended.err
 
 
+@pytest.mark.slow
 def test_a_layer_without_any_head_adds_nothing(program: Program, checkpoint_of: Checkpoints) -> None:
     checkpoint = checkpoint_of("attention=gqa")
     none = "attention.ablated_heads=[[1,0],[1,1],[1,2],[1,3]]"

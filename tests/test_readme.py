@@ -83,6 +83,7 @@ LONG = (
         "tokenizer=char",
         "convert",
         "compare",
+        "doctor",
         "attention=gqa",
         "[The cat,A dog]",
         "profiler",

@@ -73,6 +73,7 @@ def test_a_masked_model_is_trained_evaluated_and_analysed(program: Program, book
     assert "layer 0 head 0" in ran(program, "evaluate.py", heads)
 
 
+@pytest.mark.slow
 def test_a_masked_run_goes_on_as_if_unbroken(program: Program, book: Path) -> None:
     constant = "schedule=wsd schedule.warmup_steps=0 schedule.decay_fraction=0 model.dropout=0.1"
     ran(program, "train.py", TINY, MASKED, constant, "hydra.run.dir=unbroken trainer.max_steps=7")

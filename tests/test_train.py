@@ -188,6 +188,7 @@ def test_backends_train_alike(program: Program, book: Path, backend: str) -> Non
     assert results["val/loss"] == pytest.approx(oracle["val/loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_activations_that_are_computed_again_change_nothing(program: Program, book: Path) -> None:
     settings = "model.dropout=0.1 callbacks.attention.every_n_steps=2"
     kept = train(program, "kept", settings)
@@ -213,7 +214,7 @@ def test_the_same_seed_gives_the_same_weights(program: Program, book: Path) -> N
     ("optimizer", "workers"),
     [
         ("adamw", 2),
-        ("muon", 0),
+        pytest.param("muon", 0, marks=pytest.mark.slow),
         pytest.param("adamw", 0, marks=pytest.mark.slow),
         pytest.param("muon", 2, marks=pytest.mark.slow),
     ],

@@ -131,6 +131,7 @@ def test_a_folder_without_text_is_refused(tmp_path):
         TextFiles(str(tmp_path)).load()
 
 
+@pytest.mark.slow
 def test_pydoc_is_english_and_imports_nothing():
     before = set(sys.modules)
     with warnings.catch_warnings():
