@@ -5,7 +5,7 @@
 Prints a table, and writes `benchmarks/results/peers.json` and `peers.png`. A ratio above 1 says that ours is faster; it
 is the median over rounds, between their quartiles. What is done for a fair comparison says `measure`, who the peers
 are, `peers`. Equal precision comes first, then each side's own defaults: where the hardware has bf16, ours is
-bf16-mixed, while the others' is fp32. On 2 CPU cores it takes below 10 minutes; nothing else should run there. On CUDA
+bf16-mixed, while the others' is fp32. On 2 CPU cores it takes about 20 minutes; nothing else should run there. On CUDA
 it adds what `gpu` measures. Other arguments are overrides of our training run, such as data=text data.files=book.txt.
 """
 
