@@ -5,7 +5,7 @@
 Prints a table, and writes `benchmarks/results/peers.json` and `peers.png`. A ratio above 1 says that ours is faster; it
 is the median over rounds, between their quartiles. What is done for a fair comparison says `measure`, who the peers
 are, `peers`. Equal precision comes first, then each side's own defaults: where the hardware has bf16, ours is
-bf16-mixed, while the others' is fp32. On 2 CPU cores it takes about 20 minutes; nothing else should run there. On CUDA
+bf16-mixed, while the others' is fp32. On 2 CPU cores it takes about 10 minutes; nothing else should run there. On CUDA
 it adds what `gpu` measures. Other arguments are overrides of our training run, such as data=text data.files=book.txt.
 """
 
@@ -36,8 +36,8 @@ PRECISIONS = {"fp32": ("32-true", "32-true"), "bf16": ("bf16-mixed", "bf16-mixed
 """Of our training and of theirs, as Lightning calls them, by what the table calls them."""
 
 QUICK_EFFORT = Effort(steps_per_block=2, rounds=2)
-EFFORTS = {"small": Effort(steps_per_block=10, rounds=8), "mid": Effort(steps_per_block=1, rounds=9)}
-"""Of training, by shape. A step of the mid shape takes seconds, so that its losses are compared after 10 steps."""
+EFFORTS = {"small": Effort(steps_per_block=10, rounds=8), "mid": Effort(steps_per_block=1, rounds=5)}
+"""Of training, by shape. A step of the mid shape takes seconds, so that its losses are compared after 6 steps."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def checks_of(trained: Trained) -> dict[str, Any]:
 
 def generation(plan: "Plan") -> Iterator[Found]:
     """Greedy texts of one prompt."""
-    new_tokens, rounds = (8, 2) if plan.quick else (256, 4)
+    new_tokens, rounds = (8, 2) if plan.quick else (128, 3)
     for shape in plan.shapes:
         for precision, dtype in DTYPES.items():
             if precision == "bf16" and not has_native_bf16(plan.device):

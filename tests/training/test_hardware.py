@@ -1,5 +1,8 @@
 """Devices and number formats."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -63,3 +66,34 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch, accelerator):
 def test_the_cpu_is_described_with_its_threads():
     assert f"{torch.get_num_threads()} thread" in describe_device("cpu")
     assert describe_device("mps") == "mps"
+
+
+STEPS_AFTER_STEPS = """
+import resource
+import torch
+from tinyformer.training.hardware import keep_freed_memory
+
+if {keeps}:
+    keep_freed_memory()
+
+def steps():
+    for _ in range(10):
+        activations = [torch.ones(size) for size in (200_000, 5_000_000, 300_000, 1_000_000)]
+        [2 * activation for activation in activations]
+
+steps()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+steps()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep memory")
+def test_freed_memory_is_taken_again_without_page_faults():
+    processes = [
+        subprocess.Popen([sys.executable, "-c", STEPS_AFTER_STEPS.format(keeps=keeps)], stdout=subprocess.PIPE)
+        for keeps in (False, True)
+    ]
+    returned, kept = (int(process.communicate()[0]) for process in processes)
+    assert kept < returned / 5

@@ -24,7 +24,7 @@ from tinyformer.app.summary import (
 from tinyformer.checkpoint import load_checkpoint, load_weights
 from tinyformer.data import DataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
-from tinyformer.training.hardware import describe_device, resolve_device
+from tinyformer.training.hardware import describe_device, keep_freed_memory, resolve_device
 
 SPLITS = ("train", "validation", "test", "all")
 
@@ -58,6 +58,7 @@ class EvaluationRun:
             config.trainer.precision = facts["precision"]
         self.arguments = build.trainer_arguments(config)
         self.device = resolve_device(self.arguments["accelerator"])
+        keep_freed_memory()
         self.data, self.split = self._data()
         self.task = build.build_task(config, self.data)
         refuse_prompts(config.generate, self.task)

@@ -29,7 +29,7 @@ from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, sta
 from tinyformer.data import DataModule
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
-from tinyformer.training.hardware import compute_dtype, describe_device, free_memory, resolve_device
+from tinyformer.training.hardware import compute_dtype, describe_device, free_memory, keep_freed_memory, resolve_device
 from tinyformer.training.profilers import make_profiler
 from tinyformer.training.weights_memory import warn_of_weights
 
@@ -55,6 +55,7 @@ class TrainingRun:
         self.config, self.folder = config, build.run_dir()
         self.arguments = build.trainer_arguments(config)
         self.device = resolve_device(self.arguments["accelerator"])
+        keep_freed_memory()
         compiled = build.compile_arguments(config, self.device)
         self.resumed = self._resumed()
         self.tested: dict[str, float | None] = {}

@@ -104,17 +104,18 @@ class RotaryPosition(RelativePosition):
                 f"{head_dim + 1} works."
             )
         angles = _angles(max_seq_len, head_dim, base)
-        self.register_buffer("cos", angles.cos().float(), persistent=False)
-        self.register_buffer("sin", angles.sin().float(), persistent=False)
+        cos, sin = angles.cos().float(), angles.sin().float()
+        # One factor for each dimension: products of whole vectors are quicker than those of halves put together.
+        self.register_buffer("cos", torch.cat([cos, cos], dim=-1), persistent=False)
+        self.register_buffer("sin", torch.cat([-sin, sin], dim=-1), persistent=False)
 
     def rotate(
         self, x: Float[Tensor, "batch heads seq head_dim"], offset: int = 0
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         """Turn queries or keys; in fp32 at least, whatever they come in."""
         end = offset + x.shape[2]
-        cos, sin = self.cos[offset:end], self.sin[offset:end]
-        first, second = x.chunk(2, dim=-1)
-        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        other_coordinates = x.roll(x.shape[-1] // 2, dims=-1)
+        turned = torch.addcmul(x * self.cos[offset:end], other_coordinates, self.sin[offset:end])
         return turned.to(x.dtype)
 
 

@@ -1,5 +1,6 @@
 """What the machine offers: devices and number formats."""
 
+import ctypes
 import platform
 import re
 import resource
@@ -59,6 +60,23 @@ def describe_device(device: str) -> str:
         threads = torch.get_num_threads()
         return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
     return device
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that tensors on the CPU give back, for the tensors of the next step.
+
+    A step frees and takes the same blocks as the one before. glibc hands large ones back to the system, and a fault for
+    each 4 KiB of the next one fetches empty pages: a tenth of a bf16 step of 6 layers of 384, two thirds of eager
+    attention over 512 tokens. Other C libraries are left as they are.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.mallopt(M_MMAP_MAX, 0)  # blocks of any size from the heap ...
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # ... which never shrinks ...
+        libc.mallopt(M_TOP_PAD, 64 * 1024**2)  # ... and grows by so much at least
 
 
 def peak_memory(device: torch.device) -> int:
