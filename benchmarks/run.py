@@ -1,4 +1,4 @@
-"""How fast tinyformer is beside its peers: training steps, generation and loading, in turn in one process.
+"""How fast tinyformer is beside its peers: training, generation and data, in turn in one process.
 
     pip install -c constraints.txt -e '.[bench]' && python benchmarks/run.py
 
@@ -27,6 +27,7 @@ from peers import GPT, LLAMA, PEERS, QUICK, SHAPES, Peer, Shape
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from tokenising import ALONE, VOCAB_SIZE, tokenise_in_turn
 
 from tinyformer.training.hardware import has_native_bf16, resolve_device
 
@@ -45,7 +46,7 @@ class Row:
     """One comparison.
 
     Args:
-        bench: "training step", "generation" or "loading".
+        bench: "training step", "generation", "loading" or "tokenising".
         shape: of the model and the batch.
         peer: with whom.
         precision: of both sides.
@@ -139,10 +140,20 @@ def loading(plan: "Plan") -> Iterator[Found]:
         yield found(names, times["ours"], times[peer], each)
 
 
+def tokenising(plan: "Plan") -> Iterator[Found]:
+    """Text to ids on disk."""
+    repeats, rounds = (1, 2) if plan.quick else (4, 5)
+    with tempfile.TemporaryDirectory() as folder:
+        characters, times = tokenise_in_turn(Path(folder), repeats, rounds)
+    names = ("tokenising", f"{characters / 1e6:.1f} M characters, BPE of {VOCAB_SIZE}", ALONE, "text")
+    yield found(names, times["ours"], times[ALONE], 1)
+
+
 BENCHES: dict[str, Callable[["Plan"], Iterator[Found]]] = {
     "training": training,
     "generation": generation,
     "loading": loading,
+    "tokenising": tokenising,
 }
 
 

@@ -148,7 +148,7 @@ def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:
     assert all(set(row) == names and row["low"] <= row["ratio"] <= row["high"] for row in record["rows"])
     compared = {row["peer"] for row in record["rows"] if (row["bench"], row["precision"]) == ("training step", "fp32")}
     assert compared == {PLAIN, *(peer.name for peer in PEERS)}
-    assert {row["bench"] for row in record["rows"]} == {"training step", "generation", "loading"}
+    assert {row["bench"] for row in record["rows"]} == {"training step", "generation", "loading", "tokenising"}
     for evidence in record["evidence"]:
         assert evidence["our_milliseconds"] > 0
         if evidence["bench"] == "training step":

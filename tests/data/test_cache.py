@@ -165,7 +165,7 @@ def test_an_error_leaves_nothing_behind(tmp_path, monkeypatch):
         patch.setattr(cache.TextTokenizer, "encode_batch", fail_at_the_second_batch)
         with pytest.raises(RuntimeError, match="out of luck"):
             prepare_text(recipe, tmp_path)
-    assert len(calls) == 2
+    assert 2 <= len(calls) <= 3  # the next one may have begun
     assert folders(tmp_path) == []
     assert prepare_text(recipe, tmp_path).splits["train"].num_documents == 5
 
@@ -197,10 +197,10 @@ def start_build(tmp_path, seconds):
 
 def test_an_interrupted_build_leaves_nothing_behind(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    process = start_build(tmp_path, 60)
+    process = start_build(tmp_path, 1)
     assert process.stdout.readline() == "tokenising\n"
     process.send_signal(signal.SIGINT)
-    process.wait(10)
+    assert process.wait(10) != 0
     process.stdout.close()
     assert folders(tmp_path / "cache") == []
 
