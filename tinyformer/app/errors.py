@@ -94,7 +94,7 @@ def report(error: BaseException, config_dir: Path, config_name: str, with_traceb
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """The choices that look like a word, as " Did you mean a or b?", or nothing."""
-    found = difflib.get_close_matches(word, list(choices), n=3, cutoff=0.6)
+    found = difflib.get_close_matches(word, list(dict.fromkeys(choices)), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(found)}?" if found else ""
 
 
