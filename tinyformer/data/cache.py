@@ -258,8 +258,7 @@ def _encode(
     for texts, encoded in _ahead(_batches(documents), tokenizer.encode_batch):
         for index, tokens in enumerate(encoded):
             if len(tokens) >= room:
-                cut = [*texts[:index], tokenizer.prefix(texts[index], room)], [*encoded[:index], tokens[:room]]
-                yield cut
+                yield [*texts[:index], tokenizer.prefix(texts[index], room)], [*encoded[:index], tokens[:room]]
                 return
             room -= len(tokens) + 1  # the next document's eos is scored too
             if room <= 0:
