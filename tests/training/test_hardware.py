@@ -78,7 +78,7 @@ if {keeps}:
 
 def steps():
     for _ in range(10):
-        activations = [torch.ones(size) for size in (200_000, 5_000_000, 300_000, 1_000_000)]
+        activations = [torch.ones(size) for size in (200_000, 10_000_000, 300_000, 1_000_000)]
         [2 * activation for activation in activations]
 
 steps()
