@@ -29,7 +29,16 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.nn import Attention, AttentionMask, Encoder, FeedForward, LayerNorm, PreNormBlock
+from tinyformer.nn import (
+    Attention,
+    AttentionMask,
+    Encoder,
+    FeedForward,
+    LayerNorm,
+    PreNormBlock,
+    backend_refusal,
+    resolve_backend,
+)
 from tinyformer.training.hardware import describe_device, free_memory
 from tinyformer.training.weights_memory import kept_bytes
 
@@ -93,14 +102,14 @@ def measure(point: dict[str, int], backend: str, device: str, repeats: int) -> d
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     encoder = make_encoder(point, backend, device, dtype)
     layers = [layer.attention for layer in encoder.layers]
-    if reason := layers[0].refusal(backend, device, dtype, CAUSAL, point["seq"]):
+    if reason := backend_refusal(layers[0], backend, device, dtype, CAUSAL, point["seq"]):
         return {"left_out": f"{backend} {reason}"}
     free = free_memory(device)
     needed = 3 * sum(kept_bytes(layer, point["seq"], device, dtype) for layer in layers) if backend == "eager" else 0
     if free is not None and needed > free / 4:
         return {"left_out": f"about {needed / 1e9:.0f} GB"}
     for layer in layers:
-        layer.resolve(device, dtype, CAUSAL, point["seq"])
+        resolve_backend(layer, device, dtype, CAUSAL, point["seq"])
     tokens = torch.zeros(1, point["seq"], dtype=torch.long, device=device)
 
     def step() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tinyformer.nn import Attention, AttentionMask, RotaryPosition
+from tinyformer.nn import Attention, AttentionMask, RotaryPosition, resolve_backend
 
 
 def randomised(attention: Attention, seed: int = 0) -> Attention:
@@ -387,7 +387,7 @@ def test_flash_refuses_dropout_on_cpu_and_names_one_that_can():
     with pytest.raises(ValueError, match=sentence):
         attention.train()(tokens())
     with pytest.raises(ValueError, match=sentence):
-        attention.resolve("cpu", torch.float32, AttentionMask())
+        resolve_backend(attention, "cpu", torch.float32, AttentionMask())
     assert attention.eval()(tokens()).shape == (2, 7, 32)
     for able in ("auto", "eager", "sdpa"):
         assert Attention(32, 4, dropout=0.1, backend=able).train()(tokens()).shape == (2, 7, 32)

@@ -15,7 +15,8 @@ from attention_cases import (
 from variants import VARIANTS, make, mask_of, tokens
 
 from tinyformer.nn import BACKENDS, Attention, AttentionCase, AttentionMask, Feature, Scoring, select_backend
-from tinyformer.nn.support import features_of, running_kernel
+from tinyformer.nn.resolve import running_kernel
+from tinyformer.nn.support import features_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -26,6 +26,7 @@ from tinyformer.nn import (
     Scoring,
     ShawPosition,
     T5Position,
+    resolve_backend,
 )
 from tinyformer.nn.score import AdditiveScore, ScoreMod, softcap
 from tinyformer.nn.support import features_of
@@ -174,7 +175,7 @@ def named(able: tuple[str, ...]) -> str:
 def assert_refused(name: str, backend: str, training: bool, able: tuple[str, ...]) -> None:
     """At construction, or when it is resolved and at the first step: with the key, and with all that can."""
     with pytest.raises(ValueError, match=rf"^attention\.backend={backend} ") as caught:
-        make(name, backend).resolve("cpu", torch.float32, AttentionMask(causal=True), training=training)
+        resolve_backend(make(name, backend), "cpu", torch.float32, AttentionMask(causal=True), training=training)
     assert str(caught.value).endswith(named(able))
     possible = set(VARIANTS[name][1].evaluation)
     if backend in possible:
@@ -197,7 +198,7 @@ def test_what_cannot_train_on_cpu_is_refused_with_one_that_can(name):
         others = able.training if backend in able.evaluation else able.evaluation
         assert_refused(name, backend, True, others)
     for backend in able.training:
-        chosen = make(name, backend).resolve("cpu", torch.float32, AttentionMask(causal=True))
+        chosen = resolve_backend(make(name, backend), "cpu", torch.float32, AttentionMask(causal=True))
         assert chosen is BACKENDS[backend]
 
 
@@ -207,7 +208,7 @@ def test_what_cannot_evaluate_on_cpu_is_refused_with_one_that_can(name):
     for backend in {"sdpa", "flash", "flex"} - set(able.evaluation):
         assert_refused(name, backend, False, able.evaluation)
     for backend in able.evaluation:
-        chosen = make(name, backend).resolve("cpu", torch.float32, AttentionMask(causal=True), training=False)
+        chosen = resolve_backend(make(name, backend), "cpu", torch.float32, AttentionMask(causal=True), training=False)
         assert chosen is BACKENDS[backend]
 
 

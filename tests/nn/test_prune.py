@@ -20,7 +20,9 @@ from tinyformer.nn import (
     RotaryPosition,
     ShawPosition,
     T5Position,
+    kernel_of_layer,
     prune_heads,
+    resolve_backend,
 )
 
 D_MODEL, NUM_HEADS = 24, 6
@@ -278,8 +280,8 @@ def test_the_gate_of_each_sequence_is_pruned_with_its_heads():
 def test_the_kernel_of_uneven_groups_is_found(sharing, backend):
     smaller = pruned(make(sharing, backend=backend), [0, 1, 4])
     expected = smaller(X, CAUSAL)
-    assert smaller.resolve("cpu", torch.float64, CAUSAL).name == backend
-    assert smaller.running_kernel("cpu", torch.float64, CAUSAL) == ("eager" if backend == "eager" else "flash")
+    assert resolve_backend(smaller, "cpu", torch.float64, CAUSAL).name == backend
+    assert kernel_of_layer(smaller, "cpu", torch.float64, CAUSAL) == ("eager" if backend == "eager" else "flash")
     assert torch.equal(smaller(X, CAUSAL), expected)
 
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app.config import check_value
 from tinyformer.checkpoint import Checkpoint
 from tinyformer.data import DataModule, TextTokenizer
-from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.nn import AttentionMask, Transformer, kernel_of_layer
 from tinyformer.tasks import Task
 from tinyformer.training import RunCSVLogger, RunWandbLogger
 from tinyformer.training.hardware import compute_dtype, resolve_device, resolve_precision
@@ -153,7 +153,7 @@ def resolve_kernels(network: Transformer, arguments: dict[str, Any], mask: Atten
     """
     device, dtype = resolve_device(arguments["accelerator"]), compute_dtype(arguments["precision"])
     network.resolve_backends(device, dtype, mask, training)
-    return [layer.running_kernel(device, dtype, mask, training=training) for layer in network.attentions()]
+    return [kernel_of_layer(layer, device, dtype, mask, training=training) for layer in network.attentions()]
 
 
 def compile_arguments(config: DictConfig, device: str) -> dict[str, Any] | None:

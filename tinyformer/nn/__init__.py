@@ -3,8 +3,9 @@
 In the order of a forward pass: `encoder` embeds tokens (`position`) and stacks `block`s; a block is an `attention` and
 a `feed_forward`, each with a `norm` and a `residual`; attention (`multi_head`, `latent` or `differential`)
 compares queries with keys under a `mask` by a `score`, which gives `weights`, on one of several `backends` (`support`
-says which can), remembers them in a `cache`, and passes its heads through a `gate`, until someone takes heads away
-(`prune`); the `readout` turns vectors into scores, of tokens (`vocabulary`) or, after `pooling`, of classes.
+says which can, `resolve` settles on one), remembers them in a `cache`, and passes its heads through a `gate`, until
+someone takes heads away (`prune`); the `readout` turns vectors into scores, of tokens (`vocabulary`) or, after
+`pooling`, of classes.
 """
 
 from tinyformer.nn.attention import BaseAttention
@@ -32,6 +33,7 @@ from tinyformer.nn.position import (
 from tinyformer.nn.prune import prune_heads
 from tinyformer.nn.readout import ClassReadout, MaskedTokenReadout, TokenReadout
 from tinyformer.nn.residual import Residual
+from tinyformer.nn.resolve import backend_refusal, kernel_of_layer, resolve_backend
 from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from tinyformer.nn.support import BACKENDS, LACKS, AttentionCase, Feature, select_backend
 from tinyformer.nn.transformer import Transformer
@@ -80,7 +82,10 @@ __all__ = [
     "TokenReadout",
     "Transformer",
     "attention_weights",
+    "backend_refusal",
+    "kernel_of_layer",
     "prune_heads",
+    "resolve_backend",
     "select_backend",
     "vocabulary_cross_entropy",
 ]

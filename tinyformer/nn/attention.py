@@ -3,7 +3,6 @@
 How queries, keys and values are made is the business of `multi_head`, `latent` and `differential`.
 """
 
-import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -19,12 +18,10 @@ from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, Scoring, find_score
 from tinyformer.nn.score import softcap as softcap_mod
 from tinyformer.nn.support import (
-    BACKENDS,
     AttentionCase,
     Backend,
     features_of,
     require_possible,
-    running_kernel,
     select_backend,
 )
 from tinyformer.nn.weights import AttentionMaps, attention_maps
@@ -112,7 +109,7 @@ class BaseAttention(nn.Module):
         self.pruned: list[int] = []
         self.register_buffer("kept", None, persistent=False)
         self.register_buffer("kv_index", None, persistent=False)
-        # The structure is checked now; the first step, or `resolve`, decides for a device and a dtype.
+        # The structure is checked now; the first step, or `resolve_backend`, decides for a device and a dtype.
         self.resolved: Backend | None = None
         self._check_structure()
 
@@ -284,53 +281,16 @@ class BaseAttention(nn.Module):
             mask = mask.without_first(cache.length - k.shape[2])
         return (q, k, v, mask) if self.kv_index is None else (q, k[:, self.kv_index], v[:, self.kv_index], mask)
 
-    def resolve(
-        self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
-    ) -> Backend:
-        """Choose the backend once and for all, before the first step and before compiling.
-
-        Args:
-            device: the type, "cpu" or "cuda".
-            dtype: that of queries, keys and values, under autocast the lower one.
-            mask: of the kind that `forward` will get.
-            seq: the longest sequence, in tokens; long unless given.
-            training: whether there will be backward passes, and dropout.
-
-        Raises:
-            ValueError: the named backend cannot compute this; the sentence names one that can.
-        """
-        self.resolved = select_backend(self.backend, self._planned_case(device, dtype, mask, seq, training))
-        return self.resolved
-
-    def refusal(
-        self, backend: str, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None
-    ) -> str | None:
-        """Why a backend of this name cannot train this layer; None if it can; see `resolve`."""
-        return BACKENDS[backend].refusal(self._planned_case(device, dtype, mask, seq))
-
-    def running_kernel(
-        self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int = 8, training: bool = True
-    ) -> str:
-        """The kernel that the resolved backend runs on such input, found by running it once; see `resolve`."""
-        if self.resolved is None or self.resolved.name in ("eager", "flex"):
-            return "eager" if self.resolved is None else self.resolved.name
-        seq = seq if mask.documents is None else mask.documents.shape[1]
-        num_kv_heads = self.num_kv_heads if self.kv_index is None else self.num_heads
-        sizes = [(self.num_heads, self.head_dim), (num_kv_heads, self.head_dim), (num_kv_heads, self.v_head_dim)]
-        q, k, v = (torch.zeros(mask.num_rows, heads, seq, dim, device=device, dtype=dtype) for heads, dim in sizes)
-        probe = copy.deepcopy(self).to(device, dtype).train(training)
-        with torch.set_grad_enabled(training):
-            return running_kernel(lambda: BaseAttention.attend(probe, q, k, v, mask.within(self.window), crosses=False))
-
     def _case(self, q: Tensor, k: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float) -> AttentionCase:
         q_seq, k_seq = q.shape[2], k.shape[2]
         gradient, uneven = torch.is_grad_enabled(), self.head_dim != self.v_head_dim
         features = features_of(mask, scoring, q_seq, k_seq, dropout > 0, gradient, uneven)
         return AttentionCase(q.device.type, q.dtype, self._largest_dim, features, max(q_seq, k_seq))
 
-    def _planned_case(
+    def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
     ) -> AttentionCase:
+        """What this layer will ask of its backend; see `resolve_backend` for the arguments."""
         mask, weight = mask.within(self.window), next(self.parameters(), torch.empty(0))
         probe = torch.zeros(1, self.num_heads, 1, self.head_dim, device=weight.device, dtype=weight.dtype)
         _, scoring = self.scoring(probe, 1, mask, crosses=False)
@@ -367,7 +327,7 @@ class BaseAttention(nn.Module):
                 f"position.relative.values=true adds vectors of {mixed} dimensions to values, which have "
                 f"{self.v_head_dim} in this attention; position.relative.values=false works."
             )
-        case = self._planned_case("cpu", torch.bfloat16, AttentionMask(), training=False)
+        case = self.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False)
         require_possible(self.backend, case)
 
     def split(

@@ -5,12 +5,11 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyformer.nn import backends
 from tinyformer.nn.mask import AttentionMask
@@ -308,31 +307,3 @@ def _devices(name: str, case: AttentionCase) -> list[str]:
 
 def _able(found: Iterable[Backend]) -> str:
     return " or ".join(["auto", *(backend.name for backend in found)])
-
-
-class _KernelNames(TorchDispatchMode):
-    """Collects which of torch's attention operators run inside the block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name.startswith("_scaled_dot_product"):
-            # _scaled_dot_product_flash_attention_for_cpu -> flash
-            self.found.append(name.removeprefix("_scaled_dot_product_").partition("_attention")[0])
-        if name == "_varlen_attn":
-            self.found.append("flash")
-        return func(*args, **(kwargs or {}))
-
-
-def running_kernel(call: Callable[[], Any]) -> str:
-    """Which kernel computes attention in a call, as seen from torch's dispatcher and not from what was asked.
-
-    Returns:
-        "flash", "efficient", "cudnn" or another of torch's fused kernels; "math" where none of them ran.
-    """
-    with _KernelNames() as names:
-        call()
-    return names.found[0] if names.found else "math"

@@ -13,6 +13,7 @@ from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.prune import prune_model
 from tinyformer.nn.readout import TokenReadout
+from tinyformer.nn.resolve import resolve_backend
 
 
 class Transformer(nn.Module):
@@ -69,13 +70,13 @@ class Transformer(nn.Module):
         return [[index, head] for index, layer in enumerate(self.attentions()) for head in layer.pruned]
 
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
-        """Fix the backend of every layer, before the first step and before compiling; see `Attention.resolve`.
+        """Fix the backend of every layer, before the first step and before compiling; see `resolve_backend`.
 
         Returns:
             Their names; one name where all layers have the same.
         """
         seq = self.encoder.max_seq_len
-        resolved = [layer.resolve(device, dtype, mask, seq, training) for layer in self.attentions()]
+        resolved = [resolve_backend(layer, device, dtype, mask, seq, training) for layer in self.attentions()]
         return ", ".join(sorted({backend.name for backend in resolved}))
 
     def num_parameters(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tinyformer.nn import AttentionMask, BaseAttention, Transformer
+from tinyformer.nn import AttentionMask, BaseAttention, Transformer, backend_refusal
 
 HOLDING = ("eager", "math")
 """Kernels that hold the weights of every query and key; `math` is what torch's sdpa falls back on."""
@@ -63,7 +63,9 @@ def warn_of_weights(
     needed = max(layers) if again else sum(layers)
     if needed <= free:
         return None
-    able = (name for name in SPARING if not any(one.refusal(name, device, dtype, mask, seq) for one in holding))
+    able = (
+        name for name in SPARING if not any(backend_refusal(one, name, device, dtype, mask, seq) for one in holding)
+    )
     rows = batch_size * free // needed
     if backend := next(able, None):
         remedy = f"attention.backend={backend} keeps none"
