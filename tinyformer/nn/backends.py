@@ -6,6 +6,7 @@ Which of them can compute what is `support`'s table.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ from tinyformer.nn.weights import attention_weights
 
 # On CPU the fused kernel's backward pass in bf16 takes twice as long as in fp32 until the matrices are this long.
 CPU_BF16_MIN_SEQ = 512
+
+# Torch 2.11's kernel for packed sequences shares K/V heads unasked; later ones want to be told.
+VARLEN_ASKS_FOR_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # Kernels on CUDA want head sizes that are multiples of this.
 HEAD_DIM_STEP = 8
@@ -169,6 +173,7 @@ def _flash_varlen(
     # batch heads seq dim -> (batch seq) heads dim: rows one behind the other.
     q, k, v = (F.pad(x, (0, width - x.shape[-1])).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     starts_q, starts_k = _segments(mask, batch, q_seq, k_seq, q.device)
+    sharing = {"enable_gqa": q.shape[1] != k.shape[1]} if VARLEN_ASKS_FOR_GQA else {}
     out = varlen_attn(
         q,
         k,
@@ -179,7 +184,7 @@ def _flash_varlen(
         k_seq,
         scale=scoring.scale,
         window_size=mask.span,
-        enable_gqa=q.shape[1] != k.shape[1],
+        **sharing,
     )
     assert isinstance(out, Tensor)
     out = out.unflatten(0, (batch, q_seq)).transpose(1, 2)[..., :v_head_dim]

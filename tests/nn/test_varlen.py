@@ -1,0 +1,77 @@
+"""What `_flash_varlen` asks of the kernel for packed sequences, answered on CPU by that kernel's definition.
+
+The kernel itself runs on CUDA only (`test_backends_cuda`): here its place is taken by one sequence after the other.
+"""
+
+import math
+
+import pytest
+import torch
+from attention_cases import Case, error, inputs
+from torch import Tensor
+
+from tinyformer.nn import BACKENDS, AttentionMask, Scoring, backends
+
+MASKS = ("padded", "documents", "causal+documents", "window", "causal+window", "causal+documents+window")
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """As FlashAttention's documentation has it: in each sequence the last query stands at the last key."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    before, after = (limit if limit >= 0 else math.inf for limit in window_size)
+    out = torch.full((*query.shape[:2], value.shape[-1]), torch.nan)
+    starts_q, starts_k = cu_seq_q.tolist(), cu_seq_k.tolist()
+    for number in range(len(starts_q) - 1):
+        q, k, v = (
+            x[starts[number] : starts[number + 1]]
+            for x, starts in ((query, starts_q), (key, starts_k), (value, starts_k))
+        )
+        assert len(q) <= max_q
+        assert len(k) <= max_k
+        for head in range(query.shape[1]):
+            shared = head // (query.shape[1] // key.shape[1])
+            for i in range(len(q)):
+                at = i + len(k) - len(q)
+                seen = [j for j in range(len(k)) if at - before <= j <= at + after]
+                weights = torch.softmax(scale * (k[seen, shared] @ q[i, head]), dim=0)
+                out[starts_q[number] + i, head] = weights @ v[seen, shared]
+    return out
+
+
+def packed_attention_that_asks(*args: object, enable_gqa: bool, **options: object) -> Tensor:
+    """Newer ones refuse to share K/V heads unasked."""
+    assert enable_gqa == (args[0].shape[1] != args[1].shape[1])
+    return packed_attention(*args, **options)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["torch-2.11", "later"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_packed_sequences_are_those_of_the_mask(mask, asks, monkeypatch):
+    monkeypatch.setattr(backends, "varlen_attn", packed_attention_that_asks if asks else packed_attention)
+    monkeypatch.setattr(backends, "VARLEN_ASKS_FOR_GQA", asks)
+    case = Case(9, 9, 6, mask, batch=3)
+    q, k, v, _ = inputs(case, torch.float32)
+    described, scoring = case.attention_mask(), Scoring(case.head_dim**-0.5)
+    actual = backends._flash_varlen(q, k, v, described, scoring)
+    expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
+    assert error(actual, expected) < 1e-6
+
+
+def test_packed_queries_of_another_length_than_the_keys(monkeypatch):
+    monkeypatch.setattr(backends, "varlen_attn", packed_attention)
+    monkeypatch.setattr(backends, "VARLEN_ASKS_FOR_GQA", False)
+    case = Case(5, 9, 8, "padded", batch=2)
+    q, k, v, _ = inputs(case, torch.float32)
+    described, scoring = AttentionMask(lengths=torch.tensor([4, 9])), Scoring(0.3)
+    expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
+    assert error(backends._flash_varlen(q, k, v, described, scoring), expected) < 1e-6
