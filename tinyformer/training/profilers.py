@@ -27,8 +27,15 @@ class StepTrace(PyTorchProfiler):
             trace.export_chrome_trace(str(folder / "trace.json"))
 
         few = schedule(wait=1, warmup=1, active=3, repeat=1)
-        # Names of modules come by hooks, which a compiled network does not call.
-        super().__init__(folder, FILENAME, schedule=few, on_trace_ready=export, record_module_names=False, row_limit=40)
+        super().__init__(
+            folder,
+            FILENAME,
+            schedule=few,
+            on_trace_ready=export,
+            record_module_names=False,  # they come by hooks, which a compiled network does not call
+            row_limit=40,
+            acc_events=True,  # without which torch 2.11 warns that it drops the events of other cycles
+        )
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Say which steps count."""
