@@ -214,6 +214,19 @@ def test_known_tokens_are_read_at_once():
     assert read == [2, 1, 9, 1]
 
 
+def test_the_first_token_of_the_vocabulary_stops_too():
+    whole = generate(variant(gqa), [[1]], 6, seed=7)[0]
+    assert 0 in whole[1:]
+    assert generate(variant(gqa), [[1]], 6, seed=7, stop_token=0) == [whole[: whole.index(0)]]
+
+
+def test_scores_in_bf16_are_drawn_from_in_fp32():
+    scores = torch.randn(500, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    sampling = Sampling(temperature=0.7, top_p=0.9)
+    drawn = [sampling.draw(x, torch.Generator().manual_seed(0)) for x in (scores, scores.float())]
+    assert torch.equal(*drawn)
+
+
 def test_a_stop_token_ends_one_text_and_not_the_others():
     model = variant(partial(gqa, position=rotary))
     whole = generate(model, UNEQUAL, 12, seed=1)

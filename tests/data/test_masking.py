@@ -174,8 +174,18 @@ def test_a_loader_that_goes_on_hides_what_it_would_have_hidden(tmp_path):
         ({"rate": 1.0}, "task.masking.rate=0.15 works"),
         ({"mask_share": 0.8, "random_share": 0.3}, "task.masking.random_share=0.3"),
         ({"mask_share": -0.1}, "task.masking.mask_share=-0.1"),
+        ({"random_share": -0.1}, "task.masking.random_share=-0.1"),
     ],
 )
 def test_shares_that_are_none_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         Masking(**options)
+
+
+def test_words_on_both_sides_of_a_mark_are_two():
+    tokenizer = CharTokenizer().build(["a,b"]).with_mask()
+    ids = torch.tensor([tokenizer.encode("a,b" * 50)])
+    masker = Masker(Masking(rate=0.4, mask_share=1.0, random_share=0.0, whole_words=True), tokenizer, seed=0)
+    chosen = masker({"inputs": ids, "targets": ids}, [0], 0)["targets"][0] != IGNORED
+    marks = (ids[0] == tokenizer.encode(",")[0]).nonzero()[:, 0]
+    assert (chosen[marks] != chosen[marks + 1]).any()

@@ -32,6 +32,7 @@ import tinyformer
 from tinyformer.app.conversion import export_model
 from tinyformer.data import BPETokenizer, ByteTokenizer, CharTokenizer
 from tinyformer.generation import Sampling, generate
+from tinyformer.interop.folder import write_folder
 
 slow = pytest.mark.slow
 
@@ -122,6 +123,7 @@ def test_the_same_prompt_gives_the_same_greedy_text(recipe: Any, tmp_path: Path)
     encoded = their_tokenizer(prompt, return_tensors="pt")
     assert encoded["input_ids"].tolist() == [[tokenizer.eos_id, *tokenizer.encode(prompt)]]
     assert (their_tokenizer.eos_token_id, model.generation_config.eos_token_id) == (tokenizer.eos_id,) * 2
+    assert model.generation_config.bos_token_id == model.generation_config.pad_token_id == tokenizer.eos_id
     assert their_tokenizer.model_max_length == SEQ + 2
     num_tokens = SEQ + 2 - encoded["input_ids"].shape[1]
     made = model.generate(**encoded, max_new_tokens=num_tokens)[0]
@@ -338,6 +340,12 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="no space"):
         export_model(tmp_path / "ours.ckpt", tmp_path / "other", CONF)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.ckpt", "theirs"]
+
+
+def test_what_a_killed_export_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / ".out.partial").mkdir()
+    write_folder(tmp_path / "out", {"config.json": {}}, {"a": torch.zeros(1)})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_weights_that_are_not_the_configs_are_refused(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 import importlib
 import inspect
 import re
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from models import BERT, GPT2, LLAMA, transformers
 
 from tinyformer.interop import FAMILIES, Family
-from tinyformer.interop.family import ANYWHERE, NEEDED
+from tinyformer.interop.bert import OUTPUT, OUTPUT_BIAS, POSITIONS, read_weights, write_weights
+from tinyformer.interop.family import ACTIVATIONS, ANYWHERE, NEEDED
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2 | {"vocab_size": 53},
@@ -121,3 +125,45 @@ def test_a_size_that_is_missing_is_named() -> None:
     fields = {name: value for name, value in SIZES["gpt2"].items() if name != "n_embd"}
     with pytest.raises(ValueError, match=r"config.json has no n_embd\."):
         FAMILIES[0].settings(fields)
+
+
+def test_null_is_written_where_theirs_has_another_default() -> None:
+    fields = next(family for family in FAMILIES if family.model_type == "mistral").describe({"attention.window": 5})
+    assert (fields["sliding_window"], fields["num_key_value_heads"], fields["head_dim"]) == (5, None, None)
+
+
+def test_activations_are_theirs() -> None:
+    transformers()
+    from transformers.activations import ACT2FN
+
+    ours = {
+        "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "silu": F.silu,
+        "relu2": lambda x: F.relu(x) ** 2,
+    }
+    x = torch.linspace(-3, 3, 50)
+    for name, our in ACTIVATIONS.items():
+        torch.testing.assert_close(ACT2FN[name](x), ours[our](x), atol=1e-6, rtol=0)
+
+
+def test_what_changes_nothing_is_no_reason_to_refuse() -> None:
+    settings("gpt2", add_cross_attention=None, quantization_config=None)
+    settings("llama", rope_parameters={"rope_type": "default", "partial_rotary_factor": 1.0})
+    with pytest.raises(ValueError, match="is_encoder_decoder=True"):
+        settings("gpt2", is_encoder_decoder=True)
+
+
+def test_frequencies_that_old_files_hold_are_left_out() -> None:
+    llama = next(family for family in FAMILIES if family.model_type == "llama")
+    assert llama.read({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, 1) == ({}, [])
+
+
+def test_of_berts_two_names_of_the_output_bias_the_tied_one_counts() -> None:
+    read = read_weights({OUTPUT_BIAS: torch.ones(3), f"{OUTPUT}.bias": torch.zeros(3)})
+    assert read[f"{OUTPUT}.bias"].tolist() == [1, 1, 1]
+
+
+def test_what_bert_is_given_beside_our_weights_has_their_dtype() -> None:
+    ours = {POSITIONS: torch.zeros(3, 4).bfloat16(), f"{OUTPUT}.bias": torch.zeros(5).bfloat16()}
+    assert {tensor.dtype for tensor in write_weights(ours).values()} == {torch.bfloat16}

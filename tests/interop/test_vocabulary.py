@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 from tinyformer.data import ByteTokenizer, TextTokenizer
-from tinyformer.interop import read_tokenizer
+from tinyformer.interop import read_tokenizer, tokenizer_files
 
 TEXT = "The cat sees the birds, and Élan's mice see 12 cats. "
 
@@ -63,6 +63,15 @@ def words(*special: str) -> Tokenizer:
         (["</s>", "<end>"], {}, {"eos_token_id": [4, 3]}, "<end>"),
         (["</s>", "<end>"], {}, {"eos_token_id": 99}, "</s>"),
         (["</s>", "<end>"], {"tokenizer_config.json": {"eos_token": "<gone>"}}, {}, "</s>"),
+        (
+            ["</s>", "<end>"],
+            {"tokenizer_config.json": {"eos_token": "</s>"}, "special_tokens_map.json": {"eos_token": "<end>"}},
+            {},
+            "</s>",
+        ),
+        (["</s>", "<end>"], {"tokenizer_config.json": {"eos_token": "<end>"}}, {"eos_token_id": 3}, "<end>"),
+        (["</s>", "<end>"], {}, {"eos_token_id": -1}, "</s>"),
+        (["</s>", "<end>"], {}, {"eos_token_id": []}, "</s>"),
         (["[SEP]", "[CLS]"], {}, {}, "[CLS]"),
         (["[SEP]", "<c>"], {"tokenizer_config.json": {"cls_token": "<c>"}}, {}, "<c>"),
     ],
@@ -126,7 +135,55 @@ def test_vectors_beyond_the_vocabulary_are_fine_and_tokens_without_one_are_not(t
     tokenizer = words("</s>")
     tokenizer.save(str(folder / "tokenizer.json"))
     assert checkpoint_of(folder, tmp_path / "more.ckpt").config["model"]["vocab_size"] == 6
-    tokenizer.add_tokens(["c", "d", "e"])
+    tokenizer.add_tokens(["c", "d"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert checkpoint_of(folder, tmp_path / "equal.ckpt").config["model"]["vocab_size"] == 6
+    tokenizer.add_tokens(["e"])
     tokenizer.save(str(folder / "tokenizer.json"))
     with pytest.raises(ValueError, match="the tokenizer has 7 tokens, and the model vectors for 6 of them"):
         checkpoint_of(folder, tmp_path / "less.ckpt")
+
+
+def test_berts_words_without_settings_and_with_all_of_them(tmp_path: Path) -> None:
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "世", "界", "elan", "élan"]
+    (tmp_path / "vocab.txt").write_text("\n".join(known))
+
+    def encoded(text: str) -> list[str]:
+        tokenizer = read_tokenizer(tmp_path, {})
+        assert tokenizer is not None
+        return [known[token] for token in tokenizer.encode(text)]
+
+    assert encoded("The 世界 Élan") == ["the", "世", "界", "elan"]
+    settings = {"strip_accents": False, "tokenize_chinese_chars": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert encoded("The 世界 Élan") == ["the", "[UNK]", "élan"]
+
+
+def test_a_space_in_front_of_the_first_word(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
+    tokenizer = read_tokenizer(tmp_path, {})
+    assert tokenizer is not None
+    assert tokenizer.encode("The cat") == tokenizer.encode(" The cat")
+
+
+def test_a_post_processor_of_its_own_goes_out_and_comes_back(tmp_path: Path) -> None:
+    own = words("</s>", "<s>")
+    own.post_processor = processors.ByteLevel()
+    files = tokenizer_files(TextTokenizer(own), 9)
+    both = files["tokenizer.json"]["post_processor"]["processors"]
+    assert [processor["type"] for processor in both] == ["ByteLevel", "TemplateProcessing"]
+    names = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token")
+    assert {files["tokenizer_config.json"][name] for name in names} == {"</s>"}
+    for name, contents in files.items():
+        (tmp_path / name).write_text(json.dumps(contents))
+    back = read_tokenizer(tmp_path, {})
+    assert back is not None
+    assert back.to_json() == TextTokenizer(own).to_json()
+
+
+def test_a_post_processor_that_adds_tokens_goes_out_as_it_is() -> None:
+    own = words("</s>", "<s>")
+    own.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 4)])
+    written = tokenizer_files(TextTokenizer(own), 9)["tokenizer.json"]["post_processor"]
+    assert written == json.loads(own.to_str())["post_processor"]

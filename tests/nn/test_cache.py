@@ -314,3 +314,8 @@ def test_a_step_needs_no_mask(window):
     with AttentionKernels() as kernels:
         model(ids()[:, 10:], CAUSAL, cache)
     assert [len(kernels.calls), kernels.num_masked] == [2, 0]
+
+
+def test_a_gradient_in_one_of_the_tensors_is_refused():
+    with pytest.raises(ValueError, match=r"torch\.no_grad\(\)"):
+        LayerCache().extend(torch.zeros(1, 1, 1, 1, requires_grad=True), torch.zeros(1, 1, 1, 1))

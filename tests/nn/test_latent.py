@@ -8,8 +8,10 @@ import torch
 from attention_cases import error
 from variants import attend_by_loops, make, mla, prepared, projected, rotary, tokens
 
-from tinyformer.nn import AttentionMask, LatentAttention
+from tinyformer.nn import AttentionMask, LatentAttention, LayerCache
 from tinyformer.nn.norm import RMSNorm
+
+CAUSAL = AttentionMask(causal=True)
 
 
 def normed(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
@@ -95,3 +97,64 @@ def test_shaws_vectors_join_the_decoupled_part_alone():
 def test_a_decoupled_part_that_cannot_be(size, says):
     with pytest.raises(ValueError, match=rf"^attention\.rope_head_dim={size} {says}"):
         LatentAttention(32, 4, rope_head_dim=size)
+
+
+@pytest.mark.parametrize("key", ["kv_rank", "q_rank"])
+def test_a_rank_that_cannot_be(key):
+    with pytest.raises(ValueError, match=rf"^attention\.{key}=0 is no size"):
+        LatentAttention(32, 4, **{key: 0})
+
+
+def test_heads_of_their_own_size_need_not_divide_the_width():
+    assert LatentAttention(30, 4, head_dim=8).o_proj.weight.shape == (30, 32)
+
+
+def test_queries_meet_the_latents_where_that_takes_fewer_multiply_adds():
+    # kv_rank 12, heads of 8: n (100 * 4 + 96) against 100 * 96.
+    assert [mla()._meets_latents(queries, 100) for queries in (19, 20)] == [True, False]
+
+
+@torch.no_grad()
+def test_evaluation_on_the_latents_drops_no_weights():
+    attention, cache, x = mla(dropout=0.5).eval(), LayerCache(), tokens(1, 40)
+    attention(x[:, :-1], CAUSAL, cache=cache)
+    again = cache.copy()
+    assert torch.equal(attention(x[:, -1:], CAUSAL, cache=cache), attention(x[:, -1:], CAUSAL, cache=again))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{"qk_norm": True}, {"score": "additive"}], ids=["qk_norm", "additive"])
+def test_where_queries_cannot_meet_the_latents_decoding_is_right(options):
+    attention, cache, x = mla(**options).eval(), LayerCache(), tokens(1, 20)
+    parts = [attention(part, CAUSAL, cache=cache) for part in x.split([19, 1], dim=1)]
+    assert error(torch.cat(parts, dim=1), attention(x, CAUSAL)) <= 1e-5
+
+
+@torch.no_grad()
+def test_under_autocast_the_cache_is_in_lower_precision():
+    attention, cache = mla().eval(), LayerCache()
+    with torch.autocast("cpu", torch.bfloat16):
+        attention(tokens(1, 20), CAUSAL, cache=cache)
+    assert cache.tensors[0].dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_tokens_of_two_sequences_are_not_turned():
+    attention, x, y = mla(position=rotary), tokens(1, 5), tokens(1, 7)
+    q, k, _ = attention.project(x, y)
+    alone_q, alone_k, _ = attention.project(x[:, [3]], y[:, [4]])
+    assert error(q[:, :, [3]], alone_q) <= 1e-6
+    assert error(k[:, :, [4]], alone_k) <= 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("parts", [[20], [17, 3]], ids=["keys", "latents"])
+def test_maps_of_some_rows_are_those_rows(parts):
+    attention, cache = mla(), LayerCache()
+    for part in tokens(1, 20).split(parts, dim=1):
+        q, k, _ = attention.project(part, cache=cache)
+    all_rows, one = (
+        attention.softmaxes(q, k, CAUSAL, False, rows).weights for rows in (None, torch.tensor([q.shape[2] - 2]))
+    )
+    assert one.shape[-2] == 1
+    assert error(one, all_rows[..., -2:-1, :]) <= 1e-6

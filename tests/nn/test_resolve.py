@@ -7,7 +7,7 @@ import torch
 from attention_cases import AttentionKernels
 from variants import documents, gqa, make, mha, shaw_keys, t5, tokens
 
-from tinyformer.nn import BACKENDS, Attention, AttentionMask, Scoring, kernel_of_layer, resolve_backend
+from tinyformer.nn import BACKENDS, Attention, AttentionMask, BaseAttention, Scoring, kernel_of_layer, resolve_backend
 from tinyformer.nn.resolve import running_kernel
 
 CAUSAL = AttentionMask(causal=True)
@@ -116,3 +116,29 @@ def test_dropout_counts_in_training_only():
     with pytest.raises(ValueError, match="attention dropout on CPU"):
         resolve_backend(attention, "cpu", torch.float32, CAUSAL)
     assert resolve_backend(attention, "cpu", torch.float32, CAUSAL, training=False).name == "flash"
+
+
+def test_the_kernel_of_an_evaluation_runs_without_dropout():
+    attention = mha(backend="flash", dropout=0.1)
+    resolve_backend(attention, "cpu", torch.float32, CAUSAL, training=False)
+    assert kernel_of_layer(attention, "cpu", torch.float32, CAUSAL, training=False) == "flash"
+
+
+def test_the_layer_is_left_alone():
+    attention = mha(backend="sdpa").eval()
+    resolve_backend(attention, "cpu", torch.bfloat16, CAUSAL)
+    kernel_of_layer(attention, "cpu", torch.bfloat16, CAUSAL)
+    assert not attention.training
+    assert attention.q_proj.weight.dtype == torch.float32
+
+
+def test_the_kernel_is_asked_what_the_layer_will_ask(monkeypatch):
+    attention, mask, asked = gqa(backend="sdpa", window=3), AttentionMask(True, documents=documents(2, 9)), []
+    resolve_backend(attention, "cpu", torch.float32, mask)
+
+    def attend(self, q, k, v, mask, crosses):
+        asked.append((q.shape, k.shape, v.shape, mask))
+
+    monkeypatch.setattr(BaseAttention, "attend", attend)
+    kernel_of_layer(attention, "cpu", torch.float32, mask)
+    assert asked == [((2, 4, 9, 8), (2, 2, 9, 8), (2, 2, 9, 8), mask.within(3))]

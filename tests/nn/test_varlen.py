@@ -9,8 +9,10 @@ import pytest
 import torch
 from attention_cases import Case, error, inputs
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring, backends
+from tinyformer.nn.resolve import running_kernel
 
 MASKS = ("padded", "documents", "causal+documents", "window", "causal+window", "causal+documents+window")
 
@@ -28,6 +30,7 @@ def packed_attention(
 ) -> Tensor:
     """As FlashAttention's documentation has it: in each sequence the last query stands at the last key."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert query.shape[-1] % 8 == 0
     before, after = (limit if limit >= 0 else math.inf for limit in window_size)
     out = torch.full((*query.shape[:2], value.shape[-1]), torch.nan)
     starts_q, starts_k = cu_seq_q.tolist(), cu_seq_k.tolist()
@@ -43,8 +46,9 @@ def packed_attention(
             for i in range(len(q)):
                 at = i + len(k) - len(q)
                 seen = [j for j in range(len(k)) if at - before <= j <= at + after]
-                weights = torch.softmax(scale * (k[seen, shared] @ q[i, head]), dim=0)
-                out[starts_q[number] + i, head] = weights @ v[seen, shared]
+                if seen:  # else it is left undefined
+                    weights = torch.softmax(scale * (k[seen, shared] @ q[i, head]), dim=0)
+                    out[starts_q[number] + i, head] = weights @ v[seen, shared]
     return out
 
 
@@ -56,10 +60,11 @@ def packed_attention_that_asks(*args: object, enable_gqa: bool, **options: objec
 
 @pytest.mark.parametrize("asks", [False, True], ids=["torch-2.11", "later"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_packed_sequences_are_those_of_the_mask(mask, asks, monkeypatch):
+@pytest.mark.parametrize("num_kv_heads", [4, 2], ids=["own", "shared"])
+def test_packed_sequences_are_those_of_the_mask(num_kv_heads, mask, asks, monkeypatch):
     monkeypatch.setattr(backends, "varlen_attn", packed_attention_that_asks if asks else packed_attention)
     monkeypatch.setattr(backends, "VARLEN_ASKS_FOR_GQA", asks)
-    case = Case(9, 9, 6, mask, batch=3)
+    case = Case(9, 9, 6, mask, batch=3, num_kv_heads=num_kv_heads)
     q, k, v, _ = inputs(case, torch.float32)
     described, scoring = case.attention_mask(), Scoring(case.head_dim**-0.5)
     actual = backends._flash_varlen(q, k, v, described, scoring)
@@ -75,3 +80,23 @@ def test_packed_queries_of_another_length_than_the_keys(monkeypatch):
     described, scoring = AttentionMask(lengths=torch.tensor([4, 9])), Scoring(0.3)
     expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
     assert error(backends._flash_varlen(q, k, v, described, scoring), expected) < 1e-6
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2], ids=["own", "shared"])
+def test_torchs_own_kernel_takes_what_it_is_given(num_kv_heads):
+    # Its stand-in for tracing looks at the arguments and computes nothing, so that it needs no GPU.
+    with FakeTensorMode():
+        sizes = ((4, 6), (num_kv_heads, 6), (num_kv_heads, 11))
+        q, k, v = (torch.zeros(2, heads, 9, dim, dtype=torch.bfloat16) for heads, dim in sizes)
+        mask, outputs = AttentionMask(lengths=torch.tensor([4, 0])), []
+        kernel = running_kernel(lambda: outputs.append(backends._flash_varlen(q, k, v, mask, Scoring(0.3))))
+        assert kernel == "flash"
+        assert outputs[0].shape == (2, 4, 9, 11)
+
+
+def test_dropout_beside_a_mask_is_refused_and_never_left_out():
+    with FakeTensorMode():
+        q, k, v = (torch.zeros(2, heads, 9, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
+        mask = AttentionMask(lengths=torch.tensor([4, 0], device="cuda"))
+        with pytest.raises(ValueError, match="computes no sinks, biases or dropout beside a mask on CUDA"):
+            BACKENDS["flash"].compute(q, k, v, mask, Scoring(0.3), 0.1)

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
 
 from tasks.fixed import Fixed
+from tinyformer.data import TokenSplit
 from tinyformer.nn import IGNORED, AttentionMask
 from tinyformer.tasks import CausalLM
 
@@ -97,3 +99,21 @@ def test_padding_at_the_right_changes_no_score():
     }
     for name, value in CausalLM().score(network, batch).items():
         torch.testing.assert_close(CausalLM().score(network, padded)[name], value)
+
+
+def test_what_is_said_of_the_metrics():
+    metrics = {"perplexity": 8.0, "bits_per_byte": None, "accuracy": 0.25, "accuracy_top5": 0.5}
+    split = TokenSplit(np.zeros(3, np.uint16), np.array([0, 3]), 9, 9, num_unknown=1)
+    assert CausalLM().describe(metrics, split) == {
+        "perplexity": "8.00",
+        "bits per byte": "none, since characters were unknown",
+        "next token": "25.0% right, 50.0% among the first five",
+    }
+
+
+def test_scores_in_bf16_are_summed_in_fp32():
+    rounded = LOGITS.bfloat16()
+    exact, found = (CausalLM().nats(Fixed(logits), BATCH)[0] for logits in (rounded.float(), rounded))
+    assert found.dtype == torch.float32
+    assert torch.equal(found, exact)
+    assert torch.equal(*(CausalLM().score(Fixed(logits), BATCH)["nats"] for logits in (rounded.float(), rounded)))

@@ -145,3 +145,22 @@ def test_an_example_alone_and_in_a_padded_batch_has_the_same_logits(backend, poo
             alone = task.logits(network, {"inputs": ids[row : row + 1, :length], "lengths": lengths[row : row + 1]})
             torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-5)
     assert together.std() > 0.1  # they are no constants
+
+
+def test_what_is_said_of_the_metrics():
+    metrics = {"accuracy": 0.25, "macro_f1": 0.75, "majority_share": 0.125}
+    assert Classification(LABELS).describe(metrics, None) == {
+        "accuracy": "25.0%, macro-F1 0.750; the most frequent class is 12.5% of all"
+    }
+
+
+def test_scores_in_bf16_are_summed_in_fp32():
+    rounded, batch = LOGITS.bfloat16(), batch_of(TRUTH)
+    exact, found = (Classification(LABELS).nats(Fixed(x), batch)[0] for x in (rounded.float(), rounded))
+    assert found.dtype == torch.float32
+    assert torch.equal(found, exact)
+
+
+def test_negative_smoothing_is_refused():
+    with pytest.raises(ValueError, match=r"label_smoothing=-0\.1"):
+        Classification(LABELS, -0.1)

@@ -102,3 +102,21 @@ def test_pseudo_perplexity_is_without_dropout_and_leaves_the_mode(training):
     network.train(training)
     assert MaskedLM().final_metrics(network, split_of("abcdefgh"), TOKENIZER) == expected
     assert network.training == training
+
+
+def test_what_is_said_of_the_metrics():
+    metrics = {"accuracy": 0.25, "accuracy_top5": 0.5, "majority_share": 0.125, "pseudo_perplexity": 3.0}
+    assert MaskedLM().describe(metrics, split_of("abc"))["hidden token"] == (
+        "25.0% right, 50.0% among the first five; the most frequent is 12.5% of all"
+    )
+
+
+def test_a_split_without_text_has_no_most_frequent_token():
+    sums = {name: torch.tensor(1.0) for name in ("nats", "tokens", "top1", "top5")}
+    assert MaskedLM().metrics(sums, split_of(""))["majority_share"] == 0.0
+
+
+def test_pseudo_perplexity_is_of_the_first_tokens():
+    network = small_network(max_seq_len=5)
+    first = MaskedLM(4).final_metrics(network, split_of("abcdefgh"), TOKENIZER)  # with the token before the text
+    assert first == MaskedLM().final_metrics(network, split_of("abc"), TOKENIZER)

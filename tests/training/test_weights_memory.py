@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
+from nn.variants import differential
 
 from tinyformer.nn import AttentionMask
 from tinyformer.training.hardware import free_memory
@@ -137,3 +138,42 @@ def test_a_frozen_encoder_keeps_nothing():
 def test_free_memory_is_what_can_be_had():
     free = free_memory("cpu")
     assert free is None or 2**20 < free < 2**50
+
+
+def test_bytes_of_other_dtypes_devices_and_softmaxes():
+    layer = make_transformer(backend="eager").attentions()[0]
+    layer.dropout = 0.1
+    square = layer.num_heads * SEQ * SEQ
+    # The softmax, a copy in the values' dtype, and on CUDA a boolean for each weight that may be dropped.
+    assert kept_bytes(layer, SEQ, "cuda", torch.bfloat16) == square * (4 + 2 + 1)
+    assert kept_bytes(layer, SEQ, "cuda", torch.float64) == square * (8 + 8 + 1)
+    assert kept_bytes(differential(), SEQ, "cpu", torch.float32) == 2 * 4 * SEQ * SEQ * 4
+
+
+def test_the_remedy_is_one_of_the_device_and_the_dtype():
+    model = make_transformer(num_layers=2, max_seq_len=1024, backend="eager")
+    for dtype, backend in ((torch.float32, "flex"), (torch.bfloat16, "flash")):
+        said = warn_of_weights(model, ["eager"] * 2, "cuda", dtype, CAUSAL, 8, 10**6)
+        assert said.endswith(f": attention.backend={backend} keeps none.")
+
+
+def test_the_remedy_goes_down_to_one():
+    three_rows = 3 * (3 * OF_A_ROW // 4)  # of one of 4 layers; dropped in fp32, weights take 12 bytes in place of 4
+    said = warned(three_rows, dropout=0.1, again=True)
+    assert "data.batch_size=3 trainer.accumulate_grad_batches=3 keeps fewer" in said
+    assert warned(1, dropout=0.1).endswith("model.max_seq_len=1 keeps fewer.")
+
+
+def test_the_kernel_that_torch_falls_back_on_counts_and_is_named():
+    assert warned(10**6, kernels=("flash", "math", "flash", "flash")).startswith("The math kernel keeps")
+
+
+def test_of_unequal_layers_the_largest_counts():
+    row = HEADS * SEQ * SEQ * 12
+    for again in (True, False):
+        model = make_transformer(num_layers=2, max_seq_len=SEQ, backend="eager", checkpoint_activations=again)
+        model.attentions()[0].num_heads = 1
+        for layer in model.attentions():
+            layer.dropout = 0.1
+        said = warn_of_weights(model, ["eager"] * 2, "cpu", torch.float32, CAUSAL, 1, row // 2)
+        assert "checkpoint" not in said
