@@ -400,6 +400,7 @@ def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
         ("data.files=short.txt", "model.max_seq_len"),
         ("data=text ~data.files", "data.files"),
         ("data.files=", "data.files"),
+        ("data.files=???", "data.files is needed, such as data.files=book.txt."),
         ("model.vocab_size=3", "model.vocab_size="),
         ("trainer.accelerator=gpu", "trainer=cpu"),
         ("init_from=none.ckpt", "none.ckpt"),
@@ -418,6 +419,14 @@ def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
         ("callbacks.attention.every_n_steps=0", "callbacks.attention.every_n_steps=100"),
         ("callbacks.attention.induction=2", "callbacks.attention.induction=0.3"),
         ("callbacks.attention.sink=high", "callbacks.attention.sink=0.5"),
+        ("trainer.max_steps=0", "trainer.max_steps=2000"),
+        ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches=1"),
+        ("optimizer.lr=-1", "optimizer.lr=0.001"),
+        ("model.dropout=2 model.embedding_dropout=0", "model.dropout=0.1"),
+        ("freeze_encoder=true", "model.tied_readout=false"),
+        ("schedule.warmup_steps=-5", "schedule.warmup_steps=100"),
+        ("schedule=wsd schedule.decay_fraction=2", "schedule.decay_fraction=0.2"),
+        ("task.masking.whole_word=true", "task.masking.whole_words"),
     ],
 )
 def test_mistakes_are_told_in_a_few_lines(program: Program, book: Path, override: str, said: str) -> None:
@@ -431,6 +440,7 @@ def test_mistakes_are_told_in_a_few_lines(program: Program, book: Path, override
     assert said in ended.err
     assert len(ended.err.strip().splitlines()) <= 4
     assert "Traceback" not in ended.err
+    assert not Path("outputs").exists()
 
 
 def test_a_bug_in_a_users_module_keeps_its_traceback(

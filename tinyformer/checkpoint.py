@@ -63,16 +63,17 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     if not path.is_file():
         near = sorted(path.glob("**/*.ckpt"), key=lambda file: file.stat().st_mtime) if path.is_dir() else []
         hint = f"{key}={near[-1]} works" if near else "a run writes it to RUN/checkpoints/last.ckpt"
+        if (path / "config.json").is_file():
+            hint = f"`python -m tinyformer.convert hf {path} imported.ckpt` makes one of a Hugging Face folder"
         raise ValueError(f"{key}={path} is no file; {hint}.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles that torch did not write: they are refused
             raw = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises whatever its bytes lead to
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
         raise ValueError(
-            f"{key}={path} cannot be read: it is cut short, damaged, or no checkpoint "
-            f"({reason}); checkpoints/best.ckpt of the same run may be whole."
+            f"{key}={path} cannot be read: it is cut short, damaged, or no checkpoint; a run writes "
+            "RUN/checkpoints/last.ckpt, and best.ckpt beside it, which may be whole."
         ) from error
     if not _is_complete(raw):
         raise ValueError(f"{key}={path} was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt.")

@@ -108,6 +108,11 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     for name, value in arguments.items():
         if not (name == "precision" and value == "auto"):
             check_value(L.Trainer, name, value, f"trainer.{name}")
+    for name, value in {"max_steps": 2000, "max_epochs": 1, "accumulate_grad_batches": 1}.items():
+        given = arguments.get(name)
+        # -1 is Lightning's word for any number of steps or epochs.
+        if given is not None and given < 1 and not (given == -1 and name.startswith("max_")):
+            raise ValueError(f"trainer.{name}={given} trains nothing; trainer.{name}={value} works.")
     profiler = arguments.get("profiler")
     if profiler is not None and profiler not in PROFILERS:
         raise ValueError(f"trainer.profiler={profiler}: choose one of {', '.join(PROFILERS)}, or null.")

@@ -58,8 +58,10 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     Raises:
         ValueError: the folder is malformed or of another family, or the checkpoint cannot be written there.
     """
-    if path.exists() or not path.absolute().parent.is_dir():
-        raise ValueError(f"{path} exists already, or lies in no folder that does; name a new file.")
+    if path.exists():
+        raise ValueError(f"{path} exists already; name a file that does not.")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{path} lies in no folder that exists.")
     folder = find_folder(source)
     fields = read_config(folder)
     family = _family_of(fields, folder)

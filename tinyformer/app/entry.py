@@ -1,15 +1,18 @@
 """From the command line to a job: Hydra, with its errors and exit codes made useful."""
 
+import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from tinyformer.app.config import register_resolvers
-from tinyformer.app.errors import report
+from tinyformer.app.errors import USER_MISTAKE, report
 
 
 def run_program(
@@ -41,6 +44,8 @@ def run_program(
             job(config)
         except Exception as error:
             failed.append(report(error, config_dir, config_name, with_traceback))
+            if failed[-1] == USER_MISTAKE:
+                _remove_unused(Path(HydraConfig.get().runtime.output_dir))
 
     try:
         register_resolvers(config_dir)
@@ -49,3 +54,15 @@ def run_program(
     except Exception as error:
         return report(error, config_dir, config_name, with_traceback)
     return max(failed, default=0)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Take away the folder of a run that was refused, unless it holds more than what Hydra noted in it."""
+    if [path.name for path in folder.iterdir()] != [".hydra"]:
+        return
+    shutil.rmtree(folder)
+    with contextlib.suppress(OSError):  # where a parent holds other runs
+        for parent in folder.parents:
+            if not parent.is_relative_to(Path.cwd()) or parent == Path.cwd():
+                break
+            parent.rmdir()

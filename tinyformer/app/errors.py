@@ -13,7 +13,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 USER_MISTAKE, BUG = 2, 1
 
@@ -37,10 +42,12 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
-        first = str(error).splitlines()[0]
+        first = str(error).splitlines()[0].partition(" expecting ")[0]  # what the grammar could have gone on with
         return f"{error.override}: {first[0].lower()}{first[1:]}; {_QUOTES_HINT}."
-    if isinstance(error, MissingMandatoryValue):
-        key = str(error.full_key or error.key)
+    if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
+        # An interpolation knows its own key, and says in words which one is missing.
+        named = re.search(r"resolving interpolation: Missing mandatory value: ([\w.]+)", str(error))
+        key = named[1] if named else str(error.full_key or error.key)
         return f"{key} is needed, such as {key}={EXAMPLES.get(key, 'VALUE')}."
     if isinstance(error, InterpolationKeyError):
         return " ".join(str(error).splitlines()[:2])
@@ -153,10 +160,9 @@ def _keys(file: Path) -> set[str]:
 
 
 def _keys_of_choices(key: str, config_dir: Path) -> set[str]:
-    """All keys that a choice of a key's group has, such as `analysis.mode`."""
+    """All keys that a choice of a key's group has, such as `task.masking.rate`."""
     group = key.partition(".")[0]
-    files = (config_dir / group).glob("[!_]*.yaml")
-    return {f"{group}.{name}" for file in files for name in _load(file)}
+    return {name for file in (config_dir / group).glob("[!_]*.yaml") for name in _flatten(_load(file), f"{group}.")}
 
 
 def _other_program(key: str, keys: Iterable[str], config_dir: Path, config_name: str) -> str | None:

@@ -160,7 +160,7 @@ class EvaluationRun:
                 "device": f"{results['device']}, {results['precision']}",
                 "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
                 "data": f"{self.data.name}, {self.split} split, "
-                f"{self.data.splits[self.split].num_documents:,} documents",
+                f"{(number := self.data.splits[self.split].num_documents):,} document{'s' * (number != 1)}",
                 **describe_split(self.task, self.metrics, self.data.splits[self.split], self._prefix),
                 "attention maps": shown(pictures[-1]) if pictures else None,
                 **findings.lines,

@@ -98,6 +98,11 @@ def describe_events(events: Sequence[Event], folder: Path, most: int = 3) -> str
     return "\n".join(lines) or None
 
 
+def describe_profile(folder: Path) -> str:
+    """The line of the summary about the files that a profiler left in a run's folder."""
+    return ", ".join(shown(path) for path in [*sorted(folder.glob("*-profile.txt")), *folder.glob("trace.json")])
+
+
 def print_summary(rows: dict[str, str | None]) -> None:
     """Print names and values, one a line; those without a value are left out."""
     width = max(map(len, rows)) + 2

@@ -15,6 +15,7 @@ from tinyformer.app.config import check_types
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
     describe_events,
+    describe_profile,
     describe_speed,
     describe_split,
     describe_telemetry,
@@ -61,6 +62,7 @@ class TrainingRun:
         self.tested: dict[str, float | None] = {}
 
         self.data = self._data()
+        self.data.require_device(self.device)
         self.task = build.build_task(config, self.data)
         refuse_prompts(config.generate, self.task)
         unresolved["task"]["labels"] = self.data.labels
@@ -69,6 +71,11 @@ class TrainingRun:
             start_from(self.network, load_checkpoint(config.init_from, "init_from"), config.task)
         if config.freeze_encoder:
             self.network.encoder.requires_grad_(False)
+            if not self.network.num_parameters():
+                raise ValueError(
+                    "freeze_encoder=true leaves nothing to train, since the readout is the embedding; "
+                    "model.tied_readout=false gives it a matrix of its own."
+                )
         mask = self.task.mask(next(iter(self.data.evaluation_dataloader("validation"))))
         kernels = build.resolve_kernels(self.network, self.arguments, mask, training=True)
         self.kernel = ", ".join(sorted(set(kernels)))
@@ -260,6 +267,7 @@ class TrainingRun:
                 "events": describe_events([e for t in self.telemetry for e in t.detector.events], self.folder),
                 "logs": f"{shown(self.folder)}/metrics.csv, attention/heads.csv, results.json",
                 "prompt": describe_prompts(self.config.generate, self.data.tokenizer, self.network.encoder.max_seq_len),
+                "profile": describe_profile(self.folder) if self.arguments.get("profiler") else None,
                 "wandb": build.wandb_whereabouts(self.loggers),
             }
         )

@@ -106,6 +106,9 @@ class DataModule(lightning.LightningDataModule):
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
         """Whether `prepare` has no work to do, and gives tokens of this tokenizer."""
 
+    def require_device(self, device: str) -> None:
+        """Refuse to train on a device (its type) where the data cannot be put."""
+
     @property
     def scored_whole(self) -> bool:
         """Whether data other than the run's is scored whole, for want of a split that is meant for it."""
@@ -228,16 +231,20 @@ class TokenDataModule(DataModule):
     def _is_plain(self) -> bool:
         return self.pack == "concat" and not self._document_mask and self._masking is None
 
-    def _token_device(self) -> torch.device | None:
-        """Where training tokens are put; None: they stay in the memory map.
+    def require_device(self, device: str) -> None:
+        """Refuse to train on a device (its type) where the tokens cannot be put.
 
         Raises:
-            ValueError: They are to lie on a GPU, and the run is on none.
+            ValueError: They are to lie on a GPU, and this is none.
         """
+        if self._device == "cuda" and device != "cuda":
+            raise ValueError(f"data.device=cuda: the run is on {device}; data.device=auto works.")
+
+    def _token_device(self) -> torch.device | None:
+        """Where training tokens are put; None: they stay in the memory map."""
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
+        self.require_device(device.type)
         if device.type != "cuda":
-            if self._device == "cuda":
-                raise ValueError(f"data.device=cuda: the run is on {device.type}; data.device=auto works.")
             return None
         if self._device == "cuda":
             return device

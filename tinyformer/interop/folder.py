@@ -110,6 +110,7 @@ def write_folder(folder: Path, files: dict[str, dict[str, Any]], weights: Weight
             text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
             (temporary / name).write_text(text, encoding="utf-8")
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+        shutil.copymode(temporary / next(iter(files)), temporary / WEIGHTS)  # which save_file keeps to its owner
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -173,7 +173,7 @@ def _flash_varlen(
     # batch heads seq dim -> (batch seq) heads dim: rows one behind the other.
     q, k, v = (F.pad(x, (0, width - x.shape[-1])).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     starts_q, starts_k = _segments(mask, batch, q_seq, k_seq, q.device)
-    sharing = {"enable_gqa": q.shape[1] != k.shape[1]} if VARLEN_ASKS_FOR_GQA else {}
+    sharing: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if VARLEN_ASKS_FOR_GQA else {}
     out = varlen_attn(
         q,
         k,

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.residual import Residual
 
@@ -48,7 +49,7 @@ class Block(nn.Module):
         self.feed_forward_norm = norm(d_model)
         self.feed_forward = feed_forward()
         self.feed_forward_residual = feed_forward_residual(name="block.feed_forward_residual", **layer)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = make_dropout(dropout, "model.dropout")
 
 
 class PreNormBlock(Block):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinyformer.nn.cache import Cache
+from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
 
 
@@ -55,7 +56,7 @@ class Encoder(nn.Module):
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         self.position = position() if position else None
         self.embedding_norm = norm(d_model) if embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = make_dropout(dropout, "model.embedding_dropout")
         self.layers = nn.ModuleList(block(layer_index=i, num_layers=num_layers) for i in range(num_layers))
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
 

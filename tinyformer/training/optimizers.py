@@ -8,6 +8,13 @@ import torch
 from torch import Tensor, nn
 
 
+def _refuse_negative(**values: float) -> None:
+    for name, value in values.items():
+        if value < 0:
+            works = 0.001 if name.endswith("lr") else 0.1
+            raise ValueError(f"optimizer.{name}={value} is negative; optimizer.{name}={works} works.")
+
+
 def _split(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """The matrices of the layers, and the rest: embeddings, readouts, norms and biases."""
     embeddings = _embeddings(network)
@@ -46,12 +53,18 @@ class AdamW:
         betas: decay of the first and second moment.
         eps: added to the root of the second moment.
         weight_decay: share of a weight, times the learning rate, that each step takes off.
+
+    Raises:
+        ValueError: the rate or the decay is negative.
     """
 
     lr: float = 1e-3
     betas: Sequence[float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        _refuse_negative(lr=self.lr, weight_decay=self.weight_decay)
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a network's parameters."""
@@ -69,6 +82,9 @@ class MuonWithAdamW:
         weight_decay: of both, see `AdamW`.
         adamw_lr: of AdamW, at its highest.
         adamw_betas: of AdamW.
+
+    Raises:
+        ValueError: a rate or the decay is negative.
     """
 
     lr: float = 0.02
@@ -76,6 +92,9 @@ class MuonWithAdamW:
     weight_decay: float = 0.1
     adamw_lr: float = 3e-3
     adamw_betas: Sequence[float] = (0.9, 0.95)
+
+    def __post_init__(self) -> None:
+        _refuse_negative(lr=self.lr, weight_decay=self.weight_decay, adamw_lr=self.adamw_lr)
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a network's parameters."""

@@ -42,7 +42,7 @@ WITHOUT_BF16 = r"V100|T4"
 """GPUs whose tensor cores know fp16 alone."""
 
 MEASURED_SECONDS = 0.2
-"""How long products are measured, at most but for the one that it ends with."""
+"""How long products are measured, but for those that it ends with."""
 
 
 class Peak(NamedTuple):
@@ -98,18 +98,19 @@ def known_flops(name: str, dtype: torch.dtype, tf32: bool) -> float | None:
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of some products of square matrices, each twice as wide as the one before."""
+    """FLOP/s of the fastest of some products of square matrices, wider and wider as long as there is time."""
     generator = torch.Generator(device).manual_seed(0)  # training draws what it would have drawn
     best, size, start = 0.0, 256, time.perf_counter()
-    while True:
+    while time.perf_counter() - start < MEASURED_SECONDS:
         factor = torch.rand(size, size, device=device, generator=generator).to(dtype)
         torch.mm(factor, factor)  # the first one also sets things up
         seconds = min(_seconds_of_product(factor) for _ in range(3))
         best = max(best, 2 * size**3 / seconds)
-        # The next size takes eight times as long, four times over.
-        if time.perf_counter() - start + 32 * seconds > MEASURED_SECONDS:
-            return best
-        size *= 2
+        # Twice as wide takes eight times as long, four times over. Where that is too long, the same again: it may have
+        # been another process that was.
+        if time.perf_counter() - start + 32 * seconds <= MEASURED_SECONDS:
+            size *= 2
+    return best
 
 
 def _seconds_of_product(factor: torch.Tensor) -> float:

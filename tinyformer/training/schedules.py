@@ -4,6 +4,11 @@ import math
 from dataclasses import dataclass
 
 
+def _refuse_warmup(warmup_steps: int) -> None:
+    if warmup_steps < 0:
+        raise ValueError(f"schedule.warmup_steps={warmup_steps} is negative; schedule.warmup_steps=100 works.")
+
+
 def _warmup(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / (warmup_steps + 1))
 
@@ -15,10 +20,16 @@ class WarmupCosine:
     Args:
         warmup_steps: length of the rise, in optimizer steps.
         final_factor: the factor that the last step leads to.
+
+    Raises:
+        ValueError: the rise is negative.
     """
 
     warmup_steps: int = 100
     final_factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _refuse_warmup(self.warmup_steps)
 
     def factor(self, step: int, total_steps: int) -> float:
         """The factor at a step, from 0."""
@@ -35,11 +46,22 @@ class WarmupStableDecay:
         warmup_steps: length of the rise, in optimizer steps.
         decay_fraction: length of the fall, as a share of all steps.
         final_factor: the factor at the end of the fall.
+
+    Raises:
+        ValueError: the rise is negative, or the fall no share.
     """
 
     warmup_steps: int = 100
     decay_fraction: float = 0.2
     final_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _refuse_warmup(self.warmup_steps)
+        if not 0 <= self.decay_fraction <= 1:
+            raise ValueError(
+                f"schedule.decay_fraction={self.decay_fraction} is no share of all steps; "
+                "schedule.decay_fraction=0.2 is."
+            )
 
     def factor(self, step: int, total_steps: int) -> float:
         """The factor at a step, from 0."""
