@@ -178,3 +178,13 @@ def test_mistakes_are_told_in_a_few_lines(
 def test_a_checkpoint_is_needed(program: Program) -> None:
     ended = program("evaluate.py")
     assert (ended.code, "checkpoint=" in ended.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_no_number_of_tokens_is_claimed_where_a_part_is_scored(program: Program, trained: dict[str, object]) -> None:
+    ended = program("evaluate.py", f"checkpoint={LAST} trainer.limit_val_batches=1 hydra.run.dir=part")
+    assert ended.code == 0, ended.err
+    assert "over a part of the text (trainer.limit_val_batches=1)" in ended.out
+    results = results_of("part")
+    assert results["val/num_tokens"] is results["val/num_bytes"] is results["throughput/tokens_per_second"] is None
+    assert "over a part" not in program("evaluate.py", f"checkpoint={LAST} hydra.run.dir=whole").out

@@ -15,7 +15,9 @@ from tinyformer.app.analysis_run import examine, keep_findings, make_subject, ru
 from tinyformer.app.config import check_types
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
+    counted,
     describe_split,
+    is_cut,
     print_summary,
     shown,
     split_results,
@@ -127,12 +129,12 @@ class EvaluationRun:
         return data, split
 
     def _results(self, seconds: float) -> dict[str, Any]:
-        split = self.data.splits[self.split]
+        split, limit = self.data.splits[self.split], self.arguments["limit_val_batches"]
         return {
-            **split_results(self.metrics, split, self._prefix),
+            **split_results(self.metrics, split, self._prefix, limit),
             "split": self.split,
             "train/num_tokens": self.checkpoint.facts["train/num_tokens"],
-            "throughput/tokens_per_second": split.num_targets / seconds,
+            "throughput/tokens_per_second": None if is_cut(limit) else split.num_targets / seconds,
             "num_parameters": self.network.num_parameters(),
             "device": describe_device(self.device),
             "precision": self.arguments["precision"],
@@ -160,8 +162,14 @@ class EvaluationRun:
                 "device": f"{results['device']}, {results['precision']}",
                 "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
                 "data": f"{self.data.name}, {self.split} split, "
-                f"{(number := self.data.splits[self.split].num_documents):,} document{'s' * (number != 1)}",
-                **describe_split(self.task, self.metrics, self.data.splits[self.split], self._prefix),
+                + counted(self.data.splits[self.split].num_documents, "document"),
+                **describe_split(
+                    self.task,
+                    self.metrics,
+                    self.data.splits[self.split],
+                    self._prefix,
+                    self.arguments["limit_val_batches"],
+                ),
                 "attention maps": shown(pictures[-1]) if pictures else None,
                 **findings.lines,
                 "analysis": ", ".join(shown(path) for path in findings.files) or None,

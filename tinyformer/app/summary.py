@@ -22,22 +22,47 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def split_results(metrics: Mapping[str, float | None], split: Any, prefix: str) -> dict[str, Any]:
-    """The part of `results.json` about one split: its metrics, and what they were taken over."""
+def split_results(
+    metrics: Mapping[str, float | None], split: Any, prefix: str, limit: float | None = None
+) -> dict[str, Any]:
+    """The part of `results.json` about one split: its metrics, and what they were taken over.
+
+    Args:
+        metrics: of the split.
+        split: that was scored.
+        prefix: of the keys.
+        limit: `trainer.limit_val_batches`, under which what was scored is not known.
+    """
     counts = {name: getattr(split, name) for name in ("num_tokens", "num_bytes", "num_unknown")}
+    if is_cut(limit):
+        counts = dict.fromkeys(counts)
     return {f"{prefix}/{name}": value for name, value in {**metrics, **counts}.items()}
 
 
-def describe_split(task: Task, metrics: Mapping[str, float | None], split: Any, prefix: str) -> dict[str, str | None]:
-    """The lines of the summary about one split."""
+def describe_split(
+    task: Task, metrics: Mapping[str, float | None], split: Any, prefix: str, limit: float | None = None
+) -> dict[str, str | None]:
+    """The lines of the summary about one split; see `split_results`."""
     unknown = split.num_unknown
     lines = task.describe(metrics, split) | {"unknown": f"{unknown:,} characters became <unk>" if unknown else None}
+    scored = f"over {split.num_tokens:,} tokens of {split.num_bytes:,} bytes"
+    if is_cut(limit):
+        scored = f"over a part of the text (trainer.limit_val_batches={limit})"
     return {
-        f"{prefix} loss": f"{metrics['loss']:.4f} nats per {task.unit}, over {split.num_tokens:,} tokens of "
-        f"{split.num_bytes:,} bytes",
+        f"{prefix} loss": f"{metrics['loss']:.4f} nats per {task.unit}, {scored}",
         # Where two splits are described, it is the test whose lines say so.
         **{f"test {name}" if prefix == "test" else name: line for name, line in lines.items()},
     }
+
+
+def is_cut(limit: float | None) -> bool:
+    """Whether Lightning scores a part of the batches: so many, or a share as a fraction."""
+    return limit is not None and not (isinstance(limit, float) and limit == 1.0)
+
+
+def counted(number: int, noun: str) -> str:
+    """How many there are."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def speed_results(report: Report) -> dict[str, Any]:

@@ -226,9 +226,10 @@ class TrainingRun:
 
     def results(self) -> dict[str, Any]:
         """The contents of `results.json`."""
-        tested = split_results(self.tested, self.data.splits["test"], "test") if self.tested else {}
+        limit = self.arguments["limit_val_batches"]
+        tested = split_results(self.tested, self.data.splits["test"], "test", limit) if self.tested else {}
         return {
-            **split_results(self.metrics, self.data.splits["validation"], "val"),
+            **split_results(self.metrics, self.data.splits["validation"], "val", limit),
             f"best/val/{self.task.monitor}": self.checkpoints.best_value,
             **tested,
             "train/num_tokens": self.data.splits["train"].num_tokens,
@@ -246,7 +247,7 @@ class TrainingRun:
         }
 
     def _summarise(self) -> None:
-        results, splits = self.results(), self.data.splits
+        results, splits, limit = self.results(), self.data.splits, self.arguments["limit_val_batches"]
         write_results(self.folder / "results.json", results | {"sample": None})
         pictures = [path for callback in self.telemetry for path in callback.paths]
         print_summary(
@@ -259,8 +260,8 @@ class TrainingRun:
                 "telemetry": describe_telemetry(results, self.telemetry),
                 "data": f"{self.data.name}, {results['train/num_tokens']:,} tokens to train on, "
                 f"fingerprint {self.data.fingerprint[:12]}",
-                **describe_split(self.task, self.metrics, splits["validation"], "val"),
-                **(describe_split(self.task, self.tested, splits["test"], "test") if self.tested else {}),
+                **describe_split(self.task, self.metrics, splits["validation"], "val", limit),
+                **(describe_split(self.task, self.tested, splits["test"], "test", limit) if self.tested else {}),
                 "examples": ", ".join(shown(path) for path in self.findings.files) or None,
                 "checkpoints": f"{shown(self.folder)}/checkpoints/last.ckpt, best.ckpt",
                 "attention maps": shown(pictures[-1]) if pictures else None,
