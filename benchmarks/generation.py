@@ -1,4 +1,7 @@
-"""Greedy text with a cache of keys and values, ours and that of `transformers`, in turn."""
+"""Greedy text with a cache of keys and values, ours and that of `transformers`, in turn.
+
+    python benchmarks/run.py --bench generation
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""A batch of windows of tokens, from files: by our loader and in the ways that others have."""
+"""A batch of windows of tokens, from files: by our loader and in the ways that others have.
+
+    python benchmarks/run.py --bench loading
+"""
 
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,4 +1,7 @@
-"""Text to token ids: our way to a memory map on disk, and the `tokenizers` library alone, whose ids go nowhere."""
+"""Text to token ids: our way to a memory map on disk, and the `tokenizers` library alone, whose ids go nowhere.
+
+    python benchmarks/run.py --bench tokenising
+"""
 
 from collections.abc import Callable
 from pathlib import Path

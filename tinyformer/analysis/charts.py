@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
 FONT_POINTS = 8
@@ -121,7 +121,7 @@ def _mark_logarithm(axes: Axes, values: Sequence[float]) -> None:
     many = LogLocator(subs=(1, 2, 5) if decades < MAX_FINE_DECADES else (1,))
     axes.yaxis.set_major_locator(many if decades > 1 else MaxNLocator(5))
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _number(value: float, largest: float) -> str:
