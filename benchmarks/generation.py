@@ -1,6 +1,6 @@
 """Greedy text with a cache of keys and values, ours and that of `transformers`, in turn.
 
-    python benchmarks/run.py --bench generation
+`python benchmarks/run.py --bench generation` measures it.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """A batch of windows of tokens, from files: by our loader and in the ways that others have.
 
-    python benchmarks/run.py --bench loading
+`python benchmarks/run.py --bench loading` measures it.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Text to token ids: our way to a memory map on disk, and the `tokenizers` library alone, whose ids go nowhere.
 
-    python benchmarks/run.py --bench tokenising
+`python benchmarks/run.py --bench tokenising` measures it.
 """
 
 from collections.abc import Callable
