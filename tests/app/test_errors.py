@@ -84,7 +84,20 @@ def test_a_key_that_every_choice_has_in_part():
 
 
 def test_a_hint_to_quote_what_would_be_split():
-    assert """'generate.prompt="a, b"'""" in described(lambda: compose_with("generate.prompt=a=b=c{"))
+    found = described(lambda: compose_with("generate.prompt=a=b=c{"))
+    assert """'generate.prompt="a, b"'""" in found
+    assert "expecting" not in found
+
+
+def test_a_key_of_another_choice_a_letter_away():
+    assert described(lambda: compose_with("task.masking.whole_word=true")).startswith(
+        "task.masking.whole_word: there is no such key. Did you mean task.masking.whole_words"
+    )
+
+
+def test_a_value_that_is_needed_by_another():
+    found = described(lambda: compose_with("data=text").datamodule.source.files)
+    assert found == "data.files is needed, such as data.files=book.txt."
 
 
 @pytest.mark.parametrize(

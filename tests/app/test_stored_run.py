@@ -78,6 +78,8 @@ def test_other_data_replace_the_runs_whole(store):
 def test_without_a_checkpoint_one_is_asked_for():
     with pytest.raises(ValueError, match=r"checkpoint is needed, such as checkpoint=outputs/"):
         compose_on_checkpoint(["data=text"])
+    with pytest.raises(ValueError, match=r"^chekpoint: there is no such key\. Did you mean checkpoint\?$"):
+        compose_on_checkpoint(["chekpoint=last.ckpt"])
 
 
 def test_help_needs_no_checkpoint():

@@ -1,5 +1,6 @@
 """`checkpoint=FILE`: the run's own config as the ground of an evaluation's."""
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,13 @@ def compose_on_checkpoint(arguments: Sequence[str]) -> list[str]:
     """Offer a checkpoint's config to Hydra as `stored_run`, so that overrides act on it like on a file.
 
     Raises:
-        ValueError: the checkpoint cannot be read, or its config would call what is not ours.
+        ValueError: there is no checkpoint, or it cannot be read, or its config would call what is not ours.
     """
     given = [argument for argument in arguments if argument.startswith("checkpoint=")]
     if not given and not any(argument.startswith("-") for argument in arguments):
+        keys = [argument.partition("=")[0] for argument in arguments]
+        for misspelt in difflib.get_close_matches("checkpoint", keys, n=1):
+            raise ValueError(f"{misspelt}: there is no such key. Did you mean checkpoint?")
         raise ValueError("checkpoint is needed, such as checkpoint=outputs/2026-01-31/12-00-00/checkpoints/last.ckpt.")
     config: dict[str, Any] = {"seed": 0, "deterministic": False}  # what --help shows the defaults with
     if given:
