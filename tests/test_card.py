@@ -66,6 +66,7 @@ def test_a_table_shows_variants_side_by_side(tmp_path: Path) -> None:
     assert [f"{card['num_parameters']:,}" for card in saved] == shown["parameters"]
 
 
+@pytest.mark.slow
 def test_json_is_all_that_json_prints(tmp_path: Path) -> None:
     heavy = WITHOUT.format(unwanted={"lightning", "datasets", "wandb", "transformers"})
     ended = spawned(tmp_path, "model=tiny attention.window=[16,null] --json attention=gqa,mha", how=("-c", heavy))

@@ -164,6 +164,7 @@ def test_a_real_sweep_is_averaged_over_its_seeds(sweep: Path, compare: Compare, 
     assert matplotlib.image.imread(sweep / "compare_val_loss.png").shape[:2] == (720, 1125)
 
 
+@pytest.mark.slow
 def test_json_is_all_that_json_prints(sweep: Path, compare: Compare) -> None:
     ended = compare("sweep --json --metric val/accuracy --out there/below")
     found = json.loads(ended.out)

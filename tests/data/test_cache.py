@@ -195,6 +195,7 @@ def start_build(tmp_path, seconds):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_leaves_nothing_behind(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     process = start_build(tmp_path, 1)

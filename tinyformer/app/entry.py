@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from tinyformer.app.config import register_resolvers
@@ -44,8 +45,10 @@ def run_program(
             job(config)
         except Exception as error:
             failed.append(report(error, config_dir, config_name, with_traceback))
-            if failed[-1] == USER_MISTAKE:
-                _remove_unused(Path(HydraConfig.get().runtime.output_dir))
+            hydra_config = HydraConfig.get()
+            # Of a sweep's jobs the numbers count, and what is noted of each is compared.
+            if failed[-1] == USER_MISTAKE and hydra_config.mode == RunMode.RUN:
+                _remove_unused(Path(hydra_config.runtime.output_dir))
 
     try:
         register_resolvers(config_dir)

@@ -11,8 +11,8 @@ def make_dropout(probability: float, key: str) -> nn.Module:
         key: of the config, for the error.
 
     Raises:
-        ValueError: it is no probability below 1.
+        ValueError: it is no probability.
     """
-    if not 0 <= probability < 1:
-        raise ValueError(f"{key}={probability} is no probability below 1; {key}=0.1 is.")
+    if not 0 <= probability <= 1:
+        raise ValueError(f"{key}={probability} is no probability; {key}=0.1 is.")
     return nn.Dropout(probability) if probability else nn.Identity()
