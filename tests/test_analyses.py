@@ -175,7 +175,7 @@ def test_every_analysis_of_every_attention(program: Program, checkpoint_of: Chec
     print(f"{ran} of {len(SHARINGS) * len(ANALYSES)} analyses ran")
 
 
-@pytest.mark.parametrize("mode", ["mean", "resample"])
+@pytest.mark.parametrize("mode", ["mean", pytest.param("resample", marks=pytest.mark.slow)])
 def test_what_stands_in_for_a_head_can_be_chosen(program: Program, checkpoint_of: Checkpoints, mode: str) -> None:
     checkpoint, few = checkpoint_of("attention=gqa"), "analysis=heads analysis.num_windows=8"
     ended = program("evaluate.py", f"checkpoint={checkpoint}", QUICK, few, f"analysis.mode={mode}")

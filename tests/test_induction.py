@@ -34,6 +34,7 @@ def test_a_run_reports_what_is_scored_and_no_bits_per_byte(program: Program) -> 
     assert 0 < results["val/num_tokens"] < 20 * 15 - 20 * 4  # the first period and one more of each are not scored
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_and_resumed_like_any_other(program: Program) -> None:
     constant = "schedule=wsd schedule.warmup_steps=0 schedule.decay_fraction=0"
     unbroken = train(program, "unbroken", constant, "trainer.max_steps=7")

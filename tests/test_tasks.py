@@ -126,6 +126,7 @@ def test_a_classifier_learns_and_is_tested_at_its_best(program: Program, reviews
     assert Path("run/confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_labels_of_the_test_decide_nothing(program: Program, reviews: None) -> None:
     settings = f"{TINY} {CLASSES} trainer.max_steps=6 optimizer.lr=3e-3"
     ran(program, "train.py", settings, "hydra.run.dir=first")

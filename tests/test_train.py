@@ -246,6 +246,7 @@ def test_a_resumed_run_takes_the_new_length_of_its_schedule(program: Program, bo
         assert float(rates[step]) == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)))
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_how_to_make_it_longer(program: Program, book: Path) -> None:
     train(program, "run")
     ended = program("train.py", "resume=run")
@@ -308,7 +309,7 @@ def stored_table(last: dict[str, object], key: str, files: Path) -> tuple[list[s
     ("overrides", "heads"),
     [
         ("callbacks.attention.sink=0.999 callbacks.attention.collapse=1e-6", ["00", "01"]),
-        ("attention=differential position=rotary", ["00a", "00b", "01a", "01b"]),
+        pytest.param("attention=differential position=rotary", ["00a", "00b", "01a", "01b"], marks=pytest.mark.slow),
     ],
     ids=["plain", "differential"],
 )

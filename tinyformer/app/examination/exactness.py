@@ -218,7 +218,7 @@ def watched_kernel() -> Iterator[Callable[[], str]]:
     """Watch a block through torch's profiler; the function tells afterwards which kernel computed attention."""
     # CUDA's own kernels tell FlashAttention 2, 3 and 4 apart, which are one operator; flex is none at all.
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-    with profile(activities=activities, acc_events=True) as watched:
+    with profile(activities=activities) as watched:
         yield lambda: kernel_among(event.name() for event in profiled_events(watched))
 
 

@@ -115,7 +115,7 @@ def _peak_on_cuda(run: Callable[[], None]) -> int:
 
 
 def _peak_on_cpu(run: Callable[[], None]) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as watched:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         run()
     events = profiled_events(watched)
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
