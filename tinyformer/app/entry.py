@@ -61,9 +61,10 @@ def run_program(
 
 def _remove_unused(folder: Path) -> None:
     """Take away the folder of a run that was refused, unless it holds more than what Hydra noted in it."""
-    if [path.name for path in folder.iterdir()] != [".hydra"]:
+    # Of several processes that refuse the same, another may have been here.
+    if not folder.is_dir() or [path.name for path in folder.iterdir()] != [".hydra"]:
         return
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # where a parent holds other runs
         for parent in folder.parents:
             if not parent.is_relative_to(Path.cwd()) or parent == Path.cwd():
