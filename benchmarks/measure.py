@@ -24,9 +24,9 @@ from peers import Peer, Shape, num_parameters
 from torch import Tensor, nn
 from torch.profiler import profile
 
-from tinyformer.app.examination.exactness import kernel_among, profiled_events
 from tinyformer.app.training_run import TrainingRun
 from tinyformer.data import Batch
+from tinyformer.doctor.exactness import kernel_among, profiled_events
 from tinyformer.nn import AttentionMask
 from tinyformer.training.callbacks import StepProgress
 from tinyformer.training.hardware import compute_dtype

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from programs import ROOT, SMALL, Ended
 
 import tinyformer.analysis
-from tinyformer.app.comparison.folders import find_runs, read_run
-from tinyformer.app.comparison.grouping import Comparison
-from tinyformer.app.comparison.grouping import compare as group
-from tinyformer.compare import main
+from tinyformer.compare.__main__ import main
+from tinyformer.compare.folders import find_runs, read_run
+from tinyformer.compare.grouping import Comparison
+from tinyformer.compare.grouping import compare as group
 
 Compare = Callable[[str], Ended]
 
@@ -399,7 +399,7 @@ def test_the_newest_sweep_is_offered(compare: Compare) -> None:
 
 def test_mistakes_are_told_without_torch(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom tinyformer.compare import main\ncode = main()\n"
+        "import sys\nfrom tinyformer.compare.__main__ import main\ncode = main()\n"
         "assert not {'torch', 'matplotlib', 'lightning'} & sys.modules.keys()\nsys.exit(code)"
     )
     command = [sys.executable, "-c", code, "nowhere"]

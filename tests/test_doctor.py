@@ -9,10 +9,10 @@ import pytest
 import torch
 from programs import ROOT
 
-from tinyformer import doctor
-from tinyformer.app.examination import speed, verdict
-from tinyformer.app.examination.cases import DTYPES, EXACT_SHAPE, MASKS, NUM_HEADS, TIMED_SHAPE, VARIANTS
-from tinyformer.app.examination.exactness import Problem, Solution, kernel_among, relative_error
+from tinyformer.doctor import __main__ as doctor
+from tinyformer.doctor import speed, verdict
+from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE, MASKS, NUM_HEADS, TIMED_SHAPE, VARIANTS
+from tinyformer.doctor.exactness import Problem, Solution, kernel_among, relative_error
 from tinyformer.nn import BACKENDS
 
 KEYS = {

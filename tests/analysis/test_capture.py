@@ -13,7 +13,7 @@ from nn.model_cases import make_transformer, token_ids
 from nn.variants import VARIANTS, documents, mla, network
 
 from tinyformer.analysis import capture_attention
-from tinyformer.app.examination.speed import peak_memory
+from tinyformer.doctor.speed import peak_memory
 from tinyformer.nn import AttentionMask, Cache, LearnedPosition, PostNormBlock, RotaryPosition
 
 CAUSAL = AttentionMask(causal=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_cases import Case, inputs
 
-from tinyformer.app.examination.speed import MAX_SLOWDOWN, compare, keep_memory
+from tinyformer.doctor.speed import MAX_SLOWDOWN, compare, keep_memory
 from tinyformer.nn import BACKENDS, AttentionCase, Scoring, select_backend
 from tinyformer.nn.support import features_of
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinyformer.app.comparison.folders import ABSENT, Run, leaves, select
 from tinyformer.app.errors import nearest
+from tinyformer.compare.folders import ABSENT, Run, leaves, select
 
 SPEED = "throughput/tokens_per_second"
 NOT_SETTINGS = ("resume", "hydra")

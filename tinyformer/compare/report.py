@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinyformer.app.comparison.grouping import SPEED, Comparison, Row, as_typed, number
+from tinyformer.compare.grouping import SPEED, Comparison, Row, as_typed, number
 
 NONE = "none"
 DIGITS = 5

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tinyformer.app.comparison.folders import Found, Run
-from tinyformer.app.comparison.grouping import Comparison, as_typed, number
+from tinyformer.compare.folders import Found, Run
+from tinyformer.compare.grouping import Comparison, as_typed, number
 
 MOST_NAMED = 6
 

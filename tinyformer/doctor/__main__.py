@@ -21,10 +21,10 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from tinyformer.app.examination.cases import DTYPES, MASKS, VARIANTS
-from tinyformer.app.examination.report import print_report
-from tinyformer.app.examination.speed import keep_memory
-from tinyformer.app.examination.verdict import Cell, examine
+from tinyformer.doctor.cases import DTYPES, MASKS, VARIANTS
+from tinyformer.doctor.report import print_report
+from tinyformer.doctor.speed import keep_memory
+from tinyformer.doctor.verdict import Cell, examine
 from tinyformer.nn import BACKENDS
 
 

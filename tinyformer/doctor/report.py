@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tinyformer.app.examination.cases import MASKS
-from tinyformer.app.examination.verdict import Cell
+from tinyformer.doctor.cases import MASKS
+from tinyformer.doctor.verdict import Cell
 
 LETTERS = {
     "flash": "F",

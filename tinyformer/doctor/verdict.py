@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tinyformer.app.examination.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, TIMED_SHAPE, VARIANTS
-from tinyformer.app.examination.exactness import Errors, Problem, watched_kernel
-from tinyformer.app.examination.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
+from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, TIMED_SHAPE, VARIANTS
+from tinyformer.doctor.exactness import Errors, Problem, watched_kernel
+from tinyformer.doctor.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
 from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
 from tinyformer.nn.support import Backend
 

@@ -7,13 +7,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from tinyformer.app.comparison.folders import find_runs, read_run
-from tinyformer.app.comparison.grouping import Comparison, compare
-from tinyformer.app.comparison.notes import notes_on
-from tinyformer.app.comparison.report import as_json, folder_for, print_table, write_csv
 from tinyformer.app.errors import exit_code_of
+from tinyformer.compare.folders import find_runs, read_run
+from tinyformer.compare.grouping import Comparison, compare
+from tinyformer.compare.notes import notes_on
+from tinyformer.compare.report import as_json, folder_for, print_table, write_csv
 
-CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[1] / "conf", "train"
+CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[2] / "conf", "train"
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.app.examination.exactness import Problem, arithmetic, profiled_events
+from tinyformer.doctor.exactness import Problem, arithmetic, profiled_events
 from tinyformer.nn.support import Backend
 
 WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15

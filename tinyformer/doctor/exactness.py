@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.app.examination.cases import MASKS, Shape, Variant
+from tinyformer.doctor.cases import MASKS, Shape, Variant
 from tinyformer.nn import AttentionCase, AttentionMask, Scoring, backends
 from tinyformer.nn.support import Backend, features_of
 

@@ -1,0 +1,98 @@
+"""The error that every package raises for a value that an argument cannot take."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+
+class ArgumentError(ValueError):
+    """A value that an argument cannot take, why, and what would work instead.
+
+    The message names Python arguments. A program whose users set the same values under other names, such as the keys
+    of a config, gets the sentence in its own names from `describe`. Every other ValueError is a bug.
+
+    Args:
+        argument: the name of the argument.
+        value: what it was given.
+        reason: why that cannot be, as in "must be at least 1". Names of other arguments stand in backticks, as in
+            "must divide `d_model`=64".
+        works: values that would work, by argument; the cure may lie in another argument than the one at fault.
+
+    Attributes:
+        path: the arguments that lead to the one at fault, outermost first, such as ("block", "attention", "num_heads")
+            where an encoder makes its attention through a factory; see `argument_path`.
+    """
+
+    def __init__(self, argument: str, value: Any, reason: str, works: Mapping[str, Any] | None = None) -> None:
+        super().__init__(argument, value, reason, works)
+        self.path: tuple[str, ...] = tuple(argument.split("."))
+        self.value, self.reason, self.works = value, reason, dict(works or {})
+
+    @property
+    def owner(self) -> tuple[str, ...]:
+        """The path of the object whose argument is at fault; the names in `reason` and `works` start from there."""
+        return self.path[:-1]
+
+    def describe(
+        self,
+        name_of: Callable[[tuple[str, ...]], str] = ".".join,
+        show: Callable[[Any], str] = repr,
+    ) -> str:
+        """The error as one sentence.
+
+        Args:
+            name_of: turns the path of an argument into the name that the reader sets it by.
+            show: turns a value into text as the reader would write it.
+        """
+
+        def named(argument: str) -> str:
+            return name_of((*self.owner, *argument.split(".")))
+
+        reason = re.sub(r"`([A-Za-z_][\w.]*)`", lambda found: named(found[1]), self.reason)
+        cures = " ".join(f"{named(argument)}={show(value)}" for argument, value in self.works.items())
+        return f"{name_of(self.path)}={show(self.value)}: {reason}" + (f"; {cures} works." if cures else ".")
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+@contextlib.contextmanager
+def argument_path(*outer: str) -> Iterator[None]:
+    """Prefix the path of an `ArgumentError` with the arguments through which the block was reached.
+
+    Whoever calls a factory that was passed in wraps the call, as in `with argument_path("attention"):`.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        error.path = (*outer, *error.path)
+        raise
+
+
+def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **arguments: float | None) -> None:
+    """Refuse the first of some arguments that is below a minimum; None is let through.
+
+    Args:
+        minimum: the smallest value allowed.
+        works: an example for each argument; the minimum itself unless given.
+        arguments: the values, by the names of the arguments.
+
+    Raises:
+        ArgumentError: a value is below the minimum.
+    """
+    for argument, value in arguments.items():
+        if value is not None and value < minimum:
+            example = (works or {}).get(argument, minimum)
+            raise ArgumentError(argument, value, f"must be at least {minimum:g}", {argument: example})
+
+
+def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
+    """Refuse a value that is not among the choices.
+
+    Raises:
+        ArgumentError: it is not; the reason lists them all.
+    """
+    known = list(choices)
+    if value not in known:
+        raise ArgumentError(argument, value, f"must be one of {', '.join(map(str, known))}")
