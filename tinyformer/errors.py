@@ -58,15 +58,25 @@ class ArgumentError(ValueError):
 
 
 @contextlib.contextmanager
-def argument_path(*outer: str) -> Iterator[None]:
+def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Iterator[None]:
     """Prefix the path of an `ArgumentError` with the arguments through which the block was reached.
 
     Whoever calls a factory that was passed in wraps the call, as in `with argument_path("attention"):`.
+
+    Args:
+        outer: the arguments, outermost first.
+        passed: arguments of the factory whose values the caller takes from arguments of its own, such as
+            {"head_dim": "head_dim"}; an error about one of them is an error about the caller's own argument.
     """
     try:
         yield
     except ArgumentError as error:
-        error.path = (*outer, *error.path)
+        own = (passed or {}).get(".".join(error.path))
+        if own is None:
+            error.path = (*outer, *error.path)
+        else:
+            error.works = {own if name == error.path[-1] else name: value for name, value in error.works.items()}
+            error.path = (own,)
         raise
 
 
