@@ -1,6 +1,7 @@
 """Every head's map of a text, to be looked at: a page to click through, a picture, and a table of measures."""
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -10,6 +11,7 @@ from tinyformer.analysis.measures import MEASURES, PATTERNS, repeated_tokens
 from tinyformer.analysis.plots import head_maps
 from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, measure_heads
 from tinyformer.analysis.subject import Findings, Subject, at_least_one, by_layer, fullest
+from tinyformer.batch import Batch, tensors
 
 NUM_TOKENS = 48
 """Of a text, where no number is given and the model sees as many."""
@@ -84,8 +86,9 @@ class HeadMaps:
 
     def _measures(self, subject: Subject) -> HeadMeasures:
         """Of each map: measures of the windows, patterns of repeated random tokens, and its head's importance."""
-        windows = {name: torch.cat([batch[name] for batch in subject.batches]) for name in subject.batches[0]}
-        windows = fullest(windows, self.num_windows)
+        batches = [tensors(batch) for batch in subject.batches]
+        joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        windows = fullest(cast(Batch, joined), self.num_windows)
         probes, encoder = [Probe(windows["inputs"], subject.mask(windows), MEASURES)], subject.network.encoder
         period = min(PERIOD, encoder.max_seq_len // 2)
         if period:

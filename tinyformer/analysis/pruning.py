@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from tinyformer.analysis.ablation import ablated, head_changes
 from tinyformer.analysis.charts import lines
 from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.subject import Findings, Subject, at_least_one, head_pairs
+from tinyformer.batch import Batch, tensors
 from tinyformer.nn import AttentionMask, Transformer, prune_heads
 
 MAX_POINTS = 17
@@ -166,7 +168,7 @@ def gated(network: Transformer, heads: Sequence[tuple[int, int]]) -> Iterator[No
 @torch.no_grad()
 def _difference(subject: Subject, heads: Sequence[tuple[int, int]], pruned: Transformer) -> float:
     """max|a - b| / max|b| over the logits of a window: the pruned model against the gated."""
-    window = {name: rows[:1] for name, rows in subject.batches[0].items()}
+    window = cast(Batch, {name: rows[:1] for name, rows in tensors(subject.batches[0]).items()})
     mask = subject.mask(window)
     with gated(subject.network, heads):
         expected = _exact(subject.network, mask)(window["inputs"], mask)

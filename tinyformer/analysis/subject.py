@@ -1,10 +1,10 @@
 """What an analysis is given, and what it gives back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -12,12 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.picture import Picture
+from tinyformer.batch import IGNORED, Batch, tensors
 from tinyformer.nn import AttentionMask, BaseAttention, Transformer
-
-Batch = Mapping[str, Tensor]
-
-UNSCORED = -100
-"""The target that torch's cross-entropy leaves out."""
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Of a table: the loss without something, in nats per token, and how much larger it is, with its interval."""
@@ -169,15 +165,15 @@ def by_layer(layers: Sequence[BaseAttention], values: Sequence[float]) -> list[l
     return [[next(remaining) for _ in range(layer.num_heads)] for layer in layers]
 
 
-def fullest(batch: Mapping[str, Tensor], num_rows: int) -> dict[str, Tensor]:
+def fullest(batch: Batch, num_rows: int) -> Batch:
     """The rows of a batch with the most text, cut where the shortest of them ends: padding says nothing of heads.
 
     Args:
         batch: of windows or of examples.
         num_rows: at most so many, of which none has less than half of the longest one's text.
     """
-    lengths = batch["lengths"] if "lengths" in batch else (batch["targets"] != UNSCORED).sum(dim=1)
+    lengths = batch["lengths"] if "lengths" in batch else (batch["targets"] != IGNORED).sum(dim=1)
     chosen = lengths.argsort(descending=True, stable=True)[:num_rows]
     chosen = chosen[2 * lengths[chosen] >= lengths.max()]
     seq = int(lengths[chosen].min())
-    return {name: rows[chosen, :seq] for name, rows in batch.items() if rows.ndim > 1}
+    return cast(Batch, {name: rows[chosen, :seq] for name, rows in tensors(batch).items() if rows.ndim > 1})

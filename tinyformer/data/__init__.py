@@ -1,10 +1,11 @@
 """Text in, batches of token ids out."""
 
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import DataModule, TokenDataModule
 from tinyformer.data.cache import PreparedText, TextRecipe, TokenSplit, prepare_text
 from tinyformer.data.docstrings import Docstrings
 from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples, prepare_examples
-from tinyformer.data.examples import ExampleLoader, Examples, LabelledBatch, LabelledSplit
+from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit
 from tinyformer.data.hub_dataset import HubDataset
 from tinyformer.data.induction import InductionDataModule
 from tinyformer.data.labelled import LabelledDataModule
@@ -25,7 +26,7 @@ from tinyformer.data.tokenizer_recipes import (
     TokenizerFile,
     TokenizerRecipe,
 )
-from tinyformer.data.windows import IGNORED, Batch, Pack, Windows
+from tinyformer.data.windows import Pack, Windows
 
 __all__ = [
     "IGNORED",
@@ -42,7 +43,6 @@ __all__ = [
     "HubDataset",
     "HubTokenizer",
     "InductionDataModule",
-    "LabelledBatch",
     "LabelledDataModule",
     "LabelledSource",
     "LabelledSplit",

@@ -10,11 +10,12 @@ import torch
 from jaxtyping import UInt
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from tinyformer.batch import Batch
 from tinyformer.data.cache import TokenSplit
 from tinyformer.data.loader import EpochLoader, ResumableLoader, identity
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.windows import Batch, Pack, Windows
+from tinyformer.data.windows import Pack, Windows
 
 TokenDevice = Literal["auto", "cpu", "cuda"]
 SHARE_OF_GPU = 0.1

@@ -1,31 +1,18 @@
 """Labelled sequences of tokens, and batches of them."""
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt
-from torch import Tensor
 
+from tinyformer.batch import Batch
 from tinyformer.data.cache import TokenSplit
 from tinyformer.data.hashing import mix
 from tinyformer.data.loader import EpochLoader
 from tinyformer.data.tokenizer import TextTokenizer
 
 _POOL = 50  # batches whose examples are sorted by length together
-
-
-class LabelledBatch(TypedDict):
-    """Sequences, padded on the right with `eos` to the longest of the batch, and their classes.
-
-    `rows` are the examples' numbers in their split.
-    """
-
-    inputs: Int64[Tensor, "batch seq"]
-    lengths: Int64[Tensor, " batch"]
-    labels: Int64[Tensor, " batch"]
-    rows: Int64[Tensor, " batch"]
 
 
 @dataclass(frozen=True)
@@ -143,8 +130,8 @@ class Examples(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self._split.num_documents
 
-    def __getitems__(self, indices: list[int]) -> LabelledBatch:
-        """The examples with these numbers, as one batch."""
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """The examples with these numbers as one batch, padded on the right with `eos` to the longest of them."""
         rows = np.asarray(indices)
         begin = self._split.offsets[rows]
         lengths = self._split.offsets[rows + 1] - begin
@@ -165,7 +152,7 @@ class Examples(torch.utils.data.Dataset):
         # SplitMix64 from the key on: the number that it gives at a position is known without those before.
         return mix(self._key + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) < self._most
 
-    def __getitem__(self, index: int) -> LabelledBatch:
+    def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
 
 
@@ -256,5 +243,5 @@ class EvaluationBatches(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __getitem__(self, index: int) -> LabelledBatch:
+    def __getitem__(self, index: int) -> Batch:
         return self._examples.__getitems__(self._batches[index].tolist())

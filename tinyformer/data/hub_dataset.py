@@ -2,18 +2,19 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import filelock
 
 from tinyformer.data import hub
 from tinyformer.data.documents import TEXTS, from_columns, from_texts
 from tinyformer.data.labels import label_name, refuse_missing
 from tinyformer.data.sources import SPLIT_OF, SPLITS, one_or_two, require_label_column
+from tinyformer.files import atomic_write
 
 
 class HubDataset:
@@ -63,7 +64,7 @@ class HubDataset:
             ValueError: If the Hub cannot be reached and this data set was never used before, or does not
                 exist.
         """
-        commits = json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
+        commits = self._noted()
         key = f"{self.path}@{self.revision}"
         try:
             commit = hub.resolve(self.path, self.revision, hub.DATASET)
@@ -72,15 +73,17 @@ class HubDataset:
                 raise
             commit = commits[key]
         if commits.get(key) != commit:
-            self._note(commits | {key: commit})
+            self._note(key, commit)
         parts = [self.path, self.config, commit, self.text_columns, self.rejoin_splits, self.document_start]
         return hashlib.sha256(json.dumps([*parts, self.label_column]).encode()).hexdigest()
 
-    def _note(self, commits: Mapping[str, str]) -> None:
+    def _note(self, key: str, commit: str) -> None:
         self._commits_file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._commits_file.with_suffix(f".{os.getpid()}")  # other processes never see half a file
-        new.write_text(json.dumps(commits, indent=1))
-        new.replace(self._commits_file)
+        with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
+            temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1))
+
+    def _noted(self) -> dict[str, str]:
+        return json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """The documents of each split; with `max_characters`, streamed and no further than that.

@@ -7,9 +7,10 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
+from tinyformer.batch import Batch
 from tinyformer.data.base import DataModule, hold_out_settings, how_to_hold_out, require_at_least_one, share
 from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples, open_examples, prepare_examples
-from tinyformer.data.examples import EvaluationBatches, ExampleLoader, LabelledBatch, LabelledSplit, cut_sequences
+from tinyformer.data.examples import EvaluationBatches, ExampleLoader, LabelledSplit, cut_sequences
 from tinyformer.data.sources import LabelledSource, Source, lacks_own_splits
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
@@ -137,7 +138,7 @@ class LabelledDataModule(DataModule):
     def _training_loader(self, **settings: Any) -> ExampleLoader:
         return ExampleLoader(self.splits["train"], token_dropout=self._token_dropout, **settings)
 
-    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[LabelledBatch]:
+    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
         if not self.splits[split_name].num_documents:
             raise ValueError(
                 f"the split {split_name} holds no examples; give more in data.files, or a larger "

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.windows import IGNORED, Batch, Windows
+from tinyformer.data.windows import Windows
 
 EVALUATION = 0
 """The epoch whose masks an evaluation has; those of training are numbered from 1."""

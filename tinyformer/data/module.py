@@ -4,6 +4,7 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
+from tinyformer.batch import Batch
 from tinyformer.data.base import (
     TokenDataModule,
     TokenDevice,
@@ -16,7 +17,7 @@ from tinyformer.data.masking import Masking
 from tinyformer.data.sources import Source, lacks_own_splits
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.data.windows import PACKS, Batch, Pack
+from tinyformer.data.windows import PACKS, Pack
 
 
 class TextDataModule(TokenDataModule):

@@ -1,6 +1,5 @@
 """Folders on disk that are complete or absent, and arrays that grow there."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import TypeVar
 
 import filelock
 import numpy as np
+
+from tinyformer.files import atomic_write
 
 Contents = TypeVar("Contents")
 
@@ -28,14 +29,9 @@ def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], bui
     with filelock.FileLock(f"{folder}.lock"):
         if contents := open_folder(folder):  # by the process that held the lock
             return contents
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-        try:
-            build(partial)
+        with atomic_write(folder) as temporary:
+            build(temporary)
             shutil.rmtree(folder, ignore_errors=True)  # damaged, or it would have been opened
-            os.replace(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         contents = open_folder(folder)
     assert contents is not None
     return contents

@@ -1,30 +1,17 @@
 """Windows of fixed length over a token stream."""
 
-from typing import Literal, NotRequired, TypedDict, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Int
 from torch import Tensor
 
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.cache import TokenSplit
 
 Pack = Literal["concat", "document"]
 PACKS: tuple[str, ...] = get_args(Pack)
-IGNORED = -100  # the target that PyTorch's cross-entropy leaves out
-
-
-class Batch(TypedDict):
-    """Token ids that go in, and those to be predicted (`IGNORED` where there is nothing to predict).
-
-    `documents` says which document each input belongs to, where that is asked for; `lengths`, how many inputs are real,
-    where tokens are hidden (`Masking`) instead of following.
-    """
-
-    inputs: Int64[Tensor, "batch seq"]
-    targets: Int64[Tensor, "batch seq"]
-    documents: NotRequired[Int64[Tensor, "batch seq"]]
-    lengths: NotRequired[Int64[Tensor, " batch"]]
 
 
 class Windows(torch.utils.data.Dataset):

@@ -8,6 +8,7 @@ someone takes heads away (`prune`); the `readout` turns vectors into scores, of 
 `pooling`, of classes.
 """
 
+from tinyformer.batch import IGNORED
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import PostNormBlock, PreNormBlock
 from tinyformer.nn.cache import Cache, LayerCache
@@ -37,7 +38,7 @@ from tinyformer.nn.resolve import backend_refusal, kernel_of_layer, resolve_back
 from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from tinyformer.nn.support import BACKENDS, LACKS, AttentionCase, Feature, select_backend
 from tinyformer.nn.transformer import Transformer
-from tinyformer.nn.vocabulary import IGNORED, vocabulary_cross_entropy
+from tinyformer.nn.vocabulary import vocabulary_cross_entropy
 from tinyformer.nn.weights import AttentionMaps, attention_weights
 
 __all__ = [

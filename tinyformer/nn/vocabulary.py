@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-IGNORED = -100
-"""A target that is not scored: that of PyTorch's cross-entropy."""
+from tinyformer.batch import IGNORED
 
 _MOST_SCORES = {"cpu": 2**24, "cuda": 2**28}
 """How many are held at a time: 64 MB in fp32 on a CPU, where more is slower, too, and 1 GB on a GPU."""

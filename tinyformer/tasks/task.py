@@ -2,30 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.analysis import Findings
+from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Transformer
-
-
-class Batch(TypedDict):
-    """Rows of token ids, and what is to be found out about them.
-
-    `targets`: the token to be predicted at each position, or `IGNORED`. `labels`: the class of each row. `lengths`: how
-    many tokens of each row are real, where rows are padded at the right. `documents`: the document of each token, where
-    tokens attend within theirs only. `rows`: which examples of the split they are, in an evaluation.
-    """
-
-    inputs: Int[Tensor, "batch seq"]
-    targets: NotRequired[Int[Tensor, "batch seq"]]
-    labels: NotRequired[Int[Tensor, " batch"]]
-    lengths: NotRequired[Int[Tensor, " batch"]]
-    documents: NotRequired[Int[Tensor, "batch seq"]]
-    rows: NotRequired[Int[Tensor, " batch"]]
 
 
 class Task(ABC):

@@ -1,0 +1,30 @@
+"""A batch, as data make it and as tasks and analyses read it."""
+
+from typing import NotRequired, TypedDict, cast
+
+from jaxtyping import Int
+from torch import Tensor
+
+IGNORED = -100
+"""The target that is not scored: `ignore_index` of PyTorch's cross-entropy."""
+
+
+class Batch(TypedDict):
+    """Rows of token ids, and what a model is to predict about them.
+
+    `targets`: the token to predict at each position, or `IGNORED`. `labels`: the class of each row. `lengths`: the
+    number of tokens of each row, where rows are padded on the right. `documents`: the document of each token, where
+    tokens attend within their own document only. `rows`: the number of each row in its split.
+    """
+
+    inputs: Int[Tensor, "batch seq"]
+    targets: NotRequired[Int[Tensor, "batch seq"]]
+    labels: NotRequired[Int[Tensor, " batch"]]
+    lengths: NotRequired[Int[Tensor, " batch"]]
+    documents: NotRequired[Int[Tensor, "batch seq"]]
+    rows: NotRequired[Int[Tensor, " batch"]]
+
+
+def tensors(batch: Batch) -> dict[str, Tensor]:
+    """The tensors of a batch by name."""
+    return cast(dict[str, Tensor], batch)

@@ -1,0 +1,31 @@
+"""Files and folders that are written whole or not at all."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, to write a file or make a folder at, which then takes the place of `path`.
+
+    If the block fails, what it wrote is removed and `path` is left as it was; so is what an earlier process left when
+    it was killed. A folder replaces only what does not exist, or is an empty folder. Processes that may write the same
+    path at the same time must hold a lock.
+    """
+    temporary = path.with_name(f"{path.name}.partial")
+    _remove(temporary)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
