@@ -124,13 +124,6 @@ def test_lists_of_scales_reach_their_layer():
     assert (second.feed_forward_residual.skip, second.feed_forward_residual.branch) == (1, 4)
 
 
-@pytest.mark.parametrize("sublayer", ["attention", "feed_forward"])
-def test_a_wrong_list_of_scales_names_its_config_key(sublayer):
-    make = block_factory(**{f"{sublayer}_residual": partial(Residual, skip=[1, 1, 1])})
-    with pytest.raises(ValueError, match=rf"^block\.{sublayer}_residual\.skip has 3 numbers .* 2 layers"):
-        make(num_layers=2)
-
-
 @BLOCKS
 def test_dropout_acts_on_both_sublayers_in_training_only(kind):
     block = randomised(block_factory(kind, dropout=1.0)())

@@ -36,7 +36,7 @@ SCRIPT = """
         torch._dynamo.reset()
         counters.clear()
     # A large vocabulary's scores are made in parts, and made again.
-    parts = torch.compile(partial(vocabulary_cross_entropy, most_scores=100), backend="aot_eager", fullgraph=True)
+    parts = torch.compile(partial(vocabulary_cross_entropy, max_logits=100), backend="aot_eager", fullgraph=True)
     x, weight = torch.randn(7, 4, requires_grad=True), torch.randn(30, 4, requires_grad=True)
     targets = torch.tensor([1, -100, 2, 3, 4, 29, -100])
     losses = [each(x, weight, targets) for each in (parts, vocabulary_cross_entropy)]

@@ -88,20 +88,6 @@ def test_layers_know_their_place():
     assert [layer.attention_residual.skip for layer in encoder.layers] == [1, 2, 3]
 
 
-def test_the_longest_sequence_works_and_a_longer_one_is_refused():
-    encoder = make_encoder(max_seq_len=16)
-    assert encoder(token_ids(seq=16)).shape == (2, 16, 32)
-    with pytest.raises(ValueError, match=r"17 tokens is longer than model\.max_seq_len=16"):
-        encoder(token_ids(seq=17))
-
-
-@pytest.mark.parametrize("num_layers", [0, -1])
-def test_no_layers_are_refused(num_layers):
-    with pytest.raises(ValueError, match=rf"^model\.num_layers={num_layers}: .*model\.num_layers=1"):
-        make_encoder(num_layers=num_layers)
-    assert len(make_encoder(num_layers=1).layers) == 1
-
-
 def test_dropout_of_the_embedding_acts_in_training_only():
     encoder = make_encoder(embedding_dropout=0.5)
     torch.manual_seed(0)

@@ -76,13 +76,6 @@ def test_padding_that_is_not_finite_harms_no_text(pooling):
     torch.testing.assert_close(readout(x, mask), expected)
 
 
-def test_classes_and_poolings_that_are_none_are_refused():
-    with pytest.raises(ValueError, match=r"task.readout.pooling=max: choose one of cls, mean, attention"):
-        ClassReadout(nn.Embedding(11, 6), ["a", "b"], "max")
-    with pytest.raises(ValueError, match=r"task.labels=\['a'\]: there are at least two classes"):
-        ClassReadout(nn.Embedding(11, 6), ["a"])
-
-
 def test_dropout_is_on_the_pooled_vector_in_training():
     x, _ = vectors()
     readout = ClassReadout(nn.Embedding(11, 6), ["a", "b"], dropout=0.5)

@@ -39,7 +39,7 @@ def test_parts_come_to_the_whole(rows, bias, ignored):
     given = case(ignored, bias)
 
     def ours(*arguments):
-        return vocabulary_cross_entropy(*arguments, most_scores=rows * VOCAB_SIZE)
+        return vocabulary_cross_entropy(*arguments, max_logits=rows * VOCAB_SIZE)
 
     for found, expected in zip(result(ours, *given), result(reference, *given), strict=True):
         torch.testing.assert_close(found, expected)
@@ -68,10 +68,10 @@ class Largest(TorchDispatchMode):
 def test_no_more_scores_are_held_than_allowed_in_both_passes():
     given = case()
     with Largest() as whole:
-        vocabulary_cross_entropy(*given, most_scores=10**9).backward()
+        vocabulary_cross_entropy(*given, max_logits=10**9).backward()
     assert whole.elements == 30 * VOCAB_SIZE
     with Largest() as parts:
-        vocabulary_cross_entropy(*given, most_scores=10 * VOCAB_SIZE).backward()
+        vocabulary_cross_entropy(*given, max_logits=10 * VOCAB_SIZE).backward()
     assert parts.elements == 10 * VOCAB_SIZE
 
 
@@ -83,7 +83,7 @@ def test_scores_are_not_kept_for_the_backward_pass():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        vocabulary_cross_entropy(*case(), most_scores=10 * VOCAB_SIZE)
+        vocabulary_cross_entropy(*case(), max_logits=10 * VOCAB_SIZE)
     assert kept
     assert max(kept) < 10 * VOCAB_SIZE  # vectors and matrices, and no scores
 

@@ -1,10 +1,11 @@
-"""One layer of the encoder: attention, then feed-forward, each with a norm and a residual connection."""
+"""One transformer layer: attention, then a feed-forward network, each with a norm and a residual connection."""
 
 from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tinyformer.errors import argument_path
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
@@ -12,22 +13,23 @@ from tinyformer.nn.residual import Residual
 
 
 class Block(nn.Module):
-    """What pre- and post-norm blocks share: the parts, made by their factories for this layer.
+    """Base of pre-norm and post-norm blocks: makes the parts of one layer from their factories.
 
     Args:
         d_model: width of the residual stream.
-        attention: makes the attention, given `layer_index` and `num_layers`.
-        feed_forward: makes the feed-forward network.
-        norm: makes a norm.
-        attention_residual: makes the connection around the attention, given `layer_index` and `num_layers`.
-        feed_forward_residual: makes the connection around the feed-forward network, likewise.
-        dropout: probability to drop an element of a sublayer's output in training.
-        layer_index: which layer this is, from 0.
-        num_layers: how many there are.
+        attention: factory of the attention, called with `layer_index` and `num_layers`.
+        feed_forward: factory of the feed-forward network, called without arguments.
+        norm: factory of a norm, called with `d_model`.
+        attention_residual: factory of the residual connection around attention, called with `layer_index` and
+            `num_layers`.
+        feed_forward_residual: the same for the feed-forward network.
+        dropout: probability of zeroing an element of a sublayer's output in training.
+        layer_index: index of this layer, from 0.
+        num_layers: number of layers in the model.
     """
 
     ends_normalised: bool
-    """Whether the output of a layer is normalised already, so that the encoder adds no final norm."""
+    """Whether the layer's output is normalised, so that the encoder needs no final norm."""
 
     def __init__(
         self,
@@ -44,16 +46,20 @@ class Block(nn.Module):
         super().__init__()
         layer = {"layer_index": layer_index, "num_layers": num_layers}
         self.attention_norm = norm(d_model)
-        self.attention = attention(**layer)
-        self.attention_residual = attention_residual(name="block.attention_residual", **layer)
+        with argument_path("attention"):
+            self.attention = attention(**layer)
+        with argument_path("attention_residual"):
+            self.attention_residual = attention_residual(**layer)
         self.feed_forward_norm = norm(d_model)
-        self.feed_forward = feed_forward()
-        self.feed_forward_residual = feed_forward_residual(name="block.feed_forward_residual", **layer)
-        self.dropout = make_dropout(dropout, "model.dropout")
+        with argument_path("feed_forward"):
+            self.feed_forward = feed_forward()
+        with argument_path("feed_forward_residual"):
+            self.feed_forward_residual = feed_forward_residual(**layer)
+        self.dropout = make_dropout(dropout)
 
 
 class PreNormBlock(Block):
-    """x + f(norm(x)): the stream itself is never normalised (Xiong et al. 2020, arXiv 2002.04745; GPT-2)."""
+    """x + f(norm(x)): the residual stream itself is not normalised (Xiong et al. 2020, arXiv 2002.04745; GPT-2)."""
 
     ends_normalised = False
 
@@ -65,7 +71,7 @@ class PreNormBlock(Block):
 
 
 class PostNormBlock(Block):
-    """norm(x + f(x)): the original order (Vaswani et al. 2017, arXiv 1706.03762; BERT)."""
+    """norm(x + f(x)): the order of the original transformer (Vaswani et al. 2017, arXiv 1706.03762; BERT)."""
 
     ends_normalised = True
 

@@ -1,18 +1,19 @@
-"""Dropout (Srivastava et al. 2014), or nothing at all."""
+"""Dropout (Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting")."""
 
 from torch import nn
 
+from tinyformer.errors import ArgumentError
 
-def make_dropout(probability: float, key: str) -> nn.Module:
-    """What drops elements in training with a probability; without one it costs nothing.
+
+def make_dropout(dropout: float) -> nn.Module:
+    """Dropout of a probability; the identity, which costs nothing, for probability 0.
 
     Args:
-        probability: to drop an element.
-        key: of the config, for the error.
+        dropout: probability of zeroing an element in training.
 
     Raises:
-        ValueError: it is no probability.
+        ArgumentError: it is not between 0 and 1.
     """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"{key}={probability} is no probability; {key}=0.1 is.")
-    return nn.Dropout(probability) if probability else nn.Identity()
+    if not 0 <= dropout <= 1:
+        raise ArgumentError("dropout", dropout, "must be between 0 and 1", {"dropout": 0.1})
+    return nn.Dropout(dropout) if dropout else nn.Identity()

@@ -1,4 +1,4 @@
-"""Token ids in, one vector for each token out."""
+"""The stack of layers: token ids to one vector for each token."""
 
 from collections.abc import Callable
 
@@ -7,29 +7,33 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
 
 
 class Encoder(nn.Module):
-    """Embeds tokens and passes them through a stack of blocks.
+    """Token embeddings and positional encodings, followed by a stack of blocks.
 
-    Whether it is BERT's encoder or GPT's "decoder" is the mask's business: they differ in nothing else.
+    BERT's encoder and GPT's decoder are both this class: only the mask differs.
 
     Args:
-        vocab_size: number of tokens.
+        vocab_size: number of tokens in the vocabulary.
         num_layers: number of blocks.
         d_model: width of the residual stream.
-        max_seq_len: the longest sequence, in tokens.
-        block: makes a block, given `layer_index` and `num_layers`.
-        norm: makes the final norm, which a block that ends normalised does without.
-        position: makes the absolute position that is added to the embeddings, if any.
-        dropout: probability to drop an element of the embedding in training.
-        embedding_norm: normalise the embeddings, positions and all, as BERT and BLOOM do.
-        checkpoint_activations: in training, keep no more of a layer than its input and compute the rest again in the
-            backward pass: about a third more time, and memory for one layer in place of all (Chen et al. 2016, arXiv
-            1604.06174).
+        max_seq_len: length of the longest sequence, in tokens.
+        block: factory of a block, called with `layer_index` and `num_layers`.
+        norm: factory of the final norm, called with `d_model`; post-norm blocks need none.
+        position: factory of the absolute positional encoding, if any.
+        dropout: probability of zeroing an element of the embeddings in training.
+        embedding_norm: whether to normalise the sum of embeddings and positional encodings, as in BERT and BLOOM.
+        checkpoint_activations: whether to store only the input of each layer in training and to recompute the other
+            activations in the backward pass: about a third more time, activation memory of one layer instead of all
+            (Chen et al. 2016, arXiv 1604.06174).
+
+    Raises:
+        ArgumentError: a size is less than 1, or a factory refuses an argument.
     """
 
     def __init__(
@@ -47,42 +51,41 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.checkpoint_activations = checkpoint_activations
-        if num_layers < 1:
-            raise ValueError(f"model.num_layers={num_layers}: a model has at least one layer, model.num_layers=1.")
-        for key, size in {"vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}.items():
-            if size < 1:
-                raise ValueError(f"model.{key}={size} is no size; one of at least 1 is, such as model.{key}=128.")
+        sizes = {"num_layers": num_layers, "vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}
+        require_at_least(1, {"vocab_size": 256, "d_model": 128, "max_seq_len": 128}, **sizes)
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.token_embedding = nn.Embedding(vocab_size, d_model)
-        self.position = position() if position else None
+        with argument_path("position"):
+            self.position = position() if position else None
         self.embedding_norm = norm(d_model) if embedding_norm else nn.Identity()
-        self.dropout = make_dropout(dropout, "model.embedding_dropout")
-        self.layers = nn.ModuleList(block(layer_index=i, num_layers=num_layers) for i in range(num_layers))
+        self.dropout = make_dropout(dropout)
+        with argument_path("block"):
+            self.layers = nn.ModuleList(block(layer_index=i, num_layers=num_layers) for i in range(num_layers))
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
 
     def forward(
         self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None, cache: Cache | None = None
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Encode.
+        """Encode a batch of sequences.
 
         Args:
-            tokens: their ids.
-            mask: who may attend to whom; everybody to everybody unless given.
-            cache: of the tokens before these; it will hold these as well.
+            tokens: token ids.
+            mask: the keys that each query may attend to; all of them by default.
+            cache: KV cache of the preceding tokens, extended by these.
 
         Raises:
-            ValueError: the sequence is longer than `max_seq_len`.
+            ArgumentError: the sequence, cached tokens included, is longer than `max_seq_len`.
         """
         first = cache.length if cache else 0
         if first + tokens.shape[1] > self.max_seq_len:
-            raise ValueError(
-                f"A sequence of {first + tokens.shape[1]} tokens is longer than model.max_seq_len={self.max_seq_len}."
-            )
+            cached = f" after {first} in the cache" if first else ""
+            reason = f"must be at most max_seq_len={self.max_seq_len} tokens{cached}"
+            raise ArgumentError("tokens.shape[1]", tokens.shape[1], reason)
         x = self.token_embedding(tokens)
         x = self.position(x, first) if self.position else x
         x = self.dropout(self.embedding_norm(x))
-        again = self.checkpoint_activations and self.training and torch.is_grad_enabled() and cache is None
+        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled() and cache is None
         for index, layer in enumerate(self.layers):
-            given = (x, mask or AttentionMask(), cache.layers[index] if cache else None)
-            x = checkpoint(layer, *given, use_reentrant=False) if again else layer(*given)
+            inputs = (x, mask or AttentionMask(), cache.layers[index] if cache else None)
+            x = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
         return self.final_norm(x)

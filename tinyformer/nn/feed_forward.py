@@ -1,10 +1,12 @@
-"""The two or three matrices that act on every token alone."""
+"""Position-wise feed-forward networks: each token is transformed on its own."""
 
 from collections.abc import Callable
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from tinyformer.errors import require_at_least, require_choice
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -13,7 +15,7 @@ def relu2(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU, its Gaussian approximated by a tanh, as in GPT-2 (Hendrycks & Gimpel 2016, arXiv 1606.08415)."""
+    """GELU with the tanh approximation, as in GPT-2 (Hendrycks & Gimpel 2016, arXiv 1606.08415)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -25,21 +27,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def find_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of a name in `ACTIVATIONS`.
+def find_activation(activation: str) -> Callable[[Tensor], Tensor]:
+    """The activation function of a name in `ACTIVATIONS`.
 
     Raises:
-        ValueError: there is none.
+        ArgumentError: there is no such name.
     """
-    if name not in ACTIVATIONS:
-        raise ValueError(f"feed_forward.activation={name}: choose one of {', '.join(ACTIVATIONS)}.")
-    return ACTIVATIONS[name]
-
-
-def _width(d_ff: int | None, usual: int) -> int:
-    if d_ff is not None and d_ff < 1:
-        raise ValueError(f"model.d_ff={d_ff} is no width; model.d_ff={usual} is, and null gives that.")
-    return d_ff or usual
+    require_choice("activation", activation, ACTIVATIONS)
+    return ACTIVATIONS[activation]
 
 
 class FeedForward(nn.Module):
@@ -47,14 +42,15 @@ class FeedForward(nn.Module):
 
     Args:
         d_model: width of the residual stream.
-        d_ff: width between the two matrices; 4 d_model unless given.
+        d_ff: width of the hidden layer; 4 d_model by default.
         activation: a name in `ACTIVATIONS`.
-        bias: whether the matrices have one.
+        bias: whether the linear layers have a bias.
     """
 
     def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "gelu", bias: bool = False) -> None:
         super().__init__()
-        d_ff = _width(d_ff, 4 * d_model)
+        require_at_least(1, {"d_ff": 4 * d_model}, d_ff=d_ff)
+        d_ff = d_ff or 4 * d_model
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = find_activation(activation)
@@ -68,15 +64,17 @@ class GatedFeedForward(nn.Module):
 
     Args:
         d_model: width of the residual stream.
-        d_ff: width between the matrices; unless given 8/3 d_model, rounded up to a multiple of 8, so that three
-            matrices hold as much as two of 4 d_model.
+        d_ff: width of the hidden layer; by default 8/3 d_model, rounded up to a multiple of 8, so that the three
+            matrices have as many parameters as the two of `FeedForward`.
         activation: a name in `ACTIVATIONS`.
-        bias: whether the matrices have one.
+        bias: whether the linear layers have a bias.
     """
 
     def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "silu", bias: bool = False) -> None:
         super().__init__()
-        d_ff = _width(d_ff, -(-8 * d_model // 24) * 8)
+        default = -(-8 * d_model // 24) * 8
+        require_at_least(1, {"d_ff": default}, d_ff=d_ff)
+        d_ff = d_ff or default
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)

@@ -1,4 +1,4 @@
-"""One vector for a sequence, out of one for each of its tokens."""
+"""Pooling: one vector for a sequence from the vectors of its tokens."""
 
 from collections.abc import Callable
 
@@ -8,33 +8,33 @@ from torch import Tensor, nn
 
 
 class FirstToken(nn.Module):
-    """The vector of the first token, which stands for the whole (Devlin et al. 2018, arXiv 1810.04805: `[CLS]`)."""
+    """The vector of the first token, as BERT's `[CLS]` (Devlin et al. 2019, arXiv 1810.04805)."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
 
     def forward(
-        self, x: Float[Tensor, "batch seq d_model"], real: Bool[Tensor, "batch seq"]
+        self, x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch d_model"]:
         return x[:, 0]
 
 
 class MeanPooling(nn.Module):
-    """The mean over the real tokens."""
+    """The mean over the tokens, without padding."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
 
     def forward(
-        self, x: Float[Tensor, "batch seq d_model"], real: Bool[Tensor, "batch seq"]
+        self, x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch d_model"]:
-        return torch.where(real.unsqueeze(-1), x, 0).sum(dim=1) / real.sum(dim=1, keepdim=True)
+        return torch.where(is_token.unsqueeze(-1), x, 0).sum(dim=1) / is_token.sum(dim=1, keepdim=True)
 
 
 class AttentionPooling(nn.Module):
-    """The mean over the real tokens, weighted by additive attention with one query for all texts.
+    """The mean over the tokens, weighted by additive attention with one learned query.
 
-    weights = softmax(u . tanh(W x)), where u is learned (Yang et al. 2016, "Hierarchical Attention Networks for
+    weights = softmax(u · tanh(W x)), where u is the query (Yang et al. 2016, "Hierarchical Attention Networks for
     Document Classification"; the score is that of Bahdanau et al. 2014, arXiv 1409.0473).
 
     Args:
@@ -47,17 +47,17 @@ class AttentionPooling(nn.Module):
         self.query = nn.Linear(d_model, 1, bias=False)
 
     def weights(
-        self, x: Float[Tensor, "batch seq d_model"], real: Bool[Tensor, "batch seq"]
+        self, x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq"]:
-        """How much each token counts."""
+        """The attention weight of each token; 0 for padding."""
         scores = self.query(torch.tanh(self.key_proj(x))).squeeze(-1)
-        return scores.masked_fill(~real, -torch.inf).softmax(dim=-1)
+        return scores.masked_fill(~is_token, -torch.inf).softmax(dim=-1)
 
     def forward(
-        self, x: Float[Tensor, "batch seq d_model"], real: Bool[Tensor, "batch seq"]
+        self, x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch d_model"]:
-        # A weight of 0 does not undo padding that is not finite.
-        return (self.weights(x, real).unsqueeze(1) @ torch.where(real.unsqueeze(-1), x, 0)).squeeze(1)
+        # 0 times a vector that is not finite would be NaN.
+        return (self.weights(x, is_token).unsqueeze(1) @ torch.where(is_token.unsqueeze(-1), x, 0)).squeeze(1)
 
 
 POOLINGS: dict[str, Callable[[int], nn.Module]] = {
@@ -65,4 +65,4 @@ POOLINGS: dict[str, Callable[[int], nn.Module]] = {
     "mean": MeanPooling,
     "attention": AttentionPooling,
 }
-"""By the name that `task.readout.pooling` gives them; made with `d_model`."""
+"""Poolings by name; each is called with `d_model`."""

@@ -1,4 +1,7 @@
-"""What is read from the encoder's vectors; a "head" is always an attention head."""
+"""Readouts: the output layers, from the encoder's vectors to logits.
+
+They are not called heads, since a head is always an attention head here.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -6,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.feed_forward import find_activation
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import LayerNorm
@@ -14,12 +19,12 @@ from tinyformer.nn.vocabulary import vocabulary_cross_entropy, vocabulary_scores
 
 
 class TokenReadout(nn.Module):
-    """Scores every token of the vocabulary, at every position.
+    """Logits of every token of the vocabulary, at every position.
 
     Args:
-        token_embedding: of the encoder.
-        tied: whether the output matrix is the embedding itself (Press & Wolf 2017, arXiv 1608.05859).
-        bias: whether each token has a number that is added to its score.
+        token_embedding: the encoder's token embedding.
+        tied: whether the output matrix is the embedding matrix (Press & Wolf 2017, arXiv 1608.05859).
+        bias: whether the logits have a bias.
     """
 
     def __init__(self, token_embedding: nn.Embedding, tied: bool = True, bias: bool = False) -> None:
@@ -30,7 +35,7 @@ class TokenReadout(nn.Module):
             self.proj.weight = token_embedding.weight
 
     def features(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
-        """What the output matrix is applied to: the encoder's vectors."""
+        """The vectors that the output matrix is applied to: the encoder's own."""
         return x
 
     def forward(
@@ -41,19 +46,19 @@ class TokenReadout(nn.Module):
     def cross_entropy(
         self, x: Float[Tensor, "batch seq d_model"], targets: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, ""]:
-        """See `vocabulary_cross_entropy`."""
+        """The mean cross-entropy of the logits in nats, see `vocabulary_cross_entropy`."""
         return vocabulary_cross_entropy(self.features(x), self.proj.weight, targets, self.proj.bias)
 
 
 class MaskedTokenReadout(TokenReadout):
-    """Scores every token of the vocabulary as BERT does for hidden ones (Devlin et al. 2019, arXiv 1810.04805).
+    """BERT's output layer for masked tokens (Devlin et al. 2019, arXiv 1810.04805).
 
-    E norm(activation(W x + b)) + c: a layer of its own before the output matrix E, which has a bias for each token.
+    logits = E norm(activation(W x + b)) + c, where E is the output matrix.
 
     Args:
-        token_embedding: of the encoder.
+        token_embedding: the encoder's token embedding.
         tied: see `TokenReadout`.
-        norm: makes the norm, given its width.
+        norm: factory of the norm, called with `d_model`.
         activation: a name in `ACTIVATIONS`.
     """
 
@@ -76,40 +81,39 @@ class MaskedTokenReadout(TokenReadout):
 
 
 class ClassReadout(nn.Module):
-    """Scores every class, once for a sequence.
+    """Logits of every class, for a whole sequence.
 
     Args:
-        token_embedding: of the encoder.
-        labels: the names of the classes; none only as long as the data have not been read.
-        pooling: how one vector is made of all: a name in `POOLINGS`.
-        dropout: probability to drop an element of that vector in training.
+        token_embedding: the encoder's token embedding.
+        labels: the names of the classes.
+        pooling: how the vectors of a sequence become one: a name in `POOLINGS`.
+        dropout: probability of zeroing an element of the pooled vector in training.
 
     Raises:
-        ValueError: there is no such pooling, or less than two classes.
+        ArgumentError: there is no such pooling, or there are fewer than two classes.
     """
 
     def __init__(
         self, token_embedding: nn.Embedding, labels: Sequence[str] | None, pooling: str = "mean", dropout: float = 0.0
     ) -> None:
         super().__init__()
-        if pooling not in POOLINGS:
-            raise ValueError(f"task.readout.pooling={pooling}: choose one of {', '.join(POOLINGS)}.")
+        require_choice("pooling", pooling, POOLINGS)
         if labels is None or len(labels) < 2:
-            raise ValueError(f"task.labels={labels}: there are at least two classes to choose from, [no,yes].")
+            raise ArgumentError("labels", labels, "must name at least two classes", {"labels": ["no", "yes"]})
         self.pooling = POOLINGS[pooling](token_embedding.embedding_dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = make_dropout(dropout)
         self.proj = nn.Linear(token_embedding.embedding_dim, len(labels))
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
     ) -> Float[Tensor, "batch classes"]:
-        """Score.
+        """The logits of the classes.
 
         Args:
-            x: the vectors.
-            mask: of the batch, whose `lengths` tell text from padding.
+            x: the encoder's vectors.
+            mask: the attention mask of the batch, whose `lengths` separate tokens from padding.
         """
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         lengths = None if mask is None else mask.lengths
-        real = positions >= 0 if lengths is None else positions < lengths.unsqueeze(-1)
-        return self.proj(self.dropout(self.pooling(x, real)))
+        is_token = positions >= 0 if lengths is None else positions < lengths.unsqueeze(-1)
+        return self.proj(self.dropout(self.pooling(x, is_token)))

@@ -1,20 +1,24 @@
-"""The connection around a sublayer (He et al. 2015, arXiv 1512.03385), with both of its parts adjustable."""
+"""Residual connections around sublayers (He et al. 2015, arXiv 1512.03385), with a scale for each of the two terms."""
 
 from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tinyformer.errors import ArgumentError
+
 
 class Residual(nn.Module):
     """skip * x + branch * f(x): `skip=0` removes the connection, `branch=0` removes the sublayer.
 
     Args:
-        skip: factor of the connection; a number, or one for each layer.
-        branch: factor of the sublayer; a number, or one for each layer.
-        layer_index: which layer this is, from 0.
-        num_layers: how many there are.
-        name: the config key, for errors.
+        skip: scale of the connection; one number, or one for each layer.
+        branch: scale of the sublayer's output; one number, or one for each layer.
+        layer_index: index of this layer, from 0.
+        num_layers: number of layers in the model.
+
+    Raises:
+        ArgumentError: a list has another length than the model has layers.
     """
 
     def __init__(
@@ -23,11 +27,10 @@ class Residual(nn.Module):
         branch: int | float | Sequence[int | float] = 1.0,
         layer_index: int = 0,
         num_layers: int = 1,
-        name: str = "residual",
     ) -> None:
         super().__init__()
-        self.skip = _of_layer(skip, layer_index, num_layers, f"{name}.skip")
-        self.branch = _of_layer(branch, layer_index, num_layers, f"{name}.branch")
+        self.skip = _scale_of_layer("skip", skip, layer_index, num_layers)
+        self.branch = _scale_of_layer("branch", branch, layer_index, num_layers)
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], update: Float[Tensor, "batch seq d_model"]
@@ -40,12 +43,16 @@ class Residual(nn.Module):
         return f"skip={self.skip}, branch={self.branch}"
 
 
-def _of_layer(scale: int | float | Sequence[int | float], layer_index: int, num_layers: int, key: str) -> float:
+def _scale_of_layer(
+    argument: str, scale: int | float | Sequence[int | float], layer_index: int, num_layers: int
+) -> float:
     if isinstance(scale, int | float):
         return float(scale)
     if len(scale) != num_layers:
-        raise ValueError(
-            f"{key} has {len(scale)} numbers and the model {num_layers} layers: give one number, "
-            f"or one for each layer such as [{','.join(['1'] * num_layers)}]."
+        raise ArgumentError(
+            argument,
+            list(scale),
+            f"must be one number, or one for each of the {num_layers} layers, not {len(scale)}",
+            {argument: [1] * num_layers},
         )
     return float(scale[layer_index])

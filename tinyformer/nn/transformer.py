@@ -1,4 +1,4 @@
-"""The whole network: an encoder and what is read from it."""
+"""The whole network: an encoder and a readout."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.encoder import Encoder
@@ -17,13 +18,13 @@ from tinyformer.nn.resolve import resolve_backend
 
 
 class Transformer(nn.Module):
-    """An encoder with a readout, initialised.
+    """An encoder followed by a readout, with initialised weights.
 
     Args:
         encoder: the encoder.
-        readout: makes the readout, given the encoder's `token_embedding`.
+        readout: factory of the readout, called with the encoder's `token_embedding`.
         init_std: standard deviation of the initial weights.
-        pruned_heads: `[layer, head]` pairs of heads that the model was made with and has no more, see `prune_heads`.
+        pruned_heads: `[layer, head]` pairs of the heads to remove, see `prune_heads`.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.readout = readout(encoder.token_embedding)
+        with argument_path("readout"):
+            self.readout = readout(encoder.token_embedding)
         prune_model(self.attentions(), pruned_heads)
         init_weights(self, len(encoder.layers), init_std)
 
@@ -46,14 +48,14 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, "batch classes"] | Float[Tensor, ""]:
-        """The readout's scores, or how well they predict.
+        """The logits of the readout, or their cross-entropy with the targets.
 
         Args:
-            tokens: that are read.
-            mask: who may attend to whom; everybody to everybody unless given.
-            cache: of the tokens before these.
-            targets: the token to be predicted at each position, or `IGNORED`. Where they are given, the mean
-                cross-entropy is returned, for which the scores of a large vocabulary are never all in memory.
+            tokens: token ids.
+            mask: the keys that each query may attend to; all of them by default.
+            cache: KV cache of the preceding tokens, extended by these.
+            targets: the token to predict at each position, or `IGNORED`. If given, the mean cross-entropy in nats is
+                returned, without holding the logits of a large vocabulary in memory all at once.
         """
         x = self.encoder(tokens, mask, cache)
         if targets is None:
@@ -62,23 +64,29 @@ class Transformer(nn.Module):
         return self.readout.cross_entropy(x, targets)
 
     def attentions(self) -> list[BaseAttention]:
-        """The attention of each layer, from the first to the last."""
+        """The attention modules, from the first layer to the last."""
         return [module for module in self.modules() if isinstance(module, BaseAttention)]
 
     def pruned_heads(self) -> list[list[int]]:
-        """The `[layer, head]` pairs that the model was made with and has no more."""
+        """The `[layer, head]` pairs of the heads that were removed."""
         return [[index, head] for index, layer in enumerate(self.attentions()) for head in layer.pruned]
 
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
-        """Fix the backend of every layer, before the first step and before compiling; see `resolve_backend`.
+        """Choose the attention backend of every layer, before the first step and before compiling.
+
+        See `resolve_backend` for the arguments.
 
         Returns:
-            Their names; one name where all layers have the same.
+            The names of the backends, without repetition, separated by commas.
+
+        Raises:
+            ArgumentError: the backend that was asked for does not support this case.
         """
         seq = self.encoder.max_seq_len
-        resolved = [resolve_backend(layer, device, dtype, mask, seq, training) for layer in self.attentions()]
+        with argument_path("encoder", "block", "attention"):
+            resolved = [resolve_backend(layer, device, dtype, mask, seq, training) for layer in self.attentions()]
         return ", ".join(sorted({backend.name for backend in resolved}))
 
     def num_parameters(self) -> int:
-        """Unique trainable parameters, embeddings included; tied ones count once."""
+        """The number of trainable parameters, embeddings included; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)

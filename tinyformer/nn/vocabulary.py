@@ -1,4 +1,4 @@
-"""Scores of every token of a vocabulary, and their cross-entropy without ever holding all of them."""
+"""Logits over a vocabulary, and their cross-entropy without holding all of them in memory."""
 
 from functools import partial
 
@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tinyformer.batch import IGNORED
 
-_MOST_SCORES = {"cpu": 2**24, "cuda": 2**28}
-"""How many are held at a time: 64 MB in fp32 on a CPU, where more is slower, too, and 1 GB on a GPU."""
+_MAX_LOGITS = {"cpu": 2**24, "cuda": 2**28}
+"""Logits held at a time: 64 MB in fp32 on a CPU, where larger chunks are slower; 1 GB on a GPU."""
 
 
 def vocabulary_scores(
@@ -19,10 +19,10 @@ def vocabulary_scores(
     weight: Float[Tensor, "vocab_size d_model"],
     bias: Float[Tensor, " vocab_size"] | None = None,
 ) -> Float[Tensor, "*batch vocab_size"]:
-    """X W^T + b.
+    """The logits x Wᵀ + b.
 
-    Tensor cores want sizes that 64 divides, and a vocabulary has any: on a GPU the product is made with rows of zeros
-    more (GPT-2's 50,257 become 50,304), which are no parameters. CPUs gain nothing by that.
+    Tensor cores are faster where 64 divides the sizes of a product, so on a GPU W is padded with zeros for the product
+    (GPT-2's 50,257 rows become 50,304). CPUs gain nothing from that.
     """
     return padded_scores(x, weight, bias) if x.is_cuda and len(weight) >= 1024 else F.linear(x, weight, bias)
 
@@ -33,11 +33,11 @@ def padded_scores(
     bias: Float[Tensor, " vocab_size"] | None = None,
     multiple: int = 64,
 ) -> Float[Tensor, "*batch vocab_size"]:
-    """The same, by a product whose width is a multiple of a number."""
-    missing = -len(weight) % multiple
+    """The logits x Wᵀ + b by a product whose width is padded to a multiple of `multiple`."""
+    padding = -len(weight) % multiple
     if bias is not None:
-        bias = F.pad(bias, (0, missing))
-    return F.linear(x, F.pad(weight, (0, 0, 0, missing)), bias)[..., : len(weight)]
+        bias = F.pad(bias, (0, padding))
+    return F.linear(x, F.pad(weight, (0, 0, 0, padding)), bias)[..., : len(weight)]
 
 
 def vocabulary_cross_entropy(
@@ -45,31 +45,31 @@ def vocabulary_cross_entropy(
     weight: Float[Tensor, "vocab_size d_model"],
     targets: Int[Tensor, "*batch"],
     bias: Float[Tensor, " vocab_size"] | None = None,
-    most_scores: int | None = None,
+    max_logits: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean of -log softmax(x W^T + b)[target] over the targets that are not `IGNORED`, in nats; 0 where all are.
+    """Mean of -log softmax(x Wᵀ + b)[target] over the targets that are not `IGNORED`, in nats; 0 if all are ignored.
 
-    Where there are many scores, they are made for some rows after the other, and made again in the backward pass.
+    If there are more than `max_logits`, they are computed in chunks of rows and recomputed in the backward pass.
 
     Args:
-        x: vectors.
-        weight: a row for each token.
-        targets: the token to be predicted from each vector.
-        bias: a number for each token.
-        most_scores: to be held at a time; what suits the device unless given.
+        x: vectors to predict from.
+        weight: one row for each token of the vocabulary.
+        targets: the token to predict from each vector.
+        bias: one number for each token of the vocabulary.
+        max_logits: logits to hold in memory at a time; depends on the device by default.
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     scored = targets != IGNORED
-    # How many there are a GPU would have to wait for, and a compiler cannot know.
+    # On a GPU the number of scored rows would be a synchronisation, in a compiled graph a dynamic shape.
     if not x.is_cuda and not torch.compiler.is_compiling() and not scored.all():
         x, targets = x[scored], targets[scored]
-    rows = max((most_scores or _MOST_SCORES.get(x.device.type, 2**24)) // len(weight), 1)
+    rows = max((max_logits or _MAX_LOGITS.get(x.device.type, 2**24)) // len(weight), 1)
     if len(x) <= rows:
         nats = _summed_nats(x, weight, targets, bias)
     else:
-        again = partial(checkpoint, _summed_nats, use_reentrant=False, preserve_rng_state=False)
-        parts = zip(x.split(rows), targets.split(rows), strict=True)
-        nats = torch.stack([again(part, weight, wanted, bias) for part, wanted in parts]).sum()
+        recomputed_nats = partial(checkpoint, _summed_nats, use_reentrant=False, preserve_rng_state=False)
+        chunks = zip(x.split(rows), targets.split(rows), strict=True)
+        nats = torch.stack([recomputed_nats(chunk, weight, target, bias) for chunk, target in chunks]).sum()
     return nats / scored.sum().clamp(min=1)
 
 

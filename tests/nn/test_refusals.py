@@ -1,0 +1,116 @@
+"""What the parts of the network refuse, and what the sentence says: argument, value, reason, and a value that works."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import (
+    Attention,
+    ClassReadout,
+    Encoder,
+    FeedForward,
+    GatedFeedForward,
+    LayerNorm,
+    PreNormBlock,
+    Residual,
+    RotaryPosition,
+    Shared,
+    ShawPosition,
+    SinusoidalPosition,
+    T5Position,
+)
+
+EMBEDDING = nn.Embedding(5, 8)
+
+
+def block(
+    attention: Callable[..., nn.Module] = partial(Attention, 8, 2), **options: object
+) -> Callable[..., nn.Module]:
+    return partial(PreNormBlock, 8, attention, partial(FeedForward, 8), LayerNorm, **options)
+
+
+def encoder(**options: object) -> Encoder:
+    sizes = {"vocab_size": 5, "num_layers": 2, "d_model": 8, "max_seq_len": 4}
+    return Encoder(**(sizes | {"block": block(), "norm": LayerNorm} | options))
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "no layers": (lambda: encoder(num_layers=0), "num_layers=0: must be at least 1; num_layers=1 works."),
+    "no vocabulary": (lambda: encoder(vocab_size=0), "vocab_size=0: must be at least 1; vocab_size=256 works."),
+    "no width": (lambda: encoder(d_model=0), "d_model=0: must be at least 1; d_model=128 works."),
+    "no length": (lambda: encoder(max_seq_len=0), "max_seq_len=0: must be at least 1; max_seq_len=128 works."),
+    "dropout": (lambda: encoder(dropout=2.0), "dropout=2.0: must be between 0 and 1; dropout=0.1 works."),
+    "too long": (
+        lambda: encoder()(torch.zeros(1, 5, dtype=torch.long)),
+        "tokens.shape[1]=5: must be at most max_seq_len=4 tokens.",
+    ),
+    "a scale too many": (
+        lambda: Residual(skip=[1, 1, 1], num_layers=2),
+        "skip=[1, 1, 1]: must be one number, or one for each of the 2 layers, not 3; skip=[1, 1] works.",
+    ),
+    "which of two residuals": (
+        lambda: encoder(block=block(feed_forward_residual=partial(Residual, branch=[]))),
+        "block.feed_forward_residual.branch=[]: must be one number, or one for each of the 2 layers, not 0; "
+        "block.feed_forward_residual.branch=[1, 1] works.",
+    ),
+    "hidden width": (lambda: FeedForward(8, 0), "d_ff=0: must be at least 1; d_ff=32 works."),
+    "gated hidden width": (lambda: GatedFeedForward(8, -1), "d_ff=-1: must be at least 1; d_ff=24 works."),
+    "activation": (
+        lambda: FeedForward(8, activation="tanh"),
+        "activation='tanh': must be one of gelu, gelu_tanh, relu2, silu.",
+    ),
+    "odd sinusoids": (
+        lambda: SinusoidalPosition(4, 5),
+        "d_model=5: must be even for sinusoidal positional encodings; d_model=6 works.",
+    ),
+    "odd rotations": (
+        lambda: RotaryPosition(4, 5),
+        "head_dim=5: must be even for rotary positional encodings; head_dim=6 works.",
+    ),
+    "no buckets": (
+        lambda: T5Position(2, num_buckets=0),
+        "num_buckets=0: must be a positive multiple of 4; num_buckets=32 works.",
+    ),
+    "uneven buckets": (
+        Shared(partial(T5Position, 2, num_buckets=30)),
+        "position.num_buckets=30: must be a positive multiple of 4; position.num_buckets=32 works.",
+    ),
+    "near buckets": (
+        lambda: T5Position(2, num_buckets=32, max_distance=16),
+        "max_distance=16: must be greater than half of num_buckets=32; max_distance=128 works.",
+    ),
+    "no distances": (
+        lambda: ShawPosition(4, max_distance=0),
+        "max_distance=0: must be at least 1; max_distance=16 works.",
+    ),
+    "one class": (
+        lambda: ClassReadout(EMBEDDING, ["yes"]),
+        "labels=['yes']: must name at least two classes; labels=['no', 'yes'] works.",
+    ),
+    "classes unknown": (
+        lambda: ClassReadout(EMBEDDING, None),
+        "labels=None: must name at least two classes; labels=['no', 'yes'] works.",
+    ),
+    "pooling": (
+        lambda: ClassReadout(EMBEDDING, ["no", "yes"], "max"),
+        "pooling='max': must be one of cls, mean, attention.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_argument_value_reason_and_cure(name: str) -> None:
+    call, sentence = REFUSED[name]
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    assert str(caught.value) == sentence
+
+
+def test_the_sizes_next_to_those_refused_work() -> None:
+    assert encoder(num_layers=1)(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 8)
+    assert T5Position(2, num_buckets=4, max_distance=3).embedding.weight.shape == (4, 2)
+    assert Residual(skip=[1, 0], layer_index=1, num_layers=2).skip == 0
