@@ -27,10 +27,8 @@ from tinyformer.nn import (
 EMBEDDING = nn.Embedding(5, 8)
 
 
-def block(
-    attention: Callable[..., nn.Module] = partial(Attention, 8, 2), **options: object
-) -> Callable[..., nn.Module]:
-    return partial(PreNormBlock, 8, attention, partial(FeedForward, 8), LayerNorm, **options)
+def block(**options: object) -> Callable[..., nn.Module]:
+    return partial(PreNormBlock, 8, partial(Attention, 8, 2), partial(FeedForward, 8), LayerNorm, **options)
 
 
 def encoder(**options: object) -> Encoder:
