@@ -17,7 +17,7 @@ from programs import SMALL, Ended, Program
 
 import tinyformer
 from tinyformer.checkpoint import load_checkpoint
-from tinyformer.convert import main
+from tinyformer.convert.__main__ import main
 from tinyformer.data import BPETokenizer
 
 Run = Callable[..., Ended]
@@ -38,10 +38,9 @@ def convert(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["convert", *words])
         monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)  # which the other programs leave behind
         capsys.readouterr()
-        code = main()
+        code = main(words)
         return Ended(code, *capsys.readouterr())
 
     return run
@@ -116,7 +115,7 @@ def test_mistakes_are_told_in_one_line(convert: Run, words: tuple[str, ...], sen
 
 
 def test_a_bug_keeps_its_traceback(convert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinyformer.app.conversion.load_checkpoint", lambda path: 1 / 0)
+    monkeypatch.setattr("tinyformer.convert.exporting.load_checkpoint", lambda path: 1 / 0)
     ended = convert("export", "ours.ckpt", "out")
     assert ended.code == 1
     assert "ZeroDivisionError" in ended.err
@@ -137,7 +136,7 @@ def test_a_model_without_a_tokenizer_takes_token_ids_in_python(convert: Run) -> 
 
 WITHOUT_TORCH = """
 import sys
-from tinyformer.convert import main
+from tinyformer.convert.__main__ import main
 sys.modules["torch"] = None
 sys.exit(main())
 """
@@ -148,7 +147,7 @@ import torchmetrics  # of lightning's, which imports transformers where it is in
 for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
     del sys.modules[name]
 sys.modules["transformers"] = None
-from tinyformer.convert import main
+from tinyformer.convert.__main__ import main
 sys.exit(main())
 """
 

@@ -94,7 +94,7 @@ def test_the_json_holds_the_machine_and_the_cells_and_nothing_else(capsys):
 
 
 def test_all_that_is_promised_is_examined_by_default():
-    options = doctor._parser().parse_args([])
+    options = doctor._parser("doctor").parse_args([])
     assert options.backends == ["eager", "sdpa", "flash", "flex", "fa3", "fa4"]
     assert options.masks == ["full", "causal", "padded", "causal+padded", "documents"]
     assert options.dtypes == ["fp32", "bf16"]

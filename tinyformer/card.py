@@ -1,56 +1,156 @@
-"""The card of a variant, what it costs before it is trained: `python -m tinyformer.card attention=mha,gqa model=base`.
+"""Cost card of a variant before it is trained: `python -m tinyformer.card attention=mha,gqa model=base`.
 
-Parameters, floating-point operations and cache, without weights in memory; `analysis/costs.py` says what is counted.
+Parameters, floating-point operations and KV cache, counted without memory for weights; `analysis/costs.py` defines
+each figure.
 """
 
 import argparse
+import json
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from tinyformer.app.config import describe_axes
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tinyformer.app.config import check_types, describe_axes
 from tinyformer.app.errors import exit_code_of
 from tinyformer.app.sweep import compose_sweep
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[1] / "conf", "card"
 AXES = ("model", "attention", "position", "block", "feed_forward", "norm")
 
+Card: TypeAlias = dict[str, Any]
+"""The overrides of a variant and the fields of its `Costs`, as plain containers."""
 
-def main() -> int:
-    """Print the cards that the command line asks for.
+GPT2_VOCAB_SIZE = 50_257
+"""Stands for the tokenizer's where `model.vocab_size` is null."""
+
+NOTES = f"""\
+FLOPs are those of matrix products in a sequence of T tokens; one multiply-add is 2. Attention is counted as the full
+square of T x T pairs, as torch.utils.flop_counter does; a kernel may skip pairs that the causal mask or a window
+masks. Training is 3 forward passes. Where model.vocab_size is null, GPT-2's {GPT2_VOCAB_SIZE:,} tokens are counted."""
+
+ROWS: tuple[tuple[str, Callable[[Card], str]], ...] = (
+    ("parameters", lambda card: f"{card['num_parameters']:,}"),
+    ("  attention", lambda card: f"{card['attention_parameters']:,}"),
+    ("    weights, without biases", lambda card: f"{card['attention_weights']:,}"),
+    ("    weights of a layer", lambda card: f"{card['attention_weights_per_layer']:,}"),
+    ("  feed-forward", lambda card: f"{card['feed_forward_parameters']:,}"),
+    ("  embeddings", lambda card: f"{card['embedding_parameters']:,}"),
+    ("FLOPs per token, forward", lambda card: f"{card['flops_per_token']:,}"),
+    ("  attention projections", lambda card: _part(card, "attention_projections")),
+    ("  attention scores, values", lambda card: _part(card, "attention_scores_and_values")),
+    ("  feed-forward", lambda card: _part(card, "feed_forward")),
+    ("  readout", lambda card: _part(card, "readout")),
+    ("  if masked pairs are skipped", lambda card: f"{card['attended_flops_per_token']:,}"),
+    ("FLOPs per token, training", lambda card: f"{card['training_flops_per_token']:,}"),
+    ("KV cache, bytes per token", lambda card: f"{card['cache_bytes_per_token']:,}"),
+    ("  bytes of T tokens", lambda card: f"{card['cache_bytes']:,}"),
+    ("  dtype", lambda card: card["cache_dtype"]),
+    ("  reduction from multi-head", lambda card: f"{card['cache_reduction']:.2f}x"),
+    ("T, tokens", lambda card: f"{card['seq_len']:,}"),
+    ("vocabulary, tokens", lambda card: f"{card['vocab_size']:,}"),
+)
+"""The rows of the table, from top to bottom."""
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyformer.card") -> int:
+    """Print the cards of the variants that the command line names.
+
+    Args:
+        arguments: the command line; `sys.argv[1:]` by default.
+        prog: the name of the program in its help.
 
     Returns:
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
-    arguments = _parser().parse_intermixed_args()
-    return exit_code_of(lambda: _show(arguments), CONFIG_DIR, CONFIG_NAME)
+    options = _parser(prog).parse_intermixed_args(arguments)
+    return exit_code_of(lambda: _show(options), CONFIG_DIR, CONFIG_NAME)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
+    """The card of one variant.
+
+    Args:
+        overrides: the overrides that lead to the config; they name the variant.
+        config: a config of `card`, with its `hydra` node.
+
+    Raises:
+        ValueError: a value does not fit its class, or does not go together with others.
+    """
+    # These import torch, which takes seconds; a config that does not compose is reported without it.
+    from hydra.utils import instantiate
+    from torch import device
+
+    from tinyformer.analysis.costs import count_costs
+
+    HydraConfig.instance().set_config(config)  # the type checks read the defaults from it
+    check_types(config, "network")
+    vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
+    sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
+    with device("meta"):
+        network = instantiate(sized.network, _convert_="all")
+    return {"overrides": list(overrides), **asdict(count_costs(network, str(config.dtype)))}
+
+
+def print_table(cards: Sequence[Card]) -> None:
+    """Print cards side by side under the overrides in which they differ; the overrides that all share are the title."""
+    columns = list(zip(*(card["overrides"] for card in cards), strict=True))
+    differing = [index for index, column in enumerate(columns) if len(set(column)) > 1]
+    title = " ".join(column[0] for index, column in enumerate(columns) if index not in differing)
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_header=bool(differing))
+    table.add_column("\n".join(columns[index][0].partition("=")[0] for index in differing))
+    for card in cards:
+        values = (card["overrides"][index].partition("=")[2] for index in differing)
+        table.add_column("\n".join(values), justify="right")
+    for label, show in ROWS:
+        table.add_row(label, *map(show, cards))
+    # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in overrides are not markup.
+    Console(width=10_000, markup=False).print(table)
+    print(NOTES)
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tinyformer.card",
-        description="What a variant costs: parameters, floating-point operations, cache.",
+        prog=prog,
+        description="Parameters, floating-point operations and KV cache of a variant.",
         epilog=f"The axes of a network and their choices:\n\n{describe_axes(CONFIG_DIR, AXES)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as train.py takes them; KEY=A,B shows both")
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py; KEY=A,B shows both side by side"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file")
     return parser
 
 
-def _show(arguments: argparse.Namespace) -> None:
-    variants = compose_sweep(CONFIG_DIR, CONFIG_NAME, arguments.overrides)
-    # Torch takes seconds to import: not before the configs are known to compose.
-    from tinyformer.app.cards import as_json, make_card, print_table, save
-
-    cards = [make_card(overrides, config) for overrides, config in variants]
-    if arguments.save:
-        save(cards, arguments.save)
-    if arguments.json:
-        print(as_json(cards))
+def _show(options: argparse.Namespace) -> None:
+    cards = [make_card(*variant) for variant in compose_sweep(CONFIG_DIR, CONFIG_NAME, options.overrides)]
+    as_json = json.dumps({"cards": cards}, indent=2)
+    if options.save:
+        _save(as_json, options.save)
+    if options.json:
+        print(as_json)
     else:
         print_table(cards)
-        print(f"Saved in {arguments.save}." if arguments.save else "--save cards.json keeps these numbers as JSON.")
+        print(f"Saved in {options.save}." if options.save else "--save cards.json keeps these numbers as JSON.")
+
+
+def _save(text: str, path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"--save {path}: must be a file in a folder that exists; --save cards.json works.")
+    path.write_text(text + "\n")
+
+
+def _part(card: Card, name: str) -> str:
+    return f"{card['flops_per_token_by_part'][name]:,}"
 
 
 if __name__ == "__main__":

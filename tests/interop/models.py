@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from programs import ROOT
 from torch import Tensor, nn
 
-from tinyformer.app.conversion import export_model, import_model
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
+from tinyformer.convert.exporting import export_model
+from tinyformer.convert.importing import import_model
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Transformer
 

@@ -29,7 +29,7 @@ from models import (
 )
 
 import tinyformer
-from tinyformer.app.conversion import export_model
+from tinyformer.convert.exporting import export_model
 from tinyformer.data import BPETokenizer, ByteTokenizer, CharTokenizer
 from tinyformer.generation import Sampling, generate
 from tinyformer.interop.folder import write_folder
@@ -304,8 +304,8 @@ def test_a_choice_of_an_axis_goes_out_exactly_or_is_named(choice: str, tmp_path:
 def test_what_is_for_training_is_said_to_be_left_out(tmp_path: Path) -> None:
     our_checkpoint(tmp_path / "ours.ckpt", *AS_LLAMA, "model.dropout=0.25", "attention.dropout=0.5")
     lines = export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
-    said = [line for line in lines if "for training" in line]
-    assert said == ["model.dropout=0.25 is for training and has no field in Llama: it is left out."]
+    said = [line for line in lines if "left out" in line]
+    assert said == ["model.dropout=0.25 affects training only and is left out: Llama has no field for it."]
     assert json.loads((tmp_path / "theirs" / "config.json").read_text())["attention_dropout"] == 0.5
 
 

@@ -1,10 +1,11 @@
-"""A sweep as one table and one picture: `python -m tinyformer.compare multirun/DATE/TIME`.
+"""Compare the runs of a sweep in a table and a figure: `python -m tinyformer.compare multirun/DATE/TIME`.
 
-A row for each setting, averaged over seeds; the settings are what differs between the runs.
+One row per setting, averaged over seeds; a setting is the values of the config keys that differ between runs.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tinyformer.app.errors import exit_code_of
@@ -16,47 +17,55 @@ from tinyformer.compare.report import as_json, folder_for, print_table, write_cs
 CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[2] / "conf", "train"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyformer.compare") -> int:
     """Compare the runs that the command line names.
+
+    Args:
+        arguments: the command line; `sys.argv[1:]` by default.
+        prog: the name of the program in its help.
 
     Returns:
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
-    arguments = _parser().parse_args()
-    return exit_code_of(lambda: _show(arguments), CONFIG_DIR, CONFIG_NAME)
+    options = _parser(prog).parse_args(arguments)
+    return exit_code_of(lambda: _show(options), CONFIG_DIR, CONFIG_NAME)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tinyformer.compare",
-        description="Runs side by side: a row for each setting, averaged over seeds, as a table, a CSV and a picture.",
+        prog=prog,
+        description="Compare runs in a table, a CSV file and a figure: one row per setting, averaged over seeds.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one with runs below it")
-    parser.add_argument("--metric", default="val/loss", metavar="KEY", help="of results.json (default: val/loss)")
-    parser.add_argument("--by", default="seed", metavar="KEY", help="what is averaged over (default: seed)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for CSV and picture (default: beside the runs)")
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, of a sweep or of many")
+    parser.add_argument(
+        "--metric", default="val/loss", metavar="KEY", help="the key of results.json to compare (default: val/loss)"
+    )
+    parser.add_argument("--by", default="seed", metavar="KEY", help="the config key to average over (default: seed)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="the folder for CSV and figure (default: the one of the runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON only")
     return parser
 
 
-def _show(arguments: argparse.Namespace) -> None:
-    found = find_runs(arguments.runs, CONFIG_DIR)
-    comparison = compare([read_run(path) for path in found.finished], arguments.metric, arguments.by)
+def _show(options: argparse.Namespace) -> None:
+    found = find_runs(options.runs, CONFIG_DIR)
+    comparison = compare([read_run(path) for path in found.finished], options.metric, options.by)
     notes = notes_on(comparison, found)
-    stem = folder_for(arguments.runs, arguments.out) / f"compare_{arguments.metric.replace('/', '_')}"
+    stem = folder_for(options.runs, options.out) / f"compare_{options.metric.replace('/', '_')}"
     csv, picture = stem.with_suffix(".csv"), stem.with_suffix(".png")
     write_csv(comparison, csv)
-    if not arguments.json:
+    if not options.json:
         print_table(comparison, notes)
     _draw(comparison, picture)
-    if arguments.json:
+    if options.json:
         print(as_json(comparison, notes, {"csv": csv, "picture": picture}))
     else:
         print(f"Saved in {csv} and {picture.name}.")
 
 
 def _draw(comparison: Comparison, path: Path) -> None:
-    # Matplotlib takes a second to import: not before the table is there.
+    # Matplotlib takes a second to import; the table does not wait for it.
     from tinyformer.analysis import save_png, seeds_by_number, seeds_by_setting
 
     values = [row.values for row in comparison.rows]

@@ -28,16 +28,17 @@ from tinyformer.doctor.verdict import Cell, examine
 from tinyformer.nn import BACKENDS
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyformer.doctor") -> int:
     """Examine this machine and print what was found.
 
     Args:
-        arguments: of the command line; the program's own unless given.
+        arguments: the command line; `sys.argv[1:]` by default.
+        prog: the name of the program in its help.
 
     Returns:
         The exit code: 0, or 1 if a cell fails.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser(prog).parse_args(arguments)
     device, started = torch.device(options.device), time.perf_counter()
     # A small problem costs a GPU as much time as a large one, and its kernels would be compiled for both.
     full = options.full or device.type == "cuda"
@@ -132,8 +133,8 @@ def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tinyformer.doctor", description=(__doc__ or "").splitlines()[0])
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
     parser.add_argument("--full", action="store_true", help="at 1024 tokens; on CUDA always")
     examined: dict[str, Iterable[str]] = {

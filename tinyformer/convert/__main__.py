@@ -1,0 +1,58 @@
+"""Convert Hugging Face models: `python -m tinyformer.convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
+
+GPT-2, BERT, Llama and Mistral; `tinyformer/interop` maps their weights and config fields to ours.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinyformer.app.errors import exit_code_of
+
+CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[2] / "conf", "train"
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyformer.convert") -> int:
+    """Convert the model that the command line names.
+
+    Args:
+        arguments: the command line; `sys.argv[1:]` by default.
+        prog: the name of the program in its help.
+
+    Returns:
+        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+    """
+    options = _parser(prog).parse_args(arguments)
+    return exit_code_of(lambda: _convert(options), CONFIG_DIR, CONFIG_NAME)
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Import and export Hugging Face's GPT-2, BERT, Llama and Mistral."
+    )
+    directions = parser.add_subparsers(dest="direction", required=True)
+    importer = directions.add_parser("hf", help="turn a Hugging Face folder into a checkpoint for evaluate.py")
+    importer.add_argument("source", metavar="DIR_OR_NAME", help="the folder, or its name on the Hub: owner/name")
+    importer.add_argument("checkpoint", type=Path, metavar="OUT.ckpt", help="the file to write")
+    exporter = directions.add_parser("export", help="turn a checkpoint into a folder that transformers loads")
+    exporter.add_argument("checkpoint", type=Path, metavar="FILE.ckpt", help="the checkpoint of a run")
+    exporter.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
+    return parser
+
+
+def _convert(options: argparse.Namespace) -> None:
+    # These import torch, which takes seconds; --help does not wait for it.
+    if options.direction == "hf":
+        from tinyformer.convert.importing import import_model
+
+        lines = import_model(options.source, options.checkpoint, CONFIG_DIR)
+    else:
+        from tinyformer.convert.exporting import export_model
+
+        lines = export_model(options.checkpoint, options.folder, CONFIG_DIR)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The config and the network of a model family."""
+
+import functools
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from tinyformer.app.sweep import compose_sweep
+from tinyformer.interop import FAMILIES, Family
+from tinyformer.nn import Transformer
+
+Plain: TypeAlias = dict[str, Any]
+"""A config as plain containers."""
+
+EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
+
+FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
+
+
+def compose_family(config_dir: Path, family: Family, settings: Plain) -> Plain:
+    """Our unresolved config of a family's model, as a checkpoint stores it.
+
+    Args:
+        config_dir: the folder of the config files.
+        family: the family, whose overrides are applied first.
+        settings: values by config key.
+    """
+    config = OmegaConf.create(_base_config(config_dir, family.overrides))
+    OmegaConf.set_struct(config, True)
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
+
+
+@functools.cache
+def _base_config(config_dir: Path, overrides: tuple[str, ...]) -> Plain:
+    (_, config), *_ = compose_sweep(config_dir, "train", overrides)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    del plain["hydra"]
+    return plain
+
+
+def meta_network(config: Plain) -> Transformer:
+    """The network of a config on the meta device, without memory for its weights."""
+    with torch.device("meta"):
+        return instantiate(OmegaConf.create(config).network, _convert_="all")

@@ -1,0 +1,132 @@
+"""From a checkpoint to a Hugging Face folder."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app.config import register_resolvers, written_at
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, require_fitting
+from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
+from tinyformer.data import TextTokenizer
+from tinyformer.interop import FAMILIES, Difference, Family, find_differences, tokenizer_files, write_folder
+from tinyformer.interop.family import Fields
+
+WITHOUT_EFFECT = ("backend", "init_std", "checkpoint_activations")
+"""Arguments that do not change the function of a trained network."""
+
+TRAINING_ONLY = ("dropout",)
+"""Arguments that change it during training only."""
+
+
+def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
+    """Write a checkpoint as a folder that `transformers` loads.
+
+    Args:
+        path: the checkpoint.
+        folder: the folder to create.
+        config_dir: the folder of the config files.
+
+    Returns:
+        A report of what was done, as lines to print.
+
+    Raises:
+        ValueError: something in the model has no counterpart in any family, or the folder cannot be written.
+    """
+    register_resolvers(config_dir)
+    checkpoint = load_checkpoint(path)
+    own = OmegaConf.create(_with_sizes(checkpoint))
+    written = OmegaConf.to_container(own, resolve=False)
+    function = _function_of(own)
+    candidates = [_as_family(family, own, function, config_dir) for family in FAMILIES]
+    family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
+    if lacking := _relevant(differences):
+        raise ValueError(
+            f"{_key(lacking[0], written)}={_shown(lacking[0].own)} has no counterpart in {family.name}, the nearest of "
+            f"{FAMILY_NAMES}: there it is {_shown(lacking[0].other)}."
+        )
+    network, num_layers = meta_network(config), config["model"]["num_layers"]
+    dtype, shapes = checkpoint.weights[EMBEDDING].dtype, {name: w.shape for name, w in network.state_dict().items()}
+    zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
+    full = replace(checkpoint, weights=zeros | checkpoint.weights)
+    require_fitting(network, full)
+    weights = family.write(full.weights, num_layers)
+    if config["model"]["tied_readout"]:
+        del weights[family.name_of(OUTPUT, num_layers)]
+    fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
+    write_folder(folder, _files(fields, family, checkpoint, config["model"]["max_seq_len"]), weights)
+    left_out = sorted({f"{_key(one, written)}={_shown(one.own)}" for one in differences if one.name in TRAINING_ONLY})
+    return [
+        f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}.",
+        *(
+            f"{setting} affects training only and is left out: {family.name} has no field for it."
+            for setting in left_out
+        ),
+        *([] if checkpoint.tokenizer else ["The checkpoint has no tokenizer, so the folder has none."]),
+    ]
+
+
+def _with_sizes(checkpoint: Checkpoint) -> Plain:
+    """A checkpoint's config with the sizes that are null in it, read off the weights."""
+    weights, model = checkpoint.weights, dict(checkpoint.config["model"])
+    # A feed-forward network without `up_proj` is a class of the user's, which no family has anyway.
+    up = weights.get("encoder.layers.0.feed_forward.up_proj.weight", weights[EMBEDDING])
+    sizes = {"vocab_size": weights[EMBEDDING].shape[0], "d_ff": up.shape[0]}
+    model |= {key: size for key, size in sizes.items() if model.get(key) is None}
+    return checkpoint.config | {"model": model}
+
+
+def _as_family(
+    family: Family, own: DictConfig, function: Plain, config_dir: Path
+) -> tuple[Family, Fields, Plain, list[Difference]]:
+    """A family's fields that come nearest to a config, the config that they make, and how the two configs differ."""
+    fields = family.describe({one.ours: OmegaConf.select(own, one.ours) for one in family.fields})
+    config = compose_family(config_dir, family, family.settings(fields))
+    return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
+
+
+def _function_of(config: DictConfig) -> Plain:
+    """The part of a config that determines the model's function, resolved."""
+    objective = OmegaConf.to_container(config.task.objective, resolve=True)
+    return {"network": OmegaConf.to_container(config.network, resolve=True), "task": {"objective": objective}}
+
+
+def _relevant(differences: Sequence[Difference]) -> list[Difference]:
+    """The differences that change the function in evaluation; a bias that the model lacks is exported as zeros."""
+    harmless = (*WITHOUT_EFFECT, *TRAINING_ONLY)
+    return [one for one in differences if one.name not in harmless and not _is_bias_of_zeros(one)]
+
+
+def _is_bias_of_zeros(difference: Difference) -> bool:
+    return (difference.name, difference.own, difference.other) == ("bias", False, True)
+
+
+def _key(difference: Difference, written: Any) -> str:
+    """The config key of a difference."""
+    try:
+        return written_at(written, difference.path, difference.name).removesuffix("._target_")
+    except KeyError:  # the checkpoint's config leaves the argument to its default
+        return f"{difference.path}.{difference.name}"
+
+
+def _shown(value: Any) -> str:
+    """A value as on a command line; for a node or a class, the name of the class."""
+    if isinstance(value, dict):
+        value = value.get("_target_", value)
+    if isinstance(value, str) and value.startswith("tinyformer."):
+        return value.rpartition(".")[2]
+    return json.dumps(value, separators=(",", ":"), default=str).strip('"')
+
+
+def _files(fields: Fields, family: Family, checkpoint: Checkpoint, max_seq_len: int) -> dict[str, Plain]:
+    """The JSON files of a folder."""
+    if not checkpoint.tokenizer:
+        return {"config.json": fields}
+    tokenizer = TextTokenizer.from_json(checkpoint.tokenizer)
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
+    generation = {"generation_config.json": special} if family.generates else {}
+    return {"config.json": fields | special, **generation, **tokenizer_files(tokenizer, max_seq_len)}
