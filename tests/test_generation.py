@@ -88,10 +88,10 @@ def test_rows_are_drawn_on_their_own():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -1.0}, r"generate.temperature=-1.0 is negative; 0 takes"),
-        ({"top_k": 0}, r"generate.top_k=0: .*generate.top_k=1"),
-        ({"top_p": 0.0}, r"generate.top_p=0.0 .*; generate.top_p=0.9 is"),
-        ({"top_p": 1.5}, r"generate.top_p=1.5 .*; generate.top_p=0.9 is"),
+        ({"temperature": -1.0}, r"^temperature=-1\.0: must be at least 0; temperature=0 works\.$"),
+        ({"top_k": 0}, r"^top_k=0: must be at least 1; top_k=1 works\.$"),
+        ({"top_p": 0.0}, r"^top_p=0\.0: must be above 0 and at most 1; top_p=0\.9 works\.$"),
+        ({"top_p": 1.5}, r"^top_p=1\.5: "),
     ],
 )
 def test_values_out_of_range_are_named(settings, message):
@@ -256,11 +256,11 @@ def test_a_stream_that_is_left_gives_the_mode_back():
 @pytest.mark.parametrize(
     ("prompts", "num_tokens", "message"),
     [
-        ([[1], []], 3, r"^prompts\[1\] has no tokens; one token or more from 0 to 49 is a prompt\.$"),
-        ([[1], [2, 50]], 3, r"^prompts\[1\] holds token 50; "),
-        ([[-1]], 3, r"^prompts\[0\] holds token -1; "),
-        (torch.zeros(2, 0, dtype=torch.long), 3, r"^prompts\[0\] has no tokens"),
-        ([[1]], -1, r"^generate.num_tokens=-1 is negative; generate.num_tokens=200 works\.$"),
+        ([[1], []], 3, r"^prompts\[1\]=\[\]: must have at least one token\.$"),
+        ([[1], [2, 50]], 3, r"^prompts\[1\]=50: token ids go from 0 to 49\.$"),
+        ([[-1]], 3, r"^prompts\[0\]=-1: "),
+        (torch.zeros(2, 0, dtype=torch.long), 3, r"^prompts\[0\]=\[\]: "),
+        ([[1]], -1, r"^num_tokens=-1: must be at least 0; num_tokens=200 works\.$"),
     ],
 )
 def test_prompts_that_are_none(prompts, num_tokens, message):

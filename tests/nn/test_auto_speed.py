@@ -6,7 +6,8 @@ import pytest
 import torch
 from attention_cases import Case, inputs
 
-from tinyformer.doctor.speed import MAX_SLOWDOWN, compare, keep_memory
+from tinyformer.doctor.speed import MAX_SLOWDOWN, compare
+from tinyformer.memory import keep_freed_memory
 from tinyformer.nn import BACKENDS, AttentionCase, Scoring, select_backend
 from tinyformer.nn.support import features_of
 
@@ -16,7 +17,7 @@ TOKENS = 2048
 
 @pytest.fixture(scope="module", autouse=True)
 def memory_is_kept():
-    keep_memory()
+    keep_freed_memory()
 
 
 def one_pass(name: str, case: Case, values: tuple[torch.Tensor, ...], dropout: float) -> Callable[[], None]:

@@ -264,7 +264,7 @@ class Beside(L.Callback):
 
     def _work(self):
         self.clock.now += 10_000
-        self.reporter.leave_out(10_000)
+        self.reporter.exclude(10_000)
 
     def on_train_start(self, *args):
         self._work()
@@ -319,8 +319,8 @@ def test_throughput_by_hand(tmp_path, monkeypatch):
 
 def test_of_hidden_tokens_the_scores_are_counted_where_they_are_made():
     batch = {"inputs": torch.zeros(2, 4), "targets": torch.tensor([[-100, 3, -100, -100], [-100, -100, -100, 5]])}
-    assert report._share_read_out(batch) == 0.25
-    assert report._share_read_out({"inputs": torch.zeros(2, 4), "labels": torch.zeros(2)}) == 0.25
+    assert report._read_out_fraction(batch) == 0.25
+    assert report._read_out_fraction({"inputs": torch.zeros(2, 4), "labels": torch.zeros(2)}) == 0.25
 
 
 def test_measuring_the_peak_is_not_counted_as_training(tmp_path, monkeypatch):

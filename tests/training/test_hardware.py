@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from tinyformer.errors import ArgumentError
 from tinyformer.training.hardware import (
     compute_dtype,
     describe_device,
@@ -59,7 +60,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, device):
 def test_a_device_that_is_not_there_is_refused(monkeypatch, accelerator):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=rf"trainer.accelerator={accelerator}: .*trainer=cpu works"):
+    with pytest.raises(ArgumentError, match=rf"^accelerator='{accelerator}': .*; accelerator='cpu' works\.$"):
         resolve_device(accelerator)
 
 
@@ -71,7 +72,7 @@ def test_the_cpu_is_described_with_its_threads():
 STEPS_AFTER_STEPS = """
 import resource
 import torch
-from tinyformer.training.hardware import keep_freed_memory
+from tinyformer.memory import keep_freed_memory
 
 if {keeps}:
     keep_freed_memory()

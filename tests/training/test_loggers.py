@@ -181,7 +181,7 @@ def test_an_offline_run_keeps_everything_and_asks_nothing(tmp_path, monkeypatch,
     logger.log_metrics({"train/loss": 2.5, "attention/layer_00/head_00/entropy": 0.5}, step=10)
     logger.log_image("attention/maps", [str(picture)], step=10)
     logger.log_metrics({"train/loss": 1.25}, step=20)
-    where = logger.whereabouts()
+    where = logger.location()
     logger.finish(failed=False)
 
     (file,) = run_dir.glob("wandb/offline-run-*/run-abc123.wandb")

@@ -12,6 +12,7 @@ import torch
 from matplotlib.image import imread
 
 from tinyformer.analysis import MEASURES, PATTERNS, repeated_tokens
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, AttentionMask, Scoring, attention_weights, prune_heads
 from tinyformer.training import AttentionTelemetry, RunCSVLogger
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report
@@ -291,19 +292,20 @@ def test_evaluation_has_no_events(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"every_n_steps": 0}, r"callbacks.attention.every_n_steps=0: .*every_n_steps=100"),
-        ({"num_windows": 0}, r"callbacks.attention.num_windows=0: .*num_windows=4"),
-        ({"num_rows": -5}, r"callbacks.attention.num_rows=-5: .*num_rows=64"),
-        ({"num_sequences": 0}, r"callbacks.attention.num_sequences=0: .*num_sequences=4"),
-        ({"period": 0}, r"callbacks.attention.period=0: .*period=32"),
-        ({"num_tokens": -1}, r"callbacks.attention.num_tokens=-1: .*num_tokens=24"),
-        ({"induction": 0.0}, r"callbacks.attention.induction=0.0 is no share .*induction=0.3 is"),
-        ({"sink": 1.5}, r"callbacks.attention.sink=1.5 is no share .*sink=0.3 is"),
-        ({"collapse": -0.1}, r"callbacks.attention.collapse=-0.1 is no share .*collapse=0.3 is"),
-        ({"hysteresis": 1.0}, r"callbacks.attention.hysteresis=1.0 is no share .*hysteresis=0.2 is"),
-        ({"probe_text": ""}, r"callbacks.attention.probe_text is empty"),
+        ({"every_n_steps": 0}, "every_n_steps=0: must be at least 1; every_n_steps=1 works."),
+        ({"num_windows": 0}, "num_windows=0: must be at least 1; num_windows=1 works."),
+        ({"num_rows": -5}, "num_rows=-5: must be at least 1; num_rows=1 works."),
+        ({"num_sequences": 0}, "num_sequences=0: must be at least 1; num_sequences=1 works."),
+        ({"period": 0}, "period=0: must be at least 1; period=1 works."),
+        ({"num_tokens": -1}, "num_tokens=-1: must be at least 1; num_tokens=1 works."),
+        ({"induction": 0.0}, "induction=0.0: must be above 0 and below 1; induction=0.3 works."),
+        ({"sink": 1.5}, "sink=1.5: must be above 0 and below 1; sink=0.3 works."),
+        ({"collapse": -0.1}, "collapse=-0.1: must be above 0 and below 1; collapse=0.3 works."),
+        ({"hysteresis": 1.0}, "hysteresis=1.0: must be at least 0 and below 1; hysteresis=0.2 works."),
+        ({"probe_text": ""}, "probe_text='': must not be empty; probe_text='A cat.' works."),
     ],
 )
-def test_settings_that_show_nothing_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_values_out_of_range(settings, message):
+    with pytest.raises(ArgumentError) as caught:
         AttentionTelemetry(**settings)
+    assert str(caught.value) == message

@@ -210,7 +210,7 @@ def close_loggers(loggers: list[Logger], status: str) -> None:
 
 def wandb_whereabouts(loggers: list[Logger]) -> str | None:
     """Where the run is seen in Weights & Biases, if it is logged there."""
-    return next((logger.whereabouts() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
+    return next((logger.location() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
 
 
 def build_callbacks(config: DictConfig) -> list[L.Callback]:

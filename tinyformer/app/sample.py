@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig
 from tinyformer.app.config import check_value
 from tinyformer.app.summary import indent
 from tinyformer.data import TextTokenizer
+from tinyformer.errors import argument_path
 from tinyformer.generation import Sampling, generate, stream
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Task
@@ -92,7 +93,8 @@ def _print_pieces(pieces: Iterator[str]) -> str:
 
 
 def _sampling(settings: DictConfig) -> Sampling:
-    return Sampling(settings.temperature, settings.top_k, settings.top_p)
+    with argument_path("generate"):
+        return Sampling(settings.temperature, settings.top_k, settings.top_p)
 
 
 def _prompts(settings: DictConfig) -> list[str]:

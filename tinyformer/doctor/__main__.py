@@ -23,8 +23,8 @@ from rich.progress import track
 
 from tinyformer.doctor.cases import DTYPES, MASKS, VARIANTS
 from tinyformer.doctor.report import print_report
-from tinyformer.doctor.speed import keep_memory
 from tinyformer.doctor.verdict import Cell, examine
+from tinyformer.memory import keep_freed_memory
 from tinyformer.nn import BACKENDS
 
 
@@ -100,7 +100,7 @@ def one_thread() -> Iterator[None]:
     """Compute on one thread: the processor time of several says little, and small matrices gain nothing by them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
     try:
         yield
     finally:

@@ -5,9 +5,7 @@ faults of `malloc`, which returns large blocks to the system or keeps them as it
 either side a third slower from process to process. On CUDA in wall time, between two synchronisations.
 """
 
-import ctypes
 import itertools
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -26,16 +24,6 @@ MAX_SLOWDOWN = 1.1
 ATTEMPTS = 5
 """To find a choice within `MAX_SLOWDOWN`, each with twice the time of the one before. Another process can make a ratio
 of times wrong only for a while, and chance only while the rounds are few; what truly is slower stays so."""
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt(3)
-
-
-def keep_memory() -> None:
-    """Let `malloc` keep large blocks for the next pass, where the C library is glibc."""
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 2**30)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _cuda_seconds() -> float:

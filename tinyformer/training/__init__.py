@@ -1,4 +1,4 @@
-"""How a model is trained: Lightning's module, optimizers, schedules, callbacks and loggers."""
+"""Training: the Lightning module, optimizers, schedules, callbacks and loggers."""
 
 from tinyformer.training.callbacks import AttentionTelemetry
 from tinyformer.training.loggers import RunCSVLogger, RunWandbLogger

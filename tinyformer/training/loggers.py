@@ -1,4 +1,4 @@
-"""Where metrics go: a CSV file always, Weights & Biases on request."""
+"""Loggers: a CSV file for every run, Weights & Biases on request."""
 
 import csv
 import io
@@ -13,18 +13,19 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.analysis import Findings
+from tinyformer.files import atomic_write
 
 
 class RunCSVLogger(Logger):
-    """Writes `metrics.csv`: a row for each step that logged something, a column for each metric.
+    """Writes `metrics.csv`: a row for each step at which something was logged, a column for each metric.
 
-    Lightning's own deletes what an earlier run wrote; this one goes on with it, from the step at which a resumed run
-    starts. It is saved at each checkpoint. Rows of new steps are appended, so that a long run with many heads does not
-    write its first steps a thousand times; the whole is written where there is a new column, or an old row has changed.
+    Unlike Lightning's CSVLogger, it continues the file of a resumed run. It is saved with each checkpoint. Rows of new
+    steps are appended, so that a long run with many heads does not rewrite its first steps a thousand times; the whole
+    file is rewritten only for a new column or a changed row.
 
     Args:
         path: the file.
-        first_step: rows of later steps are dropped, since a resumed run makes these steps again.
+        first_step: the step that a resumed run starts from; rows of later steps are dropped.
     """
 
     def __init__(self, path: str | Path, first_step: int = 0) -> None:
@@ -34,19 +35,19 @@ class RunCSVLogger(Logger):
         self._columns: list[str] = []
         self._last_written = -1
         if self.path.exists():
-            # A line without an end was being appended when the machine went down.
+            # A last line without a newline was cut short when the machine went down.
             whole, _, _ = self.path.read_text().rpartition("\n")
             rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(whole.splitlines())]
             self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first_step}
 
     @property
     def name(self) -> str:
-        """Of the logger."""
+        """The name of the logger."""
         return "csv"
 
     @property
     def version(self) -> str:
-        """Of the run: there is one in a folder."""
+        """Empty: a folder holds one run."""
         return ""
 
     @rank_zero_only
@@ -54,16 +55,16 @@ class RunCSVLogger(Logger):
         """Add metrics to the row of a step."""
         row = self.rows.setdefault(step or 0, {"step": step or 0})
         if (step or 0) <= self._last_written:
-            self._columns = []  # what is written of it no longer holds
+            self._columns = []  # the row in the file is out of date
         row.update({name: float(value) for name, value in metrics.items() if name != "epoch"})
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run folder has its `config.yaml`."""
+        """Do nothing: the run folder has its `config.yaml`."""
 
     @rank_zero_only
     def save(self) -> None:
-        """Append what is new, or write the file anew, whole or not at all."""
+        """Append new rows, or rewrite the file atomically."""
         new, known = [step for step in sorted(self.rows) if step > self._last_written], set(self._columns)
         if known and all(self.rows[step].keys() <= known for step in new):
             text = self._text(new, self._columns)
@@ -71,9 +72,8 @@ class RunCSVLogger(Logger):
                 file.write(text)
         else:
             columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
-            temporary = self.path.with_suffix(".csv.partial")
-            temporary.write_text(self._text(sorted(self.rows), columns, header=True))
-            temporary.replace(self.path)
+            with atomic_write(self.path) as temporary:
+                temporary.write_text(self._text(sorted(self.rows), columns, header=True))
             self._columns = columns
         self._last_written = max(self.rows, default=-1)
 
@@ -87,12 +87,12 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         self.save()
 
 
 def has_wandb_key() -> bool:
-    """Whether Weights & Biases would find an API key without asking: in the environment or in ~/.netrc."""
+    """Whether there is an API key for Weights & Biases, in the environment or in ~/.netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
@@ -103,16 +103,16 @@ def has_wandb_key() -> bool:
 
 
 class RunWandbLogger(WandbLogger):
-    """Weights & Biases, online where there is an API key, else offline; it never asks.
+    """Weights & Biases: online if there is an API key, else offline, and never with a prompt.
 
     Args:
-        run_dir: the run's folder; wandb's files go to `wandb/` in it.
-        run_id: the same for a run and its resumption, so that they are one run in the browser.
-        project: of the run.
-        name: of the run; the folder's unless given.
-        group: that the run belongs to: the runs of a sweep are one.
-        tags: of the run.
-        entity: the team that the project belongs to.
+        run_dir: the run's folder; wandb writes to its subfolder `wandb`.
+        run_id: an id that a run and its resumption share, so that they are one run in the browser.
+        project: the project's name.
+        name: the run's name; by default the last two parts of `run_dir`.
+        group: the group that the run belongs to, such as its sweep.
+        tags: the run's tags.
+        entity: the team that owns the project.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class RunWandbLogger(WandbLogger):
         tags: list[str] | None = None,
         entity: str | None = None,
     ) -> None:
-        import wandb  # noqa: PLC0415 -- half a second, for which other runs need not wait
+        import wandb  # noqa: PLC0415 -- importing it takes half a second
 
-        mode = os.environ.get("WANDB_MODE", "")  # "dryrun" is what Lightning sets it to for an offline run
+        mode = os.environ.get("WANDB_MODE", "")  # Lightning sets it to "dryrun" for an offline run
         self.is_offline = mode in ("offline", "dryrun") or (mode == "" and not has_wandb_key())
         super().__init__(
             name=name or "/".join(Path(run_dir).parts[-2:]),
@@ -141,13 +141,13 @@ class RunWandbLogger(WandbLogger):
             resume=None if self.is_offline else "allow",
             settings=wandb.Settings(silent=True, console="off"),
         )
-        del self._wandb_init["anonymous"]  # Lightning passes what wandb has come to warn about
+        del self._wandb_init["anonymous"]  # Lightning passes it, and wandb warns about it
 
     def log_findings(self, findings: Findings) -> None:
-        """Log what an analysis found: numbers, tables, figures and pages."""
+        """Log the results of an analysis: numbers, tables, figures and pages."""
         import wandb  # noqa: PLC0415
 
-        # The atlas's policy refuses an injected style.
+        # The atlas's content security policy forbids injected styles.
         pages = {
             path.stem: wandb.Html(path.read_text(encoding="utf-8"), inject=False)
             for path in findings.files
@@ -158,15 +158,17 @@ class RunWandbLogger(WandbLogger):
         self.experiment.log({f"analysis/{name}": value for name, value in {**tables, **images, **pages}.items()})
         self.experiment.summary.update(findings.scalars)
 
-    def whereabouts(self) -> str:
-        """Where the run can be seen, or how it is sent there."""
+    def location(self) -> str:
+        """The URL of the run, or the command that uploads an offline run."""
         if not self.is_offline:
             return str(self.experiment.url)
         folder = Path(self.experiment.dir).parent
         here = Path.cwd()
         shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
-        return f"offline; `wandb sync {shown}` sends it (a resumed run's folders share the id {self.experiment.id})"
+        return (
+            f"offline; `wandb sync {shown}` uploads it (the folders of a resumed run share the id {self.experiment.id})"
+        )
 
     def finish(self, failed: bool) -> None:
-        """End the run, so that the next job of a sweep starts one of its own."""
+        """End the run, so that the next job of a sweep starts a new one."""
         self.experiment.finish(exit_code=1 if failed else 0)

@@ -1,4 +1,4 @@
-"""Training as Lightning sees it."""
+"""The Lightning module: a training step, validation metrics, the optimizer and its schedule."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,19 +15,19 @@ from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
 
 
 class TrainingModule(L.LightningModule):
-    """A network, what it is trained for, and how.
+    """A network with its task, data, optimizer and schedule.
 
     Args:
         network: the model.
-        task: gives the loss and the scores of a batch.
-        data: the tokens.
+        task: computes the loss and the scores of a batch.
+        data: the data module.
         optimizer: makes the optimizer for the network.
-        schedule: the learning rate over the steps.
-        evaluated: the split that validation scores.
-        first_step: optimizer steps that the weights have behind them.
+        schedule: the learning-rate schedule.
+        evaluated: the split that validation evaluates.
+        first_step: optimizer steps that the weights have already been trained for.
 
     Attributes:
-        metrics: of the last validation; None where one has no value.
+        metrics: the metrics of the last validation; None for one that is undefined.
     """
 
     def __init__(
@@ -52,34 +52,34 @@ class TrainingModule(L.LightningModule):
         return self.task.loss(self.network, batch)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and its schedule, which moves with every step."""
+        """The optimizer and its schedule, which advances at every step."""
         assert self.make_optimizer is not None
         assert self.schedule is not None
         optimizer = self.make_optimizer(self.network)
         total_steps, factor = int(self.trainer.estimated_stepping_batches), self.schedule.factor
-        # A partial or a bound method would be saved with its fields, and a longer resumed run keep the old length.
+        # LambdaLR saves the fields of a callable object but nothing of a lambda: a resumed run may be longer.
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Take the learning rate from the schedule: a checkpoint's is that of the length that its run had."""
+        """Set the learning rate from the schedule: the one in a checkpoint belongs to the old length of its run."""
         scheduler = self.lr_schedulers()
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         groups = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        for group, highest, factor in groups:
-            group["lr"] = highest * factor(scheduler.last_epoch)
+        for group, peak, factor in groups:
+            group["lr"] = peak * factor(scheduler.last_epoch)
 
     def on_validation_epoch_start(self) -> None:
-        """Begin the sums anew."""
+        """Reset the sums."""
         self.sums.reset()
-        self.sums.set_dtype(torch.float32)  # trainer.precision=bf16-true takes sums down to eight bits, too
+        self.sums.set_dtype(torch.float32)  # under bf16-true Lightning makes them bf16, which has 8 bits
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Add a batch to the sums."""
+        """Add the scores of a batch to the sums."""
         self.sums.update(self.task.score(self.network, batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Report what the sums come to."""
+        """Compute and log the metrics."""
         self.metrics = self.task.metrics(self.sums.compute(), self.data.splits[self.evaluated])
         metrics = {f"val/{name}": value for name, value in self.metrics.items() if value is not None}
         for logger in self.loggers:
@@ -88,15 +88,15 @@ class TrainingModule(L.LightningModule):
 
     @property
     def step(self) -> int:
-        """Optimizer steps that the weights have behind them."""
+        """Optimizer steps that the weights have been trained for."""
         return max(self.first_step, self.global_step)
 
 
 class Sums(Metric):
-    """Sums of tensors over the batches of a validation, and over the processes that share it.
+    """Sums of scores over the batches of a validation and over all processes.
 
     Args:
-        zeros: the sums over no batch, by name.
+        zeros: the initial value of each sum, by name.
     """
 
     full_state_update = False
@@ -108,7 +108,7 @@ class Sums(Metric):
             self.add_state(name, zero, dist_reduce_fx="sum")
 
     def update(self, scores: Mapping[str, Tensor]) -> None:
-        """Add those of a batch."""
+        """Add the scores of a batch."""
         for name in self.names:
             setattr(self, name, getattr(self, name) + scores[name])
 

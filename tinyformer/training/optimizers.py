@@ -7,55 +7,57 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tinyformer.errors import ArgumentError, require_at_least
 
-def _refuse_negative(**values: float) -> None:
-    for name, value in values.items():
-        if value < 0:
-            works = 0.001 if name.endswith("lr") else 0.1
-            raise ValueError(f"optimizer.{name}={value} is negative; optimizer.{name}={works} works.")
+WORKS = {"lr": 1e-3, "adamw_lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
+
+
+def _require_decay_rates(argument: str, betas: Sequence[float]) -> None:
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ArgumentError(argument, list(betas), "must be two numbers from 0 to below 1", {argument: [0.9, 0.95]})
 
 
 def _split(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """The matrices of the layers, and the rest: embeddings, readouts, norms and biases."""
+    """The matrices of the layers, and all other parameters: embeddings, readouts, norms and biases."""
     embeddings = _embeddings(network)
     matrices: list[Tensor] = []
-    rest: list[Tensor] = []
+    others: list[Tensor] = []
     for name, parameter in network.named_parameters():
         is_inner = id(parameter) not in embeddings and not name.startswith("readout.")
-        (matrices if parameter.ndim == 2 and is_inner else rest).append(parameter)
-    return matrices, rest
+        (matrices if parameter.ndim == 2 and is_inner else others).append(parameter)
+    return matrices, others
 
 
 def _embeddings(network: nn.Module) -> set[int]:
-    """The ids of the parameters that are looked up, tied readouts among them."""
+    """The ids of the embeddings' parameters, which include a tied readout's."""
     return {id(p) for m in network.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
 
 
 def _adamw(network: nn.Module, parameters: list[Tensor], **options: Any) -> torch.optim.Optimizer:
-    """AdamW on some parameters; those that should not decay, do not: all but matrices, and embeddings."""
+    """AdamW on some parameters, with weight decay on matrices other than embeddings."""
     embeddings = _embeddings(network)
-    decaying = [p for p in parameters if p.ndim == 2 and id(p) not in embeddings]
-    constant = [p for p in parameters if p.ndim != 2 or id(p) in embeddings]
-    groups: list[dict[str, Any]] = [{"params": decaying}, {"params": constant, "weight_decay": 0.0}]
+    decayed = [p for p in parameters if p.ndim == 2 and id(p) not in embeddings]
+    undecayed = [p for p in parameters if p.ndim != 2 or id(p) in embeddings]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True, **options)
-    # A fused optimizer offers to undo fp16's loss scaling inside its step, which forbids clipping before it. Without
-    # the offer the scaler does that first, and the step is the same.
+    # A fused optimizer offers to undo fp16's loss scaling inside its step, and Lightning then refuses to clip
+    # gradients. Without the offer the gradient scaler unscales first, and the step is the same.
     optimizer._step_supports_amp_scaling = False
     return optimizer
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101) with no decay on norms, biases and embeddings.
+    """AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101) without weight decay on norms, biases and embeddings.
 
     Args:
-        lr: learning rate at its highest.
-        betas: decay of the first and second moment.
-        eps: added to the root of the second moment.
-        weight_decay: share of a weight, times the learning rate, that each step takes off.
+        lr: peak learning rate.
+        betas: decay rates of the first and second moment.
+        eps: added to the square root of the second moment.
+        weight_decay: times the learning rate, the fraction of a weight that each step subtracts.
 
     Raises:
-        ValueError: the rate or the decay is negative.
+        ArgumentError: a value is negative, or a decay rate is not below 1.
     """
 
     lr: float = 1e-3
@@ -64,7 +66,8 @@ class AdamW:
     weight_decay: float = 0.1
 
     def __post_init__(self) -> None:
-        _refuse_negative(lr=self.lr, weight_decay=self.weight_decay)
+        require_at_least(0, WORKS, lr=self.lr, weight_decay=self.weight_decay, eps=self.eps)
+        _require_decay_rates("betas", self.betas)
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a network's parameters."""
@@ -74,17 +77,17 @@ class AdamW:
 
 @dataclass(frozen=True)
 class MuonWithAdamW:
-    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the layers' matrices, else AdamW.
+    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the layers' matrices, AdamW for the others.
 
     Args:
-        lr: of Muon, at its highest.
+        lr: peak learning rate of Muon.
         momentum: of Muon.
         weight_decay: of both, see `AdamW`.
-        adamw_lr: of AdamW, at its highest.
+        adamw_lr: peak learning rate of AdamW.
         adamw_betas: of AdamW.
 
     Raises:
-        ValueError: a rate or the decay is negative.
+        ArgumentError: a value is negative, or a decay rate is not below 1.
     """
 
     lr: float = 0.02
@@ -94,14 +97,15 @@ class MuonWithAdamW:
     adamw_betas: Sequence[float] = (0.9, 0.95)
 
     def __post_init__(self) -> None:
-        _refuse_negative(lr=self.lr, weight_decay=self.weight_decay, adamw_lr=self.adamw_lr)
+        require_at_least(0, WORKS, lr=self.lr, weight_decay=self.weight_decay, adamw_lr=self.adamw_lr)
+        _require_decay_rates("adamw_betas", self.adamw_betas)
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a network's parameters."""
-        matrices, rest = _split(network)
+        matrices, others = _split(network)
         muon = torch.optim.Muon(matrices, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         options = {"lr": self.adamw_lr, "betas": tuple(self.adamw_betas)}
-        adamw = _adamw(network, rest, weight_decay=self.weight_decay, **options)
+        adamw = _adamw(network, others, weight_decay=self.weight_decay, **options)
         return CombinedOptimizer([muon, adamw])
 
 
@@ -111,8 +115,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
         super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
-        # Theirs and ours are the same dictionaries: a schedule that sets a learning rate here sets it there.
-        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self._share_groups()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure once, then step every optimizer."""
@@ -125,12 +128,15 @@ class CombinedOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all."""
+        """The states of all optimizers."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the states of all."""
+        """Restore the states of all optimizers."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        # Loading makes new group dictionaries.
+        self._share_groups()  # loading creates new group dictionaries
+
+    def _share_groups(self) -> None:
+        """Use the optimizers' own group dictionaries, so that a schedule that sets a rate here sets it there."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -1,4 +1,4 @@
-"""How fast a device multiplies matrices at best: what the speed of training is a share of."""
+"""The peak speed of matrix products on a device, which model FLOPs utilisation (MFU) relates to."""
 
 import functools
 import re
@@ -31,26 +31,26 @@ DENSE_TFLOPS: dict[str, dict[str, float]] = {
     r"V100-SXM2": {HALF: 125, FP32: 15.7},
     r"T4": {HALF: 65, FP32: 8.1},
 }
-"""TFLOP/s by a part of the name that CUDA gives a GPU, the longer names first.
+"""Peak TFLOP/s by a part of CUDA's name of the GPU, longer names first.
 
-From NVIDIA's datasheets, and for GeForce and the RTX A6000 from the whitepapers of their architectures (GA102, Ada):
-dense products, so half of what is printed for sparse ones, that are summed in fp32, as torch does. Lightning's table
-(`lightning.fabric.utilities.throughput`) has sparse figures for some GPUs and none of the tensor cores for others.
+For dense products accumulated in fp32, as torch computes them: half of the sparse figures. Sources: NVIDIA's
+datasheets; for GeForce and the RTX A6000 the whitepapers of their architectures (GA102, Ada). Lightning's table
+(`lightning.fabric.utilities.throughput`) has sparse figures for some GPUs, and lacks tensor cores for others.
 """
 
 WITHOUT_BF16 = r"V100|T4"
-"""GPUs whose tensor cores know fp16 alone."""
+"""GPUs whose tensor cores compute fp16 but not bf16."""
 
 MEASURED_SECONDS = 0.2
-"""How long products are measured, but for those that it ends with."""
+"""Time after which no further product is measured."""
 
 
 class Peak(NamedTuple):
-    """The most that a device computes.
+    """The peak speed of a device.
 
     Args:
-        flops: floating-point operations in a second.
-        source: where that is from, in the words of the summary.
+        flops: floating-point operations per second.
+        source: where the figure comes from, in the words of the run's summary.
     """
 
     flops: float
@@ -63,12 +63,7 @@ class Peak(NamedTuple):
 
 @functools.cache
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The peak of a device for matrix products: from `DENSE_TFLOPS`, or measured where the device is not in it.
-
-    Args:
-        device: the device.
-        dtype: of the factors.
-    """
+    """The peak speed of matrix products of a dtype: from `DENSE_TFLOPS`, or measured if the device is not listed."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         known = known_flops(name, dtype, torch.get_float32_matmul_precision() != "highest")
@@ -78,14 +73,14 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> Peak:
 
 
 def known_flops(name: str, dtype: torch.dtype, tf32: bool) -> float | None:
-    """FLOP/s of a GPU by its datasheet; None where that is not at hand.
+    """FLOP/s of a GPU according to its datasheet; None if it is not listed.
 
     Args:
-        name: that CUDA gives it.
-        dtype: of the factors.
-        tf32: whether products of fp32 may be made in TF32.
+        name: CUDA's name of the GPU.
+        dtype: of the matrices.
+        tf32: whether fp32 products may use TF32.
     """
-    if "MIG" in name:  # a slice of a GPU bears the name of the whole
+    if "MIG" in name:  # a slice of a GPU, which has the name of the whole
         return None
     peaks = next((peaks for part, peaks in DENSE_TFLOPS.items() if re.search(rf"\b{part}\b", name)), {})
     if dtype == torch.float32:
@@ -98,29 +93,29 @@ def known_flops(name: str, dtype: torch.dtype, tf32: bool) -> float | None:
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of some products of square matrices, wider and wider as long as there is time."""
-    generator = torch.Generator(device).manual_seed(0)  # training draws what it would have drawn
+    """FLOP/s of the fastest product of square matrices, in sizes that double while there is time."""
+    generator = torch.Generator(device).manual_seed(0)  # leaves training's random numbers alone
     best, size, start = 0.0, 256, time.perf_counter()
     while time.perf_counter() - start < MEASURED_SECONDS:
         factor = torch.rand(size, size, device=device, generator=generator).to(dtype)
-        torch.mm(factor, factor)  # the first one also sets things up
+        torch.mm(factor, factor)  # a warm-up
         seconds = min(_seconds_of_product(factor) for _ in range(3))
         best = max(best, 2 * size**3 / seconds)
-        # Twice as wide takes eight times as long, four times over. Where that is too long, the same again: it may have
-        # been another process that was.
+        # Double the size takes 8 times as long, for 4 products. If there is no time for that, measure the same size
+        # once more: another process may have slowed this one down.
         if time.perf_counter() - start + 32 * seconds <= MEASURED_SECONDS:
             size *= 2
     return best
 
 
 def _seconds_of_product(factor: torch.Tensor) -> float:
-    _finish(factor.device)
+    _synchronize(factor.device)
     start = time.perf_counter()
     torch.mm(factor, factor)
-    _finish(factor.device)
+    _synchronize(factor.device)
     return time.perf_counter() - start
 
 
-def _finish(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type in ("cuda", "mps"):
         torch.get_device_module(device).synchronize()

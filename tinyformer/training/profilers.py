@@ -1,4 +1,4 @@
-"""Where the time of a run goes: Lightning's profilers, which write into the run's folder."""
+"""Lightning's profilers, set up to write into the run's folder."""
 
 import os
 from collections.abc import Callable
@@ -11,34 +11,34 @@ FILENAME = "profile"
 
 
 class StepTrace(PyTorchProfiler):
-    """Traces three steps, after one that is not looked at and one to warm up: a trace of all would fill the memory.
+    """Torch's profiler over three steps, after one skipped and one warm-up step, to bound the size of the trace.
 
-    Steps are those of training where there are any, else of validation. Lightning's own counts both, and where they
-    alternate it traces neither whole.
+    It counts training steps in training and validation steps in evaluation. Lightning's own counts both, and traces
+    neither in full where they alternate.
 
     Args:
-        folder: where the table and `trace.json` go; chrome://tracing and ui.perfetto.dev show the latter.
+        folder: where it writes a table and `trace.json`, which chrome://tracing and ui.perfetto.dev display.
     """
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells stderr whenever it starts and stops
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it reports each start and stop on stderr
 
         def export(trace: profile) -> None:
             trace.export_chrome_trace(str(folder / "trace.json"))
 
-        few = schedule(wait=1, warmup=1, active=3, repeat=1)
+        three_steps = schedule(wait=1, warmup=1, active=3, repeat=1)
         super().__init__(
             folder,
             FILENAME,
-            schedule=few,
+            schedule=three_steps,
             on_trace_ready=export,
-            record_module_names=False,  # they come by hooks, which a compiled network does not call
+            record_module_names=False,  # set by hooks, which a compiled network does not call
             row_limit=40,
-            acc_events=True,  # without which torch 2.11 warns that it drops the events of other cycles
+            acc_events=True,  # else torch 2.11 warns that it drops the events of earlier cycles
         )
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Say which steps count."""
+        """Choose which steps to count."""
         super().setup(stage, local_rank, log_dir)
         self.STEP_FUNCTIONS = {"training_step" if stage == "fit" else "validation_step"}
 
@@ -48,14 +48,9 @@ PROFILERS: dict[str, Callable[[Path], Profiler]] = {
     "advanced": lambda folder: AdvancedProfiler(folder, FILENAME),
     "torch": StepTrace,
 }
-"""By the name that `trainer.profiler` gives; each leaves a table."""
+"""Each profiler by its name; all of them write a table."""
 
 
 def make_profiler(name: str | None, folder: Path) -> Profiler | None:
-    """The profiler of a name in `PROFILERS`, if any is asked for.
-
-    Args:
-        name: of the profiler.
-        folder: of the run.
-    """
+    """The profiler with a name in `PROFILERS`, writing into a run's folder; None for None."""
     return None if name is None else PROFILERS[name](folder)

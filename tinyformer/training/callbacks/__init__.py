@@ -1,4 +1,4 @@
-"""What happens beside the training step."""
+"""Lightning callbacks: checkpoints, reports, progress and telemetry."""
 
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.progress import StepProgress

@@ -1,4 +1,4 @@
-"""Where measures, pictures and events of heads are kept: the run's folder, its loggers, Weights & Biases."""
+"""Files and log entries of telemetry: measures, plots and events of heads."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -9,21 +9,22 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from tinyformer.analysis import Event, HeadMeasures, Picture, save_png
+from tinyformer.files import atomic_write
 
 
 class HeadLog:
-    """Writes what telemetry finds.
+    """Writes the results of telemetry.
 
-    - each measurement: a number for each head and measure, `attention/layer_00/head_00/entropy`, to all loggers;
-    - each validation: `attention/step_000100.png` and `attention/measures_000100.png`, and
-      `attention/heads.csv` and `events.csv` anew; in Weights & Biases the pictures `attention/maps` and
-      `attention/measures` and the tables `attention/heads` and `attention/events`.
+    - At each measurement: a number for each head and measure, `attention/layer_00/head_00/entropy`, to all loggers.
+    - At each validation: `attention/step_000100.png` and `attention/measures_000100.png`; `attention/heads.csv` and
+      `events.csv`, overwritten; in Weights & Biases the images `attention/maps` and `attention/measures` and the
+      tables `attention/heads` and `attention/events`.
 
-    All heads share a picture and a table: Weights & Biases shows at most 108 images under one key.
+    All heads share an image and a table: Weights & Biases shows at most 108 images per key.
 
     Args:
-        folder: of the run.
-        loggers: of the run.
+        folder: the run's folder.
+        loggers: the run's loggers.
     """
 
     def __init__(self, folder: Path, loggers: Sequence[Logger]) -> None:
@@ -32,27 +33,27 @@ class HeadLog:
         self.num_events: int | None = None
 
     def scalars(self, step: int, measures: HeadMeasures) -> None:
-        """Log the number of each head and measure."""
+        """Log each measure of each head."""
         numbers = measures.scalars()
         for logger in self.loggers:
             logger.log_metrics(numbers, step=step)
 
-    def picture(self, step: int, key: str, file: str, picture: Picture) -> Path:
-        """Keep a picture of all heads."""
+    def picture(self, step: int, name: str, file: str, picture: Picture) -> Path:
+        """Save and log a plot of all heads."""
         path = save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png")
         for logger in self.wandb:
-            logger.log_image(f"attention/{key}", [str(path)], step=step)
+            logger.log_image(f"attention/{name}", [str(path)], step=step)
         return path
 
     def heads(self, step: int, measures: HeadMeasures) -> None:
-        """Keep the latest number of each head and measure as a table."""
+        """Save and log the latest measures of each head as a table."""
         columns, rows = measures.table()
         _write_csv(self.folder / "attention" / "heads.csv", columns, rows)
         for logger in self.wandb:
             logger.log_table("attention/heads", columns, rows, step=step)
 
     def events(self, step: int, events: Sequence[Event]) -> None:
-        """Keep all events so far, if there are others than before."""
+        """Save and log all events so far, if there are new ones."""
         if self.num_events == len(events):
             return
         self.num_events = len(events)
@@ -65,10 +66,8 @@ class HeadLog:
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table, whole or not at all."""
-    temporary = path.with_suffix(".csv.partial")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
+    """Write a table atomically."""
+    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)
-    temporary.replace(path)

@@ -1,4 +1,4 @@
-"""How far the run is: a bar for people, plain lines for files."""
+"""Progress of a run: a bar in terminals, plain lines in files."""
 
 import sys
 import time
@@ -15,12 +15,12 @@ from tinyformer.training.callbacks.report import Report
 class StepProgress(ProgressBar):
     """Progress over all optimizer steps, with loss, tokens/s and time left.
 
-    Lightning's own bars count the batches of an epoch, which says little where a run is a number of steps.
+    Lightning's own bars count the batches of an epoch, but the length of a run is a number of steps.
 
     Args:
-        report: where loss and speed are read.
-        interval: seconds between two lines where the output is no terminal.
-        stream: where it is shown.
+        report: provides loss and speed.
+        interval: seconds between two lines if the output is not a terminal.
+        stream: the output; stdout unless given.
     """
 
     def __init__(self, report: Report, interval: float = 10.0, stream: TextIO | None = None) -> None:
@@ -34,11 +34,11 @@ class StepProgress(ProgressBar):
         self.first_step = 0
 
     def disable(self) -> None:
-        """Show nothing: Lightning calls it on all processes but the first."""
+        """Show nothing; Lightning calls this in all processes but the first."""
         self.animated, self.interval = False, float("inf")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw the bar."""
+        """Start the bar."""
         self.started = self.shown = time.monotonic()
         self.first_step = trainer.global_step
         if self.animated:
@@ -50,7 +50,7 @@ class StepProgress(ProgressBar):
                 TimeRemainingColumn(compact=True),
                 TextColumn("left"),
                 console=self.console,
-                refresh_per_second=2,  # one takes 2 ms of a core that computes
+                refresh_per_second=2,  # each takes 2 ms of CPU time
             )
             self.task = self.progress.add_task(
                 "training", total=self._total(trainer), completed=trainer.global_step, status=""
@@ -60,21 +60,21 @@ class StepProgress(ProgressBar):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move on."""
+        """Update the bar, or print a line."""
         if self.progress is not None:
             self.progress.update(self.task, completed=trainer.global_step, status=self._status(trainer))
         elif time.monotonic() - self.shown >= self.interval and self.report.latest:
             self._print(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the bar as it is, full."""
+        """Stop the bar, or print the last line."""
         if self.progress is not None:
             self.progress.stop()
         elif self.interval != float("inf"):
             self._print(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Give the terminal back."""
+        """Stop the bar, so that the terminal is usable."""
         if self.progress is not None:
             self.progress.stop()
 

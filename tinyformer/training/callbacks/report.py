@@ -1,4 +1,4 @@
-"""Loss and speed of training, read every `log_every_n_steps` steps."""
+"""Loss and speed of training, logged every `log_every_n_steps` steps."""
 
 import time
 from dataclasses import asdict, dataclass, fields
@@ -18,13 +18,13 @@ from tinyformer.training.peak import Peak, matmul_peak
 
 @dataclass
 class Work:
-    """What was done in some time.
+    """Work done over a period of training.
 
     Args:
-        seconds: that training took.
-        tokens: of all processes; padding counts, since it is computed like the others.
-        flops: that the model needs, on one device.
-        waiting: seconds of these in which the loop waited for batches.
+        seconds: training time.
+        tokens: of all processes, padding included, since it costs as much.
+        flops: floating-point operations of the model, on one device.
+        waiting: the part of `seconds` in which the loop waited for batches.
     """
 
     seconds: float = 0.0
@@ -33,7 +33,7 @@ class Work:
     waiting: float = 0.0
 
     def add(self, other: "Work") -> None:
-        """Add another's."""
+        """Add the work of another period."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -44,29 +44,28 @@ class Work:
 
     @property
     def data_wait(self) -> float:
-        """Share of the time."""
+        """Fraction of the time spent waiting for batches."""
         return self.waiting / max(self.seconds, 1e-9)
 
     def mfu(self, peak: Peak) -> float:
-        """Model FLOPs utilisation: its share of a device's peak (Chowdhery et al. 2022, PaLM, arXiv 2204.02311)."""
+        """Model FLOPs utilisation: the fraction of the peak speed (Chowdhery et al. 2022, PaLM, arXiv 2204.02311)."""
         return self.flops / max(self.seconds, 1e-9) / peak.flops
 
 
 class Report(L.Callback):
     """Logs loss, learning rate and throughput every `log_every_n_steps` steps.
 
-    - `train/loss`: the mean since the last report, `train/learning_rate`: the present one.
-    - `throughput/tokens_per_second`, and `throughput/mfu`: see `Work`.
-    - `throughput/memory_gb`: the most so far, in 10^9 bytes; see `peak_memory`.
-    - `throughput/data_wait`: the share of training time in which the loop waited for batches.
+    - `train/loss`: the mean since the last report; `train/learning_rate`: the current one.
+    - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`.
+    - `throughput/memory_gb`: peak memory so far in 10^9 bytes, see `peak_memory`.
 
-    Between two reports losses are added up where they are, so that no step waits for the device. Time spent on
-    validation and telemetry is not counted as training.
+    Losses are summed on the device, so that only a report waits for it. Validation and telemetry do not count as
+    training time.
 
     Attributes:
-        total: what was done so far, up to the last report.
-        latest: what was logged last.
-        peak: of the device; None before the first report.
+        total: all work up to the last report.
+        latest: the metrics of the last report.
+        peak: the device's peak speed; None before the first report.
     """
 
     def __init__(self) -> None:
@@ -82,11 +81,11 @@ class Report(L.Callback):
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run so far, validation and telemetry included; that before a resumption, too."""
+        """Wall time of the run so far, including validation, telemetry and the time before a resumption."""
         return self._earlier + time.perf_counter() - self._started
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run adds to."""
+        """Time, work and losses so far, which a resumed run continues."""
         return {
             "seconds": self.seconds,
             "total": asdict(self.total),
@@ -94,7 +93,7 @@ class Report(L.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved run."""
+        """Continue from a saved run."""
         self._earlier = state_dict["seconds"]
         self.total = Work(**state_dict["total"])
         losses, self._num_losses = state_dict["unreported"]
@@ -112,15 +111,15 @@ class Report(L.Callback):
         """Stop the clock."""
         self._pause = time.perf_counter(), _seconds_waited(trainer)
 
-    def leave_out(self, seconds: float) -> None:
-        """Do not count as training what has just been done beside it; while the clock stands, that is so anyhow."""
+    def exclude(self, seconds: float) -> None:
+        """Do not count the last seconds as training time; while the clock is stopped, they are not counted anyway."""
         if self._pause is None:
             self._since += seconds
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Let it go on: what other callbacks do when validation ends, such as telemetry, is over now."""
+        """Restart the clock: by now other callbacks, such as telemetry, have finished their work after validation."""
         if self._pause is not None:
             paused, waited = self._pause
             self._since += time.perf_counter() - paused
@@ -130,7 +129,7 @@ class Report(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add the loss; report where it is time."""
+        """Add the loss, and report every `log_every_n_steps` steps."""
         loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
         self._losses = loss if self._losses is None else self._losses.to(loss.device) + loss
         self._num_losses += 1
@@ -140,11 +139,11 @@ class Report(L.Callback):
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
             return
-        # Lightning has divided each loss by the number of batches in a step. This waits for the device, so that the
-        # clock is right.
+        # Lightning has divided each loss by the number of accumulated batches. `float` waits for the device, so that
+        # the clock is read after its work.
         mean_loss = float(self._losses) * trainer.accumulate_grad_batches / self._num_losses
         now, waited = time.perf_counter(), _seconds_waited(trainer)
-        flops = self._costs.count(self._tokens, self._pairs, _share_read_out(batch) * self._tokens)
+        flops = self._costs.count(self._tokens, self._pairs, _read_out_fraction(batch) * self._tokens)
         work = Work(now - self._since, self._tokens * trainer.world_size, flops, waited - self._waited)
         self.total.add(work)
         self.peak = matmul_peak(pl_module.device, compute_dtype(trainer.precision))
@@ -156,7 +155,7 @@ class Report(L.Callback):
             "throughput/memory_gb": peak_memory(pl_module.device) / 1e9,
             "throughput/data_wait": work.data_wait,
         }
-        # The peak may have been measured just now.
+        # Read the clock again, since the peak may just have been measured.
         self._since, self._waited = time.perf_counter(), waited
         for logger in trainer.loggers:
             logger.log_metrics(self.latest, step=trainer.global_step)
@@ -169,8 +168,8 @@ def _seconds_waited(trainer: L.Trainer) -> float:
     return loader.seconds
 
 
-def _share_read_out(batch: Batch) -> float:
-    """The share of a batch's tokens whose scores are needed; where a text is scored as a whole, one of each."""
+def _read_out_fraction(batch: Batch) -> float:
+    """The fraction of a batch's tokens whose logits are computed; in classification one token of each sequence."""
     if "targets" not in batch:
         return 1 / batch["inputs"].shape[1]
     return float((batch["targets"] != IGNORED).float().mean())

@@ -1,4 +1,4 @@
-"""Every head, exactly, while a fused kernel trains."""
+"""Telemetry: exact measures of every attention head while a fused kernel trains."""
 
 import time
 from collections.abc import Iterator
@@ -25,34 +25,38 @@ from tinyformer.analysis import (
     measure_maps,
     repeated_tokens,
 )
+from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule
 
 
 class AttentionTelemetry(L.Callback):
-    """Measures of each head every `every_n_steps` steps and at each validation, which also draws all heads.
+    """Measures each head every `every_n_steps` steps and at each validation, and plots all heads at validation.
 
-    `MEASURES` are taken on windows of the evaluated split, `PATTERNS` on random tokens that are said twice: the same
-    ones every time. A run starts with a measurement before its first step. Training is not touched: its random numbers
-    are left alone, and the first process alone measures. What is written where says `HeadLog`.
+    `MEASURES` are taken on windows of the evaluated split, `PATTERNS` on repeated sequences of random tokens; both stay
+    the same throughout the run. The first measurement precedes the first step. Training is unaffected: its random
+    number generators are not used, and only the first process measures. `HeadLog` lists the files.
 
     Args:
-        every_n_steps: optimizer steps from one measurement to the next.
-        num_windows: of the evaluated split, over which measures are averaged.
-        num_rows: queries of each window that are measured, with all of their keys.
-        num_sequences: of random tokens.
-        period: how many random tokens are repeated; at most half of the context.
-        induction: share of attention on what followed the same token, from which a head is an induction head.
-        sink: share of attention on the first token, from which a head is a sink.
-        collapse: share of the largest possible entropy, up to which a head's has collapsed.
-        hysteresis: share of a threshold by which a head must fall back behind it to be so no longer.
-        probe_text: the text of the picture; the beginning of the split unless given.
-        num_tokens: of it that are shown.
+        every_n_steps: optimizer steps between measurements.
+        num_windows: windows of the evaluated split over which measures are averaged.
+        num_rows: queries of each window that are measured, each with all of its keys.
+        num_sequences: sequences of random tokens.
+        period: random tokens before they repeat; at most half of the context.
+        induction: attention to the token after an earlier copy of the query's, from which a head is an induction head.
+        sink: attention to the first token from which a head is an attention sink.
+        collapse: fraction of the maximum entropy up to which a head's entropy counts as collapsed.
+        hysteresis: fraction of a threshold by which a measure must fall behind it again to end the trait.
+        probe_text: the text of the plotted attention maps; by default the beginning of the split.
+        num_tokens: tokens of it in the plot.
 
     Attributes:
-        seconds: that measuring, drawing and logging took, those before a resumption included.
-        paths: of the pictures of maps.
+        seconds: time spent on measuring, plotting and logging, including the time before a resumption.
+        paths: plots of attention maps.
+
+    Raises:
+        ArgumentError: a value is out of range.
     """
 
     def __init__(
@@ -69,26 +73,22 @@ class AttentionTelemetry(L.Callback):
         probe_text: str | None = None,
         num_tokens: int = 24,
     ) -> None:
-        counts = {"every_n_steps": (every_n_steps, 100), "num_windows": (num_windows, 4), "num_rows": (num_rows, 64)}
-        counts |= {"num_sequences": (num_sequences, 4), "period": (period, 32), "num_tokens": (num_tokens, 24)}
-        for name, (count, works) in counts.items():
-            if count < 1:
-                raise ValueError(
-                    f"callbacks.attention.{name}={count}: at least one, callbacks.attention.{name}={works}."
-                )
-        for name, share in {"induction": induction, "sink": sink, "collapse": collapse}.items():
-            if not 0 < share < 1:
-                raise ValueError(
-                    f"callbacks.attention.{name}={share} is no share of attention or entropy between 0 and 1; "
-                    f"callbacks.attention.{name}=0.3 is."
-                )
+        require_at_least(
+            1,
+            every_n_steps=every_n_steps,
+            num_windows=num_windows,
+            num_rows=num_rows,
+            num_sequences=num_sequences,
+            period=period,
+            num_tokens=num_tokens,
+        )
+        for name, threshold in {"induction": induction, "sink": sink, "collapse": collapse}.items():
+            if not 0 < threshold < 1:
+                raise ArgumentError(name, threshold, "must be above 0 and below 1", {name: 0.3})
         if not 0 <= hysteresis < 1:
-            raise ValueError(
-                f"callbacks.attention.hysteresis={hysteresis} is no share from 0 to below 1; "
-                "callbacks.attention.hysteresis=0.2 is."
-            )
+            raise ArgumentError("hysteresis", hysteresis, "must be at least 0 and below 1", {"hysteresis": 0.2})
         if probe_text == "":
-            raise ValueError("callbacks.attention.probe_text is empty; 'callbacks.attention.probe_text=A cat.' works.")
+            raise ArgumentError("probe_text", probe_text, "must not be empty", {"probe_text": "A cat."})
         self.every_n_steps, self.num_windows, self.num_rows = every_n_steps, num_windows, num_rows
         self.num_sequences, self.period = num_sequences, period
         self.probe_text, self.num_tokens = probe_text, num_tokens
@@ -99,17 +99,17 @@ class AttentionTelemetry(L.Callback):
         self.latest: tuple[int, HeadMeasures] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run adds to."""
+        """The counts and events so far, which a resumed run continues."""
         counts = {"seconds": self.seconds, "num_measurements": self.num_measurements}
         return {**counts, "detector": self.detector.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved run."""
+        """Continue from a saved run."""
         self.seconds, self.num_measurements = state_dict["seconds"], state_dict["num_measurements"]
         self.detector.load_state_dict(state_dict["detector"])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Take windows and probe from the run's text."""
+        """Choose the windows and the probe text."""
         assert isinstance(pl_module, TrainingModule)
         data, split = pl_module.data, pl_module.evaluated
         self.windows = fullest(next(iter(data.evaluation_dataloader(split))), self.num_windows)
@@ -123,7 +123,7 @@ class AttentionTelemetry(L.Callback):
         self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """See what the heads are before the first step."""
+        """Measure before the first step."""
         if trainer.global_step == 0 and trainer.is_global_zero:
             with self._timed(trainer, pl_module):
                 self._measure(trainer, pl_module)
@@ -131,20 +131,20 @@ class AttentionTelemetry(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Measure where it is time, after the first of the batches that end at a step."""
+        """Measure every `every_n_steps` optimizer steps."""
         due = trainer.global_step and trainer.global_step % self.every_n_steps == 0
         if due and trainer.is_global_zero:
             with self._timed(trainer, pl_module):
                 self._measure(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure, draw, and write tables."""
+        """Measure, plot, and write tables."""
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         assert isinstance(pl_module, TrainingModule)
         with self._timed(trainer, pl_module):
             measures, step = self._measure(trainer, pl_module), pl_module.step
-            self.paths.append(self.log.picture(step, "maps", "step", self._draw_maps(trainer, pl_module)))
+            self.paths.append(self.log.picture(step, "maps", "step", self._plot_maps(trainer, pl_module)))
             meanings = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
             title = f"measures of each head after {step} steps"
             picture = measure_maps(measures.values, meanings, measures.names, title)
@@ -154,7 +154,7 @@ class AttentionTelemetry(L.Callback):
                 self.log.events(step, self.detector.events)
 
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> HeadMeasures:
-        """The measures at this step, which are taken and logged once."""
+        """Take and log the measures, once for each step."""
         assert isinstance(pl_module, TrainingModule)
         step, task = pl_module.step, pl_module.task
         if self.latest is not None and self.latest[0] == step:
@@ -171,7 +171,7 @@ class AttentionTelemetry(L.Callback):
         self.detector.observe(step, measures.names, measures.values)
         return measures
 
-    def _draw_maps(self, trainer: L.Trainer, pl_module: TrainingModule) -> Picture:
+    def _plot_maps(self, trainer: L.Trainer, pl_module: TrainingModule) -> Picture:
         tokens = trainer.strategy.batch_to_device(self.probe)
         mask = pl_module.task.mask({"inputs": tokens})
         with trainer.precision_plugin.forward_context():
@@ -181,19 +181,19 @@ class AttentionTelemetry(L.Callback):
 
     @contextmanager
     def _timed(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[None]:
-        """Add what happens inside to `seconds`, and keep it out of the speed of training."""
-        _finish(pl_module.device)
+        """Add the time of the block to `seconds`, and exclude it from the training speed."""
+        _synchronize(pl_module.device)
         start = time.perf_counter()
         yield
-        _finish(pl_module.device)
+        _synchronize(pl_module.device)
         spent = time.perf_counter() - start
         self.seconds += spent
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
-                callback.leave_out(spent)
+                callback.exclude(spent)
 
 
-def _finish(device: torch.device) -> None:
-    """Wait for what a device still computes."""
+def _synchronize(device: torch.device) -> None:
+    """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
