@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyformer.app.config import check_types, describe_axes
-from tinyformer.app.errors import exit_code_of
+from tinyformer.app.errors import config_keys, exit_code_of
 from tinyformer.app.sweep import compose_sweep
 
 CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[1] / "conf", "card"
@@ -91,12 +91,14 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from tinyformer.analysis.costs import count_costs
 
     HydraConfig.instance().set_config(config)  # the type checks read the defaults from it
-    check_types(config, "network")
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
-    with device("meta"):
-        network = instantiate(sized.network, _convert_="all")
-    return {"overrides": list(overrides), **asdict(count_costs(network, str(config.dtype)))}
+    with config_keys(config):
+        check_types(config, "network")
+        with device("meta"):
+            network = instantiate(sized.network, _convert_="all")
+        costs = count_costs(network, str(config.dtype))
+    return {"overrides": list(overrides), **asdict(costs)}
 
 
 def print_table(cards: Sequence[Card]) -> None:

@@ -15,6 +15,7 @@ from tinyformer.analysis import Analysis, Findings, Subject, save_png
 from tinyformer.app import build
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.data import DataModule
+from tinyformer.errors import argument_path
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Batch, Task
 from tinyformer.training import RunWandbLogger
@@ -22,7 +23,8 @@ from tinyformer.training import RunWandbLogger
 
 def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: list[Logger]) -> Findings:
     """Analyse, and leave what was found in the folder and in Weights & Biases."""
-    findings = analysis(subject, folder)
+    with argument_path("analysis"):
+        findings = analysis(subject, folder)
     keep_findings(findings, folder, loggers)
     return findings
 

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app.config import check_value
 from tinyformer.checkpoint import Checkpoint
 from tinyformer.data import DataModule, TextTokenizer
+from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask, Transformer, kernel_of_layer
 from tinyformer.tasks import Task
 from tinyformer.training import RunCSVLogger, RunWandbLogger
@@ -116,7 +117,8 @@ def trainer_arguments(config: DictConfig) -> dict[str, Any]:
     profiler = arguments.get("profiler")
     if profiler is not None and profiler not in PROFILERS:
         raise ValueError(f"trainer.profiler={profiler}: choose one of {', '.join(PROFILERS)}, or null.")
-    arguments["precision"] = resolve_precision(arguments["precision"], resolve_device(arguments["accelerator"]))
+    with argument_path("trainer"):
+        arguments["precision"] = resolve_precision(arguments["precision"], resolve_device(arguments["accelerator"]))
     return arguments
 
 
@@ -157,7 +159,8 @@ def resolve_kernels(network: Transformer, arguments: dict[str, Any], mask: Atten
         training: whether the network is to be trained.
     """
     device, dtype = resolve_device(arguments["accelerator"]), compute_dtype(arguments["precision"])
-    network.resolve_backends(device, dtype, mask, training)
+    with argument_path("network"):
+        network.resolve_backends(device, dtype, mask, training)
     return [kernel_of_layer(layer, device, dtype, mask, training=training) for layer in network.attentions()]
 
 

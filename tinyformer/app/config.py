@@ -3,7 +3,6 @@
 import difflib
 import inspect
 import pydoc
-import re
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app.keys import key_of
 
 RUNTIME_KEYS = frozenset({"model.vocab_size"})
 """Keys that are null until the run fills them in."""
@@ -71,7 +72,7 @@ def check_types(config: DictConfig, part: str = "") -> None:
     for path, node in _targets(config, part):
         target = node["_target_"]
         for name, value in node.items():
-            key = written_at(written, path, name)
+            key = key_of(written, f"{path}.{name}")
             if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
                 check_value(_callable(target, f"{path}._target_"), name, value, key)
 
@@ -184,17 +185,3 @@ def _targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any
 
     node = OmegaConf.select(config, part) if part else config
     yield from walk(OmegaConf.to_container(node, resolve=True, throw_on_missing=True), part)
-
-
-def written_at(written: Any, path: str, name: str) -> str:
-    """The key under which the user sets a value: that of another node, where this one refers to it."""
-    node = written
-    keys = [*path.split("."), name]
-    for index, part in enumerate(keys):
-        node = node[part]
-        if isinstance(node, str) and (found := re.fullmatch(r"\$\{([\w.]+)\}", node)):
-            rest = keys[index + 1 :]
-            if not rest:
-                return written_at(written, *found[1].rsplit(".", 1)) if "." in found[1] else found[1]
-            return written_at(written, ".".join([*found[1].split("."), *rest[:-1]]), rest[-1])
-    return ".".join(keys)

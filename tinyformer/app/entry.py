@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from tinyformer.app.config import register_resolvers
-from tinyformer.app.errors import USER_MISTAKE, report
+from tinyformer.app.errors import USER_MISTAKE, config_keys, report
 
 
 def run_program(
@@ -42,7 +42,8 @@ def run_program(
     def guarded(config: DictConfig) -> None:
         # Told here and now: Hydra would keep the error of a sweep's job until all its jobs have ended.
         try:
-            job(config)
+            with config_keys(config):
+                job(config)
         except Exception as error:
             failed.append(report(error, config_dir, config_name, with_traceback))
             hydra_config = HydraConfig.get()

@@ -1,17 +1,19 @@
-"""Mistakes of the user are told in a few lines; everything else keeps its traceback."""
+"""Mistakes of the user as a few lines in the words of the config; every other error keeps its traceback."""
 
+import contextlib
 import difflib
+import functools
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     InterpolationKeyError,
@@ -19,6 +21,9 @@ from omegaconf.errors import (
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
+
+from tinyformer.app.keys import format_value, key_of_argument
+from tinyformer.errors import ArgumentError
 
 USER_MISTAKE, BUG = 2, 1
 
@@ -32,13 +37,40 @@ EXAMPLES = {
 _QUOTES_HINT = """quote what the shell or Hydra would split, such as 'generate.prompt="a, b"'"""
 
 
-def describe(error: BaseException, config_dir: Path, config_name: str) -> str | None:
-    """A mistake of the user in at most four lines; None if it is none.
+class ConfigError(ValueError):
+    """A mistake in a config, as a sentence that names its keys."""
 
-    Hydra's and OmegaConf's errors are about the command line. A ValueError is the user's if this package raised it:
-    the same class from a library, or from the user's own module, is a bug and keeps its traceback.
+
+@contextlib.contextmanager
+def config_keys(config: DictConfig) -> Iterator[None]:
+    """Make errors about arguments name the keys of a config that set them.
+
+    Raises:
+        ConfigError: in place of an `ArgumentError`, raised directly or by a class that `instantiate` called.
+    """
+    written = OmegaConf.to_container(config, resolve=False)
+    try:
+        yield
+    except (ArgumentError, InstantiationException) as error:
+        wrong = cause_of(error)
+        if not isinstance(wrong, ArgumentError):
+            raise
+        if node := re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE):  # what `instantiate` was calling
+            wrong.path = (*node[1].split("."), *wrong.path)
+        raise ConfigError(wrong.describe(functools.partial(key_of_argument, written), format_value)) from error
+
+
+def describe(error: BaseException, config_dir: Path, config_name: str) -> str | None:
+    """The sentence that tells the user of a mistake; None for any other error, which is a bug.
+
+    Mistakes are what this package raises about arguments and configs, what Hydra and OmegaConf raise about the command
+    line, and Lightning's `MisconfigurationException`.
     """
     error = cause_of(error)
+    if isinstance(error, ArgumentError):
+        return error.describe(show=format_value)
+    if isinstance(error, ConfigError):
+        return str(error)
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
@@ -106,8 +138,8 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What was raised inside of `instantiate`, which wraps it."""
-    while type(error).__name__ == "InstantiationException" and error.__cause__ is not None:
+    """The error that a class raised when `instantiate` called it, without what `instantiate` wraps around it."""
+    while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
     return error
 

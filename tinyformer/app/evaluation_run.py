@@ -26,6 +26,7 @@ from tinyformer.app.summary import (
 from tinyformer.checkpoint import load_checkpoint, load_weights
 from tinyformer.data import DataModule
 from tinyformer.memory import keep_freed_memory
+from tinyformer.errors import argument_path
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.hardware import describe_device, resolve_device
 
@@ -54,13 +55,15 @@ class EvaluationRun:
         if config.split not in (None, *SPLITS):
             raise ValueError(f"split={config.split}: choose one of {', '.join(SPLITS)}.")
         self.config, self.folder = config, build.run_dir()
-        self.checkpoint = load_checkpoint(config.checkpoint)
+        with argument_path(passed={"path": "checkpoint"}):
+            self.checkpoint = load_checkpoint(config.checkpoint)
         self.stored = self.checkpoint.config | {name: unresolved[name] for name in NETWORK if name in unresolved}
         facts = self.checkpoint.facts
         if config.trainer.precision == "auto":
             config.trainer.precision = facts["precision"]
         self.arguments = build.trainer_arguments(config)
-        self.device = resolve_device(self.arguments["accelerator"])
+        with argument_path("trainer"):
+            self.device = resolve_device(self.arguments["accelerator"])
         keep_freed_memory()
         self.data, self.split = self._data()
         self.task = build.build_task(config, self.data)
@@ -126,7 +129,8 @@ class EvaluationRun:
         # The run's own data may lie there in its tokens already.
         if not data.is_prepared(tokenizer, whole=split == "all"):
             data = build.build_data(config, tokenizer)
-        data.prepare(whole=split == "all")
+        with argument_path("datamodule"):
+            data.prepare(whole=split == "all")
         return data, split
 
     def _results(self, seconds: float) -> dict[str, Any]:

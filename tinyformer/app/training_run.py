@@ -29,6 +29,7 @@ from tinyformer.app.summary import (
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, start_from
 from tinyformer.data import DataModule
 from tinyformer.memory import keep_freed_memory
+from tinyformer.errors import argument_path
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
 from tinyformer.training.hardware import compute_dtype, describe_device, free_memory, resolve_device
@@ -56,20 +57,23 @@ class TrainingRun:
         check_generation(config.generate)
         self.config, self.folder = config, build.run_dir()
         self.arguments = build.trainer_arguments(config)
-        self.device = resolve_device(self.arguments["accelerator"])
+        with argument_path("trainer"):
+            self.device = resolve_device(self.arguments["accelerator"])
         keep_freed_memory()
         compiled = build.compile_arguments(config, self.device)
         self.resumed = self._resumed()
         self.tested: dict[str, float | None] = {}
 
         self.data = self._data()
-        self.data.require_device(self.device)
+        with argument_path("datamodule"):
+            self.data.require_device(self.device)
         self.task = build.build_task(config, self.data)
         refuse_prompts(config.generate, self.task)
         unresolved["task"]["labels"] = self.data.labels
         self.network = build.build_network(config, self.data.tokenizer)
         if config.init_from and not self.resumed:
-            start_from(self.network, load_checkpoint(config.init_from, "init_from"), config.task)
+            with argument_path(passed={"path": "init_from", "checkpoint": "init_from"}):
+                start_from(self.network, load_checkpoint(config.init_from, "init_from"), config.task)
         if config.freeze_encoder:
             self.network.encoder.requires_grad_(False)
             if not self.network.num_parameters():
@@ -161,7 +165,8 @@ class TrainingRun:
         if config.init_from and not config.model.pruned_heads:
             # A resumed run has a checkpoint of its own, and the one that it began with may be gone.
             own = Path(config.resume) / "checkpoints" / "last.ckpt" if config.resume else None
-            start = load_checkpoint(own, "resume") if own else load_checkpoint(config.init_from, "init_from")
+            with argument_path(passed={"path": "resume" if own else "init_from"}):
+                start = load_checkpoint(own, "resume") if own else load_checkpoint(config.init_from, "init_from")
             config.model.pruned_heads = start.config["model"].get("pruned_heads", [])
 
     def _data(self) -> DataModule:
@@ -176,11 +181,13 @@ class TrainingRun:
             raise ValueError(
                 f"{chosen[0]}: data={hydra.runtime.choices['data']} brings its own tokens; leave tokenizer= out."
             )
-        start = self.resumed or (load_checkpoint(config.init_from, "init_from") if config.init_from else None)
+        with argument_path(passed={"path": "init_from"}):
+            start = self.resumed or (load_checkpoint(config.init_from, "init_from") if config.init_from else None)
         if start is not None and not self.resumed and not chosen:
             given = build.tokenizer_of(start, "init_from")
         data = build.build_data(config, given)
-        data.prepare()
+        with argument_path("datamodule"):
+            data.prepare()
         if start is not None:
             build.require_same_vocabulary(start, data.tokenizer, "resume" if self.resumed else "init_from")
         if self.resumed and self.resumed.facts["data_fingerprint"] != data.fingerprint:
@@ -205,7 +212,8 @@ class TrainingRun:
                     f"hydra.run.dir={folder}-2 starts another."
                 )
             return None
-        checkpoint = load_checkpoint(Path(self.config.resume) / "checkpoints" / "last.ckpt", "resume")
+        with argument_path(passed={"path": "resume"}):
+            checkpoint = load_checkpoint(Path(self.config.resume) / "checkpoints" / "last.ckpt", "resume")
         if 0 <= self.arguments["max_steps"] <= checkpoint.step:
             raise ValueError(
                 f"resume={self.config.resume} has made its {checkpoint.step} steps; "

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.app.config import register_resolvers, written_at
+from tinyformer.app.config import register_resolvers
+from tinyformer.app.keys import key_of
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, require_fitting
 from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
 from tinyformer.data import TextTokenizer
@@ -108,7 +109,7 @@ def _is_bias_of_zeros(difference: Difference) -> bool:
 def _key(difference: Difference, written: Any) -> str:
     """The config key of a difference."""
     try:
-        return written_at(written, difference.path, difference.name).removesuffix("._target_")
+        return key_of(written, f"{difference.path}.{difference.name}").removesuffix("._target_")
     except KeyError:  # the checkpoint's config leaves the argument to its default
         return f"{difference.path}.{difference.name}"
 
