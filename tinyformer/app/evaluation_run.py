@@ -25,8 +25,8 @@ from tinyformer.app.summary import (
 )
 from tinyformer.checkpoint import load_checkpoint, load_weights
 from tinyformer.data import DataModule
-from tinyformer.memory import keep_freed_memory
 from tinyformer.errors import argument_path
+from tinyformer.memory import keep_freed_memory
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.hardware import describe_device, resolve_device
 

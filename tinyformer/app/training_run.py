@@ -28,8 +28,8 @@ from tinyformer.app.summary import (
 )
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, start_from
 from tinyformer.data import DataModule
-from tinyformer.memory import keep_freed_memory
 from tinyformer.errors import argument_path
+from tinyformer.memory import keep_freed_memory
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
 from tinyformer.training.hardware import compute_dtype, describe_device, free_memory, resolve_device
