@@ -18,11 +18,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinyformer.app.config import check_types, describe_axes
+from tinyformer.app.config import check_types, config_dir, describe_axes
 from tinyformer.app.errors import config_keys, exit_code_of
 from tinyformer.app.sweep import compose_sweep
 
-CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[1] / "conf", "card"
+CONFIG_DIR, CONFIG_NAME = config_dir(), "card"
 AXES = ("model", "attention", "position", "block", "feed_forward", "norm")
 
 Card: TypeAlias = dict[str, Any]

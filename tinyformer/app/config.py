@@ -17,6 +17,12 @@ RUNTIME_KEYS = frozenset({"model.vocab_size"})
 """Keys that are null until the run fills them in."""
 
 
+def config_dir() -> Path:
+    """The folder of the config files: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
+
+
 def register_resolvers(config_dir: Path) -> None:
     """Make `${default_num_kv_heads:…}` and `${axes:}` known to the config files."""
     register_head_resolver()

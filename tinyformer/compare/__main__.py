@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tinyformer.app.config import config_dir
 from tinyformer.app.errors import exit_code_of
 from tinyformer.compare.folders import find_runs, read_run
 from tinyformer.compare.grouping import Comparison, compare
 from tinyformer.compare.notes import notes_on
 from tinyformer.compare.report import as_json, folder_for, print_table, write_csv
 
-CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[2] / "conf", "train"
+CONFIG_DIR, CONFIG_NAME = config_dir(), "train"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyformer.compare") -> int:

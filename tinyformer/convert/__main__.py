@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tinyformer.app.config import config_dir
 from tinyformer.app.errors import exit_code_of
 
-CONFIG_DIR, CONFIG_NAME = Path(__file__).parents[2] / "conf", "train"
+CONFIG_DIR, CONFIG_NAME = config_dir(), "train"
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyformer.convert") -> int:
