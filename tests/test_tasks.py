@@ -57,8 +57,8 @@ def ran(program: Program, script: str, *overrides: str) -> str:
 
 def test_a_masked_model_is_trained_evaluated_and_analysed(program: Program, book: Path) -> None:
     out = ran(program, "train.py", TINY, MASKED, "hydra.run.dir=run")
-    assert "hidden token    " in out
-    assert "the most frequent is" in out
+    assert "masked token    " in out
+    assert "the most frequent token makes up" in out
     assert "A sample" not in out
     trained = results_of("run")
     assert trained["val/pseudo_perplexity"] > 1
@@ -220,7 +220,7 @@ def test_an_imagined_label_is_told(program: Program, reviews: None) -> None:
         ("data.label_column=stars", "data.label_column=stars"),
         ("data.label_column=null", "data.label_column=label"),
         ("data.label_column=text", "data.label_column=text: that column is the text"),
-        ("task.readout.pooling=max", "task.readout.pooling=max: choose one of cls, mean, attention"),
+        ("task.readout.pooling=max", "task.readout.pooling=max: must be one of cls, mean, attention"),
         ("task.objective.label_smoothing=2", "task.objective.label_smoothing=2"),
         ("data.token_dropout=1.5", "data.token_dropout=1.5"),
         ("data.files=missing", "no label"),

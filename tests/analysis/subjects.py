@@ -1,4 +1,4 @@
-"""Small models to analyse, whose heads matter though they were never trained."""
+"""Small untrained models to analyse, with weights large enough that every head changes the loss."""
 
 from contextlib import nullcontext
 
@@ -6,15 +6,20 @@ import torch
 from nn.model_cases import make_transformer, token_ids
 
 from tinyformer.analysis import Subject
-from tinyformer.nn import IGNORED
+from tinyformer.batch import IGNORED
+from tinyformer.data import CharTokenizer
+from tinyformer.nn import AttentionMask
 from tinyformer.tasks import CausalLM
 
+CAUSAL = AttentionMask(causal=True)
 SHARINGS = {"mha": 4, "gqa": 2, "mqa": 1}
-"""K/V heads of four query heads."""
+"""Number of K/V heads for four query heads."""
+
+TOKENIZER = CharTokenizer().build(["abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV"])
+"""48 letters after <unk> and <eos>: the 50 tokens of the small models."""
 
 
 def loud_transformer(num_layers=2, seed=0, **options):
-    """Weights that are large enough for each head to move the loss."""
     torch.manual_seed(seed)
     network = make_transformer(num_layers=num_layers, **options)
     with torch.no_grad():
@@ -27,22 +32,17 @@ def loud_transformer(num_layers=2, seed=0, **options):
 
 
 def make_subject(network, num_windows=6, batch_size=3, padded=False, untrained=None, save_pruned=None):
-    """Random windows of 8 tokens; with `padded`, the last of them has 3 targets."""
-    task, tokens = CausalLM(), token_ids(num_windows, 9)
+    """Random windows of 8 tokens; with `padded`, the last window has 3 targets."""
+    tokens = token_ids(num_windows, 9)
     targets = tokens[:, 1:].clone()
     if padded:
         targets[-1, 3:] = IGNORED
-    batches = [
-        {"inputs": inputs, "targets": targets}
-        for inputs, targets in zip(tokens[:, :-1].split(batch_size), targets.split(batch_size), strict=True)
-    ]
+    pairs = zip(tokens[:, :-1].split(batch_size), targets.split(batch_size), strict=True)
     return Subject(
         network=network,
-        batches=batches,
-        mask=task.mask,
-        nats=task.nats,
-        encode=lambda text: [ord(character) % 50 for character in text],
-        labels=lambda ids: [str(i) for i in ids],
+        batches=[{"inputs": inputs, "targets": targets} for inputs, targets in pairs],
+        task=CausalLM(),
+        tokenizer=TOKENIZER,
         precision=nullcontext,
         untrained=untrained or make_transformer,
         save_pruned=save_pruned or (lambda network, path: None),
@@ -59,6 +59,6 @@ def windows_of(subject):
 
 
 def columns_of(table):
-    """A table's columns by their names."""
+    """The columns of a table by name."""
     columns, rows = table
     return dict(zip(columns, zip(*rows, strict=True), strict=True))

@@ -1,4 +1,4 @@
-"""Heads measured on fixed text: which numbers, and what is left as it was."""
+"""Probes of all heads: their measures, and what they leave unchanged."""
 
 import math
 from contextlib import nullcontext
@@ -8,6 +8,7 @@ import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
 
+from analysis.subjects import CAUSAL
 from tinyformer.analysis import (
     MEASURES,
     PATTERNS,
@@ -15,15 +16,16 @@ from tinyformer.analysis import (
     Probe,
     capture_attention,
     capture_weights,
+    make_probes,
     measure_heads,
+    repeated_tokens,
 )
 from tinyformer.analysis.measures import measure_layers
-from tinyformer.nn import AttentionMask, DifferentialAttention, PreNormBlock
+from tinyformer.nn import AttentionMask, DifferentialAttention
+from tinyformer.tasks import CausalLM, MaskedLM
 
-CAUSAL = AttentionMask(causal=True)
 
-
-def test_each_number_has_a_name():
+def test_scalars_and_table_leave_out_what_is_not_defined():
     measures = HeadMeasures([["00", "02"], ["01a"]], {"entropy": [[1.0, 2.0], [3.0]], "self": [[0.1, 0.2], [math.nan]]})
     assert measures.scalars() == {
         "attention/layer_00/head_00/entropy": 1.0,
@@ -37,15 +39,28 @@ def test_each_number_has_a_name():
     assert rows == [[0, "00", 1.0, 0.1], [0, "02", 2.0, 0.2], [1, "01a", 3.0, None]]
 
 
+@pytest.mark.parametrize(("max_seq_len", "period"), [(64, 12), (7, 3), (2, 1), (1, 0)])
+@pytest.mark.parametrize("task", [CausalLM(), MaskedLM()], ids=["causal", "masked"])
+def test_probes_are_windows_and_repeated_tokens_within_the_context(task, max_seq_len, period):
+    windows = {"inputs": token_ids(3, 8), "lengths": torch.tensor([8, 8, 8])}
+    probe, *patterns = make_probes(task, windows, 50, max_seq_len, num_sequences=4, period=12)
+    assert probe.tokens is windows["inputs"]
+    assert (probe.mask, probe.measures) == (task.mask(windows), MEASURES)
+    assert len(patterns) == (period > 0)
+    for pattern in patterns:
+        assert torch.equal(pattern.tokens, repeated_tokens(50, 4, period))
+        assert (pattern.mask, pattern.measures) == (AttentionMask(causal=isinstance(task, CausalLM)), PATTERNS)
+
+
 @pytest.mark.parametrize("training", [True, False])
-def test_the_network_is_left_as_it_was(training):
+def test_capturing_leaves_the_network_and_the_random_state_unchanged(training):
     network = make_transformer(dropout=0.5).train(training)
+    network.readout.register_forward_hook(lambda *args: pytest.fail("the readout was computed"))
     state = torch.random.get_rng_state()
     first, second = (capture_weights(network, token_ids(), CAUSAL) for _ in range(2))
     assert torch.equal(first[0], second[0])  # without dropout
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert all(module.training == training for module in network.modules())
-    with pytest.raises(ValueError, match="longer than"):
+    with pytest.raises(ValueError):  # noqa: PT011 - longer than the context
         capture_weights(network, token_ids(seq=17), CAUSAL)
     assert all(module.training == training for module in network.modules())
 
@@ -53,11 +68,12 @@ def test_the_network_is_left_as_it_was(training):
 def test_each_probe_has_its_measures():
     torch.manual_seed(0)
     network = make_transformer().eval()
+    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
     texts = token_ids(batch=3, seq=8), token_ids(batch=2, seq=6)
     probes = [Probe(texts[0], CAUSAL, MEASURES), Probe(texts[1], CAUSAL, PATTERNS)]
     found = measure_heads(network, probes, 5, nullcontext())
     assert list(found.values) == [*MEASURES, *PATTERNS]
-    assert found.names == [["00", "01", "02", "03"]] * 2
+    assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
     for text, measures in zip(texts, (MEASURES, PATTERNS), strict=True):
         with capture_attention(network, 5) as maps, torch.no_grad():
             network(text, CAUSAL)
@@ -65,28 +81,11 @@ def test_each_probe_has_its_measures():
             torch.testing.assert_close(torch.tensor(found.values[name]), torch.tensor(layers), equal_nan=True)
 
 
-def test_what_is_read_from_the_network_is_not_computed():
-    """A readout costs most of a forward pass where the vocabulary is large."""
-    network = make_transformer()
-    network.readout.register_forward_hook(lambda *args: pytest.fail("the readout was computed"))
-    capture_weights(network, token_ids(), CAUSAL)
-
-
-def test_both_softmaxes_of_a_head_are_measured():
-    network = make_transformer()
-    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
-    found = measure_heads(network, [Probe(token_ids(), CAUSAL, MEASURES)], 64, nullcontext())
-    assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
-    assert [len(layer) for layer in found.values["entropy"]] == [4, 4]
-
-
-def test_the_context_is_of_the_network_alone():
-    """What is measured of the weights is computed in their own precision."""
-    network = make_transformer(kind=PreNormBlock)
-    probe = Probe(token_ids(batch=4), CAUSAL, {"rank": MEASURES["rank"]})
+def test_the_precision_context_does_not_reach_the_measures():
+    network, probe = make_transformer(), Probe(token_ids(batch=4), CAUSAL, {"rank": MEASURES["rank"]})
     context = partial(torch.autocast, "cpu", torch.bfloat16)
     found = torch.tensor(measure_heads(network, [probe], 64, context()).values["rank"])
     with context():
         maps = capture_weights(network, probe.tokens, CAUSAL, 64)
-    assert torch.equal(found, torch.tensor(measure_layers({"rank": MEASURES["rank"]}, maps, probe.tokens)["rank"]))
+    assert torch.equal(found, torch.tensor(measure_layers(probe.measures, maps, probe.tokens)["rank"]))
     assert not torch.equal(found, found.bfloat16().float())

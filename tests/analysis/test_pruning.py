@@ -1,56 +1,45 @@
-"""Heads that go one after the other, and the checkpoint of what is left."""
+"""Pruning heads one after the other, and the smaller checkpoint."""
 
 import pytest
 import torch
 from nn.model_cases import make_encoder, token_ids
 
-from analysis.subjects import SHARINGS, columns_of, loud_transformer, make_subject
+from analysis.subjects import CAUSAL, SHARINGS, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import HeadPruning
 from tinyformer.analysis.ablation import head_changes
 from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.pruning import ORDERS, gated, pruning_order
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
-from tinyformer.nn import AttentionMask, TokenReadout, Transformer, prune_heads
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import TokenReadout, Transformer, prune_heads
 
-CAUSAL = AttentionMask(causal=True)
 
-
-def saving(path, network):
+def save(path, network):
     config = {"model": {"pruned_heads": network.pruned_heads()}}
     save_network(path, network, Checkpoint(path, {}, {}, "{}", {"precision": "32-true"}, 7), config)
 
 
 def prune(network, folder, **settings):
-    """The findings, and the checkpoint."""
-    subject = make_subject(network, save_pruned=lambda pruned, path: saving(path, pruned))
+    subject = make_subject(network, save_pruned=lambda pruned, path: save(path, pruned))
     return subject, HeadPruning(**settings)(subject, folder)
 
 
-# The order.
-
-
-def test_a_layer_keeps_its_last_head():
-    subject = make_subject(loud_transformer())
-    worth = [0.1, 0.3, 0.2, 0.4, 5.0, 6.0, 8.0, 7.0]
-    assert pruning_order(subject, worth) == [(0, 0), (0, 2), (0, 1), (1, 0), (1, 1), (1, 3)]
-
-
-def test_the_last_head_stays_though_it_is_worth_least():
+def test_heads_are_ordered_by_score_and_each_layer_keeps_its_best():
     network = loud_transformer()
+    scores = [0.1, 0.3, 0.2, 0.4, 5.0, 6.0, 8.0, 7.0]
+    assert pruning_order(make_subject(network), scores) == [(0, 0), (0, 2), (0, 1), (1, 0), (1, 1), (1, 3)]
     prune_heads(network.attentions()[0], [0, 1, 3])
+    # The only head of a layer stays, even with the lowest score.
     assert pruning_order(make_subject(network), [-9.0, 2.0, 1.0, 4.0, 3.0]) == [(1, 1), (1, 0), (1, 3)]
 
 
-def test_what_a_head_is_worth():
+def test_the_scores_of_each_order():
     subject = make_subject(loud_transformer())
     assert ORDERS["importance"](subject, 0) == head_importance(subject)
     assert ORDERS["oracle"](subject, 0) == head_changes(subject)
     drawn = [ORDERS["random"](subject, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(set(drawn[0])) == 8
-
-
-# The curve.
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -67,104 +56,84 @@ def test_the_curve_is_the_loss_without_the_first_heads(tmp_path, order):
     assert found.scalars["analysis/num_pruned"] == 3
     names = ", ".join(f"[{layer},{head}]" for layer, head in sorted(ranked[:3]))
     assert found.lines["pruned"] == f"3 of 8 heads, by {order}: {names}"
+    assert HeadPruning(order=order).needs_gradient is (order == "importance")
 
 
-def test_many_heads_make_a_curve_of_few_points(tmp_path):
-    _, found = prune(loud_transformer(num_heads=16, d_model=32), tmp_path, fraction=0.19)
+def test_the_curve_of_many_heads_has_few_points(tmp_path):
+    _, found = prune(loud_transformer(num_heads=16, d_model=32), tmp_path, fraction=0.19, order="random")
     assert columns_of(found.tables["prune"])["pruned"] == (0, 2, 4, 6, 8, 9, 11, 13, 15, 17, 19, 21, 22, 24, 26, 28, 30)
 
 
-# The smaller checkpoint.
-
-
 @pytest.mark.parametrize("num_kv_heads", SHARINGS.values(), ids=SHARINGS)
-def test_the_checkpoint_is_the_gated_model(tmp_path, num_kv_heads):
-    subject, found = prune(loud_transformer(num_kv_heads=num_kv_heads), tmp_path, fraction=0.6, order="oracle")
+def test_the_checkpoint_computes_the_gated_model(tmp_path, num_kv_heads):
+    network = loud_transformer(num_kv_heads=num_kv_heads)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    _, found = prune(network, tmp_path, fraction=0.6, order="oracle")
     assert found.files == [tmp_path / "pruned.ckpt"]
     checkpoint = load_checkpoint(found.files[0])
     assert (checkpoint.step, checkpoint.facts) == (7, {"precision": "32-true"})
-    pruned = checkpoint.config["model"]["pruned_heads"]
-    assert len(pruned) == 5
-    again = Transformer(make_encoder(num_kv_heads=num_kv_heads), TokenReadout, pruned_heads=pruned).eval()
-    load_weights(again, checkpoint)
+    heads = checkpoint.config["model"]["pruned_heads"]
+    assert len(heads) == 5
+    loaded = Transformer(make_encoder(num_kv_heads=num_kv_heads), TokenReadout, pruned_heads=heads).eval()
+    load_weights(loaded, checkpoint)
     tokens = token_ids(4, 16, seed=9)
     with torch.no_grad():
-        smaller = again(tokens, CAUSAL)
-        with gated(subject.network, [tuple(pair) for pair in pruned]):
-            expected = subject.network(tokens, CAUSAL)
-    assert (smaller - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert (expected - subject.network(tokens, CAUSAL)).abs().max() > 0.01
-    size = sum(parameter.numel() for parameter in again.parameters())
+        smaller = loaded(tokens, CAUSAL)
+        with gated(network, [tuple(pair) for pair in heads]):
+            expected = network(tokens, CAUSAL)
+        assert (smaller - expected).abs().max() < 1e-5 * expected.abs().max()
+        assert (expected - network(tokens, CAUSAL)).abs().max() > 0.01
+    size = sum(parameter.numel() for parameter in loaded.parameters())
     assert found.scalars["analysis/pruned_num_parameters"] == size < found.scalars["analysis/num_parameters"]
     assert found.scalars["analysis/pruned_num_bytes"] == 4 * size
-    assert not list(tmp_path.glob("*.partial"))
-
-
-def test_the_model_itself_stays_whole(tmp_path):
-    network = loud_transformer()
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    prune(network, tmp_path, fraction=0.5)
+    # The analysed model itself is left whole.
     assert network.pruned_heads() == []
     assert all(layer.head_gate.factors is None for layer in network.attentions())
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_a_pruned_model_that_differs_from_the_gated_is_not_saved(tmp_path, monkeypatch):
-    def other_heads(layer, heads):
-        prune_heads(layer, [3 - head for head in heads])
-
-    monkeypatch.setattr("tinyformer.analysis.pruning.prune_heads", other_heads)
-    with pytest.raises(AssertionError, match="differs from the gated one by"):
+def test_a_pruned_model_that_differs_from_the_gated_model_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "tinyformer.analysis.pruning.prune_heads", lambda layer, heads: prune_heads(layer, [3 - head for head in heads])
+    )
+    with pytest.raises(AssertionError, match="differs from the gated model by"):
         prune(loud_transformer(), tmp_path, fraction=0.2)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_pruned_model_can_lose_more(tmp_path):
+def test_a_pruned_model_can_be_pruned_further(tmp_path):
     network = loud_transformer(num_kv_heads=2)
     prune_heads(network.attentions()[1], [2])
     _, found = prune(network, tmp_path, fraction=0.7, order="random", seed=1)
     pruned = load_checkpoint(found.files[0]).config["model"]["pruned_heads"]
     assert len(pruned) == 6
     assert [1, 2] in pruned
-    assert [1, 3] in pruned  # the third of those that are left
+    assert [1, 3] in pruned  # the third head that is left
     assert "[1,2]" not in found.lines["pruned"]
 
 
-# What cannot be.
-
-
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"order": "nil"}, "analysis.order=nil: choose one of importance, oracle, random."),
-        ({"fraction": 0}, "analysis.fraction=0 is no part of the heads; analysis.fraction=0.4 is."),
-        ({"fraction": 1}, "analysis.fraction=1 is no part of the heads; analysis.fraction=0.4 is."),
-        ({"fraction": -0.1}, "analysis.fraction=-0.1 is no part of the heads; analysis.fraction=0.4 is."),
-        ({"num_windows": 0}, "analysis.num_windows=0: at least one, analysis.num_windows=32 works."),
-        ({"fraction": 0.9}, "analysis.fraction=0.9 of 8 heads is 7, and from 1 to 6 can go"),
-        ({"fraction": 0.01}, "analysis.fraction=0.01 of 8 heads is 0, and from 1 to 6 can go"),
+        ({"order": "nil"}, "order='nil': must be one of importance, oracle, random."),
+        ({"fraction": 0}, "fraction=0: must lie between 0 and 1; fraction=0.4 works."),
+        ({"fraction": 1}, "fraction=1: must lie between 0 and 1; fraction=0.4 works."),
+        ({"num_windows": 0}, "num_windows=0: must be at least 1; num_windows=32 works."),
+        ({"fraction": 0.9}, "fraction=0.9: is 7 of 8 heads; from 1 to 6 can be pruned"),
+        ({"num_heads": 1}, "fraction=0.4: no head can be pruned"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, settings, said):
-    with pytest.raises(ValueError, match=r"^analysis\.") as caught:
-        prune(loud_transformer(), tmp_path, **settings)
-    assert str(caught.value).startswith(said)
+def test_invalid_settings_are_refused(tmp_path, settings, message):
+    model = {"num_heads": settings.pop("num_heads")} if "num_heads" in settings else {}
+    with pytest.raises(ArgumentError) as caught:
+        prune(loud_transformer(**model), tmp_path, **settings)
+    assert str(caught.value).startswith(message)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("fraction", "works", "count"), [(0.99, "0.75", 6), (0.01, "0.125", 1)])
-def test_the_fraction_that_is_named_works(tmp_path, fraction, works, count):
-    with pytest.raises(ValueError, match=f"analysis.fraction={works} works"):
+@pytest.mark.parametrize(("fraction", "works", "count"), [(0.99, 0.75, 6), (0.01, 0.125, 1)])
+def test_the_fraction_that_the_error_suggests_works(tmp_path, fraction, works, count):
+    with pytest.raises(ArgumentError, match=f"fraction={works} works"):
         prune(loud_transformer(), tmp_path, fraction=fraction)
-    _, found = prune(loud_transformer(), tmp_path, fraction=float(works))
+    _, found = prune(loud_transformer(), tmp_path, fraction=works)
     assert found.scalars["analysis/num_pruned"] == count
-
-
-def test_layers_of_one_head_keep_it(tmp_path):
-    with pytest.raises(ValueError, match="each layer of this model has one"):
-        prune(loud_transformer(num_heads=1), tmp_path)
-
-
-@pytest.mark.parametrize(("order", "goes_back"), [("importance", True), ("oracle", False), ("random", False)])
-def test_only_the_gradient_needs_gradients(order, goes_back):
-    assert HeadPruning(order=order).needs_gradient is goes_back

@@ -6,7 +6,7 @@ from tinyformer.nn import vocabulary_cross_entropy
 
 
 class Fixed(torch.nn.Module):
-    """Gives the same logits for every batch, and remembers what it was asked."""
+    """Gives the same logits for every batch, and remembers its last inputs."""
 
     def __init__(self, logits):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Classes of texts, against torchmetrics and numbers computed by hand."""
+"""Classification, against torchmetrics and numbers computed by hand."""
 
 import math
 
@@ -8,7 +8,7 @@ from nn.model_cases import make_encoder, token_ids
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
 
 from tasks.fixed import Fixed
-from tinyformer.data.examples import LabelledSplit
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask, ClassReadout, Transformer
 from tinyformer.tasks import Classification
 
@@ -37,64 +37,30 @@ def test_loss_and_nats_by_hand():
 
 
 def test_metrics_by_hand():
-    # Taken for: 0, 2, 1, 2, 0. F1 of bad 2/3, of good 2/3, of so-so 2/4.
+    # Predicted: 0, 2, 1, 2, 0. F1 of bad 2/3, of good 2/3, of so-so 2/4.
     metrics = metrics_of(LOGITS, TRUTH)
     assert metrics["accuracy"] == pytest.approx(3 / 5)
     assert metrics["macro_f1"] == pytest.approx((2 / 3 + 2 / 3 + 1 / 2) / 3)
     assert metrics["majority_share"] == pytest.approx(2 / 5)
 
 
-def test_rows_are_what_texts_are_and_columns_what_they_were_taken_for():
-    truth = torch.tensor([1, 1, 1, 2, 2])  # taken for 0, 2, 1, 2, 0
+def test_the_confusion_matrix_has_true_classes_down_and_predicted_classes_across():
+    truth = torch.tensor([1, 1, 1, 2, 2])  # predicted: 0, 2, 1, 2, 0
     confusion = Classification(LABELS).score(Fixed(LOGITS), batch_of(truth))["confusion"]
     assert confusion.tolist() == [[0, 0, 0], [1, 1, 1], [1, 0, 1]]
     assert metrics_of(LOGITS, truth)["majority_share"] == pytest.approx(3 / 5)
 
 
-def test_of_accuracies_the_highest_is_the_best():
-    assert (Classification.monitor, Classification.higher_is_better) == ("accuracy", True)
-
-
-class Numbered(LabelledSplit):
-    """A split that names its examples, and has nothing else."""
-
-    def __init__(self):
-        pass
-
-    def text(self, row):
-        return f"text {row}"
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_examples_are_examined_without_dropout_and_by_their_numbers(training):
+def test_metrics_are_those_of_torchmetrics():
     torch.manual_seed(0)
-    encoder = make_encoder(dropout=0.5)
-    network = Transformer(encoder, lambda embedding: ClassReadout(embedding, LABELS, "mean", 0.5), init_std=0.5)
-    task, ids, truth = Classification(LABELS), token_ids(5, 6), torch.tensor([0, 2, 1, 1, 0])
-    lengths = torch.full((5,), 6)
-    order = [torch.tensor([3, 1]), torch.tensor([4, 0, 2])]
-    batches = [{"inputs": ids[rows], "lengths": lengths[rows], "labels": truth[rows], "rows": rows} for rows in order]
-    network.train(training)
-    columns, found = task.examine(network, batches, Numbered()).tables["worst_examples"]
-    assert network.training == training
-    shares = task.logits(network.eval(), {"inputs": ids, "lengths": lengths}).softmax(dim=-1)
-    expected = {f"text {row}": shares[row, truth[row]].item() for row in range(5)}
-    named = [dict(zip(columns, row, strict=True)) for row in found]
-    assert {row["text"]: row["probability_of_label"] for row in named} == pytest.approx(expected, abs=1e-4)
-    assert [row["label"] for row in named] == [LABELS[truth[int(row["text"].split()[1])]] for row in named]
-
-
-@pytest.mark.parametrize("num_classes", [2, 3, 20])
-def test_metrics_are_those_of_torchmetrics(num_classes):
-    torch.manual_seed(num_classes)
-    logits, truth = torch.randn(90, num_classes), torch.randint(num_classes, (90,))
-    metrics = metrics_of(logits, truth, [str(i) for i in range(num_classes)])
-    assert metrics["accuracy"] == pytest.approx(multiclass_accuracy(logits, truth, num_classes, average="micro").item())
-    f1 = multiclass_f1_score(logits, truth, num_classes, average="macro").item()
+    logits, truth = torch.randn(90, 20), torch.randint(20, (90,))
+    metrics = metrics_of(logits, truth, [str(i) for i in range(20)])
+    assert metrics["accuracy"] == pytest.approx(multiclass_accuracy(logits, truth, 20, average="micro").item())
+    f1 = multiclass_f1_score(logits, truth, 20, average="macro").item()
     assert metrics["macro_f1"] == pytest.approx(f1, rel=1e-5)
 
 
-def test_a_class_that_never_comes_up_counts_for_nothing():
+def test_a_class_that_never_occurs_has_no_f1():
     metrics = metrics_of(LOGITS[:, :2].repeat(1, 2)[:, :3] * 0 + torch.tensor([1.0, 0, 0]), torch.zeros(5).long())
     assert (metrics["accuracy"], metrics["macro_f1"]) == (1.0, 1.0)
 
@@ -119,8 +85,14 @@ def test_smoothing_changes_training_alone():
     assert abs(expected - plain.loss(network, batch)) > 0.1
     torch.testing.assert_close(smooth.nats(network, batch)[0], plain.nats(network, batch)[0])
     torch.testing.assert_close(smooth.score(network, batch)["nats"], plain.score(network, batch)["nats"])
-    with pytest.raises(ValueError, match=r"task.objective.label_smoothing=1\.0"):
-        Classification(LABELS, 1.0)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_label_smoothing_is_a_share(smoothing):
+    with pytest.raises(
+        ArgumentError, match=rf"^label_smoothing={smoothing}: must be at least 0 and below 1; .*=0.1 works"
+    ):
+        Classification(LABELS, smoothing)
 
 
 def test_lengths_reach_the_mask():
@@ -130,9 +102,10 @@ def test_lengths_reach_the_mask():
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash", "flex"])
-@pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
-def test_an_example_alone_and_in_a_padded_batch_has_the_same_logits(backend, pooling):
+@pytest.mark.parametrize(
+    ("backend", "pooling"), [("eager", "cls"), ("sdpa", "mean"), ("flash", "attention"), ("flex", "mean")]
+)
+def test_an_example_has_the_same_logits_alone_and_in_a_padded_batch(backend, pooling):
     torch.manual_seed(0)
     encoder = make_encoder(backend=backend)
     network = Transformer(encoder, lambda embedding: ClassReadout(embedding, LABELS, pooling), init_std=0.5).eval()
@@ -144,13 +117,13 @@ def test_an_example_alone_and_in_a_padded_batch_has_the_same_logits(backend, poo
         for row, length in enumerate(lengths):
             alone = task.logits(network, {"inputs": ids[row : row + 1, :length], "lengths": lengths[row : row + 1]})
             torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-5)
-    assert together.std() > 0.1  # they are no constants
+    assert together.std() > 0.1  # not constant
 
 
 def test_what_is_said_of_the_metrics():
     metrics = {"accuracy": 0.25, "macro_f1": 0.75, "majority_share": 0.125}
     assert Classification(LABELS).describe(metrics, None) == {
-        "accuracy": "25.0%, macro-F1 0.750; the most frequent class is 12.5% of all"
+        "accuracy": "25.0%, macro-F1 0.750; the most frequent class makes up 12.5%"
     }
 
 
@@ -159,8 +132,3 @@ def test_scores_in_bf16_are_summed_in_fp32():
     exact, found = (Classification(LABELS).nats(Fixed(x), batch)[0] for x in (rounded.float(), rounded))
     assert found.dtype == torch.float32
     assert torch.equal(found, exact)
-
-
-def test_negative_smoothing_is_refused():
-    with pytest.raises(ValueError, match=r"label_smoothing=-0\.1"):
-        Classification(LABELS, -0.1)

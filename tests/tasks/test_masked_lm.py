@@ -1,4 +1,4 @@
-"""Hidden tokens, predicted from both sides."""
+"""Masked language modelling, against numbers computed by hand."""
 
 import math
 
@@ -7,8 +7,10 @@ import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
 
+from tinyformer.batch import IGNORED
 from tinyformer.data import CharTokenizer, TokenSplit
-from tinyformer.nn import IGNORED, AttentionMask
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import AttentionMask
 from tinyformer.tasks import MaskedLM
 
 TOKENIZER = CharTokenizer().build(["abcdefgh"]).with_mask()
@@ -27,7 +29,7 @@ def small_network(seed=0, **options):
     return network
 
 
-def test_both_sides_are_seen_and_padding_is_not():
+def test_the_mask_is_bidirectional_and_hides_padding():
     lengths, documents = torch.tensor([3, 2]), torch.tensor([[1, 1, 2], [1, 1, 1]])
     assert MaskedLM().mask({"inputs": token_ids(2, 3)}) == AttentionMask()
     mask = MaskedLM().mask({"inputs": token_ids(2, 3), "lengths": lengths, "documents": documents})
@@ -36,7 +38,7 @@ def test_both_sides_are_seen_and_padding_is_not():
     assert mask.documents is documents
 
 
-def test_a_window_alone_and_padded_scores_the_same():
+def test_padding_does_not_change_the_scores():
     network, ids = small_network(), token_ids(1, 6, TOKENIZER.vocab_size)
     targets = torch.tensor([[IGNORED, 3, IGNORED, 4, IGNORED, 5]])
     alone = MaskedLM().score(network, {"inputs": ids, "targets": targets})
@@ -51,72 +53,51 @@ def test_a_window_alone_and_padded_scores_the_same():
     assert abs(without["nats"] - alone["nats"]) > 1e-3
 
 
-def test_the_most_frequent_token_is_what_guessing_comes_to():
-    sums = {
-        "nats": torch.tensor(8.0),
-        "tokens": torch.tensor(4.0),
-        "top1": torch.tensor(1.0),
-        "top5": torch.tensor(3.0),
-    }
-    assert MaskedLM().metrics(sums, split_of("aaabbcde")) == {
-        "loss": 2.0,
-        "accuracy": 0.25,
-        "accuracy_top5": 0.75,
-        "majority_share": 3 / 8,  # the end of a text is never hidden
+def test_the_metrics_by_hand():
+    sums = {name: torch.tensor(value) for name, value in {"nats": 8.0, "tokens": 4.0, "top1": 1.0, "top5": 3.0}.items()}
+    # 3 / 8: <eos> is never masked.
+    expected = {"loss": 2.0, "accuracy": 0.25, "accuracy_top5": 0.75, "majority_share": 3 / 8}
+    assert MaskedLM().metrics(sums, split_of("aaabbcde")) == expected
+    assert MaskedLM().metrics(sums, split_of(""))["majority_share"] == 0.0
+    described = MaskedLM().describe(expected | {"pseudo_perplexity": 3.0}, split_of("abc"))
+    assert described == {
+        "masked token": "25.0% correct, 75.0% in the top five; the most frequent token makes up 37.5%",
+        "pseudo-perplexity": "3.00, over the first tokens of the split",
     }
 
 
-def test_pseudo_perplexity_hides_one_token_at_a_time():
+def test_pseudo_perplexity_masks_one_token_at_a_time():
     network, text = small_network(max_seq_len=5), "abcdefgh"
     ids = [TOKENIZER.eos_id, *TOKENIZER.encode(text)]
     nats = []
-    for window in (ids[:5], ids[5:]):  # as many as the model sees
+    for window in (ids[:5], ids[5:]):  # the context length
         for at, truth in enumerate(window):
             if truth != TOKENIZER.eos_id:
-                hidden = torch.tensor([[*window[:at], TOKENIZER.mask_id, *window[at + 1 :]]])
-                nats.append(-network(hidden)[0, at].log_softmax(-1)[truth].item())
+                masked = torch.tensor([[*window[:at], TOKENIZER.mask_id, *window[at + 1 :]]])
+                nats.append(-network(masked)[0, at].log_softmax(-1)[truth].item())
     assert len(nats) == 8
     expected = math.exp(sum(nats) / 8)
     found = MaskedLM().final_metrics(network, split_of(text), TOKENIZER)["pseudo_perplexity"]
     assert found == pytest.approx(expected, rel=1e-5)
-    first = MaskedLM(pseudo_perplexity_tokens=3).final_metrics(network, split_of(text), TOKENIZER)
-    assert first["pseudo_perplexity"] != pytest.approx(expected, rel=1e-3)
+    # Over the first 4 tokens of the split, <eos> included.
+    assert MaskedLM(4).final_metrics(network, split_of(text), TOKENIZER) == MaskedLM().final_metrics(
+        network, split_of("abc"), TOKENIZER
+    )
 
 
-def test_pseudo_perplexity_can_be_left_out():
+def test_pseudo_perplexity_can_be_skipped():
     metrics = MaskedLM(0).final_metrics(small_network(), split_of("abc"), TOKENIZER)
     assert metrics == {"pseudo_perplexity": None}
-    described = MaskedLM().describe(
-        {"accuracy": 0.5, "accuracy_top5": 0.75, "majority_share": 0.1} | metrics, split_of("abc")
-    )
-    assert described["pseudo-perplexity"] is None
-    assert described["hidden token"].startswith("50.0% right")
-    with pytest.raises(ValueError, match=r"task.objective.pseudo_perplexity_tokens=-1 is negative"):
+    metrics |= {"accuracy": 0.5, "accuracy_top5": 0.75, "majority_share": 0.1}
+    assert MaskedLM().describe(metrics, split_of("abc"))["pseudo-perplexity"] is None
+    with pytest.raises(ArgumentError, match=r"^pseudo_perplexity_tokens=-1: must be at least 0; .*=512 works"):
         MaskedLM(-1)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_pseudo_perplexity_is_without_dropout_and_leaves_the_mode(training):
+def test_pseudo_perplexity_is_computed_without_dropout_and_restores_the_mode(training):
     network = small_network(dropout=0.5)
     expected = MaskedLM().final_metrics(network, split_of("abcdefgh"), TOKENIZER)
     network.train(training)
     assert MaskedLM().final_metrics(network, split_of("abcdefgh"), TOKENIZER) == expected
     assert network.training == training
-
-
-def test_what_is_said_of_the_metrics():
-    metrics = {"accuracy": 0.25, "accuracy_top5": 0.5, "majority_share": 0.125, "pseudo_perplexity": 3.0}
-    assert MaskedLM().describe(metrics, split_of("abc"))["hidden token"] == (
-        "25.0% right, 50.0% among the first five; the most frequent is 12.5% of all"
-    )
-
-
-def test_a_split_without_text_has_no_most_frequent_token():
-    sums = {name: torch.tensor(1.0) for name in ("nats", "tokens", "top1", "top5")}
-    assert MaskedLM().metrics(sums, split_of(""))["majority_share"] == 0.0
-
-
-def test_pseudo_perplexity_is_of_the_first_tokens():
-    network = small_network(max_seq_len=5)
-    first = MaskedLM(4).final_metrics(network, split_of("abcdefgh"), TOKENIZER)  # with the token before the text
-    assert first == MaskedLM().final_metrics(network, split_of("abc"), TOKENIZER)

@@ -191,7 +191,7 @@ def test_a_head_alone_has_no_similarity(tmp_path):
 def test_random_tokens_fit_in_the_context(tmp_path, seq_len, period):
     telemetry = AttentionTelemetry(num_sequences=3)
     validate(tmp_path, telemetry, data={"seq_len": seq_len})
-    assert telemetry.repeated.shape == (3, 2 * period)
+    assert telemetry.probes[1].tokens.shape == (3, 2 * period)
 
 
 def test_a_context_of_one_token_repeats_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""Does a head matter? Take it away, and see what the loss does."""
+"""Head ablation: the change of the loss without a head."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.charts import head_grid
-from tinyformer.analysis.subject import (
-    CHANGE_COLUMNS,
-    Change,
-    Findings,
-    Losses,
-    Subject,
-    at_least_one,
-    by_layer,
-    head_pairs,
-)
+from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Losses, Subject, by_layer, head_pairs
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import BaseAttention
 
 
@@ -26,12 +18,12 @@ from tinyformer.nn import BaseAttention
 def ablated(
     layer: BaseAttention, heads: Sequence[int], replacement: Callable[[Tensor], Tensor] | None = None
 ) -> Iterator[None]:
-    """Take heads of a layer away inside the block.
+    """Ablate heads of a layer inside the block.
 
     Args:
-        layer: whose heads.
-        heads: their indices within the layer.
-        replacement: makes what stands in for the heads' outputs; zero unless given.
+        layer: the attention layer.
+        heads: indices of the heads within the layer.
+        replacement: makes the replacement of the heads' outputs from the outputs of all heads; zero by default.
     """
     gate = layer.head_gate
     before = gate.factors, gate.replacement
@@ -39,7 +31,7 @@ def ablated(
     factors[..., list(heads)] = 0.0
     gate.factors = factors
     if replacement is not None:
-        # What was taken away before stays away: nothing stands in for it.
+        # Only for these heads: those that were ablated before stay at zero.
         chosen = torch.zeros(layer.num_heads, 1, 1, device=factors.device)
         chosen[list(heads)] = 1.0
         gate.replacement = lambda outputs: chosen.to(outputs.dtype) * replacement(outputs)
@@ -50,7 +42,7 @@ def ablated(
 
 
 def mean_outputs(subject: Subject) -> list[Tensor]:
-    """The mean output of each head over all tokens, `heads 1 v_head_dim` for each layer."""
+    """The mean output of each head over all tokens: one tensor `heads 1 v_head_dim` for each layer."""
     sums: list[Tensor] = [torch.zeros(()) for _ in subject.layers]
 
     def record(index: int) -> Callable[..., None]:
@@ -65,8 +57,8 @@ def mean_outputs(subject: Subject) -> list[Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    tokens = sum(batch["inputs"].numel() for batch in subject.batches)
-    return [(total / tokens).unsqueeze(1) for total in sums]
+    num_tokens = sum(batch["inputs"].numel() for batch in subject.batches)
+    return [(total / num_tokens).unsqueeze(1) for total in sums]
 
 
 def _zero(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
@@ -79,10 +71,8 @@ def _mean(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
 
 def _resample(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
     if min(len(batch["inputs"]) for batch in subject.batches) < 2:
-        raise ValueError(
-            "analysis.mode=resample takes a head's output from another window of its batch, and a batch has one alone; "
-            "data.batch_size=8 analysis.num_windows=32 works where the text has more, analysis.mode=mean everywhere."
-        )
+        reason = "needs at least two windows in every batch, since the output of another window replaces the head's"
+        raise ArgumentError("mode", "resample", reason, {"mode": "mean"})
     return [lambda heads: heads.roll(1, dims=0) for _ in subject.layers]
 
 
@@ -91,63 +81,66 @@ MODES: dict[str, Callable[[Subject], list[Callable[[Tensor], Tensor] | None]]] =
     "mean": _mean,
     "resample": _resample,
 }
-"""What stands in for a head that is taken away, by `analysis.mode`."""
+"""By name, what replaces the output of an ablated head of each layer."""
 
 
-def losses_without(subject: Subject, sets: Sequence[tuple[int, Sequence[int]]], mode: str = "zero") -> list[Losses]:
-    """The losses without each set of heads alone.
+def losses_without(
+    subject: Subject, head_sets: Sequence[tuple[int, Sequence[int]]], mode: str = "zero"
+) -> list[Losses]:
+    """The losses after ablating each set of heads separately.
 
     Args:
-        subject: the model and the text.
-        sets: the index of a layer and those of heads within it.
-        mode: of `MODES`.
+        subject: the model and its data.
+        head_sets: a layer's index and the indices of heads within it.
+        mode: a name in `MODES`.
     """
     replacements, losses = MODES[mode](subject), []
-    for index, heads in sets:
+    for index, heads in head_sets:
         with ablated(subject.layers[index], heads, replacements[index]):
             losses.append(subject.losses())
     return losses
 
 
 def head_changes(subject: Subject) -> list[float]:
-    """How much larger the loss is without each of `head_pairs` (zero ablation), in nats per token."""
+    """The increase of the loss by zero ablation of each of `head_pairs`, in nats per target."""
     base = subject.losses().mean
-    return [losses.mean - base for losses in losses_without(subject, _single(head_pairs(subject.layers)))]
+    return [losses.mean - base for losses in losses_without(subject, _single_heads(head_pairs(subject.layers)))]
 
 
 class HeadAblation:
-    """Each head alone is taken away, and each group of heads that share a K/V head.
+    """Ablation of each head, and of each group of heads that share a K/V head.
 
-    The change of the loss says what the head gives that no other gives (Michel et al. 2019, arXiv 1905.10650).
+    The increase of the loss is what no other head can supply (Michel et al. 2019, arXiv 1905.10650).
 
     Args:
-        mode: what stands in for its output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv 2211.00593),
-            which takes what the head tells apart and leaves what it always says; or `resample`, its output for another
-            window (Chan et al. 2022, causal scrubbing), which keeps its distribution.
-        num_windows: of the evaluated split.
-        num_resamples: of the bootstrap over windows.
+        mode: what replaces the head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv 2211.00593),
+            which removes what differs between tokens and keeps the constant part; or `resample`, its output for
+            another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution.
+        num_windows: number of windows of the evaluated split.
+        num_resamples: number of bootstrap resamples of the windows.
 
     Raises:
-        ValueError: there is no such mode, or a number is too small.
+        ArgumentError: the mode is unknown, or a number is below 1.
     """
 
     needs_gradient = False
 
     def __init__(self, mode: str = "zero", num_windows: int = 32, num_resamples: int = 1000) -> None:
-        if mode not in MODES:
-            raise ValueError(f"analysis.mode={mode}: choose one of {', '.join(MODES)}.")
-        self.mode, self.num_windows = mode, at_least_one("num_windows", num_windows, 32)
-        self.num_resamples = at_least_one("num_resamples", num_resamples, 1000)
+        require_choice("mode", mode, MODES)
+        require_at_least(
+            1, {"num_windows": 32, "num_resamples": 1000}, num_windows=num_windows, num_resamples=num_resamples
+        )
+        self.mode, self.num_windows, self.num_resamples = mode, num_windows, num_resamples
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         layers, pairs, base = subject.layers, head_pairs(subject.layers), subject.losses()
-        changes = self._changes(subject, base, _single(pairs))
+        unit, changes = subject.task.unit, self._changes(subject, base, _single_heads(pairs))
         ranked = sorted(zip(pairs, changes, strict=True), key=lambda pair: -pair[1].mean)
         findings = Findings(
             scalars={"analysis/loss": base.mean},
             lines={
-                "ablation": f"{self.mode}, over {len(base.nats)} {subject.row}s whose loss is {base.mean:.4f} nats per "
-                f"{subject.unit}",
+                "ablation": f"{self.mode}; {len(base.nats)} {subject.row}s with a loss of {base.mean:.4f} nats per "
+                f"{unit}; change of the loss [95 % interval]:",
                 **{f"  layer {i} head {layers[i].head_ids[head]}": str(change) for (i, head), change in ranked[:5]},
             },
             tables={
@@ -163,12 +156,12 @@ class HeadAblation:
                 "heads": head_grid(
                     by_layer(layers, [change.mean for change in changes]),
                     [[str(head) for head in layer.head_ids] for layer in layers],
-                    f"Change of the loss without the head ({self.mode} ablation), nats per {subject.unit}",
+                    f"Change of the loss without the head ({self.mode} ablation), nats per {unit}",
                     diverging=True,
                 )
             },
         )
-        # A head that is the only reader of its K/V head is its group.
+        # A head that alone uses its K/V head is in the table of heads already.
         groups = [(index, group) for index, layer in enumerate(layers) for group in kv_groups(layer) if len(group) > 1]
         if groups:
             findings.tables["kv_groups"] = (
@@ -180,17 +173,18 @@ class HeadAblation:
             )
         return findings
 
-    def _changes(self, subject: Subject, base: Losses, sets: Sequence[tuple[int, Sequence[int]]]) -> list[Change]:
-        return [losses.change_from(base, self.num_resamples) for losses in losses_without(subject, sets, self.mode)]
+    def _changes(self, subject: Subject, base: Losses, head_sets: Sequence[tuple[int, Sequence[int]]]) -> list[Change]:
+        losses = losses_without(subject, head_sets, self.mode)
+        return [after.change_from(base, self.num_resamples) for after in losses]
 
 
 def kv_groups(layer: BaseAttention) -> list[list[int]]:
-    """The heads that read each K/V head, as indices within the layer."""
-    readers: list[list[int]] = [[] for _ in range(layer.num_kv_heads)]
+    """The query heads that share each K/V head, as indices within the layer."""
+    groups: list[list[int]] = [[] for _ in range(layer.num_kv_heads)]
     for head, kv_head in enumerate(layer.kv_of_head):
-        readers[kv_head].append(head)
-    return readers
+        groups[kv_head].append(head)
+    return groups
 
 
-def _single(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+def _single_heads(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
     return [(index, [head]) for index, head in pairs]

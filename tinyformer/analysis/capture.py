@@ -1,4 +1,4 @@
-"""The exact attention weights of a batch, whatever kernel computes the model."""
+"""The exact attention weights of a batch, whichever kernel computes the attention."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,16 +8,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMaps, BaseAttention, Transformer
 
 
 class CapturedMaps(list[Tensor]):
-    """The weights of each layer, `batch maps rows k_seq`, in the order of the forward passes.
+    """The attention weights of each layer, `batch maps rows k_seq`, in the order of the forward passes.
 
     Attributes:
-        layers: the same weights, with the logits that they are made from.
-        rows: where in the sequence, a cache's tokens included, the queries stand that they are of; None before the
-            first forward pass.
+        layers: the same weights together with their logits.
+        rows: positions of the captured queries in the sequence, counting cached tokens; None before the first forward
+            pass.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class CapturedMaps(list[Tensor]):
         self.rows: Int[Tensor, " rows"] | None = None
 
     def add(self, maps: AttentionMaps, rows: Int[Tensor, " rows"]) -> None:
-        """Keep a layer's."""
+        """Append the maps of a layer."""
         self.append(maps.weights)
         self.layers.append(maps)
         self.rows = rows
@@ -34,52 +35,53 @@ class CapturedMaps(list[Tensor]):
 
 @contextmanager
 def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | None = None) -> Iterator[CapturedMaps]:
-    """Collect the weights of each layer, first to last, of the forward passes made inside the block.
+    """Collect the attention weights of each layer during the forward passes inside the block.
 
         with capture_attention(model) as maps, torch.no_grad():
             model(tokens, AttentionMask(causal=True))
 
-    A fused kernel never holds the weights, so each layer computes them once more from the same queries and keys, by
-    `tinyformer.nn.weights.attention_maps`. Outside of the block nothing is kept and nothing is slower.
+    A fused kernel never materialises the weights, so each layer computes them again from the same queries and keys
+    (`BaseAttention.maps`). Outside of the block there is no cost.
 
     Args:
-        model: the network; a compiled one runs uncompiled inside the block, since compiled code skips hooks.
-        rows: the queries whose weights are kept, as indices or as a number of them, which is sampled alike for all
-            layers and every time; all unless given. Memory is `rows` times the keys, not the square of the sequence.
+        model: the network; a compiled network runs uncompiled inside the block, since compiled code skips hooks.
+        rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls;
+            None captures all of them. Memory grows with rows times keys, not with the square of the sequence length.
 
     Raises:
-        ValueError: `rows` is no positive number, or an index is outside of the sequence.
+        ArgumentError: `rows` is a number below 1, or an index is outside of the sequence.
     """
-    if isinstance(rows, int) and rows < 1:
-        raise ValueError(f"rows={rows}: at least one query has to be kept, rows=64 works.")
+    if isinstance(rows, int):
+        require_at_least(1, {"rows": 64}, rows=rows)
     maps = CapturedMaps()
 
     def record(layer: BaseAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         q_seq = args[0].shape[1]
         chosen = _rows(rows, q_seq).to(args[0].device)
-        found = layer.maps(*args, **kwargs, rows=None if rows is None else chosen)
-        maps.add(found, chosen + found.weights.shape[-1] - q_seq)
+        captured = layer.maps(*args, **kwargs, rows=None if rows is None else chosen)
+        maps.add(captured, chosen + captured.weights.shape[-1] - q_seq)
 
-    # Before the layer runs: afterwards its cache may have let go of what the first queries see.
+    # Before the layer runs, since a layer with a window drops keys from its cache that the first queries attend to.
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in model.attentions()]
-    # What is captured is kept anyhow, and a layer that is computed again would be captured again.
-    computed_again, model.encoder.checkpoint_activations = model.encoder.checkpoint_activations, False
+    # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
+    checkpoint_activations, model.encoder.checkpoint_activations = model.encoder.checkpoint_activations, False
     try:
         with torch.compiler.set_stance("force_eager"):
             yield maps
     finally:
-        model.encoder.checkpoint_activations = computed_again
+        model.encoder.checkpoint_activations = checkpoint_activations
         for hook in hooks:
             hook.remove()
 
 
 def _rows(rows: int | Int[Tensor, " rows"] | None, q_seq: int) -> Int[Tensor, " rows"]:
-    """The indices of the queries to keep."""
+    """The indices of the queries to capture."""
     if rows is None or (isinstance(rows, int) and rows >= q_seq):
         return torch.arange(q_seq)
     if isinstance(rows, int):
-        # A generator of its own: looking at a model must not change what training draws next.
+        # Its own generator, so that capturing during training leaves the global random state alone.
         return torch.randperm(q_seq, generator=torch.Generator().manual_seed(0))[:rows].sort().values
     if len(rows) == 0 or rows.min() < 0 or rows.max() >= q_seq:
-        raise ValueError(f"rows={rows.tolist()}: a sequence of {q_seq} tokens has the queries 0 to {q_seq - 1}.")
+        reason = f"must be indices from 0 to {q_seq - 1}, the queries of the sequence"
+        raise ArgumentError("rows", rows.tolist(), reason, {"rows": [0]})
     return rows

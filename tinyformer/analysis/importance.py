@@ -1,4 +1,4 @@
-"""Would a head matter? What the gradient says, without taking it away."""
+"""The importance of each head, estimated from the gradient of the loss without ablating it."""
 
 from pathlib import Path
 from typing import Any
@@ -8,18 +8,22 @@ from torch import Tensor
 
 from tinyformer.analysis.ablation import head_changes
 from tinyformer.analysis.charts import head_grid
-from tinyformer.analysis.subject import Findings, Subject, at_least_one, by_layer, head_pairs
+from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs
+from tinyformer.errors import require_at_least
 from tinyformer.nn import BaseAttention
+
+MEANING = "mean |∂ loss / ∂ gate|"
+"""What importance is, in the words of figures and tables."""
 
 
 def head_importance(subject: Subject) -> list[float]:
-    """I_h = mean over windows of |∂L/∂g_h|, g_h the head's gate (Michel et al. 2019, arXiv 1905.10650, eq. 2).
+    """I_h = mean over windows of |∂L/∂g_h|, where g_h is the head's gate (Michel et al. 2019, arXiv 1905.10650, eq. 2).
 
-    L is the mean loss of a window, in nats per token. One forward and one backward pass: each window has gates of its
-    own, so that the gradient of the sum of their losses holds that of each.
+    L is the mean loss of a window, in nats per target. Each window has its own gates, so one forward and one backward
+    pass give the gradients of all windows of a batch.
 
     Returns:
-        A number for each of `head_pairs`.
+        The importance of each of `head_pairs`.
     """
     layers = subject.layers
     totals = [torch.zeros(layer.num_heads) for layer in layers]
@@ -28,10 +32,10 @@ def head_importance(subject: Subject) -> list[float]:
         for batch in subject.batches:
             gates = [_open_gates(layer, len(batch["inputs"])) for layer in layers]
             for layer, factors, gate in zip(layers, before, gates, strict=True):
-                # A head that is taken away already stays so, and its gate moves nothing.
+                # An ablated head stays ablated, and its gate has no gradient.
                 layer.head_gate.factors = gate if factors is None else factors * gate
             with torch.enable_grad(), subject.precision():
-                nats, targets = subject.nats(subject.network, batch)
+                nats, targets = subject.task.nats(subject.network, batch)
                 gradients = torch.autograd.grad((nats / targets.clamp(min=1)).sum(), gates)
             totals = [total + each.abs().sum(dim=0).cpu() for total, each in zip(totals, gradients, strict=True)]
     finally:
@@ -46,17 +50,22 @@ def _open_gates(layer: BaseAttention, num_windows: int) -> Tensor:
 
 
 class HeadImportance:
-    """The importance of each head by its gradient, and how well that ranks the heads.
+    """The importance of each head by gradient, and optionally its rank correlation with ablation.
 
     Args:
-        num_windows: of the evaluated split.
-        compare: also take each head away, and say how the two rankings correlate (Spearman's ρ).
+        num_windows: number of windows of the evaluated split.
+        compare: whether to also ablate each head, and report the rank correlation of importance and loss change
+            (Spearman's ρ).
+
+    Raises:
+        ArgumentError: a number is below 1.
     """
 
     needs_gradient = True
 
     def __init__(self, num_windows: int = 32, compare: bool = True) -> None:
-        self.num_windows, self.compare = at_least_one("num_windows", num_windows, 32), compare
+        require_at_least(1, {"num_windows": 32}, num_windows=num_windows)
+        self.num_windows, self.compare = num_windows, compare
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         layers, importance = subject.layers, head_importance(subject)
@@ -66,7 +75,7 @@ class HeadImportance:
         ]
         findings = Findings(
             lines={
-                "importance": f"mean |gradient of the loss in the head's gate|, nats per {subject.unit}",
+                "importance": f"{MEANING}, nats per {subject.task.unit}",
                 **{f"  layer {row[0]} head {row[1]}": f"{row[2]:.4f}" for row in sorted(rows, key=lambda r: -r[2])[:5]},
             },
             tables={"importance": (["layer", "head", "importance"], rows)},
@@ -74,7 +83,7 @@ class HeadImportance:
                 "importance": head_grid(
                     by_layer(layers, importance),
                     [[str(head) for head in layer.head_ids] for layer in layers],
-                    f"Importance of each head: mean |∂ loss / ∂ gate|, nats per {subject.unit}",
+                    f"Importance of each head: {MEANING}, nats per {subject.task.unit}",
                 )
             },
         )
@@ -87,16 +96,18 @@ class HeadImportance:
             )
             findings.scalars["analysis/rank_correlation"] = rho
             findings.lines["rank correlation"] = (
-                "none: it takes two heads" if rho is None else f"{rho:.3f} with the change of the loss without the head"
+                "none: needs at least two heads"
+                if rho is None
+                else f"{rho:.3f} with the loss change of ablating the head"
             )
         return findings
 
 
-def rank_correlation(one: list[float], other: list[float]) -> float | None:
-    """Spearman's ρ: 1 where both rank alike, -1 where in opposite order; None for fewer than two."""
-    if len(one) < 2:
+def rank_correlation(x: list[float], y: list[float]) -> float | None:
+    """Spearman's ρ: 1 for the same order, -1 for the opposite order; None for fewer than two values."""
+    if len(x) < 2:
         return None
-    # It takes a second to import, which the other analyses need not wait for.
+    # Takes a second to import, which the other analyses need not pay.
     from torchmetrics.functional.regression import spearman_corrcoef  # noqa: PLC0415
 
-    return float(spearman_corrcoef(torch.tensor(one), torch.tensor(other)))
+    return float(spearman_corrcoef(torch.tensor(x), torch.tensor(y)))

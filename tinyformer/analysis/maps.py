@@ -1,4 +1,4 @@
-"""Every head's map of a text, to be looked at: a page to click through, a picture, and a table of measures."""
+"""Attention maps of a text: an interactive page, a picture and a table of measures."""
 
 from pathlib import Path
 from typing import cast
@@ -6,35 +6,36 @@ from typing import cast
 import torch
 
 from tinyformer.analysis.atlas import write_atlas
-from tinyformer.analysis.importance import head_importance
-from tinyformer.analysis.measures import MEASURES, PATTERNS, repeated_tokens
+from tinyformer.analysis.importance import MEANING, head_importance
+from tinyformer.analysis.measures import MEANINGS
 from tinyformer.analysis.plots import head_maps
-from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, measure_heads
-from tinyformer.analysis.subject import Findings, Subject, at_least_one, by_layer, fullest
+from tinyformer.analysis.probe import HeadMeasures, capture_weights, make_probes, measure_heads
+from tinyformer.analysis.subject import Findings, Subject, by_layer, fullest
 from tinyformer.batch import Batch, tensors
+from tinyformer.errors import ArgumentError, require_at_least
 
 NUM_TOKENS = 48
-"""Of a text, where no number is given and the model sees as many."""
+"""Default number of tokens; fewer where the context is shorter."""
 
 PICTURE_TOKENS = 24
-"""As many as can be told apart beside the heads of a whole model."""
+"""Number of tokens in the picture, whose labels must stay legible beside all heads of a model."""
 
-NUM_REPEATED, PERIOD = 8, 32
-"""Sequences of random tokens that are said twice, and how many tokens of each."""
+NUM_SEQUENCES, PERIOD = 8, 32
+"""Number of sequences of repeated random tokens, and number of random tokens in each."""
 
 
 class HeadMaps:
-    """The exact maps of a text: `atlas.html` and a picture; measures and importance over windows: `maps.csv`.
+    """The exact attention maps of a text (`atlas.html`, `maps.png`), and measures and importance of heads (`maps.csv`).
 
     Args:
-        text: whose maps; the beginning of the evaluated split unless given.
-        num_tokens: of it that are shown; 48, or as many as the model sees, unless given.
-        num_windows: of the evaluated split, over which measures and importance are taken.
-        importance: whether to take it, which needs gradients.
-        rows: queries of each window that the measures are of, as in `capture_attention`.
+        text: the text; the beginning of the evaluated split by default.
+        num_tokens: number of tokens shown; by default 48, or the context length if that is smaller.
+        num_windows: number of windows of the evaluated split over which measures and importance are computed.
+        importance: whether to compute importance, which needs gradients.
+        rows: number of queries of each window that are measured, see `capture_attention`.
 
     Raises:
-        ValueError: a number is too small or too large, or the text is empty.
+        ArgumentError: a number is too small or too large, or the text is empty.
     """
 
     def __init__(
@@ -45,66 +46,63 @@ class HeadMaps:
         importance: bool = True,
         rows: int = 256,
     ) -> None:
-        if num_tokens is not None:
-            at_least_one("num_tokens", num_tokens, NUM_TOKENS)
-        self.text, self.num_tokens, self.rows = text, num_tokens, at_least_one("rows", rows, 256)
-        self.num_windows, self.needs_gradient = at_least_one("num_windows", num_windows, 16), importance
+        works = {"num_tokens": NUM_TOKENS, "num_windows": 16, "rows": 256}
+        require_at_least(1, works, num_tokens=num_tokens, num_windows=num_windows, rows=rows)
+        self.text, self.num_tokens, self.rows = text, num_tokens, rows
+        self.num_windows, self.needs_gradient = num_windows, importance
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        text = None if self.text is None else subject.encode(self.text)
-        tokens = self._tokens(subject, text)
-        probe = torch.tensor([tokens], device=subject.batches[0]["inputs"].device)
+        text = None if self.text is None else subject.tokenizer.encode(self.text)
+        tokens = self._shown_tokens(subject, text)
+        shown = torch.tensor([tokens], device=subject.batches[0]["inputs"].device)
         with subject.precision():
-            captured = capture_weights(subject.network, probe, subject.mask({"inputs": probe}))
-        maps, labels, measures = [weights[0] for weights in captured], subject.labels(tokens), self._measures(subject)
+            captured = capture_weights(subject.network, shown, subject.task.mask({"inputs": shown}))
+        maps, measures = [weights[0] for weights in captured], self._measures(subject)
+        token_strings = subject.tokenizer.labels(tokens)
         names = [[name.removeprefix("0") for name in layer] for layer in measures.names]  # for people: 3, not 03
-        atlas = write_atlas(folder / "atlas.html", maps, labels, measures.values, names, descriptions=self._meanings())
-        table, shown = measures.table(), slice(0, PICTURE_TOKENS)
-        of_all = f" (analysis.text has {len(text):,})" if text and len(text) > len(tokens) else ""
+        descriptions = MEANINGS | {"importance": f"{MEANING}, nats per {subject.task.unit}"}
+        atlas = write_atlas(
+            folder / "atlas.html", maps, token_strings, measures.values, names, descriptions=descriptions
+        )
+        table, first = measures.table(), slice(0, PICTURE_TOKENS)
+        of_text = f" of the text's {len(text):,}" if text and len(text) > len(tokens) else ""
+        picture = head_maps([weights[:, first, first] for weights in maps], token_strings[first], "attention", names)
         return Findings(
-            lines={"atlas": f"{len(table[1])} maps of {len(tokens)} tokens{of_all}; open {atlas.name} in a browser"},
+            lines={"atlas": f"{len(table[1])} maps of {len(tokens)}{of_text} tokens; open {atlas.name} in a browser"},
             tables={"maps": table},
-            figures={"maps": head_maps([m[:, shown, shown] for m in maps], labels[shown], "attention", names)},
+            figures={"maps": picture},
             files=[atlas],
         )
 
-    def _tokens(self, subject: Subject, text: list[int] | None) -> list[int]:
-        """Those that are shown, of a text or of the split.
+    def _shown_tokens(self, subject: Subject, text: list[int] | None) -> list[int]:
+        """The first tokens of the text, or of the split.
 
         Raises:
-            ValueError: there is none, or there are more than the model sees.
+            ArgumentError: there are none, or more than the model's context holds.
         """
         context = subject.network.encoder.max_seq_len
         num_tokens = min(NUM_TOKENS, context) if self.num_tokens is None else self.num_tokens
         if num_tokens > context:
-            raise ValueError(
-                f"analysis.num_tokens={num_tokens}: the model sees {context}; analysis.num_tokens={context} works."
-            )
+            reason = f"must be at most {context}, the context length of the model"
+            raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": context})
         if text == []:
-            raise ValueError("analysis.text is empty; 'analysis.text=A cat.' works, and null is the split's beginning.")
+            raise ArgumentError("text", self.text, "must not be empty", {"text": "A cat."})
         return (subject.batches[0]["inputs"][0].tolist() if text is None else text)[:num_tokens]
 
     def _measures(self, subject: Subject) -> HeadMeasures:
-        """Of each map: measures of the windows, patterns of repeated random tokens, and its head's importance."""
+        """`MEASURES` of windows, `PATTERNS` of repeated random tokens, and importance."""
+        encoder = subject.network.encoder
         batches = [tensors(batch) for batch in subject.batches]
         joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
         windows = fullest(cast(Batch, joined), self.num_windows)
-        probes, encoder = [Probe(windows["inputs"], subject.mask(windows), MEASURES)], subject.network.encoder
-        period = min(PERIOD, encoder.max_seq_len // 2)
-        if period:
-            tokens = repeated_tokens(encoder.vocab_size, NUM_REPEATED, period).to(windows["inputs"].device)
-            probes.append(Probe(tokens, subject.mask({"inputs": tokens}), PATTERNS))
-        measured = measure_heads(subject.network, probes, self.rows, subject.precision())
+        probes = make_probes(subject.task, windows, encoder.vocab_size, encoder.max_seq_len, NUM_SEQUENCES, PERIOD)
+        measures = measure_heads(subject.network, probes, self.rows, subject.precision())
         if not self.needs_gradient:
-            return measured
+            return measures
         importance = by_layer(subject.layers, head_importance(subject))
-        # A head's importance is that of each of its softmaxes.
+        # A differential head has two maps and one importance.
         repeated = [
             [value for value in values for _ in range(layer.num_softmaxes)]
             for layer, values in zip(subject.layers, importance, strict=True)
         ]
-        return HeadMeasures(measured.names, {**measured.values, "importance": repeated})
-
-    def _meanings(self) -> dict[str, str]:
-        meanings = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
-        return {**meanings, "importance": "mean |gradient of the loss in the head's gate|, nats per token"}
+        return HeadMeasures(measures.names, {**measures.values, "importance": repeated})

@@ -6,7 +6,7 @@ says which queries of the sequence they are; without it, they are the last of th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -195,11 +195,14 @@ PATTERNS: dict[str, Measure] = {
         lambda maps, rows, tokens: duplicate_token(maps.weights, tokens, rows), "share on the same token before"
     ),
 }
-"""What is measured on `repeated_tokens`."""
+"""The measures that are computed on `repeated_tokens`."""
+
+MEANINGS: dict[str, str] = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
+"""The meaning of each measure, by name."""
 
 
 def measure_layers(
-    measures: dict[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
+    measures: Mapping[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
 ) -> dict[str, list[list[float]]]:
     """Some measures of captured maps, each for each layer and each of its maps.
 

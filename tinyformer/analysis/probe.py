@@ -1,4 +1,4 @@
-"""Measures of all heads on fixed text, quick enough to be taken while a model trains."""
+"""Measures of all heads on fixed inputs, fast enough to be computed during training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,20 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.analysis.capture import CapturedMaps, capture_attention
-from tinyformer.analysis.measures import Measure, measure_layers
+from tinyformer.analysis.measures import MEASURES, PATTERNS, Measure, measure_layers, repeated_tokens
+from tinyformer.batch import Batch
 from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.tasks import Task
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A text, and what is measured on it.
+    """An input, and the measures that are computed on it.
 
     Args:
-        tokens: of the text, on the network's device.
-        mask: who may attend to whom in it.
-        measures: by name.
+        tokens: the input, on the network's device.
+        mask: its attention mask.
+        measures: measures by name.
     """
 
     tokens: Int[Tensor, "batch seq"]
@@ -29,20 +31,41 @@ class Probe:
     measures: Mapping[str, Measure]
 
 
-@dataclass(frozen=True)
-class HeadMeasures:
-    """What was measured of each head.
+def make_probes(
+    task: Task, windows: Batch, vocab_size: int, max_seq_len: int, num_sequences: int, period: int
+) -> list[Probe]:
+    """The probes of a model: `MEASURES` on windows of its data, `PATTERNS` on repeated random tokens.
 
     Args:
-        names: of each layer's maps: `03`, or `03a` and `03b` where a head has two softmaxes.
-        values: by measure, the number for each map of each layer; nan where there is none.
+        task: the task that the model was trained for; it makes the attention masks.
+        windows: windows without padding, see `fullest`.
+        vocab_size: number of tokens in the vocabulary.
+        max_seq_len: context length of the model. At 1 no sequence can repeat, and there are no `PATTERNS`.
+        num_sequences: number of random sequences.
+        period: number of random tokens that are repeated; at most half of the context length is used.
+    """
+    probes = [Probe(windows["inputs"], task.mask(windows), MEASURES)]
+    period = min(period, max_seq_len // 2)
+    if period:
+        repeated = repeated_tokens(vocab_size, num_sequences, period).to(windows["inputs"].device)
+        probes.append(Probe(repeated, task.mask({"inputs": repeated}), PATTERNS))
+    return probes
+
+
+@dataclass(frozen=True)
+class HeadMeasures:
+    """The measures of every head.
+
+    Args:
+        names: name of each map of each layer: `03`, or `03a` and `03b` where a head has two softmaxes.
+        values: by measure, the value for each map of each layer; nan where the measure is not defined.
     """
 
     names: Sequence[Sequence[str]]
     values: Mapping[str, Sequence[Sequence[float]]]
 
     def scalars(self) -> dict[str, float]:
-        """Each number under its name, such as `attention/layer_00/head_00/entropy`."""
+        """The finite values by name, such as `attention/layer_00/head_00/entropy`."""
         return {
             f"attention/layer_{layer:02d}/head_{head}/{name}": value
             for name, layers in self.values.items()
@@ -52,7 +75,7 @@ class HeadMeasures:
         }
 
     def table(self) -> tuple[list[str], list[list[int | str | float | None]]]:
-        """Columns and rows: a row for each head, a column for each measure."""
+        """Columns and rows, with one row for each head and one column for each measure."""
         rows: list[list[int | str | float | None]] = []
         for layer, heads in enumerate(self.names):
             for index, head in enumerate(heads):
@@ -64,31 +87,31 @@ class HeadMeasures:
 def measure_heads(
     network: Transformer, probes: Sequence[Probe], rows: int, precision: AbstractContextManager[object]
 ) -> HeadMeasures:
-    """All measures of some probes.
+    """The measures of several probes.
 
     Args:
-        network: in any mode.
-        probes: texts with measures of different names.
-        rows: how many queries are measured, sampled alike every time; all where a text has no more.
-        precision: in which the network computes; measuring itself keeps the weights' own.
+        network: the model, in training or evaluation mode.
+        probes: inputs whose measures have different names.
+        rows: number of queries that are measured, see `capture_attention`.
+        precision: context of the forward pass; the measures are computed in the precision of the attention weights.
     """
     with precision:
         captured = [capture_weights(network, probe.tokens, probe.mask, rows) for probe in probes]
     values: dict[str, list[list[float]]] = {}
     for probe, maps in zip(probes, captured, strict=True):
-        values |= measure_layers(dict(probe.measures), maps, probe.tokens)
+        values |= measure_layers(probe.measures, maps, probe.tokens)
     return HeadMeasures([layer.map_names for layer in network.attentions()], values)
 
 
 def capture_weights(
     network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
 ) -> CapturedMaps:
-    """The exact weights of each layer, `batch maps rows seq`, with the model in evaluation mode."""
+    """The exact attention weights of each layer, `batch maps rows seq`, in evaluation mode."""
     was_training = network.training
     network.eval()
     try:
         with capture_attention(network, rows) as maps, torch.no_grad():
-            network.encoder(tokens, mask)  # what is read from it would cost the most where the vocabulary is large
+            network.encoder(tokens, mask)  # without the readout, which costs the most where the vocabulary is large
     finally:
         network.train(was_training)
     return maps

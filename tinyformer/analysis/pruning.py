@@ -1,4 +1,4 @@
-"""How many heads can go? The curve of the loss, and the smaller model."""
+"""Head pruning: the loss by number of heads, and a smaller checkpoint."""
 
 import copy
 import statistics
@@ -14,12 +14,13 @@ from torch import Tensor
 from tinyformer.analysis.ablation import ablated, head_changes
 from tinyformer.analysis.charts import lines
 from tinyformer.analysis.importance import head_importance
-from tinyformer.analysis.subject import Findings, Subject, at_least_one, head_pairs
+from tinyformer.analysis.subject import Findings, Subject, head_pairs
 from tinyformer.batch import Batch, tensors
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import AttentionMask, Transformer, prune_heads
 
 MAX_POINTS = 17
-"""Of the curve."""
+"""Number of points of the curve, besides the chosen number of heads."""
 
 
 def _by_importance(subject: Subject, seed: int) -> list[float]:
@@ -40,37 +41,36 @@ ORDERS: dict[str, Callable[[Subject, int], list[float]]] = {
     "oracle": _by_ablation,
     "random": _at_random,
 }
-"""What each head is worth, by `analysis.order`; the heads worth least go first."""
+"""By name, the score of each head; heads with the lowest scores are pruned first."""
 
 
 class HeadPruning:
-    """Heads go one after the other, those worth least first; what is left becomes a smaller checkpoint.
+    """Prunes heads one after the other, the least important first, and saves the smaller model.
 
-    As in Michel et al. 2019 (arXiv 1905.10650, §4). A layer keeps its last head, whatever it is worth: taking a whole
-    layer's attention away is `block.attention_residual.branch=0`.
+    As in Michel et al. 2019 (arXiv 1905.10650, §4). Each layer keeps its last head; to remove the attention of a whole
+    layer, use `Residual(branch=0)` instead.
 
     Args:
-        fraction: of all heads, to be pruned.
-        order: which go first: by `importance`, the gradient's (see `head_importance`); `oracle`, by what taking each
-            alone does to the loss; or at `random`, what the other two have to beat.
-        num_windows: of the evaluated split.
-        seed: of the random order.
+        fraction: share of all heads to prune.
+        order: which heads are pruned first: by `importance` (see `head_importance`); `oracle`, by the change of the
+            loss after ablating each alone; or `random`, the baseline.
+        num_windows: number of windows of the evaluated split.
+        seed: seed of the random order.
 
     Raises:
-        ValueError: there is no such order, or no such fraction.
+        ArgumentError: the order is unknown, the fraction does not lie between 0 and 1, or `num_windows` is below 1.
     """
 
     def __init__(self, fraction: float = 0.4, order: str = "importance", num_windows: int = 32, seed: int = 0) -> None:
-        if order not in ORDERS:
-            raise ValueError(f"analysis.order={order}: choose one of {', '.join(ORDERS)}.")
+        require_choice("order", order, ORDERS)
+        require_at_least(1, {"num_windows": 32}, num_windows=num_windows)
         if not 0 < fraction < 1:
-            raise ValueError(f"analysis.fraction={fraction} is no part of the heads; analysis.fraction=0.4 is.")
-        self.fraction, self.order, self.seed = fraction, order, seed
-        self.num_windows = at_least_one("num_windows", num_windows, 32)
+            raise ArgumentError("fraction", fraction, "must lie between 0 and 1", {"fraction": 0.4})
+        self.fraction, self.order, self.num_windows, self.seed = fraction, order, num_windows, seed
         self.needs_gradient = order == "importance"
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        layers, total = subject.layers, len(head_pairs(subject.layers))
+        layers, total, unit = subject.layers, len(head_pairs(subject.layers)), subject.task.unit
         num_pruned = self._num_pruned(total, total - len(layers))
         ranked = pruning_order(subject, ORDERS[self.order](subject, self.seed))
         counts = sorted({round(i * len(ranked) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {num_pruned})
@@ -82,7 +82,7 @@ class HeadPruning:
         for index, layer in enumerate(pruned.attentions()):
             prune_heads(layer, [layers[index].head_ids[head] for at, head in ranked[:num_pruned] if at == index])
         error = _difference(subject, ranked[:num_pruned], pruned)
-        assert error < 1e-5, f"The pruned model differs from the gated one by {error:.1e}."
+        assert error < 1e-5, f"The pruned model differs from the gated model by {error:.1e}."
         path = folder / "pruned.ckpt"
         subject.save_pruned(pruned, path)
         old_speed, new_speed = _tokens_per_second(subject, [subject.network, pruned])
@@ -105,11 +105,11 @@ class HeadPruning:
             lines={
                 "pruned": f"{num_pruned} of {total} heads, by {self.order}: "
                 + ", ".join(f"[{i},{layers[i].head_ids[head]}]" for i, head in sorted(ranked[:num_pruned])),
-                "  loss": f"{curve[0]:.4f} -> {curve[num_pruned]:.4f} nats per {subject.unit}, over {num_windows} "
+                "  loss": f"{curve[0]:.4f} -> {curve[num_pruned]:.4f} nats per {unit}, over {num_windows} "
                 f"{subject.row}s",
                 "  parameters": f"{old_size:,} -> {new_size:,} ({old_bytes:,} -> {new_bytes:,} bytes)",
-                "  speed": f"{old_speed:,.0f} -> {new_speed:,.0f} tokens/s, forward",
-                "  equal": f"to the gated model within {error:.1e}",
+                "  speed": f"{old_speed:,.0f} -> {new_speed:,.0f} tokens/s in the forward pass",
+                "  check": f"differs from the gated model by {error:.1e}",
             },
             tables={
                 "prune": (["pruned", "left", "loss"], [[count, total - count, loss] for count, loss in curve.items()])
@@ -117,38 +117,40 @@ class HeadPruning:
             figures={
                 "prune": lines(
                     {self.order: ([total - count for count in curve], list(curve.values()))},
-                    f"Loss with fewer heads, in the order: {self.order}",
+                    f"Loss by number of heads (pruning order: {self.order})",
                     "heads left",
-                    f"loss, nats per {subject.unit}",
+                    f"loss, nats per {unit}",
                 )
             },
             files=[path],
         )
 
     def _num_pruned(self, total: int, most: int) -> int:
-        """How many heads go.
+        """The number of heads to prune.
 
         Raises:
-            ValueError: none would, or more than `most`.
+            ArgumentError: it is 0, or more than `most`.
         """
         count = round(self.fraction * total)
         if most == 0:
-            raise ValueError("analysis=prune takes heads, and each layer of this model has one, which it keeps.")
+            reason = "no head can be pruned, since each layer of the model has only one, which it keeps"
+            raise ArgumentError("fraction", self.fraction, reason)
         if not 1 <= count <= most:
-            works = round(min(max(count, 1), most) / total, 3)
-            raise ValueError(
-                f"analysis.fraction={self.fraction} of {total} heads is {count}, and from 1 to {most} can go, since a "
-                f"layer keeps its last head; analysis.fraction={works} works."
+            reason = (
+                f"is {count} of {total} heads; from 1 to {most} can be pruned, since each layer keeps its last head"
+            )
+            raise ArgumentError(
+                "fraction", self.fraction, reason, {"fraction": round(min(max(count, 1), most) / total, 3)}
             )
         return count
 
 
-def pruning_order(subject: Subject, worth: Sequence[float]) -> list[tuple[int, int]]:
-    """All heads but one of each layer, as `head_pairs`, the ones worth least first."""
+def pruning_order(subject: Subject, scores: Sequence[float]) -> list[tuple[int, int]]:
+    """All of `head_pairs` except the best of each layer, the lowest score first."""
     pairs = head_pairs(subject.layers)
     left = [layer.num_heads for layer in subject.layers]
     order = []
-    for index in sorted(range(len(pairs)), key=lambda index: worth[index]):
+    for index in sorted(range(len(pairs)), key=lambda index: scores[index]):
         layer, head = pairs[index]
         if left[layer] > 1:
             left[layer] -= 1
@@ -158,7 +160,7 @@ def pruning_order(subject: Subject, worth: Sequence[float]) -> list[tuple[int, i
 
 @contextmanager
 def gated(network: Transformer, heads: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Take some of `head_pairs` away inside the block."""
+    """Ablate some of `head_pairs` inside the block."""
     with ExitStack() as stack:
         for index, layer in enumerate(network.attentions()):
             stack.enter_context(ablated(layer, [head for at, head in heads if at == index]))
@@ -167,16 +169,16 @@ def gated(network: Transformer, heads: Sequence[tuple[int, int]]) -> Iterator[No
 
 @torch.no_grad()
 def _difference(subject: Subject, heads: Sequence[tuple[int, int]], pruned: Transformer) -> float:
-    """max|a - b| / max|b| over the logits of a window: the pruned model against the gated."""
+    """max|a - b| / max|b| over the logits of a window, a of the pruned model and b of the gated one."""
     window = cast(Batch, {name: rows[:1] for name, rows in tensors(subject.batches[0]).items()})
-    mask = subject.mask(window)
+    mask = subject.task.mask(window)
     with gated(subject.network, heads):
         expected = _exact(subject.network, mask)(window["inputs"], mask)
     return float((_exact(pruned, mask)(window["inputs"], mask) - expected).abs().max() / expected.abs().max())
 
 
 def _exact(network: Transformer, mask: AttentionMask) -> Transformer:
-    """The network in fp64. By eager: some kernels take half precision alone."""
+    """A copy of the network in fp64, with the eager backend, since some kernels support half precision only."""
     exact = copy.deepcopy(network).double()
     for layer in exact.attentions():
         layer.backend = "eager"
@@ -186,14 +188,14 @@ def _exact(network: Transformer, mask: AttentionMask) -> Transformer:
 
 @torch.no_grad()
 def _tokens_per_second(subject: Subject, networks: Sequence[Transformer], repeats: int = 5) -> list[float]:
-    """The median speed of each network on a batch; they take turns, so that what else runs hits both."""
+    """The median speed of each network on a batch; they alternate, so that other load affects them alike."""
     batch = subject.batches[0]
     seconds: list[list[float]] = [[] for _ in networks]
     for _ in range(repeats):
         for network, times in zip(networks, seconds, strict=True):
             start = time.perf_counter()
             with subject.precision():
-                _wait(network(batch["inputs"], subject.mask(batch)))
+                _wait(network(batch["inputs"], subject.task.mask(batch)))
             times.append(time.perf_counter() - start)
     return [batch["inputs"].numel() / statistics.median(times) for times in seconds]
 

@@ -1,4 +1,4 @@
-"""What an analysis is given, and what it gives back."""
+"""The interface of an analysis: the model and data that it is given, and the findings that it returns."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,40 +13,36 @@ from torch import Tensor
 
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import IGNORED, Batch, tensors
-from tinyformer.nn import AttentionMask, BaseAttention, Transformer
+from tinyformer.data import TextTokenizer
+from tinyformer.nn import BaseAttention, Transformer
+from tinyformer.tasks import Task
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
-"""Of a table: the loss without something, in nats per token, and how much larger it is, with its interval."""
+"""Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model and the text that it is looked at on.
+    """A trained model and the data that it is analysed on.
 
     Args:
-        network: in evaluation mode.
-        batches: of windows of the text, of about as many each, on the network's device.
-        mask: who may attend to whom in a batch.
-        nats: of a network and a batch: each window's negative log-likelihood, and how many targets it has.
-        encode: makes tokens of a text.
-        labels: what tokens look like.
-        precision: the context that forward passes run in.
-        untrained: makes the network as it was before its first step.
-        save_pruned: writes a checkpoint of this network with fewer heads.
-        unit: what the loss is the mean over, in the singular.
+        network: the model, in evaluation mode.
+        batches: windows of the evaluated split, in batches of nearly equal size on the network's device.
+        task: the task that the network was trained for.
+        tokenizer: the tokenizer of the batches.
+        precision: makes the context in which forward passes run.
+        untrained: makes the network as it was before its first training step.
+        save_pruned: writes a checkpoint of the network after heads were pruned.
         row: what a row of a batch is, in the singular.
     """
 
     network: Transformer
     batches: Sequence[Batch]
-    mask: Callable[[Any], AttentionMask]
-    nats: Callable[[Transformer, Any], tuple[Tensor, Tensor]]
-    encode: Callable[[str], list[int]]
-    labels: Callable[[Sequence[int]], list[str]]
+    task: Task
+    tokenizer: TextTokenizer
     precision: Callable[[], AbstractContextManager[Any]]
     untrained: Callable[[], Transformer]
     save_pruned: Callable[[Transformer, Path], None]
-    unit: str = "token"
     row: str = "window"
 
     @property
@@ -55,20 +51,20 @@ class Subject:
         return self.network.attentions()
 
     def losses(self) -> "Losses":
-        """The loss of each window, as the network is now."""
+        """The loss of each window with the network as it is now."""
         with torch.no_grad(), self.precision():
-            pairs = [self.nats(self.network, batch) for batch in self.batches]
+            pairs = [self.task.nats(self.network, batch) for batch in self.batches]
         nats, targets = (torch.cat(parts).double().cpu() for parts in zip(*pairs, strict=True))
         return Losses(nats, targets)
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of some windows.
+    """The losses of several windows.
 
     Args:
         nats: negative log-likelihood of each window.
-        targets: how many it is the sum of.
+        targets: number of targets of each window.
     """
 
     nats: Float[Tensor, " windows"]
@@ -76,16 +72,15 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """Nats per token."""
+        """Mean loss in nats per target."""
         return float(self.nats.sum() / self.targets.sum())
 
-    def change_from(self, other: "Losses", num_resamples: int, seed: int = 0) -> "Change":
-        """How much larger the loss is than another of the same windows, in nats per token.
+    def change_from(self, base: "Losses", num_resamples: int, seed: int = 0) -> "Change":
+        """The increase over other losses of the same windows, in nats per target.
 
-        The interval is a bootstrap's over windows (Efron 1979): what the middle 95 % of `num_resamples` draws, as many
-        windows each, with replacement, say.
+        The interval holds the middle 95 % of `num_resamples` bootstrap resamples of the windows (Efron 1979).
         """
-        differences = self.nats - other.nats
+        differences = self.nats - base.nats
         generator = torch.Generator().manual_seed(seed)
         draws = torch.randint(len(differences), (num_resamples, len(differences)), generator=generator)
         means = differences[draws].sum(dim=1) / self.targets[draws].sum(dim=1)
@@ -95,14 +90,14 @@ class Losses:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the loss, in nats per token, with the 95 % interval that the choice of windows leaves."""
+    """A change of the loss in nats per target, with its 95 % interval over the choice of windows."""
 
     mean: float
     low: float
     high: float
 
     def row(self, base: Losses) -> list[float]:
-        """Its `CHANGE_COLUMNS`, given the losses that it is a change from."""
+        """The values of `CHANGE_COLUMNS` for a change from the losses `base`."""
         return [base.mean + self.mean, self.mean, self.low, self.high]
 
     def __str__(self) -> str:
@@ -111,14 +106,14 @@ class Change:
 
 @dataclass
 class Findings:
-    """What an analysis found.
+    """The results of an analysis.
 
     Args:
-        scalars: for `results.json`.
-        lines: for the summary, by their headings.
-        tables: each a `NAME.csv`: columns and rows.
-        figures: each a `NAME.png`.
-        files: that the analysis has written.
+        scalars: numbers for `results.json`.
+        lines: lines of the summary, by heading.
+        tables: columns and rows of each `NAME.csv`.
+        figures: each `NAME.png`.
+        files: files that the analysis has written.
     """
 
     scalars: dict[str, float | int | None] = field(default_factory=dict)
@@ -130,47 +125,36 @@ class Findings:
 
 @runtime_checkable
 class Analysis(Protocol):
-    """A choice of the `analysis` group."""
+    """An analysis of a trained model; each file of `conf/analysis` names one."""
 
     num_windows: int
-    """How many windows of the text it looks at."""
+    """Number of windows of the evaluated split."""
 
     needs_gradient: bool
-    """Whether it goes backward, too."""
+    """Whether the analysis runs a backward pass."""
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        """Look at a model; files go to the folder."""
+        """Analyse a model; files are written to the folder."""
         ...
 
 
-def at_least_one(name: str, number: int, works: int) -> int:
-    """The number of something under `analysis`, which is not to be nothing.
-
-    Raises:
-        ValueError: it is; the sentence names a number that works.
-    """
-    if number < 1:
-        raise ValueError(f"analysis.{name}={number}: at least one, analysis.{name}={works} works.")
-    return number
-
-
 def head_pairs(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
-    """All heads of a model, as the index of the layer and that within the layer."""
+    """All heads of a model, as pairs of the layer's index and the head's index within the layer."""
     return [(index, head) for index, layer in enumerate(layers) for head in range(layer.num_heads)]
 
 
 def by_layer(layers: Sequence[BaseAttention], values: Sequence[float]) -> list[list[float]]:
-    """Values of `head_pairs`, a list for each layer."""
+    """The values of `head_pairs` as one list for each layer."""
     remaining = iter(values)
     return [[next(remaining) for _ in range(layer.num_heads)] for layer in layers]
 
 
 def fullest(batch: Batch, num_rows: int) -> Batch:
-    """The rows of a batch with the most text, cut where the shortest of them ends: padding says nothing of heads.
+    """The longest rows of a batch, cut to the shortest of them, so that no padding is measured.
 
     Args:
-        batch: of windows or of examples.
-        num_rows: at most so many, of which none has less than half of the longest one's text.
+        batch: windows or examples.
+        num_rows: maximum number of rows; rows less than half as long as the longest are left out.
     """
     lengths = batch["lengths"] if "lengths" in batch else (batch["targets"] != IGNORED).sum(dim=1)
     chosen = lengths.argsort(descending=True, stable=True)[:num_rows]

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
-from tinyformer.analysis import Analysis, Findings, Subject, save_png
+from tinyformer.analysis import Analysis, Findings, Subject, analyse_predictions, save_png
 from tinyformer.app import build
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.data import DataModule
@@ -44,7 +44,7 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger]) -> No
 
 
 def examine(task: Task, network: Transformer, data: DataModule, split: str, trainer: Trainer) -> Findings:
-    """What the task shows of a split at the end, see `Task.examine`.
+    """Tables and figures of the network's predictions on a split, see `analyse_predictions`.
 
     Args:
         task: that the network was trained for.
@@ -56,7 +56,7 @@ def examine(task: Task, network: Transformer, data: DataModule, split: str, trai
     device = trainer.strategy.root_device
     batches = (trainer.strategy.batch_to_device(batch, device) for batch in data.evaluation_dataloader(split))
     with trainer.precision_plugin.forward_context():
-        return task.examine(network.to(device), batches, data.splits[split])
+        return analyse_predictions(task, network.to(device), batches, data.splits[split])
 
 
 def make_subject(
@@ -97,14 +97,11 @@ def make_subject(
     return Subject(
         network=placed(network),
         batches=[trainer.strategy.batch_to_device(batch, device) for batch in _batches(data, split, num_windows)],
-        mask=task.mask,
-        nats=task.nats,
-        encode=data.tokenizer.encode,
-        labels=data.tokenizer.labels,
+        task=task,
+        tokenizer=data.tokenizer,
         precision=trainer.precision_plugin.forward_context,
         untrained=lambda: placed(build.build_network(config, data.tokenizer)),
         save_pruned=save_pruned,
-        unit=task.unit,
         row=data.row,
     )
 

@@ -1,12 +1,12 @@
-"""Verdicts: whether a backend does what the documented table says, for each attention variant, mask and dtype.
+"""Whether a backend does what the documented table says, for each attention, mask and dtype.
 
-A cell fails if its backend
+A cell fails the examination when its backend
 
-- crashes or is wrong where it accepts: its error against float64 exceeds `FACTOR` times the error of eager in the same
-  dtype and `FLOOR`, which rounding the result once may cost, or it exceeds `CEILING`;
-- gives a row without keys something other than zeros, or any value that is not finite;
-- accepts what `support.LACKS` says it lacks, or refuses what it computes correctly when called all the same;
-- is the choice of `auto` and takes more than `speed.MAX_SLOWDOWN` times as long as the fastest backend that ran.
+- crashes or is wrong where it accepts: its error against float64 is more than `FACTOR` times that of eager's arithmetic
+  in the same dtype, unless it is below what rounding the result once may cost (`FLOOR`); or it is beyond `CEILING`;
+- gives a row without keys something else than zeros, or anything that is not finite;
+- accepts what `support.LACKS` says it lacks, or refuses what it computes rightly when it is called all the same;
+- is `auto`'s choice, and takes more than `speed.MAX_SLOWDOWN` times as long as the fastest that ran.
 """
 
 import warnings
@@ -15,44 +15,43 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, MASKS, TIMED_SHAPE, Shape, make_module
+from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, TIMED_SHAPE, VARIANTS
 from tinyformer.doctor.exactness import Errors, Problem, watched_kernel
 from tinyformer.doctor.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
-from tinyformer.doctor.variants import VARIANTS, Variant
 from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
 from tinyformer.nn.support import Backend
 
 FACTOR = 4.0
-FLOOR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2**-8}
-CEILING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
+FLOOR = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
+CEILING = {torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The results of one backend for one variant, mask and dtype.
+    """What became of one backend on one attention, mask and dtype.
 
     Args:
-        backend: the name of the backend.
-        variant: the name of the attention variant.
-        mask: the name of the mask.
-        dtype: the short name of the dtype.
+        backend: its name in `BACKENDS`.
+        variant: of the attention.
+        mask: its name.
+        dtype: its short name.
         status: "ran", "refused" or "crashed".
-        kernel: the kernel that computed attention, as the profiler saw it.
+        kernel: that computed attention, as seen by the profiler.
         output_error: max|a - b| / max|b| against eager in float64.
-        gradient_error: the largest such error of a gradient of inputs or parameters; None without a backward pass.
-        seconds: the time of the heads, forward and backward; forward alone where there is no backward pass.
-        peak_memory: the most bytes that such a pass holds at once.
-        auto: whether `auto` chooses this backend.
-        slowdown: for auto's choice, its time relative to the fastest backend's.
-        reason: why it refuses, has no backward pass, or crashed.
-        failure: why the cell fails.
+        gradient_error: the largest such error of a gradient, of inputs and parameters; none where it has no backward.
+        seconds: of the heads, forward and backward; forward alone where there is no backward.
+        peak_memory: bytes that such a pass holds at once.
+        auto: whether `auto` picks this backend.
+        slowdown: of auto's choice, its time over that of the fastest.
+        reason: why it refuses, has no backward, or crashed.
+        failure: why it fails the examination.
     """
 
     backend: str
     variant: str
     mask: str
     dtype: str
-    status: str = "refused"
+    status: str
     kernel: str | None = None
     output_error: float | None = None
     gradient_error: float | None = None
@@ -65,7 +64,7 @@ class Cell:
 
     @property
     def has_backward(self) -> bool:
-        """Whether the backend computed gradients."""
+        """Whether it computed gradients."""
         return self.gradient_error is not None
 
     def __str__(self) -> str:
@@ -74,7 +73,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A backend's attempt at a problem; `wrong` says what is wrong with its solution."""
+    """A backend's try at a problem, and what is wrong with the result."""
 
     kernel: str
     errors: Errors
@@ -89,42 +88,34 @@ def examine(
     device: torch.device,
     full: bool = False,
 ) -> Iterator[list[Cell]]:
-    """The cells of all backends, for one variant, mask and dtype after another.
+    """The cells of one attention, mask and dtype after another.
 
     Args:
         backends: names in `BACKENDS`.
         variants: names in `VARIANTS`.
         masks: names in `MASKS`.
         dtypes: names in `DTYPES`.
-        device: where to compute.
-        full: whether to use a realistic size.
+        device: where.
+        full: at a realistic size.
     """
     for variant in (VARIANTS[name] for name in variants):
         for mask in (name for name in masks if name in variant.masks):
-            torch.compiler.reset()  # flex is not compiled again after eight recompilations
-            problem = make_problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
-            timed = problem if full else make_problem(variant, mask, TIMED_SHAPE, device)
+            torch.compiler.reset()  # after eight kernels, flex would be compiled no more
+            problem = Problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
+            timed = problem if full else Problem(variant, mask, TIMED_SHAPE, device)
             for dtype in dtypes:
-                cells = [
-                    check_exactness(problem, Cell(name, variant.name, mask, dtype), DTYPES[dtype]) for name in backends
-                ]
+                cells = [_exactness(problem, Cell(name, variant.name, mask, dtype, "refused")) for name in backends]
                 yield _with_speed(timed, cells, DTYPES[dtype])
 
 
-def make_problem(variant: Variant, mask: str, shape: Shape, device: torch.device) -> Problem:
-    """The problem of a variant and a mask at a size."""
-    shape = shape.limited(variant)
-    return Problem(make_module(variant, shape), MASKS[mask], shape, device, variant.cross)
-
-
-def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
-    """The cell with everything but the speed."""
-    backend = BACKENDS[cell.backend]
+def _exactness(problem: Problem, cell: Cell) -> Cell:
+    """The cell with all but the speed."""
+    backend, dtype = BACKENDS[cell.backend], DTYPES[cell.dtype]
     training, inference = problem.case(dtype), problem.case(dtype, gradient=False)
     refusal = _refusal(cell.backend, training)
     if refusal is None:
         return _accepted(problem, cell, training, gradient=True)
-    if _computes_despite_refusal(problem, backend, training):
+    if _refuses_in_vain(problem, backend, training):
         return replace(cell, reason=refusal, failure=f"refuses what it computes: {refusal}")
     if _refusal(cell.backend, inference) is None:
         reason = f"forward only: {backend.refusal(training)}"
@@ -140,6 +131,10 @@ def _refusal(name: str, case: AttentionCase) -> str | None:
     return None
 
 
+def _lacking(backend: Backend, case: AttentionCase) -> str:
+    return " or ".join(sorted(case.features & LACKS.get((backend.name, case.device), frozenset())))
+
+
 def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool) -> Cell:
     backend = BACKENDS[cell.backend]
     try:
@@ -147,7 +142,7 @@ def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return replace(cell, status="crashed", reason=reason, failure=f"crashes: {reason.splitlines()[0]}")
-    lacking = " or ".join(sorted(case.features & LACKS.get((backend.name, case.device), frozenset())))
+    lacking = _lacking(backend, case)
     return replace(
         cell,
         status="ran",
@@ -158,12 +153,12 @@ def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool)
     )
 
 
-def _computes_despite_refusal(problem: Problem, backend: Backend, case: AttentionCase) -> bool:
-    """Whether a backend that refuses a case computes it correctly when called all the same."""
+def _refuses_in_vain(problem: Problem, backend: Backend, case: AttentionCase) -> bool:
+    """Whether a backend that refuses a case computes it rightly, called all the same."""
     if (backend.name, case.device) not in LACKS:
-        return False  # nothing to call: there is no kernel for the device, or its package is not installed
+        return False  # there is nothing to call: no such kernel for the device, or its package is not installed
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that it has no kernel, which is expected here
+        warnings.simplefilter("ignore")  # torch tells why it has no kernel, which is what we expect
         try:
             return _attempt(problem, backend, case.dtype, gradient=True).wrong is None
         except Exception:
@@ -174,26 +169,26 @@ def _attempt(problem: Problem, backend: Backend, dtype: torch.dtype, gradient: b
     with watched_kernel() as kernel:
         solution = problem.solve(backend, dtype, gradient)
     errors = problem.errors(backend, solution, dtype)
-    wrong = problem.invalid_values(solution) or _excess(errors, problem.eager_errors(dtype), dtype)
+    wrong = problem.row_without_keys(solution) or _excess(errors, problem.eager_errors(dtype), dtype)
     return Attempt(kernel(), errors, wrong)
 
 
 def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
-    """Which error is too large; None if both are within bounds."""
-    pairs = {"output": (errors.output, eager.output), "gradient": (errors.counted_gradient, eager.counted_gradient)}
+    """Which error is too large, if one is."""
+    pairs = {"output": (errors.output, eager.output), "gradient": (errors.telling_gradient, eager.telling_gradient)}
     for name, (error, yardstick) in pairs.items():
         allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))
         if error is not None and not error <= allowed:
-            return f"its {name} is off by {error:.1e}; at most {allowed:.1e} is allowed"
+            return f"its {name} is off by {error:.1e}, and {allowed:.1e} is allowed"
     return None
 
 
 def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> list[Cell]:
-    """The cells with their times, and with the verdict on auto's choice."""
+    """The cells of a row with their times, and how auto's choice compares."""
     chosen, device = select_backend("auto", problem.case(dtype)).name, problem.device.type
-    correct = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
-    passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
-    compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
+    right = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
+    passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in right}
+    compared = {cell.backend: passes[cell.backend] for cell in right if cell.has_backward}
     trained, slowdown = compare(compared, chosen, device)
     seconds = trained | {
         name: median_seconds({name: passes[name]}, device)[name] for name in passes if name not in compared
@@ -211,7 +206,7 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
 
 
 def _judged(cell: Cell, slowdown: float, compared: Mapping[str, float]) -> Cell:
-    """Auto's choice with its slowdown."""
+    """Auto's choice, with how it compares."""
     fastest = min(compared, key=compared.__getitem__)
-    slow = f"is chosen by auto but takes {slowdown:.2f} times as long as {fastest}"
+    slow = f"auto picks it, which takes {slowdown:.2f} times as long as {fastest}"
     return replace(cell, slowdown=slowdown, failure=slow if slowdown > MAX_SLOWDOWN else cell.failure)

@@ -1,4 +1,4 @@
-"""What a model is trained for: from a batch to a mask, a loss and metrics."""
+"""Training objectives: the attention mask, the loss and the metrics of a batch."""
 
 from tinyformer.tasks.causal_lm import CausalLM
 from tinyformer.tasks.classification import Classification

@@ -1,36 +1,35 @@
-"""Predict the next token."""
+"""Next-token prediction."""
 
 import math
 from collections.abc import Mapping
 
 from torch import Tensor
 
+from tinyformer.batch import Batch
 from tinyformer.data import TokenSplit
 from tinyformer.nn import AttentionMask
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.task import Batch
 
 
 class CausalLM(TokenTask):
-    """Next-token prediction: every token is predicted from those before it (Radford et al. 2018)."""
+    """Causal language modelling: each token is predicted from the tokens before it (Radford et al. 2018)."""
 
     generates = True
 
     def mask(self, batch: Batch) -> AttentionMask:
-        """Who may attend to whom in a batch. Padding stands at the right, so that causality already hides it."""
+        """A causal mask, within documents if the batch has them; it also hides padding, which is on the right."""
         return AttentionMask(causal=True, documents=batch.get("documents"))
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
-        """Those of every prediction of tokens, and what the text costs.
+        """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.
 
-        Returns:
-            Besides, `perplexity`, and `bits_per_byte` (of the raw UTF-8 text, so that tokenizers compare; None where
-            characters were unknown or tokens are not scored, since their cost is not known).
+        Bits per byte of the raw UTF-8 text compare between tokenizers. They are None if the text has unknown
+        characters or tokens that are not scored, whose cost is not known.
         """
         metrics = super().metrics(sums, split)
         loss = metrics["loss"]
         assert loss is not None
-        # Dividing by what was scored and multiplying by what there is: the same, unless `limit_val_batches` cut it.
+        # Scaled to the whole split, in case `limit_val_batches` scored only a part of it.
         bits = loss * split.num_tokens / math.log(2)
         cost_is_known = split.num_unknown == 0 and split.scored is None
         return metrics | {
@@ -39,11 +38,11 @@ class CausalLM(TokenTask):
         }
 
     def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
-        """Perplexity, bits per byte, and how often the next token was right."""
+        """Perplexity, bits per byte and accuracy, for the summary."""
         bits = metrics["bits_per_byte"]
-        reason = "characters were unknown" if split.num_unknown else "not every token is scored"
+        reason = "the text has unknown characters" if split.num_unknown else "not every token is scored"
         return {
             "perplexity": f"{metrics['perplexity']:.2f}",
-            "bits per byte": f"none, since {reason}" if bits is None else f"{bits:.4f}",
-            "next token": f"{metrics['accuracy']:.1%} right, {metrics['accuracy_top5']:.1%} among the first five",
+            "bits per byte": f"none: {reason}" if bits is None else f"{bits:.4f}",
+            "next token": f"{metrics['accuracy']:.1%} correct, {metrics['accuracy_top5']:.1%} in the top five",
         }

@@ -1,6 +1,6 @@
-"""Say which class a text belongs to."""
+"""Text classification."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,22 +9,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from tinyformer.analysis import Findings, classified_examples
-from tinyformer.data import LabelledSplit
-from tinyformer.nn import AttentionMask, Transformer
-from tinyformer.tasks.task import Batch, Task
+from tinyformer.batch import Batch
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import AttentionMask
+from tinyformer.tasks.task import Task
 
 
 class Classification(Task):
-    """One class for each text, which a readout pools the tokens for.
+    """One class for each text, predicted by a readout that pools the tokens.
 
     Args:
-        labels: the names of the classes; none only as long as the data have not been read.
-        label_smoothing: of the target, the share that goes to all classes alike, in training (Szegedy et al. 2015,
-            arXiv 1512.00567).
+        labels: the class labels; None only until the data are read.
+        label_smoothing: share of the target probability that is spread evenly over all classes during training
+            (Szegedy et al. 2015, arXiv 1512.00567).
 
     Raises:
-        ValueError: it is no share below 1.
+        ArgumentError: `label_smoothing` is negative or not below 1.
     """
 
     monitor = "accuracy"
@@ -34,18 +34,17 @@ class Classification(Task):
 
     def __init__(self, labels: Sequence[str] | None, label_smoothing: float = 0.0) -> None:
         if not 0 <= label_smoothing < 1:
-            raise ValueError(
-                f"task.objective.label_smoothing={label_smoothing} is no share from 0 to below 1; "
-                "task.objective.label_smoothing=0.1 is."
+            raise ArgumentError(
+                "label_smoothing", label_smoothing, "must be at least 0 and below 1", {"label_smoothing": 0.1}
             )
         self.labels, self.label_smoothing = list(labels or []), label_smoothing
 
     def mask(self, batch: Batch) -> AttentionMask:
-        """Everybody sees everybody, but for padding."""
+        """A bidirectional mask that hides padding."""
         return AttentionMask(lengths=batch.get("lengths"))
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
-        """The score of each class for each text."""
+        """The logits of the classes for each text, in fp32."""
         return network(batch["inputs"], self.mask(batch)).float()
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
@@ -53,52 +52,38 @@ class Classification(Task):
         return F.cross_entropy(self.logits(network, batch), batch["labels"], label_smoothing=self.label_smoothing)
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of each label; one target each."""
+        """The negative log-likelihood of each label; one target per text."""
         labels = batch["labels"]
         return F.cross_entropy(self.logits(network, batch), labels, reduction="none"), torch.ones_like(labels)
 
     def zeros(self) -> dict[str, Tensor]:
-        """See `score`."""
+        """The scores of an empty batch."""
         return {"nats": torch.zeros(()), "confusion": torch.zeros(len(self.labels), len(self.labels))}
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`nats`, and `confusion`: how many texts of each class (rows) were taken for each class (columns)."""
+        """`nats`, and `confusion`: the number of texts by true class (rows) and predicted class (columns)."""
         logits, labels = self.logits(network, batch), batch["labels"]
         confusion = multiclass_confusion_matrix(logits, labels, len(self.labels))
         return {"nats": F.cross_entropy(logits, labels, reduction="sum"), "confusion": confusion.float()}
 
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
-        """`loss`, `accuracy`, `macro_f1`, and `majority_share`: how often the most frequent class is right.
+        """`loss`, `accuracy`, `macro_f1` and `majority_share`, the share of the most frequent class.
 
-        Macro-F1 is the mean over the classes that occur, or were predicted, of 2 TP / (2 TP + FP + FN).
+        Macro-F1 is the mean of 2 TP / (2 TP + FP + FN) over the classes that occur or were predicted.
         """
         confusion = sums["confusion"].double()
-        right, total = confusion.diagonal(), confusion.sum()
+        correct, total = confusion.diagonal(), confusion.sum()
         either = confusion.sum(dim=0) + confusion.sum(dim=1)
         return {
             "loss": float(sums["nats"].double() / total),
-            "accuracy": float(right.sum() / total),
-            "macro_f1": float((2 * right / either)[either > 0].mean()),
+            "accuracy": float(correct.sum() / total),
+            "macro_f1": float((2 * correct / either)[either > 0].mean()),
             "majority_share": float(confusion.sum(dim=1).max() / total),
         }
 
-    @torch.no_grad()
-    def examine(self, network: Transformer, batches: Iterable[Batch], split: LabelledSplit) -> Findings:
-        """The confusion matrix, and the examples whose label is found least likely."""
-        was_training = network.training
-        network.eval()
-        probabilities, labels, rows = [], [], []
-        for batch in batches:
-            probabilities.append(self.logits(network, batch).softmax(dim=-1).cpu())
-            labels.append(batch["labels"].cpu())
-            rows += batch["rows"].tolist()
-        network.train(was_training)
-        texts = [split.text(row) for row in rows]
-        return classified_examples(torch.cat(probabilities), torch.cat(labels), texts, self.labels)
-
     def describe(self, metrics: Mapping[str, float | None], split: Any) -> dict[str, str | None]:
-        """How often the class was right, beside the most frequent one."""
+        """Accuracy and macro-F1 beside the share of the most frequent class, for the summary."""
         return {
             "accuracy": f"{metrics['accuracy']:.1%}, macro-F1 {metrics['macro_f1']:.3f}; "
-            f"the most frequent class is {metrics['majority_share']:.1%} of all"
+            f"the most frequent class makes up {metrics['majority_share']:.1%}"
         }

@@ -1,4 +1,4 @@
-"""What predicting tokens has in common, whichever tokens are hidden."""
+"""The loss, scores and metrics of token prediction, shared by causal and masked language modelling."""
 
 import math
 from collections.abc import Mapping
@@ -8,34 +8,34 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TokenSplit
-from tinyformer.nn import IGNORED
-from tinyformer.tasks.task import Batch, Task
+from tinyformer.tasks.task import Task
 
 
 class TokenTask(Task):
-    """Predicts tokens; a subclass says from which."""
+    """Prediction of tokens; a subclass defines the attention mask."""
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """Mean negative log-likelihood of the targets, in nats per token."""
         return network(batch["inputs"], self.mask(batch), targets=batch["targets"])
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of each sequence, and how many targets it is the sum of."""
+        """The negative log-likelihood of each sequence, and its number of targets."""
         logits = network(batch["inputs"], self.mask(batch)).float()
         nats = F.cross_entropy(logits.mT, batch["targets"], ignore_index=IGNORED, reduction="none")
         return nats.sum(dim=1), (batch["targets"] != IGNORED).sum(dim=1)
 
     def zeros(self) -> dict[str, Tensor]:
-        """See `score`."""
+        """The scores of an empty batch."""
         return {name: torch.zeros(()) for name in ("nats", "tokens", "top1", "top5")}
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums over the targets of a batch.
 
         Returns:
-            `nats`: negative log-likelihood; `tokens`: how many targets; `top1`, `top5`: how many of them were the
-            likeliest token, or among the five likeliest.
+            `nats`: negative log-likelihood; `tokens`: number of targets; `top1`, `top5`: number of targets that were
+            the most likely token, or among the five most likely.
         """
         logits = network(batch["inputs"], self.mask(batch)).flatten(0, 1).float()
         targets = batch["targets"].flatten()
@@ -57,5 +57,5 @@ class TokenTask(Task):
 
 
 def perplexity(loss: float) -> float:
-    """Of a mean negative log-likelihood in nats; a huge one still has a number."""
+    """exp(loss), for a mean negative log-likelihood in nats; finite however large the loss."""
     return math.exp(min(loss, 700.0))

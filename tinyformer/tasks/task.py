@@ -1,27 +1,26 @@
-"""What every task answers: who may attend to whom, what a batch costs, and what its scores come to."""
+"""The interface of a training objective."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.analysis import Findings
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Transformer
 
 
 class Task(ABC):
-    """What a model is trained for.
+    """A training objective: what is predicted from a batch, and how well.
 
     Attributes:
-        generates: whether text can be drawn from the model, one token after the other.
-        monitor: the metric of validation by which the best weights are chosen.
-        higher_is_better: of that metric.
-        tests_best: whether a run ends with a test of the best weights, where the data have a test split.
-        unit: what the loss is the mean over, in the singular.
+        generates: whether the model can generate text, one token after the other.
+        monitor: the validation metric that selects the best weights.
+        higher_is_better: whether a larger value of that metric is better.
+        tests_best: whether a run ends by scoring the best weights on the test split, where the data have one.
+        unit: what the loss is a mean over, in the singular.
     """
 
     generates: bool = False
@@ -32,47 +31,37 @@ class Task(ABC):
 
     @abstractmethod
     def mask(self, batch: Batch) -> AttentionMask:
-        """Who may attend to whom in a batch."""
+        """The attention mask of a batch."""
 
     @abstractmethod
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
-        """The mean loss of a batch, in nats, to go backward from."""
+        """The mean loss of a batch, in nats, for the backward pass."""
 
     @abstractmethod
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of each row, and how many targets it is the sum of."""
+        """The negative log-likelihood of each row, and the number of targets that it sums over."""
 
     @abstractmethod
     def zeros(self) -> dict[str, Tensor]:
-        """The scores of no batch."""
+        """The scores of an empty batch."""
 
     @abstractmethod
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Scores of a batch, which add up over batches; see `zeros`."""
+        """Scores of a batch that add up over batches, with the names and shapes of `zeros`."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
-        """What the scores of a split come to: `loss`, `accuracy` and others; None where one has no value.
+        """The metrics of a split: `loss`, `accuracy` and others; None where a metric is not defined.
 
         Args:
-            sums: of the scores over the batches.
-            split: that was scored.
+            sums: the scores, summed over the batches of the split.
+            split: the split that was scored.
         """
 
     def final_metrics(self, network: Transformer, split: Any, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """Further metrics of the validation split, which cost too much for each validation."""
+        """Further metrics of the validation split, too expensive for every validation: computed once, at the end."""
         return {}
-
-    def examine(self, network: Transformer, batches: Iterable[Batch], split: Any) -> Findings:
-        """Tables and figures about what the model makes of a split, at the end; none unless a task has some.
-
-        Args:
-            network: on the batches' device, in the precision of the block that this is called in.
-            batches: of the split.
-            split: that they are of.
-        """
-        return Findings()
 
     @abstractmethod
     def describe(self, metrics: Mapping[str, float | None], split: Any) -> dict[str, str | None]:
-        """Lines for the eye about the metrics of a split, by their headings."""
+        """The metrics of a split as lines of the summary, by heading."""

@@ -11,8 +11,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tinyformer.analysis import (
-    MEASURES,
-    PATTERNS,
+    MEANINGS,
     EventDetector,
     HeadMeasures,
     Picture,
@@ -21,9 +20,9 @@ from tinyformer.analysis import (
     fullest,
     head_maps,
     head_traits,
+    make_probes,
     measure_heads,
     measure_maps,
-    repeated_tokens,
 )
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.training.callbacks.head_log import HeadLog
@@ -118,8 +117,7 @@ class AttentionTelemetry(L.Callback):
             data.tokenizer.encode(self.probe_text)[shown] if self.probe_text else data.splits[split].ids[shown].tolist()
         )
         self.probe, self.labels = torch.tensor([ids]), data.tokenizer.labels(ids)
-        period = min(self.period, data.seq_len // 2)
-        self.repeated = repeated_tokens(data.tokenizer.vocab_size, self.num_sequences, period) if period else None
+        self.probes: list[Probe] | None = None
         self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -145,9 +143,8 @@ class AttentionTelemetry(L.Callback):
         with self._timed(trainer, pl_module):
             measures, step = self._measure(trainer, pl_module), pl_module.step
             self.paths.append(self.log.picture(step, "maps", "step", self._plot_maps(trainer, pl_module)))
-            meanings = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
             title = f"measures of each head after {step} steps"
-            picture = measure_maps(measures.values, meanings, measures.names, title)
+            picture = measure_maps(measures.values, MEANINGS, measures.names, title)
             self.log.picture(step, "measures", "measures", picture)
             self.log.heads(step, measures)
             if trainer.state.fn == TrainerFn.FITTING:
@@ -156,16 +153,15 @@ class AttentionTelemetry(L.Callback):
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> HeadMeasures:
         """Take and log the measures, once for each step."""
         assert isinstance(pl_module, TrainingModule)
-        step, task = pl_module.step, pl_module.task
+        step, data = pl_module.step, pl_module.data
         if self.latest is not None and self.latest[0] == step:
             return self.latest[1]
-        windows = trainer.strategy.batch_to_device(self.windows)
-        probes = [Probe(windows["inputs"], task.mask(windows), MEASURES)]
-        if self.repeated is not None:
-            repeated = trainer.strategy.batch_to_device(self.repeated)
-            probes.append(Probe(repeated, task.mask({"inputs": repeated}), PATTERNS))
+        if self.probes is None:
+            windows, vocab_size = trainer.strategy.batch_to_device(self.windows), data.tokenizer.vocab_size
+            sizes = vocab_size, data.seq_len, self.num_sequences, self.period
+            self.probes = make_probes(pl_module.task, windows, *sizes)
         context = trainer.precision_plugin.forward_context()
-        measures = measure_heads(pl_module.network, probes, self.num_rows, context)
+        measures = measure_heads(pl_module.network, self.probes, self.num_rows, context)
         self.latest, self.num_measurements = (step, measures), self.num_measurements + 1
         self.log.scalars(step, measures)
         self.detector.observe(step, measures.names, measures.values)

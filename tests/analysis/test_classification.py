@@ -1,0 +1,65 @@
+"""The findings of a classifier's predictions on a split."""
+
+import pytest
+import torch
+from nn.model_cases import make_encoder, make_transformer, token_ids
+
+from tinyformer.analysis import Findings, analyse_predictions
+from tinyformer.analysis.classification import NUM_WORST, classification_findings
+from tinyformer.data import LabelledSplit
+from tinyformer.nn import ClassReadout, Transformer
+from tinyformer.tasks import CausalLM, Classification
+
+LABELS = ["bad", "good", "so-so"]
+
+
+class Numbered(LabelledSplit):
+    """A split whose texts are the numbers of its examples."""
+
+    def __init__(self):
+        pass
+
+    def text(self, row):
+        return f"text {row}"
+
+
+def test_the_confusion_matrix_and_the_worst_examples_by_hand():
+    probabilities = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.4, 0.1], [0.2, 0.1, 0.7]])
+    found = classification_findings(probabilities, torch.tensor([0, 1, 1, 0]), list("abcd"), LABELS)
+    columns, rows = found.tables["confusion"]
+    assert columns == ["label", *LABELS]
+    assert rows == [["bad", 1, 0, 1], ["good", 1, 0, 1], ["so-so", 0, 0, 0]]  # true class down, predicted across
+    assert set(found.figures) == {"confusion"}
+    columns, rows = found.tables["worst_examples"]
+    assert columns == ["text", "label", "predicted", "probability_of_label"]
+    expected = [("d", "bad", "so-so", 0.2), ("b", "good", "so-so", 0.3), ("c", "good", "bad", 0.4)]
+    assert [tuple(row) for row in rows[:3]] == [(*row[:3], pytest.approx(row[3])) for row in expected]
+
+
+def test_only_the_worst_examples_are_listed():
+    probabilities = torch.full((NUM_WORST + 9, 3), 1 / 3)
+    found = classification_findings(probabilities, torch.zeros(NUM_WORST + 9).long(), ["a"] * (NUM_WORST + 9), LABELS)
+    assert len(found.tables["worst_examples"][1]) == NUM_WORST
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_predictions_are_made_without_dropout_and_matched_to_their_texts(training):
+    torch.manual_seed(0)
+    encoder = make_encoder(dropout=0.5)
+    network = Transformer(encoder, lambda embedding: ClassReadout(embedding, LABELS, "mean", 0.5), init_std=0.5)
+    task, ids, truth = Classification(LABELS), token_ids(5, 6), torch.tensor([0, 2, 1, 1, 0])
+    lengths = torch.full((5,), 6)
+    order = [torch.tensor([3, 1]), torch.tensor([4, 0, 2])]
+    batches = [{"inputs": ids[rows], "lengths": lengths[rows], "labels": truth[rows], "rows": rows} for rows in order]
+    network.train(training)
+    columns, found = analyse_predictions(task, network, batches, Numbered()).tables["worst_examples"]
+    assert network.training == training
+    shares = task.logits(network.eval(), {"inputs": ids, "lengths": lengths}).softmax(dim=-1)
+    expected = {f"text {row}": shares[row, truth[row]].item() for row in range(5)}
+    named = [dict(zip(columns, row, strict=True)) for row in found]
+    assert {row["text"]: row["probability_of_label"] for row in named} == pytest.approx(expected, abs=1e-4)
+    assert [row["label"] for row in named] == [LABELS[truth[int(row["text"].split()[1])]] for row in named]
+
+
+def test_other_tasks_have_no_findings_about_predictions():
+    assert analyse_predictions(CausalLM(), make_transformer(), iter(()), None) == Findings()

@@ -1,0 +1,84 @@
+"""A model's predictions on a split: which classes a classifier confuses, and where it is most wrong."""
+
+from collections.abc import Iterable, Sequence
+from functools import singledispatch
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tinyformer.analysis.charts import confusion_grid
+from tinyformer.analysis.subject import Findings
+from tinyformer.batch import Batch
+from tinyformer.data import LabelledSplit
+from tinyformer.nn import Transformer
+from tinyformer.tasks import Classification, Task
+
+NUM_WORST = 50
+"""Number of examples in the table of the worst."""
+
+
+@singledispatch
+def analyse_predictions(task: Task, network: Transformer, batches: Iterable[Batch], split: Any) -> Findings:
+    """Tables and figures of a model's predictions, by the class of the task; none for most tasks.
+
+    Args:
+        task: the task that the network was trained for.
+        network: the model, on the device of the batches.
+        batches: the batches of the split.
+        split: the split.
+    """
+    return Findings()
+
+
+@analyse_predictions.register
+@torch.no_grad()
+def _(task: Classification, network: Transformer, batches: Iterable[Batch], split: LabelledSplit) -> Findings:
+    was_training = network.training
+    network.eval()
+    probabilities, labels, rows = [], [], []
+    for batch in batches:
+        probabilities.append(task.logits(network, batch).softmax(dim=-1).cpu())
+        labels.append(batch["labels"].cpu())
+        rows += batch["rows"].tolist()
+    network.train(was_training)
+    texts = [split.text(row) for row in rows]
+    return classification_findings(torch.cat(probabilities), torch.cat(labels), texts, task.labels)
+
+
+def classification_findings(
+    probabilities: Float[Tensor, "examples classes"],
+    labels: Int[Tensor, " examples"],
+    texts: Sequence[str],
+    names: Sequence[str],
+) -> Findings:
+    """The confusion matrix, and the examples whose true class has the lowest probability.
+
+    Args:
+        probabilities: predicted probability of each class.
+        labels: true class of each example.
+        texts: the examples.
+        names: the class labels.
+    """
+    predicted = probabilities.argmax(dim=-1)
+    confusion = torch.zeros(len(names), len(names), dtype=torch.long)
+    confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)
+    probability_of_label = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1)
+    worst = probability_of_label.argsort(stable=True)[:NUM_WORST].tolist()
+    return Findings(
+        tables={
+            "confusion": (
+                ["label", *names],
+                [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)],
+            ),
+            "worst_examples": (
+                ["text", "label", "predicted", "probability_of_label"],
+                [
+                    [texts[i], names[int(labels[i])], names[int(predicted[i])], float(probability_of_label[i])]
+                    for i in worst
+                ],
+            ),
+        },
+        figures={"confusion": confusion_grid(confusion, names)},
+    )
