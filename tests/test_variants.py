@@ -1,4 +1,4 @@
-"""Every attention variant trains, and no two of them alike; what the README says of it is what was measured."""
+"""The table of variants agrees with the config files, all variants train, and the README shows the recorded losses."""
 
 import itertools
 import json
@@ -6,10 +6,34 @@ import math
 import runpy
 
 import pytest
+import torch
+from hydra.utils import instantiate
 from programs import ROOT, SMALL, Program
+
+from tinyformer.app.sweep import compose_sweep
+from tinyformer.doctor.cases import TIMED_SHAPE, make_module
+from tinyformer.doctor.variants import VARIANTS as TABLE
+from tinyformer.nn import AttentionMask, BaseAttention
 
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "variants.py"))
 VARIANTS: dict[str, list[str]] = BENCHMARK["VARIANTS"]
+
+
+def kind_of(attention: BaseAttention) -> tuple[object, ...]:
+    """The class, the parameters and the features that an attention needs of a backend."""
+    features = attention.planned_case("cpu", torch.float32, AttentionMask(), 8, True).features
+    names = {name: tuple(parameter.shape) for name, parameter in attention.named_parameters()}
+    return type(attention), type(attention.position), attention.window, names, features
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TABLE if name != "cross"])
+def test_the_overrides_of_a_variant_make_the_same_attention_as_its_arguments(name: str) -> None:
+    overrides = ["model=nano", "model.num_layers=1", "model.vocab_size=9", *TABLE[name].overrides]
+    (_, config), *_ = compose_sweep(ROOT / "conf", "card", overrides)
+    with torch.device("meta"):
+        made = instantiate(config.network, _convert_="all").attentions()[0]
+    assert kind_of(made) == kind_of(make_module(TABLE[name], TIMED_SHAPE))
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""What this machine computes, exactly and how fast: every attention by every backend, as `tinyformer.doctor` shows it.
+"""Exactness and speed of every attention variant by every backend on this machine, as `tinyformer.doctor` reports them.
 
-`cases` are what is examined, `exactness` and `speed` measure one of them, `verdict` says of each whether the
-documented table holds, `report` prints it. It imports `nn` and nothing else of ours.
+`variants` is the table of what is tested, `cases` makes modules and masks of it, `exactness` and `speed` measure one
+cell, `verdict` compares it with the documented table, `report` prints all cells. Of our packages it imports `nn` only.
 """

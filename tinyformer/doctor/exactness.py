@@ -1,4 +1,4 @@
-"""How far a backend's result is from the truth, which is eager's in float64, and which kernel made it."""
+"""The error of a backend against eager in float64, and the kernel that computed it."""
 
 import contextlib
 import copy
@@ -11,96 +11,101 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.doctor.cases import MASKS, Shape, Variant
-from tinyformer.nn import AttentionCase, AttentionMask, Scoring, backends
+from tinyformer.doctor.cases import MakeMask, Shape
+from tinyformer.nn import AttentionCase, AttentionMask, BaseAttention, Scoring, backends
 from tinyformer.nn.support import Backend, features_of
 
 SEED = 1
 
-ILL_CONDITIONED = {torch.float32: 2.5e-5, torch.bfloat16: 0.05}
-"""Where eager's own arithmetic is off by more, a gradient is a sum of terms that cancel, such as that of differential
-attention's λ over long rows in bf16: it is rounding, and tells nothing of a kernel. It does in fp32."""
+ILL_CONDITIONED = {torch.float32: 2.5e-5, torch.bfloat16: 0.05, torch.float64: torch.inf}
+"""A parameter's gradient whose error under eager's own arithmetic exceeds this is a sum of terms that cancel, such as
+that of differential attention's λ over long rows in bf16. Its error is rounding and is not held against a kernel."""
 
 ORACLE = Backend("oracle", backends.eager, lambda case: None)
-"""Not the table's eager, which is examined like the others."""
+"""Eager as the definition of attention, apart from the table's eager, which is tested like the others."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a backend made of a problem: the output, and the gradients of inputs and parameters if asked for."""
+    """The output of a backend, and the gradients of inputs and parameters if asked for."""
 
     output: Tensor
     gradients: tuple[Tensor, ...]
 
-    def errors(self, exact: "Solution", telling: Iterable[bool]) -> "Errors":
-        """The distance from the exact one, given which gradients tell of a kernel."""
+    def errors(self, exact: "Solution", well_conditioned: Iterable[bool]) -> "Errors":
+        """The errors against the exact solution; see `ILL_CONDITIONED`."""
         gradients = self.gradient_errors(exact)
-        told = [error for tells, error in zip(telling, gradients, strict=False) if tells]
-        return Errors(relative_error(self.output, exact.output), max(gradients, default=None), max(told, default=None))
+        counted = [error for counts, error in zip(well_conditioned, gradients, strict=False) if counts]
+        output = relative_error(self.output, exact.output)
+        return Errors(output, max(gradients, default=None), max(counted, default=None))
 
     def gradient_errors(self, exact: "Solution") -> list[float]:
-        """The distance of each gradient from the exact one."""
+        """The error of each gradient."""
         return [relative_error(a, b) for a, b in zip(self.gradients, exact.gradients, strict=False)]
 
 
 @dataclass(frozen=True)
 class Errors:
-    """max|a - b| / max|b| of the output, and the largest of the gradients' if there are any.
+    """Largest relative errors.
 
     Args:
-        output: of the output.
-        gradient: of all gradients.
-        telling_gradient: of those that tell of a kernel, see `ILL_CONDITIONED`.
+        output: the error of the output.
+        gradient: the largest error of a gradient; None without gradients.
+        counted_gradient: the largest error of a well-conditioned gradient, see `ILL_CONDITIONED`.
     """
 
     output: float
     gradient: float | None
-    telling_gradient: float | None
+    counted_gradient: float | None
 
 
 def relative_error(actual: Tensor, exact: Tensor) -> float:
-    """max|a - b| / max|b|."""
-    return ((actual.double() - exact).abs().max() / exact.abs().max()).item()
+    """max|a - b| / max|b|; the absolute error where the exact value is zero but for rounding."""
+    largest = exact.abs().max().item()
+    return (actual.double() - exact).abs().max().item() / (largest if largest > 1e-6 else 1.0)
 
 
 class Problem:
-    """An attention, a mask and their inputs: the same for every backend.
+    """An attention module, a mask and inputs, the same for every backend.
 
-    In bf16 it is computed as a model trains, under autocast: parameters and inputs are fp32, so one result in float64
-    is the truth for every dtype.
+    In bf16 it is computed under autocast, as a model trains: parameters and inputs stay fp32, so one solution in
+    float64 is exact for every dtype.
 
     Args:
-        variant: the attention.
-        mask: a name in `MASKS`.
-        shape: the sizes.
-        device: where.
+        module: the attention module.
+        make_mask: makes the mask, which also covers the context of cross-attention.
+        shape: the sizes of the batch.
+        device: where to compute.
+        cross: whether the module attends to another sequence, half as long again.
     """
 
-    def __init__(self, variant: Variant, mask: str, shape: Shape, device: torch.device) -> None:
-        shape = variant.shape(shape)
-        k_seq = 3 * shape.seq // 2 if variant.crosses else shape.seq
-        self.module, self.device, self.crosses = variant.module(shape).to(device), device, variant.crosses
-        self._eager_errors: dict[torch.dtype, Errors] = {}
-        self._tells: dict[torch.dtype, list[bool]] = {}
-        self.mask: AttentionMask = MASKS[mask](shape.batch, k_seq, device).within(self.module.window)
+    def __init__(
+        self, module: BaseAttention, make_mask: MakeMask, shape: Shape, device: torch.device, cross: bool = False
+    ) -> None:
+        self.module, self.device, self.cross = module.to(device), device, cross
+        k_seq = 3 * shape.seq // 2 if cross else shape.seq
+        self.mask: AttentionMask = make_mask(shape.batch, k_seq, device).within(module.window)
         queries, keys = (shape.batch, shape.seq, shape.d_model), (shape.batch, k_seq, shape.d_model)
-        self.upstream = torch.randn(queries).to(device)
-        self.inputs = [torch.randn(size).to(device) for size in ([queries, keys] if self.crosses else [queries])]
+        random = torch.Generator().manual_seed(SEED)
+        sizes = [queries, queries, keys] if cross else [queries, queries]
+        self.upstream, *self.inputs = (torch.randn(size, generator=random).to(device) for size in sizes)
+        self._eager_errors: dict[torch.dtype, Errors] = {}
+        self._well_conditioned: dict[torch.dtype, list[bool]] = {}
 
     def case(self, dtype: torch.dtype, gradient: bool = True) -> AttentionCase:
-        """What it asks of a backend."""
+        """The case that a backend has to compute."""
         module = self.module
         q = torch.zeros(1, module.num_heads, 1, module.head_dim, device=self.device, requires_grad=gradient)
-        _, scoring = module.scoring(q, 1, self.mask, self.crosses)
+        _, scoring = module.scoring(q, 1, self.mask, self.cross)
         q_seq, k_seq = self.inputs[0].shape[1], self.inputs[-1].shape[1]
-        uneven = module.head_dim != module.v_head_dim
-        features = features_of(self.mask, scoring, q_seq, k_seq, module.dropout > 0, gradient, uneven)
+        uneven_dims = module.head_dim != module.v_head_dim
+        features = features_of(self.mask, scoring, q_seq, k_seq, module.dropout > 0, gradient, uneven_dims)
         return AttentionCase(
             self.device.type, dtype, max(module.head_dim, module.v_head_dim), features, max(q_seq, k_seq)
         )
 
     def solve(self, backend: Backend, dtype: torch.dtype, gradient: bool = True) -> Solution:
-        """The output of a backend, whatever it refuses, and the gradients."""
+        """The output and the gradients by a backend, which is called even if it would refuse the case."""
         module = self.module if dtype != torch.float64 else copy.deepcopy(self.module).double()
         module.resolved = backend
         inputs = [x.to(torch.promote_types(x.dtype, dtype)).requires_grad_(gradient) for x in self.inputs]
@@ -109,58 +114,58 @@ class Problem:
             output = module(
                 inputs[0],
                 self.mask,
-                context=inputs[1] if self.crosses else None,
-                context_mask=self.mask if self.crosses else None,
+                context=inputs[1] if self.cross else None,
+                context_mask=self.mask if self.cross else None,
             )
         leaves = [*inputs, *module.parameters()] if gradient else []
         upstream = self.upstream.to(output.dtype)
-        # What a backend ignores gets a gradient of zero, which is an error like others.
+        # A parameter that a backend ignores gets a gradient of zero, which counts as an error.
         gradients = torch.autograd.grad(output, leaves, upstream, materialize_grads=True) if gradient else ()
         return Solution(output.detach(), gradients)
 
     def errors(self, backend: Backend, solution: Solution, dtype: torch.dtype) -> Errors:
-        """Those of a backend's solution."""
+        """The errors of a backend's solution."""
         exact = self.exact if not self.module.dropout else self._exact_without(self._dropped(backend, dtype))
-        return solution.errors(exact, self._telling(dtype))
+        return solution.errors(exact, self.well_conditioned(dtype))
 
-    def _telling(self, dtype: torch.dtype) -> list[bool]:
-        """Which gradients tell of a kernel in this dtype; those of the inputs always do."""
-        if dtype not in self._tells:
-            rounded, exact = self.solve(ORACLE, dtype), self.solve(ORACLE, torch.float64)
-            errors = enumerate(rounded.gradient_errors(exact))
-            limit = ILL_CONDITIONED[dtype]
-            self._tells[dtype] = [index < len(self.inputs) or error <= limit for index, error in errors]
-        return self._tells[dtype]
+    def well_conditioned(self, dtype: torch.dtype) -> list[bool]:
+        """Which gradients count in this dtype, see `ILL_CONDITIONED`; those of the inputs always do."""
+        if dtype not in self._well_conditioned:
+            errors = self.solve(ORACLE, dtype).gradient_errors(self.solve(ORACLE, torch.float64))
+            limit, num_inputs = ILL_CONDITIONED[dtype], len(self.inputs)
+            counted = [index < num_inputs or error <= limit for index, error in enumerate(errors)]
+            self._well_conditioned[dtype] = counted
+        return self._well_conditioned[dtype]
 
     @functools.cached_property
     def exact(self) -> Solution:
-        """The truth."""
+        """The solution in float64."""
         return self.solve(ORACLE, torch.float64)
 
     def eager_errors(self, dtype: torch.dtype) -> Errors:
-        """Those of the arithmetic as it is written, in the same dtype: the yardstick."""
+        """The errors of eager in the same dtype: the yardstick."""
         if dtype not in self._eager_errors:
             self._eager_errors[dtype] = self.errors(ORACLE, self.solve(ORACLE, dtype), dtype)
         return self._eager_errors[dtype]
 
     def _exact_without(self, dropped: Tensor) -> Solution:
-        """The truth for weights of which these are dropped, and the others scaled as dropout does."""
-        share = 1 - self.module.dropout
+        """The solution in float64 where dropout has dropped these weights and scaled the others."""
+        scale = 1 - self.module.dropout
 
         def compute(
             q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
         ) -> Tensor:
-            thinned = replace(scoring, reweigh=lambda weights, grid: weights.masked_fill(dropped, 0.0) / share)
-            return backends.eager(q, k, v, mask, thinned)
+            with_dropout = replace(scoring, reweigh=lambda weights, grid: weights.masked_fill(dropped, 0.0) / scale)
+            return backends.eager(q, k, v, mask, with_dropout)
 
         return self.solve(replace(ORACLE, compute=compute), torch.float64)
 
     def _dropped(self, backend: Backend, dtype: torch.dtype) -> Tensor:
-        """Which weights a backend drops under the seed: it is given unit vectors for values, and returns its weights.
+        """Which weights a backend drops under the seed, read off its output for unit vectors as values.
 
-        Kernels draw alike whatever the values hold, so these are the weights that it dropped before.
+        The random numbers of a kernel do not depend on the values, so it dropped the same weights in its solution.
         """
-        found: list[Tensor] = []
+        is_zero: list[Tensor] = []
 
         def compute(
             q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
@@ -170,29 +175,29 @@ class Problem:
                 values = torch.zeros_like(v)
                 values[..., : unit.shape[1]] = unit
                 torch.manual_seed(SEED)
-                found.append(backend.compute(q, k, values, mask, scoring, dropout)[..., : unit.shape[1]] == 0)
+                is_zero.append(backend.compute(q, k, values, mask, scoring, dropout)[..., : unit.shape[1]] == 0)
             return torch.zeros_like(q)
 
         self.solve(replace(backend, compute=compute), dtype, gradient=False)
-        return torch.cat(found, dim=-1)
+        return torch.cat(is_zero, dim=-1)
 
-    def row_without_keys(self, solution: Solution) -> str | None:
-        """What is wrong with a row of length zero, if the mask has one: there all must be zero, gradients too."""
+    def invalid_values(self, solution: Solution) -> str | None:
+        """Why a solution is invalid at any precision: not finite, or not zero in a row of length zero."""
         values = (solution.output, *solution.gradients)
         if not all(value.isfinite().all() for value in values):
             return "gives values that are not finite"
         if self.mask.lengths is None:
             return None
         empty = self.mask.lengths == 0
-        of_inputs = solution.gradients[: len(self.inputs)]
-        if any(value[empty].any() for value in (solution.output, *of_inputs)):
-            return "gives a row without keys something else than zeros"
+        input_gradients = solution.gradients[: len(self.inputs)]
+        if any(value[empty].any() for value in (solution.output, *input_gradients)):
+            return "gives a row without keys something other than zeros"
         return None
 
 
 @contextlib.contextmanager
 def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Autocast to a lower dtype than the parameters'; on CPU without tracing what flex would not compile anyway."""
+    """Autocast to bf16 if it is the dtype; on CPU without tracing flex, which is not compiled there."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16))
         if device.type == "cpu":
@@ -209,27 +214,26 @@ KERNELS = {
     "_scaled_dot_product_cudnn_attention": "cudnn",
     "_varlen_attn": "varlen",
 }
-"""Parts of the names of torch's operators and of CUDA's kernels, and what to call them. Where none ran, matrix products
-did: "math"."""
+"""From parts of the names of torch's operators and of CUDA's kernels to short names; "math" where none of them ran."""
 
 
 @contextlib.contextmanager
 def watched_kernel() -> Iterator[Callable[[], str]]:
-    """Watch a block through torch's profiler; the function tells afterwards which kernel computed attention."""
-    # CUDA's own kernels tell FlashAttention 2, 3 and 4 apart, which are one operator; flex is none at all.
+    """Profile a block; the function then returns which kernel computed attention in it."""
+    # FlashAttention 2, 3 and 4 are one operator of torch and differ in their CUDA kernels only; flex has no operator.
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as watched:
         yield lambda: kernel_among(event.name() for event in profiled_events(watched))
 
 
 def profiled_events(watched: profile) -> list[Any]:
-    """What torch's profiler saw, as it comes: making a tree of it (`watched.events()`) takes longer than the pass."""
+    """The profiler's raw events; the tree that `watched.events()` makes of them takes longer than the pass."""
     assert watched.profiler is not None
     assert watched.profiler.kineto_results is not None
     return watched.profiler.kineto_results.events()
 
 
 def kernel_among(names: Iterable[str]) -> str:
-    """The name in `KERNELS` of the most telling of these."""
+    """The first entry of `KERNELS` that one of these names contains."""
     ran = list(names)
     return next((kernel for part, kernel in KERNELS.items() if any(part in name for name in ran)), "math")

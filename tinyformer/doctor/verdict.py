@@ -1,12 +1,12 @@
-"""Whether a backend does what the documented table says, for each attention, mask and dtype.
+"""Verdicts: whether a backend does what the documented table says, for each attention variant, mask and dtype.
 
-A cell fails the examination when its backend
+A cell fails if its backend
 
-- crashes or is wrong where it accepts: its error against float64 is more than `FACTOR` times that of eager's arithmetic
-  in the same dtype, unless it is below what rounding the result once may cost (`FLOOR`); or it is beyond `CEILING`;
-- gives a row without keys something else than zeros, or anything that is not finite;
-- accepts what `support.LACKS` says it lacks, or refuses what it computes rightly when it is called all the same;
-- is `auto`'s choice, and takes more than `speed.MAX_SLOWDOWN` times as long as the fastest that ran.
+- crashes or is wrong where it accepts: its error against float64 exceeds `FACTOR` times the error of eager in the same
+  dtype and `FLOOR`, which rounding the result once may cost, or it exceeds `CEILING`;
+- gives a row without keys something other than zeros, or any value that is not finite;
+- accepts what `support.LACKS` says it lacks, or refuses what it computes correctly when called all the same;
+- is the choice of `auto` and takes more than `speed.MAX_SLOWDOWN` times as long as the fastest backend that ran.
 """
 
 import warnings
@@ -15,43 +15,44 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, TIMED_SHAPE, VARIANTS
+from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, MASKS, TIMED_SHAPE, Shape, make_module
 from tinyformer.doctor.exactness import Errors, Problem, watched_kernel
 from tinyformer.doctor.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
+from tinyformer.doctor.variants import VARIANTS, Variant
 from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
 from tinyformer.nn.support import Backend
 
 FACTOR = 4.0
-FLOOR = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
-CEILING = {torch.float32: 1e-4, torch.bfloat16: 0.2}
+FLOOR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2**-8}
+CEILING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of one backend on one attention, mask and dtype.
+    """The results of one backend for one variant, mask and dtype.
 
     Args:
-        backend: its name in `BACKENDS`.
-        variant: of the attention.
-        mask: its name.
-        dtype: its short name.
+        backend: the name of the backend.
+        variant: the name of the attention variant.
+        mask: the name of the mask.
+        dtype: the short name of the dtype.
         status: "ran", "refused" or "crashed".
-        kernel: that computed attention, as seen by the profiler.
+        kernel: the kernel that computed attention, as the profiler saw it.
         output_error: max|a - b| / max|b| against eager in float64.
-        gradient_error: the largest such error of a gradient, of inputs and parameters; none where it has no backward.
-        seconds: of the heads, forward and backward; forward alone where there is no backward.
-        peak_memory: bytes that such a pass holds at once.
-        auto: whether `auto` picks this backend.
-        slowdown: of auto's choice, its time over that of the fastest.
-        reason: why it refuses, has no backward, or crashed.
-        failure: why it fails the examination.
+        gradient_error: the largest such error of a gradient of inputs or parameters; None without a backward pass.
+        seconds: the time of the heads, forward and backward; forward alone where there is no backward pass.
+        peak_memory: the most bytes that such a pass holds at once.
+        auto: whether `auto` chooses this backend.
+        slowdown: for auto's choice, its time relative to the fastest backend's.
+        reason: why it refuses, has no backward pass, or crashed.
+        failure: why the cell fails.
     """
 
     backend: str
     variant: str
     mask: str
     dtype: str
-    status: str
+    status: str = "refused"
     kernel: str | None = None
     output_error: float | None = None
     gradient_error: float | None = None
@@ -64,7 +65,7 @@ class Cell:
 
     @property
     def has_backward(self) -> bool:
-        """Whether it computed gradients."""
+        """Whether the backend computed gradients."""
         return self.gradient_error is not None
 
     def __str__(self) -> str:
@@ -73,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A backend's try at a problem, and what is wrong with the result."""
+    """A backend's attempt at a problem; `wrong` says what is wrong with its solution."""
 
     kernel: str
     errors: Errors
@@ -88,34 +89,42 @@ def examine(
     device: torch.device,
     full: bool = False,
 ) -> Iterator[list[Cell]]:
-    """The cells of one attention, mask and dtype after another.
+    """The cells of all backends, for one variant, mask and dtype after another.
 
     Args:
         backends: names in `BACKENDS`.
         variants: names in `VARIANTS`.
         masks: names in `MASKS`.
         dtypes: names in `DTYPES`.
-        device: where.
-        full: at a realistic size.
+        device: where to compute.
+        full: whether to use a realistic size.
     """
     for variant in (VARIANTS[name] for name in variants):
         for mask in (name for name in masks if name in variant.masks):
-            torch.compiler.reset()  # after eight kernels, flex would be compiled no more
-            problem = Problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
-            timed = problem if full else Problem(variant, mask, TIMED_SHAPE, device)
+            torch.compiler.reset()  # flex is not compiled again after eight recompilations
+            problem = make_problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
+            timed = problem if full else make_problem(variant, mask, TIMED_SHAPE, device)
             for dtype in dtypes:
-                cells = [_exactness(problem, Cell(name, variant.name, mask, dtype, "refused")) for name in backends]
+                cells = [
+                    check_exactness(problem, Cell(name, variant.name, mask, dtype), DTYPES[dtype]) for name in backends
+                ]
                 yield _with_speed(timed, cells, DTYPES[dtype])
 
 
-def _exactness(problem: Problem, cell: Cell) -> Cell:
-    """The cell with all but the speed."""
-    backend, dtype = BACKENDS[cell.backend], DTYPES[cell.dtype]
+def make_problem(variant: Variant, mask: str, shape: Shape, device: torch.device) -> Problem:
+    """The problem of a variant and a mask at a size."""
+    shape = shape.limited(variant)
+    return Problem(make_module(variant, shape), MASKS[mask], shape, device, variant.cross)
+
+
+def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
+    """The cell with everything but the speed."""
+    backend = BACKENDS[cell.backend]
     training, inference = problem.case(dtype), problem.case(dtype, gradient=False)
     refusal = _refusal(cell.backend, training)
     if refusal is None:
         return _accepted(problem, cell, training, gradient=True)
-    if _refuses_in_vain(problem, backend, training):
+    if _computes_despite_refusal(problem, backend, training):
         return replace(cell, reason=refusal, failure=f"refuses what it computes: {refusal}")
     if _refusal(cell.backend, inference) is None:
         reason = f"forward only: {backend.refusal(training)}"
@@ -131,10 +140,6 @@ def _refusal(name: str, case: AttentionCase) -> str | None:
     return None
 
 
-def _lacking(backend: Backend, case: AttentionCase) -> str:
-    return " or ".join(sorted(case.features & LACKS.get((backend.name, case.device), frozenset())))
-
-
 def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool) -> Cell:
     backend = BACKENDS[cell.backend]
     try:
@@ -142,7 +147,7 @@ def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return replace(cell, status="crashed", reason=reason, failure=f"crashes: {reason.splitlines()[0]}")
-    lacking = _lacking(backend, case)
+    lacking = " or ".join(sorted(case.features & LACKS.get((backend.name, case.device), frozenset())))
     return replace(
         cell,
         status="ran",
@@ -153,12 +158,12 @@ def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool)
     )
 
 
-def _refuses_in_vain(problem: Problem, backend: Backend, case: AttentionCase) -> bool:
-    """Whether a backend that refuses a case computes it rightly, called all the same."""
+def _computes_despite_refusal(problem: Problem, backend: Backend, case: AttentionCase) -> bool:
+    """Whether a backend that refuses a case computes it correctly when called all the same."""
     if (backend.name, case.device) not in LACKS:
-        return False  # there is nothing to call: no such kernel for the device, or its package is not installed
+        return False  # nothing to call: there is no kernel for the device, or its package is not installed
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells why it has no kernel, which is what we expect
+        warnings.simplefilter("ignore")  # torch warns that it has no kernel, which is expected here
         try:
             return _attempt(problem, backend, case.dtype, gradient=True).wrong is None
         except Exception:
@@ -169,26 +174,26 @@ def _attempt(problem: Problem, backend: Backend, dtype: torch.dtype, gradient: b
     with watched_kernel() as kernel:
         solution = problem.solve(backend, dtype, gradient)
     errors = problem.errors(backend, solution, dtype)
-    wrong = problem.row_without_keys(solution) or _excess(errors, problem.eager_errors(dtype), dtype)
+    wrong = problem.invalid_values(solution) or _excess(errors, problem.eager_errors(dtype), dtype)
     return Attempt(kernel(), errors, wrong)
 
 
 def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
-    """Which error is too large, if one is."""
-    pairs = {"output": (errors.output, eager.output), "gradient": (errors.telling_gradient, eager.telling_gradient)}
+    """Which error is too large; None if both are within bounds."""
+    pairs = {"output": (errors.output, eager.output), "gradient": (errors.counted_gradient, eager.counted_gradient)}
     for name, (error, yardstick) in pairs.items():
         allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))
         if error is not None and not error <= allowed:
-            return f"its {name} is off by {error:.1e}, and {allowed:.1e} is allowed"
+            return f"its {name} is off by {error:.1e}; at most {allowed:.1e} is allowed"
     return None
 
 
 def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> list[Cell]:
-    """The cells of a row with their times, and how auto's choice compares."""
+    """The cells with their times, and with the verdict on auto's choice."""
     chosen, device = select_backend("auto", problem.case(dtype)).name, problem.device.type
-    right = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
-    passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in right}
-    compared = {cell.backend: passes[cell.backend] for cell in right if cell.has_backward}
+    correct = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
+    passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
+    compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
     trained, slowdown = compare(compared, chosen, device)
     seconds = trained | {
         name: median_seconds({name: passes[name]}, device)[name] for name in passes if name not in compared
@@ -206,7 +211,7 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
 
 
 def _judged(cell: Cell, slowdown: float, compared: Mapping[str, float]) -> Cell:
-    """Auto's choice, with how it compares."""
+    """Auto's choice with its slowdown."""
     fastest = min(compared, key=compared.__getitem__)
-    slow = f"auto picks it, which takes {slowdown:.2f} times as long as {fastest}"
+    slow = f"is chosen by auto but takes {slowdown:.2f} times as long as {fastest}"
     return replace(cell, slowdown=slowdown, failure=slow if slowdown > MAX_SLOWDOWN else cell.failure)

@@ -1,0 +1,67 @@
+"""The machine that the doctor examines: its description, and a quiet, single-threaded state."""
+
+import contextlib
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinyformer.memory import keep_freed_memory
+
+
+def describe_machine(device: torch.device, full: bool) -> dict[str, Any]:
+    """Hardware, versions and settings that the results depend on."""
+    is_cuda = device.type == "cuda"
+    return {
+        "device": device.type,
+        "name": torch.cuda.get_device_name(device) if is_cuda else _cpu_name(),
+        "capability": (
+            ".".join(map(str, torch.cuda.get_device_capability(device)))
+            if is_cuda
+            else torch.backends.cpu.get_cpu_capability()
+        ),
+        "cpu": _cpu_name(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "full": full,
+    }
+
+
+def _cpu_name() -> str:
+    """The model name that the kernel reports, else the architecture."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the warnings that a user can do nothing about, and no others."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to stderr whenever it starts and stops
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+        # From torch 2.11. Keeping events, as it advises, would cost 13 ms for each of a thousand profiles.
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+        yield
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: the processor time of several means little, and small matrices do not gain from them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,91 @@
+"""The attention variants that doctor, tests and benchmarks share, as plain data: importing it costs no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+NUM_HEADS = 4
+MAX_SEQ = 1024
+"""The longest sequence that a rotary table of these variants covers."""
+
+BACKEND_NAMES = ("eager", "sdpa", "flash", "flex", "fa3", "fa4")
+DTYPE_NAMES = ("fp32", "bf16")
+MASK_NAMES = ("full", "causal", "padded", "causal+padded", "documents")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An attention variant.
+
+    Args:
+        name: its name in the doctor's report; combinations join names by "+".
+        attention: the class in `tinyformer.nn`.
+        options: arguments of the class besides its sizes; `position` is the name of a class and its arguments.
+        overrides: the config overrides that choose it.
+        cross: whether it is tested as cross-attention, to a sequence half as long again.
+        masks: the names of the masks that it is tested with.
+        max_seq: the longest sequence that it is tested with, where memory sets a bound.
+    """
+
+    name: str
+    attention: str = "Attention"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    cross: bool = False
+    masks: tuple[str, ...] = MASK_NAMES
+    max_seq: int | None = None
+
+
+def _position(name: str, override: str, kind: str, *more: str, **arguments: Any) -> Variant:
+    return Variant(name, options={"position": (kind, arguments)}, overrides=(f"position={override}", *more))
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("mha"),
+        Variant("gqa", options={"num_kv_heads": 2}, overrides=("attention=gqa",)),
+        Variant("mqa", options={"num_kv_heads": 1}, overrides=("attention=mqa",)),
+        Variant("mla", "LatentAttention", overrides=("attention=mla",)),
+        Variant("differential", "DifferentialAttention", overrides=("attention=differential",)),
+        Variant("cross", cross=True, masks=("full", "padded")),
+        Variant("dot", options={"score": "dot"}, overrides=("attention.score=dot",)),
+        Variant("general", options={"score": "general"}, overrides=("attention.score=general",)),
+        # Additive scores hold seq² x head_dim numbers per head.
+        Variant("additive", options={"score": "additive"}, overrides=("attention.score=additive",), max_seq=128),
+        _position("rotary", "rotary", "RotaryPosition", max_seq_len=MAX_SEQ),
+        _position("alibi", "alibi", "ALiBi", num_heads=NUM_HEADS),
+        _position("t5", "t5", "T5Position", num_heads=NUM_HEADS),
+        _position("relative", "relative", "ShawPosition"),
+        _position("relative_keys", "relative", "ShawPosition", "position.relative.values=false", values=False),
+        Variant("window", options={"window": 16}, overrides=("attention.window=16",)),
+        Variant(
+            "local_gaussian",
+            options={"window": 16, "local_gaussian": True},
+            overrides=("attention.window=16", "attention.local_gaussian=true"),
+        ),
+        Variant("softcap", options={"softcap": 1.0}, overrides=("attention.softcap=5.0",)),
+        Variant("sink", options={"sink": True}, overrides=("attention.sink=true",)),
+        Variant("gate", options={"gate": True}, overrides=("attention.gate=true",)),
+        Variant("qk_norm", options={"qk_norm": True}, overrides=("attention.qk_norm=true",)),
+        Variant("dropout", options={"dropout": 0.1}, overrides=("attention.dropout=0.1",)),
+    )
+}
+"""What the doctor tests: multi-head attention unless the name says otherwise, one feature at a time."""
+
+
+def combine(name: str) -> Variant:
+    """The variant of a name in `VARIANTS`, or of several joined by "+", such as "gqa+alibi+sink"."""
+    parts = [VARIANTS[part] for part in name.split("+")]
+    options: dict[str, Any] = {}
+    for part in parts:
+        options |= part.options
+    return Variant(
+        name,
+        next((part.attention for part in parts if part.attention != "Attention"), "Attention"),
+        options,
+        tuple(dict.fromkeys(override for part in parts for override in part.overrides)),
+        any(part.cross for part in parts),
+        tuple(mask for mask in MASK_NAMES if all(mask in part.masks for part in parts)),
+        min((part.max_seq for part in parts if part.max_seq is not None), default=None),
+    )
