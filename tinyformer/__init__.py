@@ -14,7 +14,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """`tinyformer.load` and `tinyformer.Model`, imported when they are asked for: torch takes seconds."""
+    """Import `tinyformer.load` and `tinyformer.Model` on first use, since torch takes seconds to import."""
     if name not in __all__:
         raise AttributeError(f"module 'tinyformer' has no attribute '{name}'")
     return getattr(importlib.import_module("tinyformer.model"), name)

@@ -1,8 +1,8 @@
-"""One self-contained file in and out; nothing in it is trusted.
+"""Checkpoints: self-contained files of weights, config, tokenizer and training state, none of which is trusted.
 
-A checkpoint is Lightning's, with the run's unresolved config, its tokenizer and the state of the random number
-generators beside the weights. It is read with `weights_only=True`, so no code in it runs, and its config may name
-classes of this package only.
+A checkpoint is Lightning's, and also holds the run's unresolved config, its tokenizer and the state of the random
+number generators. It is read with `weights_only=True`, so that no code in it runs, and its config may only name classes
+of this package.
 """
 
 import importlib
@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinyformer.errors import ArgumentError
+from tinyformer.files import atomic_write
 from tinyformer.nn.score import SCORES
 
 KEY = "tinyformer"
@@ -25,20 +27,35 @@ NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 EMBEDDING = "encoder.token_embedding.weight"
 
 CALLED = ("_target_", "score")
-"""Keys of a config whose text names what is called; a `score` without a dot is a name of ours."""
+"""Config keys whose values name something to call; a `score` without a dot is a name in `SCORES`."""
+
+
+class UntrustedTargetError(ArgumentError):
+    """A stored config names something to call that is not trusted.
+
+    Args:
+        path: the checkpoint.
+        key: the dotted key in the config, such as "norm._target_".
+        target: what it names.
+    """
+
+    def __init__(self, path: Path, key: str, target: Any) -> None:
+        reason = f"would call {target!r} ({key}), which is not a class of tinyformer and could run any code"
+        super().__init__("path", str(path), reason, {"trusted": [target]})
+        self.key, self.target = key, target
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file holds.
+    """The contents of a checkpoint.
 
     Args:
         path: the file.
-        weights: of the network, by name.
-        config: of the run, unresolved, as plain containers.
-        tokenizer: `tokenizer.json` as text; None where the model came without one.
-        facts: about the run: `precision`, `data_fingerprint`, `train/num_tokens`.
-        step: optimizer steps made.
+        weights: the network's weights by name.
+        config: the run's unresolved config as plain containers.
+        tokenizer: the text of `tokenizer.json`; None for a model without a tokenizer.
+        facts: `precision`, `data_fingerprint` and `train/num_tokens` of the run.
+        step: optimizer steps taken.
     """
 
     path: Path
@@ -49,34 +66,28 @@ class Checkpoint:
     step: int
 
 
-def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
+def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint onto the CPU.
 
-    Args:
-        path: the file.
-        key: the config key that named it, for errors.
-
     Raises:
-        ValueError: it is missing, cut short, or none of ours.
+        ArgumentError: the file does not exist, is damaged, or was not written by tinyformer.
     """
     path = Path(path)
     if not path.is_file():
-        near = sorted(path.glob("**/*.ckpt"), key=lambda file: file.stat().st_mtime) if path.is_dir() else []
-        hint = f"{key}={near[-1]} works" if near else "a run writes it to RUN/checkpoints/last.ckpt"
-        if (path / "config.json").is_file():
-            hint = f"`python -m tinyformer.convert hf {path} imported.ckpt` makes one of a Hugging Face folder"
-        raise ValueError(f"{key}={path} is no file; {hint}.")
+        raise _not_a_file(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles that torch did not write: they are refused
+            warnings.simplefilter("ignore")  # about pickles that torch did not write, which are refused
             raw = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises whatever its bytes lead to
-        raise ValueError(
-            f"{key}={path} cannot be read: it is cut short, damaged, or no checkpoint; a run writes "
-            "RUN/checkpoints/last.ckpt, and best.ckpt beside it, which may be whole."
-        ) from error
+    except Exception as error:  # a damaged file can raise anything
+        reason = (
+            "cannot be read: the file is cut short, damaged, or not a checkpoint; a run writes "
+            "RUN/checkpoints/last.ckpt, and best.ckpt beside it, which may be intact"
+        )
+        raise ArgumentError("path", str(path), reason) from error
     if not _is_complete(raw):
-        raise ValueError(f"{key}={path} was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt.")
+        reason = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
+        raise ArgumentError("path", str(path), reason)
     weights = {
         name.removeprefix(NETWORK_PREFIX): tensor
         for name, tensor in raw["state_dict"].items()
@@ -86,158 +97,163 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     return Checkpoint(path, weights, ours["config"], ours["tokenizer"], ours["facts"], raw["global_step"])
 
 
+def _not_a_file(path: Path) -> ArgumentError:
+    if not path.is_dir():
+        return ArgumentError("path", str(path), "does not exist; a run writes RUN/checkpoints/last.ckpt")
+    if (path / "config.json").is_file():
+        command = f"`python -m tinyformer.convert hf {path} imported.ckpt`"
+        return ArgumentError("path", str(path), f"is a Hugging Face folder; {command} makes a checkpoint of it")
+    checkpoints = sorted(path.glob("**/*.ckpt"), key=lambda file: file.stat().st_mtime)
+    if not checkpoints:
+        return ArgumentError("path", str(path), "is a folder; a run writes RUN/checkpoints/last.ckpt")
+    return ArgumentError("path", str(path), "is a folder", {"path": str(checkpoints[-1])})
+
+
 def _is_complete(raw: Any) -> bool:
-    """Whether a file's contents are what a run writes."""
+    """Whether the contents of a file are those of a run's checkpoint."""
     if not isinstance(raw, dict) or not {KEY, "state_dict", "global_step"} <= raw.keys():
         return False
     return isinstance(raw[KEY], dict) and {"config", "tokenizer", "facts"} <= raw[KEY].keys()
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Write a network that was made from a checkpoint's, whole or not at all.
+    """Write a network that was derived from a checkpoint's network, atomically.
 
     Args:
         path: the file.
-        network: of which the weights are stored.
-        checkpoint: where it came from, which gives the tokenizer, the facts and the step.
-        config: of the network, unresolved, as plain containers.
+        network: its weights are stored.
+        checkpoint: the original, which provides tokenizer, facts and step.
+        config: the unresolved config of the network, as plain containers.
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
     contents = {"config": config, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
-    temporary = path.with_suffix(".ckpt.partial")
-    torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
-    temporary.replace(path)
+    with atomic_write(path) as temporary:
+        torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
 
 
-def load_weights(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "checkpoint") -> None:
-    """Put a checkpoint's weights into a network.
+def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint's weights into a network.
 
     Raises:
-        ValueError: see `require_fitting`.
+        ArgumentError: see `require_fitting`.
     """
-    require_fitting(network, checkpoint, key)
+    require_fitting(network, checkpoint)
     network.load_state_dict(checkpoint.weights)
 
 
-def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, key: str = "checkpoint") -> None:
-    """Refuse a checkpoint whose weights are not a network's.
+def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose weights do not fit a network.
 
     Raises:
-        ValueError: their names or shapes differ; the sentence names the first that does.
+        ArgumentError: names or shapes differ; the reason names the first difference.
     """
-    own = network.state_dict()
-    missing = sorted(own.keys() - checkpoint.weights.keys())
-    extra = sorted(checkpoint.weights.keys() - own.keys())
+    own, stored = network.state_dict(), checkpoint.weights
     changed = [
-        f"{name} is {list(checkpoint.weights[name].shape)} there and {list(own[name].shape)} here"
+        f"{name} has shape {list(stored[name].shape)} there and {list(own[name].shape)} here"
         for name in own
-        if name in checkpoint.weights and own[name].shape != checkpoint.weights[name].shape
+        if name in stored and own[name].shape != stored[name].shape
     ]
-    if missing or extra or changed:
-        reason = (changed or [f"it has no {name}" for name in missing] or [f"it has {name} besides" for name in extra])[
-            0
-        ]
-        raise ValueError(
-            f"{key}={checkpoint.path} does not fit this model: {reason}. "
-            "Give the same model, attention, position, block and tokenizer as its run."
-        )
+    missing = [f"it lacks {name}" for name in sorted(own.keys() - stored.keys())]
+    extra = [f"it also has {name}" for name in sorted(stored.keys() - own.keys())]
+    if differences := [*changed, *missing, *extra]:
+        reason = f"does not fit this model: {differences[0]}; model, attention, position, block and tokenizer must be "
+        raise ArgumentError("checkpoint", str(checkpoint.path), f"{reason}those of its run")
 
 
 def start_from(network: torch.nn.Module, checkpoint: Checkpoint, task: Mapping[str, Any]) -> None:
-    """Put a checkpoint's weights into a network for this or another task, whose readout then stays as it is.
+    """Load a checkpoint's weights into a network for the same or another task.
 
-    A vocabulary that has become larger since, by the token that stands for a hidden one, keeps what it has besides.
+    For another kind of readout or other class labels, the network's readout keeps its initialisation. So do rows of the
+    embedding for tokens that the checkpoint lacks, such as `<mask>`.
 
     Args:
         network: the network.
-        checkpoint: to start from.
-        task: of the network, as in its config.
+        checkpoint: the checkpoint to start from.
+        task: the `task` node of the network's config.
 
     Raises:
-        ValueError: the encoders differ; see `load_weights`.
+        ArgumentError: the encoders differ; see `require_fitting`.
     """
-    own, theirs, stored = network.state_dict(), dict(checkpoint.weights), checkpoint.config["task"]
-    if (stored["readout"]["_target_"], stored["labels"]) != (task["readout"]["_target_"], task["labels"]):
-        theirs = {name: tensor for name, tensor in theirs.items() if not name.startswith(READOUT_PREFIX)}
-        theirs |= {name: tensor for name, tensor in own.items() if name.startswith(READOUT_PREFIX)}
+    own, weights, stored_task = network.state_dict(), dict(checkpoint.weights), checkpoint.config["task"]
+    stored_readout = (stored_task["readout"]["_target_"], stored_task["labels"])
+    if stored_readout != (task["readout"]["_target_"], task["labels"]):
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(READOUT_PREFIX)}
+        weights |= {name: tensor for name, tensor in own.items() if name.startswith(READOUT_PREFIX)}
     embedding = own[EMBEDDING]
     for name, tensor in own.items():
-        of_vocabulary = tensor.shape == embedding.shape and name in theirs
-        if of_vocabulary and theirs[name].shape[1:] == tensor.shape[1:]:
+        is_vocabulary = tensor.shape == embedding.shape and name in weights
+        if is_vocabulary and weights[name].shape[1:] == tensor.shape[1:]:
             is_tied = tensor.data_ptr() == embedding.data_ptr()
-            before = theirs[EMBEDDING if is_tied else name]
-            theirs[name] = torch.cat([before, tensor[len(before) :].cpu()])
-    load_weights(network, replace(checkpoint, weights=theirs), "init_from")
+            known = weights[EMBEDDING if is_tied else name]
+            weights[name] = torch.cat([known, tensor[len(known) :].cpu()])
+    load_weights(network, replace(checkpoint, weights=weights))
 
 
-def require_trusted(
-    config: Any,
-    path: Path,
-    allowed: frozenset[str] = frozenset(),
-    remedy: str = "name it on the command line, as NODE.{key}={target}",
-) -> None:
+def require_trusted(config: Any, path: Path, trusted: frozenset[str] = frozenset(), key: str = "") -> None:
     """Refuse a stored config that would call anything but a class of this package.
 
-    The class's own `__module__` decides: a name such as `tinyformer.checkpoint.torch.load` begins like one of ours.
+    The class's own `__module__` decides: a name such as `tinyformer.checkpoint.torch.load` only looks like ours.
 
     Args:
-        config: plain containers.
-        path: the file, for the error.
-        allowed: further targets, which the user named.
-        remedy: how to name one, for the error.
+        config: a node of the config, as plain containers.
+        path: the checkpoint, for the error.
+        trusted: further targets, which the user has named.
+        key: the dotted key of the node.
 
     Raises:
-        ValueError: it names something else.
+        UntrustedTargetError: the config names something else to call.
+        ArgumentError: the config contains an interpolation that could create a node.
     """
     if isinstance(config, str) and _computes(config):
-        raise ValueError(
-            f"checkpoint={path} wants to compute {config[:200]!r}, which could make a node that calls anything; of a "
-            "stored config only ${key}, ${default_num_kv_heads:…} and ${oc.env:…} are resolved."
+        reason = (
+            f"contains {config[:200]!r} ({key}), which could create a node that calls anything; in a checkpoint only "
+            "${NODE.KEY}, ${default_num_kv_heads:…} and ${oc.env:…} are allowed"
         )
-    if isinstance(config, list | tuple):
-        for value in config:
-            require_trusted(value, path, allowed, remedy)
+        raise ArgumentError("path", str(path), reason)
     if isinstance(config, dict):
-        for key in CALLED:
-            target = config.get(key)
-            if target is None or _is_trusted(target, key, allowed):
-                continue
-            raise ValueError(
-                f"checkpoint={path} wants to call {target!r}, which is no class of tinyformer. If you trust it, "
-                f"{remedy.format(key=key, target=target)}."
-            )
-        for value in config.values():
-            require_trusted(value, path, allowed, remedy)
+        for name in CALLED:
+            target = config.get(name)
+            if target is not None and not _is_trusted(target, name, trusted):
+                raise UntrustedTargetError(path, _join(key, name), target)
+        children = list(config.items())
+    else:
+        children = list(enumerate(config)) if isinstance(config, list | tuple) else []
+    for name, value in children:
+        require_trusted(value, path, trusted, _join(key, name))
 
 
-def _is_trusted(target: Any, key: str, allowed: frozenset[str]) -> bool:
+def _join(key: str, name: Any) -> str:
+    return f"{key}.{name}" if key else str(name)
+
+
+def _is_trusted(target: Any, name: str, trusted: frozenset[str]) -> bool:
     if not isinstance(target, str):
-        return key != "_target_"  # a node of its own, which is looked into
-    return target in allowed or _is_our_class(target) or (key == "score" and target in SCORES)
+        return name != "_target_"  # a node, which is checked by itself
+    return target in trusted or _is_our_class(target) or (name == "score" and target in SCORES)
 
 
 def _computes(text: str) -> bool:
-    """Whether a text holds an interpolation that could make a node: `${oc.create:{_target_:os.system}}` does."""
+    """Whether a text contains an interpolation that could create a node, as `${oc.create:{_target_:os.system}}` does."""
     plain = re.compile(r"\$\{(?:(?:default_num_kv_heads|oc\.env):)?[^${}:]*\}")
-    while (inner := plain.sub("_", text)) != text:  # the innermost first
-        text = inner
+    while (rest := plain.sub("_", text)) != text:  # innermost first
+        text = rest
     return "${" in text
 
 
-def _is_our_class(target: Any) -> bool:
-    if not isinstance(target, str) or not target.startswith("tinyformer."):
+def _is_our_class(target: str) -> bool:
+    if not target.startswith("tinyformer."):
         return False
     module_name, _, name = target.rpartition(".")
     try:
         module = importlib.import_module(module_name)
     except ImportError:
         return False
-    found = getattr(module, name, None)
-    return isinstance(found, type) and found.__module__.startswith("tinyformer.")
+    value = getattr(module, name, None)
+    return isinstance(value, type) and value.__module__.startswith("tinyformer.")
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every random number generator, as plain numbers and tensors."""
+    """The states of all random number generators, as plain numbers and tensors."""
     version, keys, position, has_gauss, gauss = np.random.get_state()
     python_version, python_keys, python_gauss = random.getstate()
     return {
@@ -249,7 +265,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Set every random number generator to a saved state."""
+    """Restore the states of all random number generators."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

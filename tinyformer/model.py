@@ -1,4 +1,4 @@
-"""A trained model in Python: text in; vectors, scores or more text out."""
+"""Trained models in Python: `load` a checkpoint, then encode, score and generate text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,60 +17,65 @@ from tinyformer.app.errors import cause_of
 from tinyformer.app.stored_run import CHOSEN_ANEW
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_trusted
 from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.generation import Sampling, generate
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Task
 
 Texts: TypeAlias = str | Sequence[str] | Tensor
-"""One text, which is a batch of one, several, or the ids of their tokens, `batch seq`."""
+"""A text, a list of texts, or token ids of shape (batch, seq)."""
 
 
 def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()) -> "Model":
-    """The model of a checkpoint, in evaluation mode, in the dtype of its weights.
+    """Load a checkpoint's model, in evaluation mode and in the dtype of its weights.
 
-    Nothing in the file is trusted but what `evaluate.py` trusts: it is read without running code of its own, and makes
-    classes of this package only.
+    As in `evaluate.py`, the file is not trusted: reading it runs none of its code, and its config may only name classes
+    of this package.
 
     Args:
         checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`.
-        backend: of attention; "auto" or a name in `tinyformer.nn.BACKENDS`, whatever the run had.
-        device: "cpu", "cuda" or another of torch's.
-        trusted: further classes that the checkpoint may make, such as "mine.Block".
+        backend: attention backend: "auto" or a name in `tinyformer.nn.BACKENDS`, whatever the run used.
+        device: the device, as in torch: "cpu", "cuda", …
+        trusted: further classes that the checkpoint may use, such as "mine.Block".
 
     Raises:
-        ValueError: the file cannot be read, or names a class that is not trusted; the backend cannot compute the model;
-            there is no such device.
+        ArgumentError: the file cannot be read or names a class that is not trusted; the backend does not support the
+            model; the device does not exist.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device}: this machine has none; device=cpu works.")
-    stored = load_checkpoint(checkpoint)
-    plain = {key: value for key, value in stored.config.items() if key not in CHOSEN_ANEW}
-    require_trusted(plain, stored.path, frozenset(trusted), "load(…, trusted=[{target!r}]) takes it")
+        raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
+    with argument_path(passed={"path": "checkpoint"}):
+        stored = load_checkpoint(checkpoint)
+        plain = {key: value for key, value in stored.config.items() if key not in CHOSEN_ANEW}
+        require_trusted(plain, stored.path, frozenset(trusted))
     register_head_resolver()
     config = OmegaConf.create(plain)
     config.attention.backend = backend
     tokenizer = TextTokenizer.from_json(stored.tokenizer) if stored.tokenizer else None
     try:
-        with torch.random.fork_rng():  # of which weights are drawn that the checkpoint's replace
+        with torch.random.fork_rng():  # which initialises the weights that the checkpoint's replace
             network = make_network(config, tokenizer)
     except InstantiationException as error:
-        raise cause_of(error) from error
+        cause = cause_of(error)
+        if isinstance(cause, ArgumentError) and cause.path[-1] == "backend":
+            cause.path = ("backend",)
+        raise cause from error
     load_weights(network, stored)
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
     return Model(network.to(device, dtype), tokenizer, instantiate(config.task.objective, _convert_="all"))
 
 
 class Model:
-    """A network with its tokenizer and its task; `load` makes one.
+    """A trained network with its tokenizer and task; made by `load`.
 
-    Texts are padded at the right, which changes nothing in the result of any: what stands beyond a text's end is
-    zero. A text begins with the token that stands before each document in training, so that an empty one has a token,
-    too; token ids are taken as they are.
+    Texts are padded on the right, which does not affect the results: outputs for padding are zero. As in training, each
+    text is preceded by the token that starts a document, so that an empty text has one token; token ids are used as
+    they are.
 
     Args:
         network: the model.
-        tokenizer: of its texts; without one, it takes token ids.
-        task: that it was trained for.
+        tokenizer: its tokenizer; a model without one only takes token ids.
+        task: the task that it was trained for.
     """
 
     def __init__(self, network: Transformer, tokenizer: TextTokenizer | None, task: Task) -> None:
@@ -78,35 +83,33 @@ class Model:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """Of its texts.
+        """The model's tokenizer.
 
         Raises:
-            ValueError: the model came without one.
+            ValueError: it has none.
         """
         if self._tokenizer is None:
-            raise ValueError("The model came without a tokenizer; it takes a tensor of token ids, batch seq.")
+            raise ValueError("The model has no tokenizer; it takes a tensor of token ids of shape (batch, seq).")
         return self._tokenizer
 
     @property
     def max_seq_len(self) -> int:
-        """The longest text, in tokens."""
+        """The maximum length of a text in tokens, including the one that starts it."""
         return self.network.encoder.max_seq_len
 
     def tokenize(self, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """Token ids, padded at the right, and how many are each text's own.
+        """Token ids, padded on the right, and the length of each text in tokens.
 
         Raises:
-            ValueError: there is no text, one is too long, or a token is none of the model's.
+            ArgumentError: there is no text, one is too long, or a token id is unknown.
         """
         rows = self._rows(texts)
         for index, row in enumerate(rows):
             if not 0 < len(row) <= self.max_seq_len:
-                raise ValueError(
-                    f"texts[{index}] has {len(row):,} tokens; from 1 to model.max_seq_len={self.max_seq_len:,} work, "
-                    "the one that begins a text included."
-                )
+                limit = f"must be 1 to {self.max_seq_len:,} tokens, including the one that starts a text"
+                raise ArgumentError(f"len(texts[{index}])", len(row), limit)
         lengths = torch.tensor([len(row) for row in rows])
-        # Token ids are all of one length.
+        # A tensor of token ids has no padding, so its value does not matter there.
         tokens = torch.full((len(rows), int(lengths.max())), self._tokenizer.eos_id if self._tokenizer else 0)
         for row, padded in zip(rows, tokens, strict=True):
             padded[: len(row)] = torch.tensor(row)
@@ -115,10 +118,10 @@ class Model:
 
     @torch.no_grad()
     def encode(self, texts: Texts) -> Float[Tensor, "batch seq d_model"]:
-        """The encoder's vector of each token.
+        """The encoder's output for each token.
 
         Raises:
-            ValueError: see `tokenize`.
+            ArgumentError: see `tokenize`.
         """
         tokens, lengths = self.tokenize(texts)
         mask = self.task.mask({"inputs": tokens, "lengths": lengths})
@@ -126,14 +129,14 @@ class Model:
 
     @torch.no_grad()
     def logits(self, texts: Texts) -> Float[Tensor, "batch *seq scores"]:
-        """What the readout makes of them: `batch seq vocab_size`, or `batch num_classes` from a classifier.
+        """The logits: of shape (batch, seq, vocab_size), or (batch, num_classes) from a classifier.
 
         Raises:
-            ValueError: see `tokenize`.
+            ArgumentError: see `tokenize`.
         """
         tokens, lengths = self.tokenize(texts)
-        scores = self.network(tokens, self.task.mask({"inputs": tokens, "lengths": lengths}))
-        return _without_padding(scores, lengths) if scores.ndim == 3 else scores
+        logits = self.network(tokens, self.task.mask({"inputs": tokens, "lengths": lengths}))
+        return _without_padding(logits, lengths) if logits.ndim == 3 else logits
 
     def generate(
         self,
@@ -144,63 +147,53 @@ class Model:
         top_p: float | None = None,
         seed: int = 0,
     ) -> list[str]:
-        """Each prompt and what the model makes of it, up to where another document would begin.
+        """Continue each prompt up to the end of its document; the results include the prompts.
 
         Args:
-            prompts: to go on from, of any length; the model sees the last `max_seq_len` tokens.
-            num_tokens: how many are drawn, at most.
-            temperature: 0 takes the likeliest token; for this and the next two see `Sampling`.
-            top_k: among how many.
-            top_p: among how much of the probability.
-            seed: prompt `i` is drawn with `seed + i`, whatever the others are.
+            prompts: texts of any length; the model sees the last `max_seq_len` tokens.
+            num_tokens: how many tokens to sample, at most.
+            temperature: 0 takes the most probable token; see `Sampling`, also for the next two.
+            top_k: sample from the k most probable tokens only.
+            top_p: sample from the smallest set of tokens with this total probability.
+            seed: prompt `i` is sampled with the seed `seed + i`, independently of the others.
 
         Raises:
-            ValueError: the model's task is no generation of text, or a setting is out of its range.
+            ArgumentError: a setting is out of range.
+            ValueError: the model was trained for another task than causal language modelling.
         """
         if not self.task.generates:
-            raise ValueError(
-                f"A model of {type(self.task).__name__} sees both sides of a token and goes on from none; "
-                "one trained with task=causal_lm does."
-            )
+            raise ValueError(f"A {type(self.task).__name__} model cannot generate text; a CausalLM model can.")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = self._rows(prompts) if prompts else []
-        new = generate(
-            self.network,
-            rows,
-            num_tokens,
-            Sampling(temperature, top_k, top_p),
-            seed,
-            stop_token=self.tokenizer.eos_id,
-        )
+        sampling = Sampling(temperature, top_k, top_p)
+        new = generate(self.network, rows, num_tokens, sampling, seed, stop_token=self.tokenizer.eos_id)
         return [
             prompt + self.tokenizer.continuation(ids, after=row)
             for prompt, row, ids in zip(prompts, rows, new, strict=True)
         ]
 
     def _rows(self, texts: Any) -> list[list[int]]:
-        """The tokens of each text."""
+        """The token ids of each text."""
         if isinstance(texts, Tensor):
-            return self._checked(texts).tolist()
+            return self._validated(texts).tolist()
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ValueError("texts has to be a text, a list of one or more, or a tensor of token ids, batch seq.")
+            raise ArgumentError("texts", texts, "must be a text, a list of texts, or token ids of shape (batch, seq)")
         return [[self.tokenizer.eos_id, *ids] for ids in self.tokenizer.encode_batch(texts)]
 
-    def _checked(self, ids: Tensor) -> Tensor:
-        vocab_size = self.network.encoder.vocab_size
-        if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or len(ids) == 0:
-            raise ValueError(
-                f"texts is a tensor of {ids.dtype} and shape {list(ids.shape)}; token ids are whole numbers, batch seq."
-            )
-        if ids.numel() and (ids.min() < 0 or ids.max() >= vocab_size):
-            raise ValueError(
-                f"texts holds token ids from {int(ids.min())} to {int(ids.max())}; the model has 0 to {vocab_size - 1}."
-            )
+    def _validated(self, ids: Tensor) -> Tensor:
+        largest = self.network.encoder.vocab_size - 1
+        if ids.ndim != 2 or len(ids) == 0:
+            raise ArgumentError("texts.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
+        if ids.is_floating_point() or ids.is_complex():
+            raise ArgumentError("texts.dtype", ids.dtype, "token ids must be integers")
+        for unknown in ids[(ids < 0) | (ids > largest)].tolist():
+            raise ArgumentError("texts", unknown, f"token ids go from 0 to {largest}")
         return ids
 
 
 def _without_padding(
     x: Float[Tensor, "batch seq width"], lengths: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch seq width"]:
-    beyond = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
-    return x.masked_fill(beyond.unsqueeze(-1), 0.0)
+    is_padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
+    return x.masked_fill(is_padding.unsqueeze(-1), 0.0)

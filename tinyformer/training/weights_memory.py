@@ -1,39 +1,77 @@
-"""What attention weights take where a kernel holds them in memory, known before the first step."""
+"""Memory that attention weights take where a kernel stores them, estimated before the first step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tinyformer.nn import AttentionMask, BaseAttention, Transformer, backend_refusal
 
-HOLDING = ("eager", "math")
-"""Kernels that hold the weights of every query and key; `math` is what torch's sdpa falls back on."""
+STORING = ("eager", "math")
+"""Kernels that store the weights of all queries and keys; `math` is what torch's sdpa falls back to."""
 
-SPARING = ("flash", "flex")
+NOT_STORING = ("flash", "flex")
 """Backends that never do."""
 
+ENCODER = ("network", "encoder")
 
-def kept_bytes(layer: BaseAttention, seq: int, device: str, dtype: torch.dtype) -> int:
-    """Of the weights of one row of tokens, what autograd keeps of a layer for its backward pass, at least.
 
-    That is the softmax, in fp32 or more; where the values have fewer bits, a copy in theirs; where weights are dropped,
-    which ones, and those that are left.
+@dataclass(frozen=True)
+class MemoryShortage:
+    """The attention weights of a training step need more memory than there is.
 
     Args:
-        layer: whose kernel is one of `HOLDING`.
-        seq: the length of the row.
-        device: the type.
+        kernels: the kernels that store them.
+        needed: bytes that they take at least.
+        free: bytes that are free.
+        works: settings that help, by the path of the argument from `network`, `datamodule` or `trainer`.
+        effect: what the settings do.
+    """
+
+    kernels: str
+    needed: int
+    free: int
+    works: Mapping[tuple[str, ...], Any]
+    effect: str
+
+    def describe(
+        self, name_of: Callable[[tuple[str, ...]], str] = ".".join, show: Callable[[Any], str] = repr
+    ) -> str:
+        """The warning as one sentence.
+
+        Args:
+            name_of: turns the path of an argument into the name that the reader sets it by.
+            show: turns a value into text as the reader would write it.
+        """
+        settings = " ".join(f"{name_of(path)}={show(value)}" for path, value in self.works.items())
+        return (
+            f"The {self.kernels} kernel stores at least {self.needed / 1e9:,.1f} GB of attention weights for the "
+            f"backward pass, but {self.free / 1e9:,.1f} GB of memory are free: {settings} {self.effect}."
+        )
+
+
+def stored_bytes(layer: BaseAttention, seq: int, device: str, dtype: torch.dtype) -> int:
+    """Bytes of attention weights that autograd stores of a layer for the backward pass, for each sequence.
+
+    These are the softmax, in fp32 or higher precision; for values of lower precision a copy in theirs; with dropout the
+    dropout mask and the weights after dropout.
+
+    Args:
+        layer: a layer whose kernel is one of `STORING`.
+        seq: length of the sequence.
+        device: type of the device.
         dtype: of the values.
     """
     softmax = torch.promote_types(dtype, torch.float32).itemsize
     factor = dtype.itemsize if dtype.itemsize < softmax or layer.dropout else 0
-    # On CPU, F.dropout multiplies by numbers that are 0 or 1 / (1 - p); on CUDA it keeps booleans.
+    # F.dropout stores the mask in the values' dtype on CPU, and as booleans on CUDA.
     dropped = (torch.bool if device == "cuda" else dtype).itemsize if layer.dropout else 0
     return layer.num_softmaxes * layer.num_heads * seq * seq * (softmax + factor + dropped)
 
 
-def warn_of_weights(
+def find_memory_shortage(
     network: Transformer,
     kernels: Sequence[str],
     device: str,
@@ -41,42 +79,42 @@ def warn_of_weights(
     mask: AttentionMask,
     batch_size: int,
     free: int | None,
-) -> str | None:
-    """A sentence where the attention weights of a training step will not fit, and what does; None where they will.
+) -> MemoryShortage | None:
+    """Check whether the attention weights of a training step fit into memory; None if they do.
 
     Args:
-        network: with its backends resolved.
-        kernels: that run in its layers.
-        device: the type.
+        network: the model, with resolved backends.
+        kernels: the kernel of each layer.
+        device: type of the device.
         dtype: of matrix products.
         mask: of the task.
-        batch_size: rows in a batch.
-        free: bytes that there are; None if that is not known.
+        batch_size: sequences in a batch.
+        free: free memory in bytes; None if it is unknown.
     """
-    holding = [layer for layer, kernel in zip(network.attentions(), kernels, strict=True) if kernel in HOLDING]
-    trains = any(parameter.requires_grad for parameter in network.encoder.parameters())
-    if free is None or not holding or not trains:
+    storing = [layer for layer, kernel in zip(network.attentions(), kernels, strict=True) if kernel in STORING]
+    is_trained = any(parameter.requires_grad for parameter in network.encoder.parameters())
+    if free is None or not storing or not is_trained:
         return None
-    seq = network.encoder.max_seq_len
-    layers = [batch_size * kept_bytes(layer, seq, device, dtype) for layer in holding]
-    again = network.encoder.checkpoint_activations
-    needed = max(layers) if again else sum(layers)
+    seq, recomputes = network.encoder.max_seq_len, network.encoder.checkpoint_activations
+    layers = [batch_size * stored_bytes(layer, seq, device, dtype) for layer in storing]
+    needed = max(layers) if recomputes else sum(layers)
     if needed <= free:
         return None
-    able = (
-        name for name in SPARING if not any(backend_refusal(one, name, device, dtype, mask, seq) for one in holding)
+    backends = (
+        name for name in NOT_STORING if not any(backend_refusal(one, name, device, dtype, mask, seq) for one in storing)
     )
-    rows = batch_size * free // needed
-    if backend := next(able, None):
-        remedy = f"attention.backend={backend} keeps none"
-    elif not again and max(layers) <= free:
-        remedy = "model.checkpoint_activations=true keeps one layer's at a time"
+    works: dict[tuple[str, ...], Any]
+    effect, rows = "stores less", batch_size * free // needed
+    if backend := next(backends, None):
+        works, effect = {(*ENCODER, "block", "attention", "backend"): backend}, "stores none"
+    elif not recomputes and max(layers) <= free:
+        works, effect = {(*ENCODER, "checkpoint_activations"): True}, "stores those of one layer at a time"
     elif rows:
-        remedy = f"data.batch_size={rows} trainer.accumulate_grad_batches={math.ceil(batch_size / rows)} keeps fewer"
+        works = {
+            ("datamodule", "batch_size"): rows,
+            ("trainer", "accumulate_grad_batches"): math.ceil(batch_size / rows),
+        }
     else:
-        remedy = f"model.max_seq_len={max(math.isqrt(seq * seq * free // needed), 1)} keeps fewer"
-    kind = ", ".join(sorted({kernel for kernel in kernels if kernel in HOLDING}))
-    return (
-        f"The {kind} kernel keeps at least {needed / 1e9:,.1f} GB of attention weights for the backward pass, and "
-        f"{free / 1e9:,.1f} GB of memory are free: {remedy}."
-    )
+        works = {(*ENCODER, "max_seq_len"): max(math.isqrt(seq * seq * free // needed), 1)}
+    names = ", ".join(sorted({kernel for kernel in kernels if kernel in STORING}))
+    return MemoryShortage(names, needed, free, works, effect)
