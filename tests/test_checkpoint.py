@@ -1,8 +1,9 @@
-"""Checkpoints: what cannot be read, what does not fit, what is not trusted, and random states."""
+"""Checkpoints: damaged and foreign files, weights that do not fit, untrusted configs, random states."""
 
 import os
 import pickle
 import random
+import re
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -14,45 +15,51 @@ from nn.model_cases import make_transformer
 
 from tinyformer.checkpoint import (
     KEY,
+    UntrustedTargetError,
     load_checkpoint,
     load_weights,
     random_state,
     require_trusted,
     restore_random_state,
+    save_network,
+    start_from,
 )
+from tinyformer.errors import ArgumentError
+
+FILE = Path("x.ckpt")
+TASK = {"readout": {"_target_": "tinyformer.nn.TokenReadout"}, "labels": None}
 
 
-def save(path, network=None, **changes):
+def save(path, network=None, task=TASK):
     """A checkpoint as a run writes it."""
     network = network or make_transformer()
     contents = {
         "state_dict": {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
         | {"sums.nats.value": torch.zeros(())},
         "global_step": 7,
-        KEY: {"config": {"seed": 0}, "tokenizer": "{}", "facts": {"precision": "32-true"}},
+        KEY: {"config": {"task": task}, "tokenizer": "{}", "facts": {"precision": "32-true"}},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(contents | changes, path)
+    torch.save(contents, path)
     return path
 
 
-def error_of(path, **key):
-    with pytest.raises(ValueError, match=r"^\S+=") as caught:
-        load_checkpoint(path, **key)
+def error_of(path):
+    with pytest.raises(ArgumentError) as caught:
+        load_checkpoint(path)
     message = str(caught.value)
-    assert message.startswith(f"{key.get('key', 'checkpoint')}={path}")
+    assert message.startswith(f"path={str(path)!r}: ")
     assert "\n" not in message
     return message
 
 
-# Reading.
+# Reading and writing.
 
 
-def test_reads_what_was_written(tmp_path):
+def test_reads_what_a_run_wrote(tmp_path):
     network = make_transformer()
     checkpoint = load_checkpoint(str(save(tmp_path / "last.ckpt", network)))
-    assert checkpoint.step == 7
-    assert checkpoint.config == {"seed": 0}
+    assert (checkpoint.step, checkpoint.config, checkpoint.tokenizer) == (7, {"task": TASK}, "{}")
     assert checkpoint.facts == {"precision": "32-true"}
     assert checkpoint.weights.keys() == network.state_dict().keys()
     other = make_transformer()
@@ -61,71 +68,49 @@ def test_reads_what_was_written(tmp_path):
         assert torch.equal(tensor, network.state_dict()[name])
 
 
-def test_a_missing_file_names_where_a_run_writes_it(tmp_path):
-    assert "RUN/checkpoints/last.ckpt" in error_of(tmp_path / "none.ckpt", key="init_from")
-
-
-def test_a_folder_names_the_checkpoint_in_it(tmp_path):
-    save(tmp_path / "run" / "checkpoints" / "best.ckpt")
-    last = save(tmp_path / "run" / "checkpoints" / "last.ckpt")
-    assert f"init_from={last} works" in error_of(tmp_path / "run", key="init_from")
-
-
-def test_a_folder_names_the_newest_checkpoint_in_it(tmp_path):
-    new = save(tmp_path / "a" / "last.ckpt")
-    old = save(tmp_path / "b" / "last.ckpt")
+def test_a_path_that_is_not_a_file(tmp_path):
+    assert error_of(tmp_path / "none.ckpt").endswith("does not exist; a run writes RUN/checkpoints/last.ckpt.")
+    assert error_of(tmp_path).endswith("is a folder; a run writes RUN/checkpoints/last.ckpt.")
+    newest, old = save(tmp_path / "a" / "last.ckpt"), save(tmp_path / "b" / "last.ckpt")
     os.utime(old, (1, 1))
-    assert f"checkpoint={new} works" in error_of(tmp_path)
+    assert error_of(tmp_path).endswith(f"is a folder; path={str(newest)!r} works.")
+    (tmp_path / "config.json").touch()
+    assert f"`python -m tinyformer.convert hf {tmp_path} imported.ckpt`" in error_of(tmp_path)
 
 
-def test_an_empty_folder_names_where_a_run_writes_it(tmp_path):
-    assert "RUN/checkpoints/last.ckpt" in error_of(tmp_path)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
-def test_a_file_cut_short(tmp_path, share):
-    whole = save(tmp_path / "whole.ckpt").read_bytes()
-    (tmp_path / "cut.ckpt").write_bytes(whole[: int(len(whole) * share)])
-    assert "cut short" in error_of(tmp_path / "cut.ckpt")
-
-
-@pytest.mark.parametrize("position", [0.1, 0.3, 0.6, 0.9])
-def test_a_damaged_file_is_refused_or_read(tmp_path, position):
-    """Never another exception: zeros in the weights are not noticed, elsewhere they are."""
-    whole = bytearray(save(tmp_path / "whole.ckpt").read_bytes())
-    start = int(len(whole) * position)
-    whole[start : start + 300] = bytes(300)
-    (tmp_path / "damaged.ckpt").write_bytes(whole)
-    with suppress(ValueError):
-        load_checkpoint(tmp_path / "damaged.ckpt")
-
-
-def test_a_damaged_pickle_inside_the_archive(tmp_path):
-    whole = save(tmp_path / "whole.ckpt")
-    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(tmp_path / "damaged.ckpt", "w") as new:
+def test_a_damaged_file(tmp_path):
+    """Zeros in the weights cannot be noticed; elsewhere the file is refused, and never with another exception."""
+    whole, path = save(tmp_path / "whole.ckpt").read_bytes(), tmp_path / "damaged.ckpt"
+    for share in (0.0, 0.001, 0.1, 0.5, 0.9, 0.999):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        assert "cut short" in error_of(path)
+    for share in (0.1, 0.3, 0.6, 0.9):
+        start = int(len(whole) * share)
+        path.write_bytes(whole[:start] + bytes(300) + whole[start + 300 :])
+        with suppress(ArgumentError):
+            load_checkpoint(path)
+    with zipfile.ZipFile(tmp_path / "whole.ckpt") as old, zipfile.ZipFile(path, "w") as new:
         for name in old.namelist():
             data = old.read(name)
             new.writestr(name, data[:50] if name.endswith("data.pkl") else data)
-    assert "damaged" in error_of(tmp_path / "damaged.ckpt")
+    assert "damaged" in error_of(path)
 
 
-@pytest.mark.parametrize(
-    "contents",
-    [
-        b"# Notes\n" * 50,
-        b"\x00" * 1000,
-        "Ελληνικά".encode(),
-        b"PK\x03\x04 not a zip",
-        bytes(range(256)),
-        b"{}",
-        b"X",
-        b"\x80\x05].",
-    ],
-    ids=["text", "zeros", "greek", "half-a-zip", "bytes", "json", "letter", "pickle"],
-)
-def test_no_checkpoint_at_all(tmp_path, contents):
-    (tmp_path / "notes.txt").write_bytes(contents)
-    error_of(tmp_path / "notes.txt")
+def test_a_file_of_another_kind(tmp_path):
+    path = tmp_path / "notes.txt"
+    for contents in (b"# Notes\n" * 50, bytes(1000), b"PK\x03\x04 not a zip", bytes(range(256)), b"{}", b"\x80\x05]."):
+        path.write_bytes(contents)
+        assert "not a checkpoint" in error_of(path)
+    for contents in (
+        {"state_dict": {}, "global_step": 1, "hyper_parameters": {}},
+        [1, 2],
+        torch.zeros(3),
+        {KEY: {"config": {}}, "state_dict": {}, "global_step": 1},
+        {KEY: {"config": {}, "tokenizer": "", "facts": {}}},
+        {KEY: 3, "state_dict": {}, "global_step": 1},
+    ):
+        torch.save(contents, path)
+        assert "was not written by tinyformer" in error_of(path)
 
 
 class Code:
@@ -150,148 +135,164 @@ def test_code_in_a_file_does_not_run(tmp_path, writer):
     assert trace.exists()
 
 
-@pytest.mark.parametrize(
-    "contents",
-    [
-        {"state_dict": {}, "global_step": 1, "hyper_parameters": {}},
-        [1, 2],
-        torch.zeros(3),
-        {KEY: {"config": {}}, "state_dict": {}, "global_step": 1},
-        {KEY: {"config": {}, "tokenizer": "", "facts": {}}},
-        {KEY: 3},
-    ],
-    ids=["lightning", "list", "tensor", "without-tokenizer", "without-weights", "number"],
-)
-def test_a_foreign_checkpoint(tmp_path, contents):
-    torch.save(contents, tmp_path / "foreign.ckpt")
-    assert "was not written by tinyformer" in error_of(tmp_path / "foreign.ckpt")
+def test_saving_a_network_is_atomic(tmp_path, monkeypatch):
+    path = save(tmp_path / "pruned.ckpt")
+    checkpoint, before = load_checkpoint(path), path.read_bytes()
+
+    def interrupted(contents, target):
+        Path(target).write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_network(path, make_transformer(), checkpoint, {})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    monkeypatch.undo()
+    network = make_transformer()
+    save_network(path, network, checkpoint, {"a": 1})
+    saved = load_checkpoint(path)
+    assert (saved.config, saved.step, saved.tokenizer, saved.facts) == ({"a": 1}, 7, "{}", checkpoint.facts)
+    assert all(torch.equal(saved.weights[name], tensor) for name, tensor in network.state_dict().items())
 
 
-# Fitting.
+# Weights and networks.
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"d_model": 64}, r"token_embedding.weight is \[50, 32\] there and \[50, 64\] here"),
-        ({"vocab_size": 51}, r"token_embedding.weight is \[50, 32\] there and \[51, 32\] here"),
-        ({"num_kv_heads": 2}, r"layers.0.attention.k_proj.weight is \[32, 32\] there and \[16, 32\] here"),
-        ({"num_layers": 3}, r"it has no encoder.layers.2."),
-        ({"num_layers": 1}, r"it has encoder.layers.1.\S+ besides"),
+        ({"d_model": 64}, "encoder.token_embedding.weight has shape [50, 32] there and [50, 64] here"),
+        ({"vocab_size": 51}, "encoder.token_embedding.weight has shape [50, 32] there and [51, 32] here"),
+        ({"num_kv_heads": 2}, "encoder.layers.0.attention.k_proj.weight has shape [32, 32] there and [16, 32] here"),
+        ({"num_layers": 3}, "it lacks encoder.layers.2."),
+        ({"num_layers": 1}, "it also has encoder.layers.1."),
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_named(tmp_path, changes, reason):
+def test_weights_that_do_not_fit(tmp_path, changes, reason):
     checkpoint = load_checkpoint(save(tmp_path / "last.ckpt"))
-    with pytest.raises(ValueError, match=rf"init_from=\S+last.ckpt does not fit this model: .*{reason}"):
-        load_weights(make_transformer(**changes), checkpoint, "init_from")
+    pattern = rf"^checkpoint='\S+last.ckpt': does not fit this model: {re.escape(reason)}"
+    with pytest.raises(ArgumentError, match=pattern):
+        load_weights(make_transformer(**changes), checkpoint)
 
 
-# Trusting.
+def test_the_readout_starts_anew_for_another_readout_or_other_labels(tmp_path):
+    """Three classes with other names are other classes, though the weights would fit."""
+    labels = {**TASK, "labels": ["bad", "fair", "good"]}
+    original = make_transformer(tied=False)
+    checkpoint = load_checkpoint(save(tmp_path / "last.ckpt", original, labels))
+    for task, readout_is_kept in (
+        (labels, True),
+        ({**labels, "labels": ["cat", "dog", "bird"]}, False),
+        ({**labels, "readout": {"_target_": "tinyformer.nn.ClassReadout"}}, False),
+    ):
+        network = make_transformer(tied=False)
+        initial = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        start_from(network, checkpoint, task)
+        for name, tensor in network.state_dict().items():
+            is_kept = readout_is_kept or not name.startswith("readout.")
+            assert torch.equal(tensor, original.state_dict()[name] if is_kept else initial[name]), name
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
+@pytest.mark.parametrize("tied", [True, False])
+def test_new_rows_of_a_vocabulary_keep_their_initialisation(tmp_path, tied):
+    original = make_transformer(tied=tied)
+    checkpoint = load_checkpoint(save(tmp_path / "last.ckpt", original))
+    network = make_transformer(tied=tied, vocab_size=51)
+    initial = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    start_from(network, checkpoint, TASK)
+    for name in ("encoder.token_embedding.weight", "readout.proj.weight"):
+        rows = network.state_dict()[name]
+        assert torch.equal(rows[:50], original.state_dict()[name])
+        assert torch.equal(rows[50:], initial[name][50:])
+
+
+# Trust.
+
+
+def test_classes_of_this_package_are_trusted():
+    for target in (
         "tinyformer.nn.Attention",
-        "tinyformer.nn.multi_head.Attention",
+        "tinyformer.nn.score.ScaledDotScore",
         "tinyformer.training.AdamW",
         "tinyformer.data.Pydoc",
-        "tinyformer.training.AttentionTelemetry",
-    ],
+    ):
+        require_trusted({"a": [{"_target_": target, "b": {"_target_": target}}]}, FILE)
+
+
+UNTRUSTED = (
+    "os.system",
+    "builtins.eval",
+    "torch.nn.Linear",
+    "tinyformer.checkpoint.torch.load",
+    "tinyformer.checkpoint.pickle.Unpickler",
+    "tinyformer.checkpoint.Path",
+    "tinyformer.checkpoint.load_checkpoint",
+    "tinyformer.nn.AttentionMask.dense",
+    "tinyformer.none.Class",
+    "tinyformer.nn.NoSuchClass",
+    "tinyformer",
+    "tinyformer.",
+    "tinyformers.Class",
+    "",
+    3,
+    True,
+    ["os.system"],
+    {"_target_": "tinyformer.nn.Attention"},
 )
-def test_our_classes_are_trusted(target):
-    require_trusted({"a": [{"_target_": target, "b": {"_target_": target}}]}, Path("x.ckpt"))
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "os.system",
-        "builtins.eval",
-        "torch.nn.Linear",
-        "tinyformer.checkpoint.torch.load",
-        "tinyformer.checkpoint.pickle.Unpickler",
-        "tinyformer.checkpoint.Path",
-        "tinyformer.checkpoint.load_checkpoint",
-        "tinyformer.nn.AttentionMask.dense",
-        "tinyformer.none.Class",
-        "tinyformer.nn.NoSuchClass",
-        "tinyformer",
-        "tinyformer.",
-        "tinyformers.Class",
-        "",
-        3,
-        True,
-        ["os.system"],
-        {"_target_": "tinyformer.nn.Attention"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda node: node,
-        lambda node: {"a": {"b": node}},
-        lambda node: {"a": [1, [node]]},
-        lambda node: [[node]],
-        lambda node: {"a": (node,)},
-    ],
-    ids=["top", "nested", "in-lists", "list", "in-a-tuple"],
-)
-def test_all_else_is_refused(target, wrap):
-    with pytest.raises(ValueError, match=r"checkpoint=x.ckpt wants to call .*no class of tinyformer"):
-        require_trusted(wrap({"_target_": target}), Path("x.ckpt"))
+@pytest.mark.parametrize("target", UNTRUSTED, ids=str)
+def test_every_other_target_is_refused(target):
+    node = {"_target_": target}
+    for config, key in (
+        (node, "_target_"),
+        ({"a": {"b": node}}, "a.b._target_"),
+        ({"a": [1, [node]]}, "a.1.0._target_"),
+        ([[node]], "0.0._target_"),
+        ({"a": (node,)}, "a.0._target_"),
+    ):
+        with pytest.raises(UntrustedTargetError, match=r"^path='x\.ckpt': would call .* not a class of tiny") as caught:
+            require_trusted(config, FILE)
+        assert (caught.value.key, caught.value.target) == (key, target)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_interpolations_that_could_create_a_node_are_refused():
+    """Resolved, they are nodes with a target that was not there to be checked."""
+    for text in (
         '${oc.create:{_target_:os.system,command:"touch it-ran"}}',
         "${oc.decode:'{_target_: os.system, command: touch it-ran}'}",
         "${oc.${part}:{_target_:os.system}}",
         "${${part}:{_target_:os.system}}",
         "a ${oc.deprecated:b}",
-    ],
-)
-def test_an_interpolation_that_makes_a_node_is_refused(text):
-    """Resolved, it is a node with a target that was not there to be looked at."""
-    with pytest.raises(ValueError, match=r"checkpoint=x.ckpt .*\$\{"):
-        require_trusted({"network": {"encoder": text}}, Path("x.ckpt"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ):
+        with pytest.raises(ArgumentError, match=r"^path='x\.ckpt': contains .*\$\{.* \(network\.encoder\)"):
+            require_trusted({"network": {"encoder": text}}, FILE)
+    for text in (
         "${model.d_model}",
         "${.d_model}",
         "${default_num_kv_heads:${model.num_heads}}",
         "${oc.env:TINYFORMER_CACHE,data/cache}",
         "${seed}-${model.name}",
         "costs $5 {or} 6: a lot",
-    ],
-)
-def test_the_interpolations_of_our_files_are_trusted(text):
-    require_trusted({"a": text}, Path("x.ckpt"))
+    ):
+        require_trusted({"a": text}, FILE)
 
 
-@pytest.mark.parametrize("score", ["os.system", "mine.Score", "${data.name}", "tinyformer.checkpoint.torch.load"])
-def test_a_stored_score_is_one_of_ours(score):
-    with pytest.raises(ValueError, match=r"NODE\.score="):
-        require_trusted({"attention": {"_target_": "tinyformer.nn.Attention", "score": score}}, Path("x.ckpt"))
-
-
-def test_scores_of_ours_are_trusted():
+def test_a_score_is_checked_like_a_target():
+    for score in ("os.system", "mine.Score", "${data.name}", "tinyformer.checkpoint.torch.load"):
+        with pytest.raises(UntrustedTargetError, match=r"attention\.score"):
+            require_trusted({"attention": {"_target_": "tinyformer.nn.Attention", "score": score}}, FILE)
     for score in ("scaled_dot", "additive", "tinyformer.nn.ScaledDotScore", None):
-        require_trusted({"attention": {"score": score}}, Path("x.ckpt"))
-    require_trusted({"attention": {"score": "mine.Score"}}, Path("x.ckpt"), frozenset({"mine.Score"}))
+        require_trusted({"attention": {"score": score}}, FILE)
 
 
-def test_what_the_user_names_is_trusted():
-    config = {"block": {"_target_": "mine.Block"}}
-    require_trusted(config, Path("x.ckpt"), frozenset({"mine.Block"}))
-    with pytest.raises(ValueError, match=r"'mine.Block', .* NODE._target_=mine.Block"):
-        require_trusted(config, Path("x.ckpt"), frozenset({"mine.Other"}))
+def test_targets_that_the_user_names_are_trusted():
+    config = {"block": {"_target_": "mine.Block"}, "attention": {"score": "mine.Score"}}
+    require_trusted(config, FILE, frozenset({"mine.Block", "mine.Score"}))
+    with pytest.raises(UntrustedTargetError, match=r"'mine\.Block' \(block\._target_\).* name it in trusted\.$"):
+        require_trusted(config, FILE, frozenset({"mine.Other", "mine.Score"}))
 
 
 # Random states.
@@ -308,10 +309,10 @@ def numbers():
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 701])
-def test_random_numbers_go_on_after_a_file(tmp_path, drawn):
+def test_random_numbers_continue_from_a_saved_state(tmp_path, drawn):
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(5)
-    for _ in range(drawn):  # an odd number of normals leaves one in store
+    for _ in range(drawn):  # after an odd number of normals, the generators keep one in store
         torch.rand(1), np.random.randn(), random.gauss(0, 1)
     torch.save(random_state(), tmp_path / "state.pt")
     expected = numbers()

@@ -99,7 +99,7 @@ def test_a_model_without_a_tokenizer_is_refused_where_text_is_read(
         (("hf", "./none", "in.ckpt"), "./none is no folder"),
         (("hf", "gpt2", "none/in.ckpt"), "none/in.ckpt lies in no folder that exists"),
         (("hf", "gpt2", "in.ckpt"), "model.num_heads=5 does not divide model.d_model=42; model.num_heads=3 does."),
-        (("export", "none.ckpt", "out"), "checkpoint=none.ckpt is no file"),
+        (("export", "none.ckpt", "out"), "path=none.ckpt: does not exist"),
         (("export", "ours.ckpt", "out"), "attention.softcap=3.0 has no counterpart in GPT-2, the nearest of"),
         (("export", "ours.ckpt", "gpt2"), "attention.softcap=3.0 has no counterpart in GPT-2, the nearest of"),
     ],

@@ -242,4 +242,4 @@ def test_a_start_of_another_size_is_told(program: Program, reviews: None, book: 
     given = CLASSES.replace("tokenizer=byte", "init_from=masked/checkpoints/last.ckpt model.d_model=32")
     ended = program("train.py", TINY, given)
     assert ended.code == 2
-    assert "init_from=masked/checkpoints/last.ckpt does not fit this model" in ended.err
+    assert "init_from=masked/checkpoints/last.ckpt: does not fit this model" in ended.err

@@ -40,8 +40,8 @@ class UntrustedTargetError(ArgumentError):
     """
 
     def __init__(self, path: Path, key: str, target: Any) -> None:
-        reason = f"would call {target!r} ({key}), which is not a class of tinyformer and could run any code"
-        super().__init__("path", str(path), reason, {"trusted": [target]})
+        problem = f"would call {target!r} ({key}), which is not a class of tinyformer and could run any code"
+        super().__init__("path", str(path), f"{problem}; if you trust it, name it in `trusted`")
         self.key, self.target = key, target
 
 
@@ -233,7 +233,7 @@ def _is_trusted(target: Any, name: str, trusted: frozenset[str]) -> bool:
 
 
 def _computes(text: str) -> bool:
-    """Whether a text contains an interpolation that could create a node, as `${oc.create:{_target_:os.system}}` does."""
+    """Whether a text contains an interpolation that could create a node: `${oc.create:{_target_:os.system}}` does."""
     plain = re.compile(r"\$\{(?:(?:default_num_kv_heads|oc\.env):)?[^${}:]*\}")
     while (rest := plain.sub("_", text)) != text:  # innermost first
         text = rest

@@ -132,7 +132,7 @@ def test_our_refusals_are_told():
 
 def test_our_refusals_inside_of_a_config_are_told():
     node = {"_target_": "tinyformer.generation.Sampling", "top_k": 0}
-    assert described(lambda: instantiate(node)).startswith("generate.top_k=0: at least one token")
+    assert described(lambda: instantiate(node)).startswith("top_k=0: must be at least 1")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_help_needs_no_checkpoint():
 
 
 def test_a_missing_checkpoint_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r"none.ckpt is no file"):
+    with pytest.raises(ValueError, match=r"none.ckpt'?: does not exist"):
         compose_on_checkpoint([f"checkpoint={tmp_path / 'none.ckpt'}"])
 
 
@@ -122,13 +122,13 @@ def sets(path, value):
     ],
 )
 def test_a_target_that_is_not_ours_is_refused(store, path, value):
-    with pytest.raises(ValueError, match=r"checkpoint=\S+ wants to (call|compute) "):
+    with pytest.raises(ValueError, match=r"checkpoint=\S+: (would call|contains) "):
         compose_on_checkpoint([f"checkpoint={store(change=sets(path, value))}"])
 
 
 def test_a_target_that_the_user_names_is_taken(store):
     path = store(change=sets("norm._target_", "torch.nn.LayerNorm"))
-    with pytest.raises(ValueError, match=r"NODE\._target_=torch\.nn\.LayerNorm"):
+    with pytest.raises(ValueError, match=r"add norm\._target_=torch\.nn\.LayerNorm"):
         compose_on_checkpoint([f"checkpoint={path}"])
     assert evaluated(path, "norm._target_=torch.nn.LayerNorm").norm._target_ == "torch.nn.LayerNorm"
 

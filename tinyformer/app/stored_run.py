@@ -25,9 +25,11 @@ def compose_on_checkpoint(arguments: Sequence[str]) -> list[str]:
     config: dict[str, Any] = {"seed": 0, "deterministic": False}  # what --help shows the defaults with
     if given:
         # Torch takes seconds to import: not for --help.
-        from tinyformer.checkpoint import CALLED, load_checkpoint, require_trusted
+        from tinyformer.checkpoint import CALLED, UntrustedTargetError, load_checkpoint, require_trusted
+        from tinyformer.errors import ArgumentError, argument_path
 
-        checkpoint = load_checkpoint(given[-1].partition("=")[2].strip("'\""))
+        with argument_path(passed={"path": "checkpoint"}):
+            checkpoint = load_checkpoint(given[-1].partition("=")[2].strip("'\""))
         overrides = [argument.partition("=") for argument in arguments]
         # A group that is chosen anew replaces the run's; merged into it, the run's own keys would be left over.
         chosen = {key for key, _, _ in overrides if isinstance(checkpoint.config.get(key), dict)}
@@ -35,6 +37,12 @@ def compose_on_checkpoint(arguments: Sequence[str]) -> list[str]:
             key: value for key, value in checkpoint.config.items() if key not in CHOSEN_ANEW and key not in chosen
         }
         named = frozenset(value.strip("'\"") for key, _, value in overrides if key.endswith(CALLED))
-        require_trusted(config, checkpoint.path, named)
+        try:
+            with argument_path(passed={"path": "checkpoint"}):
+                require_trusted(config, checkpoint.path, named)
+        except UntrustedTargetError as error:
+            problem = f"would call {error.target!r}, which is not a class of tinyformer and could run any code"
+            reason = f"{problem}; if you trust it, add {error.key}={error.target}"
+            raise ArgumentError("checkpoint", str(checkpoint.path), reason) from error
     ConfigStore.instance().store(name="stored_run", node=config, package="_global_")
     return list(arguments)

@@ -1,5 +1,6 @@
 """A training run, from its config to its summary."""
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app import build
 from tinyformer.app.analysis_run import examine, keep_findings
 from tinyformer.app.config import check_types
+from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.summary import (
     describe_events,
@@ -34,7 +36,7 @@ from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
 from tinyformer.training.hardware import compute_dtype, describe_device, free_memory, resolve_device
 from tinyformer.training.profilers import make_profiler
-from tinyformer.training.weights_memory import warn_of_weights
+from tinyformer.training.weights_memory import find_memory_shortage
 
 
 class TrainingRun:
@@ -73,7 +75,7 @@ class TrainingRun:
         self.network = build.build_network(config, self.data.tokenizer)
         if config.init_from and not self.resumed:
             with argument_path(passed={"path": "init_from", "checkpoint": "init_from"}):
-                start_from(self.network, load_checkpoint(config.init_from, "init_from"), config.task)
+                start_from(self.network, load_checkpoint(config.init_from), config.task)
         if config.freeze_encoder:
             self.network.encoder.requires_grad_(False)
             if not self.network.num_parameters():
@@ -84,7 +86,7 @@ class TrainingRun:
         mask = self.task.mask(next(iter(self.data.evaluation_dataloader("validation"))))
         kernels = build.resolve_kernels(self.network, self.arguments, mask, training=True)
         self.kernel = ", ".join(sorted(set(kernels)))
-        self.warning = warn_of_weights(
+        shortage = find_memory_shortage(
             self.network,
             kernels,
             self.device,
@@ -93,6 +95,8 @@ class TrainingRun:
             self.data.batch_size,
             free_memory(self.device),
         )
+        name_of = functools.partial(key_of_argument, unresolved)
+        self.warning = shortage.describe(name_of, format_value) if shortage else None
         if compiled is not None:
             self.network.compile(**compiled)
         optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
@@ -166,7 +170,7 @@ class TrainingRun:
             # A resumed run has a checkpoint of its own, and the one that it began with may be gone.
             own = Path(config.resume) / "checkpoints" / "last.ckpt" if config.resume else None
             with argument_path(passed={"path": "resume" if own else "init_from"}):
-                start = load_checkpoint(own, "resume") if own else load_checkpoint(config.init_from, "init_from")
+                start = load_checkpoint(own) if own else load_checkpoint(config.init_from)
             config.model.pruned_heads = start.config["model"].get("pruned_heads", [])
 
     def _data(self) -> DataModule:
@@ -182,7 +186,7 @@ class TrainingRun:
                 f"{chosen[0]}: data={hydra.runtime.choices['data']} brings its own tokens; leave tokenizer= out."
             )
         with argument_path(passed={"path": "init_from"}):
-            start = self.resumed or (load_checkpoint(config.init_from, "init_from") if config.init_from else None)
+            start = self.resumed or (load_checkpoint(config.init_from) if config.init_from else None)
         if start is not None and not self.resumed and not chosen:
             given = build.tokenizer_of(start, "init_from")
         data = build.build_data(config, given)
@@ -213,7 +217,7 @@ class TrainingRun:
                 )
             return None
         with argument_path(passed={"path": "resume"}):
-            checkpoint = load_checkpoint(Path(self.config.resume) / "checkpoints" / "last.ckpt", "resume")
+            checkpoint = load_checkpoint(Path(self.config.resume) / "checkpoints" / "last.ckpt")
         if 0 <= self.arguments["max_steps"] <= checkpoint.step:
             raise ValueError(
                 f"resume={self.config.resume} has made its {checkpoint.step} steps; "

@@ -36,9 +36,7 @@ class MemoryShortage:
     works: Mapping[tuple[str, ...], Any]
     effect: str
 
-    def describe(
-        self, name_of: Callable[[tuple[str, ...]], str] = ".".join, show: Callable[[Any], str] = repr
-    ) -> str:
+    def describe(self, name_of: Callable[[tuple[str, ...]], str] = ".".join, show: Callable[[Any], str] = repr) -> str:
         """The warning as one sentence.
 
         Args:
