@@ -192,7 +192,7 @@ def test_a_backend_must_not_accept_what_the_table_says_it_lacks(sabotage, examin
     code, cells = examine("--variants=additive", "--masks=causal", "--dtypes=fp32", "--backends=sdpa", "--device=cpu")
     assert code == 1
     failure = cells["sdpa", "additive", "causal", "fp32"]["failure"]
-    assert failure == "accepts scores that are no dot product, which support.LACKS says it lacks"
+    assert failure == "accepts scores other than dot products, which support.LACKS says it lacks"
 
 
 def test_dropout_must_be_as_strong_as_asked_for(sabotage, examine):

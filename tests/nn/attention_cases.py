@@ -6,9 +6,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
+from tinyformer.nn.kernels.observe import KernelObserver as AttentionKernels  # noqa: F401
 
 FUSED = ("sdpa", "flash")
 TRAINABLE = ("eager", *FUSED)
@@ -136,23 +136,3 @@ def loop_attention(
                     weights[b, h, i, j] = weight
                     out[b, h, i] += weight * v[b, g, j]
     return out, weights
-
-
-class AttentionKernels(TorchDispatchMode):
-    """Records torch's fused attention operators that run inside the block, and the dtype that they run in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, torch.dtype]] = []
-        self.num_masked = 0
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.calls]
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if "scaled_dot_product" in name:
-            self.calls.append((name, args[0].dtype))
-            self.num_masked += any(isinstance(more, Tensor) for more in (*args[3:], *(kwargs or {}).values()))
-        return func(*args, **(kwargs or {}))

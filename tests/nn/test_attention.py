@@ -383,7 +383,7 @@ def test_attention_dropout_is_right_on_average():
 
 def test_flash_refuses_dropout_on_cpu_and_names_one_that_can():
     attention = Attention(32, 4, dropout=0.1, backend="flash")
-    sentence = r"attention\.backend=flash cannot compute attention dropout on CPU; .*=auto or eager or sdpa can\."
+    sentence = r"^backend='flash': cannot compute attention dropout on CPU \(eager, sdpa can\); backend='auto' works\.$"
     with pytest.raises(ValueError, match=sentence):
         attention.train()(tokens())
     with pytest.raises(ValueError, match=sentence):
@@ -394,7 +394,7 @@ def test_flash_refuses_dropout_on_cpu_and_names_one_that_can():
 
 
 def test_an_unknown_backend_is_refused_at_construction():
-    with pytest.raises(ValueError, match=r"attention\.backend=fast: choose one of auto, eager, sdpa, flash"):
+    with pytest.raises(ValueError, match=r"^backend='fast': must be one of auto, eager, sdpa, flash"):
         Attention(32, 4, backend="fast")
 
 
@@ -403,26 +403,20 @@ def test_an_unknown_backend_is_refused_at_construction():
 
 @pytest.mark.parametrize("num_heads", [3, 5, 33, 64, 0, -1])
 def test_heads_that_do_not_divide_the_model_are_refused_with_a_number_that_works(num_heads):
-    with pytest.raises(ValueError, match=rf"^model\.num_heads={num_heads} does not divide") as caught:
+    with pytest.raises(ValueError, match=rf"^num_heads={num_heads}: must divide d_model=32") as caught:
         Attention(32, num_heads)
-    sentence = str(caught.value)
-    assert "model.d_model=32" in sentence
-    works = int(sentence.rsplit("model.num_heads=", maxsplit=1)[-1].split(maxsplit=1)[0])
-    assert Attention(32, works)(tokens()).shape == (2, 7, 32)
+    assert Attention(32, caught.value.works["num_heads"])(tokens()).shape == (2, 7, 32)
 
 
 @pytest.mark.parametrize("num_kv_heads", [3, 5, 8, 0, -2])
 def test_kv_heads_that_do_not_divide_the_heads_are_refused_with_a_number_that_works(num_kv_heads):
-    with pytest.raises(ValueError, match=rf"^attention\.num_kv_heads={num_kv_heads} does not divide") as caught:
+    with pytest.raises(ValueError, match=rf"^num_kv_heads={num_kv_heads}: must divide num_heads=4") as caught:
         Attention(32, 4, num_kv_heads)
-    sentence = str(caught.value)
-    assert "model.num_heads=4" in sentence
-    works = int(sentence.rsplit("attention.num_kv_heads=", maxsplit=1)[-1].split(maxsplit=1)[0])
-    assert Attention(32, 4, works)(tokens()).shape == (2, 7, 32)
+    assert Attention(32, 4, caught.value.works["num_kv_heads"])(tokens()).shape == (2, 7, 32)
 
 
 def test_the_proposed_number_of_heads_is_the_nearest_below():
-    with pytest.raises(ValueError, match=r"model\.num_heads=6 does\.$"):
+    with pytest.raises(ValueError, match=r"; num_heads=6 works\.$"):
         Attention(48, 7)
-    with pytest.raises(ValueError, match=r"attention\.num_kv_heads=4 does\.$"):
+    with pytest.raises(ValueError, match=r"; num_kv_heads=4 works\.$"):
         Attention(48, 12, 5)

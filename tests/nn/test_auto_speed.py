@@ -9,7 +9,7 @@ from attention_cases import Case, inputs
 from tinyformer.doctor.speed import MAX_SLOWDOWN, compare
 from tinyformer.memory import keep_freed_memory
 from tinyformer.nn import BACKENDS, AttentionCase, Scoring, select_backend
-from tinyformer.nn.support import features_of
+from tinyformer.nn.kernels.case import features_of
 
 TOKENS = 2048
 """In one batch, so that short sequences are measured on as much work as long ones."""

@@ -23,8 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyformer.nn import BACKENDS, ALiBi, AttentionCase, AttentionMask, Scoring, attention_weights, select_backend
-from tinyformer.nn.backends import CPU_BF16_MIN_SEQ, _rounded_bias, eager, flash, sdpa
-from tinyformer.nn.support import features_of
+from tinyformer.nn.kernels.case import features_of
+from tinyformer.nn.kernels.eager import eager
+from tinyformer.nn.kernels.flash import flash
+from tinyformer.nn.kernels.sdpa import CPU_BF16_MIN_SEQ, _rounded_bias, sdpa
 
 FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 

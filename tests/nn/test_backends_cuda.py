@@ -15,8 +15,8 @@ from attention_cases import (
 from variants import VARIANTS, make, mask_of, tokens
 
 from tinyformer.nn import BACKENDS, Attention, AttentionCase, AttentionMask, Feature, Scoring, select_backend
-from tinyformer.nn.resolve import running_kernel
-from tinyformer.nn.support import features_of
+from tinyformer.nn.kernels.case import features_of
+from tinyformer.nn.kernels.observe import running_kernel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -169,7 +169,7 @@ def test_packed_sequences_run_the_flash_kernel_by_themselves(mask):
     chosen = select_backend("auto", AttentionCase("cuda", torch.bfloat16, 64, asked, 63))
     assert chosen.name == "flash"
     q, k, v, _ = inputs(case, torch.bfloat16, "cuda")
-    assert running_kernel(lambda: chosen.compute(q, k, v, described, Scoring(0.125))) == "flash"
+    assert running_kernel(lambda: chosen.compute(q, k, v, described, Scoring(0.125))) == "varlen"
 
 
 def test_flash_refuses_fp32_and_names_one_that_can():

@@ -77,7 +77,7 @@ def test_sizes_are_the_papers_unless_given():
 
 
 def test_heads_must_divide_the_model():
-    with pytest.raises(ValueError, match=r"^model\.num_heads=5 does not divide model\.d_model=32; model\.num_heads=4"):
+    with pytest.raises(ValueError, match=r"^num_heads=5: must divide d_model=32; num_heads=4 works"):
         LatentAttention(32, 5)
 
 
@@ -93,15 +93,15 @@ def test_shaws_vectors_join_the_decoupled_part_alone():
     assert error(attention(x), projected(heads, attention)) <= 1e-12
 
 
-@pytest.mark.parametrize(("size", "says"), [(0, "is no size"), (5, "is odd.*attention.rope_head_dim=6 works")])
+@pytest.mark.parametrize(("size", "says"), [(0, "must be at least 1"), (5, "must be even.*rope_head_dim=6 works")])
 def test_a_decoupled_part_that_cannot_be(size, says):
-    with pytest.raises(ValueError, match=rf"^attention\.rope_head_dim={size} {says}"):
+    with pytest.raises(ValueError, match=rf"^rope_head_dim={size}: {says}"):
         LatentAttention(32, 4, rope_head_dim=size)
 
 
 @pytest.mark.parametrize("key", ["kv_rank", "q_rank"])
 def test_a_rank_that_cannot_be(key):
-    with pytest.raises(ValueError, match=rf"^attention\.{key}=0 is no size"):
+    with pytest.raises(ValueError, match=rf"^{key}=0: must be at least 1"):
         LatentAttention(32, 4, **{key: 0})
 
 
@@ -111,7 +111,7 @@ def test_heads_of_their_own_size_need_not_divide_the_width():
 
 def test_queries_meet_the_latents_where_that_takes_fewer_multiply_adds():
     # kv_rank 12, heads of 8: n (100 * 4 + 96) against 100 * 96.
-    assert [mla()._meets_latents(queries, 100) for queries in (19, 20)] == [True, False]
+    assert [mla().latents_cost_less(queries, 100) for queries in (19, 20)] == [True, False]
 
 
 @torch.no_grad()
@@ -152,9 +152,10 @@ def test_tokens_of_two_sequences_are_not_turned():
 def test_maps_of_some_rows_are_those_rows(parts):
     attention, cache = mla(), LayerCache()
     for part in tokens(1, 20).split(parts, dim=1):
-        q, k, _ = attention.project(part, cache=cache)
+        qkv = attention.project(part, cache=cache)
     all_rows, one = (
-        attention.softmaxes(q, k, CAUSAL, False, rows).weights for rows in (None, torch.tensor([q.shape[2] - 2]))
+        attention.attention_maps(qkv, CAUSAL, False, rows).weights
+        for rows in (None, torch.tensor([qkv.q.shape[2] - 2]))
     )
     assert one.shape[-2] == 1
     assert error(one, all_rows[..., -2:-1, :]) <= 1e-6

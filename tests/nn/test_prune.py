@@ -10,6 +10,7 @@ from attention_cases import error
 from torch import Tensor
 from variants import ANY, BY_HAND, CAPPED, LEARNED, prepared, tokens
 
+from tinyformer.analysis import map_names
 from tinyformer.nn import (
     ALiBi,
     Attention,
@@ -183,8 +184,8 @@ def test_the_weights_of_a_head_by_hand():
     for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias", "o_proj.bias", "q_norm.weight"):
         assert torch.equal(left[name], state[name])
     assert left.keys() == state.keys()
-    assert (smaller.num_heads, smaller.num_kv_heads, smaller.head_ids) == (3, 2, [1, 3, 4])
-    assert smaller.kv_index.tolist() == [0, 1, 1]
+    assert (smaller.num_heads, smaller.num_kv_heads, smaller.head_map.ids) == (3, 2, [1, 3, 4])
+    assert smaller.head_map.kv_heads == [0, 1, 1]
     # For each head 4 queries and 4 columns of o_proj of 24, 4 biases, 24 + 1 of its gate, a sink, 4 x 4 of its score.
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in (whole, smaller)]
     assert sizes[0] - sizes[1] == 3 * (4 * 24 + 4 * 24 + 4 + 25 + 1 + 16)
@@ -212,15 +213,16 @@ def test_a_kv_head_goes_with_the_last_that_reads_it(sharing, heads, kv_heads, kv
     assert smaller.v_proj.weight.shape[0] == kv_heads * 4 == smaller.v_proj.out_features
     assert smaller.q_proj.out_features == len(smaller.q_proj.weight)
     assert smaller.o_proj.in_features == 4 * smaller.num_heads == smaller.o_proj.weight.shape[1]
-    assert (None if smaller.kv_index is None else smaller.kv_index.tolist()) == kv_index
+    kv_buffer = smaller.head_map._kv_index
+    assert (None if kv_buffer is None else kv_buffer.tolist()) == kv_index
 
 
 def test_heads_keep_their_numbers():
     smaller = pruned(make("gqa"), [0, 4])
-    assert smaller.head_ids == [1, 2, 3, 5]
-    assert smaller.map_names == ["01", "02", "03", "05"]
-    assert pruned(make("differential"), [0, 1, 2, 4]).map_names == ["03a", "03b", "05a", "05b"]
-    assert make("differential").map_names[:3] == ["00a", "00b", "01a"]
+    assert smaller.head_map.ids == [1, 2, 3, 5]
+    assert map_names(smaller) == ["01", "02", "03", "05"]
+    assert map_names(pruned(make("differential"), [0, 1, 2, 4])) == ["03a", "03b", "05a", "05b"]
+    assert map_names(make("differential"))[:3] == ["00a", "00b", "01a"]
     maps = smaller.maps(X, CAUSAL)
     torch.testing.assert_close(maps.weights, make("gqa").maps(X, CAUSAL).weights[:, [1, 2, 3, 5]])
 
@@ -231,9 +233,9 @@ def test_pruned_twice_is_pruned_at_once(case):
     whole = make(*case)
     for first, second in (([1], [0, 4]), ([3, 4], [5]), ([0, 1], [4])):
         once, twice = pruned(whole, first + second), pruned(pruned(whole, first), second)
-        assert twice.head_ids == once.head_ids
+        assert twice.head_map.ids == once.head_map.ids
         assert torch.equal(twice(X, CAUSAL), once(X, CAUSAL))
-        assert (twice.kv_index is None) == (once.kv_index is None)
+        assert twice.head_map.kv_heads == once.head_map.kv_heads
         for name, tensor in once.state_dict().items():
             assert torch.equal(twice.state_dict()[name], tensor)
 
@@ -243,7 +245,7 @@ def test_no_heads_are_no_change():
     whole = make("gqa", extra="several")
     same = pruned(whole, [])
     assert torch.equal(same(X, CAUSAL), whole(X, CAUSAL))
-    assert same.head_ids == whole.head_ids
+    assert same.head_map.ids == whole.head_map.ids
 
 
 def test_frozen_weights_stay_frozen():
@@ -259,9 +261,9 @@ def test_a_copy_and_another_dtype_are_pruned_too():
     smaller = pruned(make("gqa", "t5", "several"), [0, 1, 4])
     copied = copy.deepcopy(smaller)
     assert torch.equal(copied(X, CAUSAL), smaller(X, CAUSAL))
-    assert copied.kept is not smaller.kept
+    assert copied.head_map._ids is not smaller.head_map._ids
     single = copied.float()
-    assert single.kept.dtype == single.kv_index.dtype == torch.long
+    assert single.head_map._ids.dtype == single.head_map._kv_index.dtype == torch.long
     assert error(single(X.float(), CAUSAL), smaller(X, CAUSAL)) <= 1e-5
     assert torch.equal(smaller(X, CAUSAL), pruned(make("gqa", "t5", "several"), [0, 1, 4])(X, CAUSAL))
 
@@ -298,7 +300,7 @@ def test_the_maps_of_those_that_are_left(case):
     whole, rows = make(*case), torch.tensor([8, 3])
     for heads in ([0, 4], [0, 1, 4]):
         smaller = pruned(whole, heads)
-        places = [whole.map_names.index(name) for name in smaller.map_names]
+        places = [map_names(whole).index(name) for name in map_names(smaller)]
         for found, expected in zip(smaller.maps(X, CAUSAL, rows=rows), whole.maps(X, CAUSAL, rows=rows), strict=True):
             torch.testing.assert_close(found, expected[:, places], rtol=1e-10, atol=1e-10)
 
@@ -306,18 +308,18 @@ def test_the_maps_of_those_that_are_left(case):
 def test_a_head_that_is_not_there():
     layer = pruned(make("gqa"), [0, 4])
     for heads in ([0], [6], [-1], [1, 9, 7]):
-        with pytest.raises(ValueError, match="no head") as caught:
+        with pytest.raises(ValueError, match="must be among") as caught:
             prune_heads(layer, heads)
         number = min(set(heads) - {1})
-        assert str(caught.value) == f"The layer has no head {number}; it has 1, 2, 3, 5."
-    assert layer.head_ids == [1, 2, 3, 5]
+        assert str(caught.value) == f"heads={number}: must be among 1, 2, 3, 5."
+    assert layer.head_map.ids == [1, 2, 3, 5]
 
 
 def test_a_layer_keeps_a_head():
     layer = make("gqa")
-    with pytest.raises(ValueError, match="No head") as caught:
+    with pytest.raises(ValueError, match="must leave a head") as caught:
         prune_heads(layer, range(6))
     assert str(caught.value) == (
-        "No head would be left in the layer; block.attention_residual.branch=0 for this layer takes it away whole."
+        "heads=[0, 1, 2, 3, 4, 5]: must leave a head in the layer; a residual branch of 0 removes the attention."
     )
-    assert layer.head_ids == [0, 1, 2, 3, 4, 5]
+    assert layer.head_map.ids == [0, 1, 2, 3, 4, 5]

@@ -11,6 +11,7 @@ import torch
 from attention_cases import error
 from variants import VARIANTS, gqa, network, t5
 
+from tinyformer.analysis.costs import cache_elements
 from tinyformer.nn import AttentionMask, Cache, Shared, Transformer
 from tinyformer.nn.prune import prune_model
 
@@ -70,7 +71,7 @@ def test_the_cache_shrinks_by_the_kv_heads_that_went(name, pairs, share):
         model(IDS, CAUSAL, cache)
     before, after = (cache.num_bytes for cache in caches)
     assert after == share * before
-    assert after == 2 * 11 * 4 * sum(layer.cached_numbers for layer in smaller.attentions())
+    assert after == 2 * 11 * 4 * sum(cache_elements(layer) for layer in smaller.attentions())
 
 
 @pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
@@ -85,7 +86,7 @@ def test_a_model_made_without_heads_takes_the_weights_of_a_pruned_one(name, pair
     assert {key: tensor.shape for key, tensor in made.state_dict().items()} == {k: t.shape for k, t in state.items()}
     made.load_state_dict(state, strict=True)
     assert torch.equal(made(IDS, CAUSAL), smaller(IDS, CAUSAL))
-    assert [layer.head_ids for layer in made.attentions()] == [layer.head_ids for layer in smaller.attentions()]
+    assert [layer.head_map.ids for layer in made.attentions()] == [layer.head_map.ids for layer in smaller.attentions()]
     assert state.keys() == build(name).state_dict().keys()
 
 
@@ -117,8 +118,8 @@ def test_a_pair_that_is_no_head_of_the_model(pair):
     with pytest.raises(ValueError, match="pruned_heads") as caught:
         network(gqa, pruned_heads=[[0, 0], pair])
     assert str(caught.value) == (
-        f"model.pruned_heads holds {pair}, which is no [layer, head] of a model with 2 layers of 4 heads; "
-        "[1, 3] is the last."
+        f"pruned_heads=[{pair}]: must hold [layer, head] pairs of a model with 2 layers of 4 heads; "
+        "pruned_heads=[[1, 3]] works."
     )
 
 
@@ -127,6 +128,6 @@ def test_a_layer_without_heads_has_a_setting_of_its_own():
     with pytest.raises(ValueError, match="pruned_heads") as caught:
         network(gqa, pruned_heads=pairs)
     assert str(caught.value) == (
-        "model.pruned_heads=[[1, 0], [0, 1], [1, 3], [1, 2], [1, 1]] leaves no head in layer 1; "
-        "block.attention_residual.branch=[1,0] takes its attention away whole."
+        "pruned_heads=[[1, 0], [0, 1], [1, 3], [1, 2], [1, 1]]: leaves no head in layer 1; "
+        "encoder.block.attention_residual.branch=[1, 0] works."
     )

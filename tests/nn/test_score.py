@@ -82,9 +82,7 @@ def test_a_score_of_the_users_own():
 
 @pytest.mark.parametrize("name", ["cosine", "torch.nn.NoSuchScore", ""])
 def test_an_unknown_score_is_refused_with_the_known_ones(name):
-    with pytest.raises(
-        ValueError, match=rf"^attention\.score={name}: choose one of scaled_dot, dot, general, additive"
-    ):
+    with pytest.raises(ValueError, match=rf"^score='{name}': must be one of scaled_dot, dot, general, additive"):
         gqa(score=name)
 
 
@@ -111,7 +109,7 @@ def test_positions_are_added_after_the_cap():
 
 @pytest.mark.parametrize("cap", [0.0, -3.0])
 def test_a_cap_is_above_zero(cap):
-    with pytest.raises(ValueError, match=rf"^attention\.softcap={cap} .*attention\.softcap=50\.0 is"):
+    with pytest.raises(ValueError, match=rf"^softcap={cap}: must be above 0; softcap=50\.0 works"):
         gqa(softcap=cap)
 
 
@@ -184,7 +182,7 @@ def test_the_local_gaussian_by_hand():
 
 
 def test_the_local_gaussian_needs_a_window():
-    with pytest.raises(ValueError, match=r"^attention\.local_gaussian=true needs a window.*attention\.window=16 works"):
+    with pytest.raises(ValueError, match=r"^local_gaussian=True: needs a window; window=16 works"):
         gqa(local_gaussian=True)
 
 
@@ -202,5 +200,5 @@ def test_a_pattern_of_windows_repeats_over_the_layers():
 
 @pytest.mark.parametrize("window", [0, -1, [], [4, 0], [None, -2]], ids=str)
 def test_a_window_holds_the_token_itself(window):
-    with pytest.raises(ValueError, match=r"^attention\.window=.*attention\.window=16 works.*\[16,16,null\]"):
+    with pytest.raises(ValueError, match=r"^window=.*: must be at least 1.*window=16 works"):
         gqa(window=window)

@@ -11,8 +11,9 @@ from attention_cases import Case, error, inputs
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tinyformer.nn import BACKENDS, AttentionMask, Scoring, backends
-from tinyformer.nn.resolve import running_kernel
+from tinyformer.nn import BACKENDS, AttentionMask, Scoring
+from tinyformer.nn.kernels import flash
+from tinyformer.nn.kernels.observe import running_kernel
 
 MASKS = ("padded", "documents", "causal+documents", "window", "causal+window", "causal+documents+window")
 
@@ -62,24 +63,24 @@ def packed_attention_that_asks(*args: object, enable_gqa: bool, **options: objec
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("num_kv_heads", [4, 2], ids=["own", "shared"])
 def test_packed_sequences_are_those_of_the_mask(num_kv_heads, mask, asks, monkeypatch):
-    monkeypatch.setattr(backends, "varlen_attn", packed_attention_that_asks if asks else packed_attention)
-    monkeypatch.setattr(backends, "VARLEN_ASKS_FOR_GQA", asks)
+    monkeypatch.setattr(flash, "varlen_attn", packed_attention_that_asks if asks else packed_attention)
+    monkeypatch.setattr(flash, "VARLEN_TAKES_ENABLE_GQA", asks)
     case = Case(9, 9, 6, mask, batch=3, num_kv_heads=num_kv_heads)
     q, k, v, _ = inputs(case, torch.float32)
     described, scoring = case.attention_mask(), Scoring(case.head_dim**-0.5)
-    actual = backends._flash_varlen(q, k, v, described, scoring)
+    actual = flash._flash_varlen(q, k, v, described, scoring)
     expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
     assert error(actual, expected) < 1e-6
 
 
 def test_packed_queries_of_another_length_than_the_keys(monkeypatch):
-    monkeypatch.setattr(backends, "varlen_attn", packed_attention)
-    monkeypatch.setattr(backends, "VARLEN_ASKS_FOR_GQA", False)
+    monkeypatch.setattr(flash, "varlen_attn", packed_attention)
+    monkeypatch.setattr(flash, "VARLEN_TAKES_ENABLE_GQA", False)
     case = Case(5, 9, 8, "padded", batch=2)
     q, k, v, _ = inputs(case, torch.float32)
     described, scoring = AttentionMask(lengths=torch.tensor([4, 9])), Scoring(0.3)
     expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
-    assert error(backends._flash_varlen(q, k, v, described, scoring), expected) < 1e-6
+    assert error(flash._flash_varlen(q, k, v, described, scoring), expected) < 1e-6
 
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2], ids=["own", "shared"])
@@ -89,8 +90,8 @@ def test_torchs_own_kernel_takes_what_it_is_given(num_kv_heads):
         sizes = ((4, 6), (num_kv_heads, 6), (num_kv_heads, 11))
         q, k, v = (torch.zeros(2, heads, 9, dim, dtype=torch.bfloat16) for heads, dim in sizes)
         mask, outputs = AttentionMask(lengths=torch.tensor([4, 0])), []
-        kernel = running_kernel(lambda: outputs.append(backends._flash_varlen(q, k, v, mask, Scoring(0.3))))
-        assert kernel == "flash"
+        kernel = running_kernel(lambda: outputs.append(flash._flash_varlen(q, k, v, mask, Scoring(0.3))))
+        assert kernel == "varlen"
         assert outputs[0].shape == (2, 4, 9, 11)
 
 
@@ -98,5 +99,5 @@ def test_dropout_beside_a_mask_is_refused_and_never_left_out():
     with FakeTensorMode():
         q, k, v = (torch.zeros(2, heads, 9, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
         mask = AttentionMask(lengths=torch.tensor([4, 0], device="cuda"))
-        with pytest.raises(ValueError, match="computes no sinks, biases or dropout beside a mask on CUDA"):
+        with pytest.raises(ValueError, match="cannot compute sinks, biases or dropout together with a mask on CUDA"):
             BACKENDS["flash"].compute(q, k, v, mask, Scoring(0.3), 0.1)

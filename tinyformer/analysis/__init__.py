@@ -10,7 +10,7 @@ from tinyformer.analysis.maps import HeadMaps
 from tinyformer.analysis.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
 from tinyformer.analysis.picture import Picture, save_png
 from tinyformer.analysis.plots import head_maps, measure_maps
-from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, make_probes, measure_heads
+from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, make_probes, map_names, measure_heads
 from tinyformer.analysis.pruning import HeadPruning
 from tinyformer.analysis.residual import ResidualSurgery
 from tinyformer.analysis.seeds import seeds_by_number, seeds_by_setting
@@ -42,6 +42,7 @@ __all__ = [
     "head_maps",
     "head_traits",
     "make_probes",
+    "map_names",
     "measure_heads",
     "measure_layers",
     "measure_maps",

@@ -141,13 +141,18 @@ class HeadAblation:
             lines={
                 "ablation": f"{self.mode}; {len(base.nats)} {subject.row}s with a loss of {base.mean:.4f} nats per "
                 f"{unit}; change of the loss [95 % interval]:",
-                **{f"  layer {i} head {layers[i].head_ids[head]}": str(change) for (i, head), change in ranked[:5]},
+                **{f"  layer {i} head {layers[i].head_map.ids[head]}": str(change) for (i, head), change in ranked[:5]},
             },
             tables={
                 "heads": (
                     ["layer", "head", "kv_head", *CHANGE_COLUMNS],
                     [
-                        [index, layers[index].head_ids[head], layers[index].kv_of_head[head], *change.row(base)]
+                        [
+                            index,
+                            layers[index].head_map.ids[head],
+                            layers[index].head_map.kv_heads[head],
+                            *change.row(base),
+                        ]
                         for (index, head), change in zip(pairs, changes, strict=True)
                     ],
                 )
@@ -155,7 +160,7 @@ class HeadAblation:
             figures={
                 "heads": head_grid(
                     by_layer(layers, [change.mean for change in changes]),
-                    [[str(head) for head in layer.head_ids] for layer in layers],
+                    [[str(head) for head in layer.head_map.ids] for layer in layers],
                     f"Change of the loss without the head ({self.mode} ablation), nats per {unit}",
                     diverging=True,
                 )
@@ -167,7 +172,7 @@ class HeadAblation:
             findings.tables["kv_groups"] = (
                 ["layer", "heads", *CHANGE_COLUMNS],
                 [
-                    [index, " ".join(str(layers[index].head_ids[head]) for head in group), *change.row(base)]
+                    [index, " ".join(str(layers[index].head_map.ids[head]) for head in group), *change.row(base)]
                     for (index, group), change in zip(groups, self._changes(subject, base, groups), strict=True)
                 ],
             )
@@ -181,7 +186,7 @@ class HeadAblation:
 def kv_groups(layer: BaseAttention) -> list[list[int]]:
     """The query heads that share each K/V head, as indices within the layer."""
     groups: list[list[int]] = [[] for _ in range(layer.num_kv_heads)]
-    for head, kv_head in enumerate(layer.kv_of_head):
+    for head, kv_head in enumerate(layer.head_map.kv_heads):
         groups[kv_head].append(head)
     return groups
 

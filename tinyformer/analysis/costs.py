@@ -18,12 +18,14 @@ or a window hides computes less: `attended_flops_per_token`. A backward pass has
 forward pass; what activation checkpointing computes again is not counted.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
-from tinyformer.nn import Transformer
+from tinyformer.nn import BaseAttention, LatentAttention, ShawPosition, Transformer
+from tinyformer.nn.score import GeneralScore, LocalGaussian
 
 BYTES = {"bf16": 2, "fp32": 4}
 """Of a number in the cache."""
@@ -101,8 +103,8 @@ def count_costs(network: Transformer, cache_dtype: str = "bf16") -> Costs:
         flops_per_token_by_part=by_part,
         attended_flops_per_token=forward - hidden_flops_per_token(network),
         cache_dtype=cache_dtype,
-        cache_bytes_per_token=BYTES[cache_dtype] * sum(layer.cached_numbers for layer in attentions),
-        cache_bytes=BYTES[cache_dtype] * cached_numbers(network),
+        cache_bytes_per_token=BYTES[cache_dtype] * sum(cache_elements(layer) for layer in attentions),
+        cache_bytes=BYTES[cache_dtype] * network_cache_elements(network),
         cache_reduction=cache_reduction(network),
     )
 
@@ -127,7 +129,7 @@ def flops_per_token(network: Transformer) -> dict[str, int]:
       queries and keys and all of its values. An additive score, vᵀ tanh(q + k), costs as much as a dot product.
     """
     seq_len, attentions = network.encoder.max_seq_len, network.attentions()
-    mixing = sum(layer.pair_multiply_adds * seq_len + layer.query_multiply_adds for layer in attentions)
+    mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
     return {
         "attention_projections": 2 * projection_weights(attentions),
         "attention_scores_and_values": 2 * mixing,
@@ -160,12 +162,12 @@ class TrainingFlops:
         attentions = network.attentions()
         for_each = projection_weights(attentions)
         for_each += projection_weights(layer.feed_forward for layer in network.encoder.layers)
-        for_each += sum(layer.query_multiply_adds for layer in attentions)
+        for_each += sum(query_multiply_adds(layer) for layer in attentions)
         trains = any(parameter.requires_grad for parameter in network.encoder.parameters())
         encoder, readout = (3, 3) if trains else (1, 2)
         return cls(
             encoder * 2 * for_each,
-            encoder * 2 * sum(layer.pair_multiply_adds for layer in attentions),
+            encoder * 2 * sum(pair_multiply_adds(layer) for layer in attentions),
             readout * 2 * projection_weights([network.readout]),
         )
 
@@ -184,7 +186,8 @@ def hidden_flops_per_token(network: Transformer) -> int:
     """How many FLOPs of the forward pass, for each token, go into pairs that a causal mask or a window hides."""
     seq_len = network.encoder.max_seq_len
     hidden = (
-        layer.pair_multiply_adds * (seq_len**2 - visible_pairs(seq_len, layer.window)) for layer in network.attentions()
+        pair_multiply_adds(layer) * (seq_len**2 - visible_pairs(seq_len, layer.window))
+        for layer in network.attentions()
     )
     return round(2 * sum(hidden) / seq_len)
 
@@ -200,14 +203,65 @@ def visible_pairs(seq_len: int, window: int | None = None) -> int:
     return width * seq_len - width * (width - 1) // 2
 
 
-def cached_numbers(network: Transformer) -> int:
-    """How many numbers a cache holds after T tokens: in a layer with a window those of the window."""
+@functools.singledispatch
+def cache_elements(layer: nn.Module) -> int:
+    """KV-cache elements per token: keys and values, unless a class of attention is registered with less."""
+    assert isinstance(layer, BaseAttention)
+    return layer.num_kv_heads * (layer.num_softmaxes * layer.head_dim + layer.v_head_dim)
+
+
+@cache_elements.register
+def _(layer: LatentAttention) -> int:
+    """The latent and the positional key."""
+    return layer.kv_rank + layer.position_dim
+
+
+def pair_multiply_adds(layer: BaseAttention) -> int:
+    """Multiply-adds for each pair of a query and a key: their score in each softmax, and the weighted value."""
+    return layer.num_softmaxes * layer.num_heads * (layer.head_dim + layer.v_head_dim)
+
+
+def query_multiply_adds(layer: BaseAttention) -> int:
+    """Multiply-adds for each query alone, between the projections and the scores."""
+    parts = (layer.score, layer.position, layer.gaussian)
+    return layer.num_softmaxes * layer.num_heads * sum(head_multiply_adds(part) for part in parts)
+
+
+@functools.singledispatch
+def head_multiply_adds(part: nn.Module | None) -> int:
+    """Multiply-adds in matrix products of a score function or position, for each query of each head.
+
+    A class that is not registered here costs what its attribute `multiply_adds` says, or nothing.
+    """
+    return getattr(part, "multiply_adds", 0)
+
+
+@head_multiply_adds.register
+def _(part: GeneralScore) -> int:
+    """QᵀW."""
+    return part.weight.shape[-1] ** 2
+
+
+@head_multiply_adds.register
+def _(part: LocalGaussian) -> int:
+    """Vᵀ tanh(W q)."""
+    return part.weight.shape[-1] ** 2 + part.weight.shape[-1]
+
+
+@head_multiply_adds.register
+def _(part: ShawPosition) -> int:
+    """Each query with every vector of the keys' table, and the weights of each distance with the values' table."""
+    return sum(table.numel() for table in part.parameters())
+
+
+def network_cache_elements(network: Transformer) -> int:
+    """KV-cache elements after T tokens; a layer with a window holds the tokens of the window."""
     seq_len = network.encoder.max_seq_len
-    return sum(layer.cached_numbers * min(layer.window or seq_len, seq_len) for layer in network.attentions())
+    return sum(cache_elements(layer) * min(layer.window or seq_len, seq_len) for layer in network.attentions())
 
 
 def cache_reduction(network: Transformer) -> float:
-    """Σ 2 num_heads v_head_dim / Σ cached numbers, over the layers: how much smaller than multi-head's the cache is."""
+    """Σ 2 num_heads v_head_dim / Σ cache elements over the layers: how many times larger the cache of multi-head is."""
     attentions = network.attentions()
     multi_head = sum(2 * layer.num_heads * layer.v_head_dim for layer in attentions)
-    return multi_head / sum(layer.cached_numbers for layer in attentions)
+    return multi_head / sum(cache_elements(layer) for layer in attentions)

@@ -70,7 +70,7 @@ class HeadImportance:
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         layers, importance = subject.layers, head_importance(subject)
         rows: list[list[Any]] = [
-            [layer, layers[layer].head_ids[head], value]
+            [layer, layers[layer].head_map.ids[head], value]
             for (layer, head), value in zip(head_pairs(layers), importance, strict=True)
         ]
         findings = Findings(
@@ -82,7 +82,7 @@ class HeadImportance:
             figures={
                 "importance": head_grid(
                     by_layer(layers, importance),
-                    [[str(head) for head in layer.head_ids] for layer in layers],
+                    [[str(head) for head in layer.head_map.ids] for layer in layers],
                     f"Importance of each head: {MEANING}, nats per {subject.task.unit}",
                 )
             },

@@ -12,7 +12,7 @@ from torch import Tensor
 from tinyformer.analysis.capture import CapturedMaps, capture_attention
 from tinyformer.analysis.measures import MEASURES, PATTERNS, Measure, measure_layers, repeated_tokens
 from tinyformer.batch import Batch
-from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.nn import AttentionMask, BaseAttention, Transformer
 from tinyformer.tasks import Task
 
 
@@ -100,7 +100,13 @@ def measure_heads(
     values: dict[str, list[list[float]]] = {}
     for probe, maps in zip(probes, captured, strict=True):
         values |= measure_layers(probe.measures, maps, probe.tokens)
-    return HeadMeasures([layer.map_names for layer in network.attentions()], values)
+    return HeadMeasures([map_names(layer) for layer in network.attentions()], values)
+
+
+def map_names(layer: BaseAttention) -> list[str]:
+    """The name of each attention map of a layer: `03` for head 3, `03a` and `03b` where a head has two softmaxes."""
+    letters = "ab" if layer.num_softmaxes > 1 else [""]
+    return [f"{head:02d}{letter}" for head in layer.head_map.ids for letter in letters]
 
 
 def capture_weights(

@@ -80,7 +80,7 @@ class HeadPruning:
                 curve[count] = subject.losses().mean
         pruned = copy.deepcopy(subject.network)
         for index, layer in enumerate(pruned.attentions()):
-            prune_heads(layer, [layers[index].head_ids[head] for at, head in ranked[:num_pruned] if at == index])
+            prune_heads(layer, [layers[index].head_map.ids[head] for at, head in ranked[:num_pruned] if at == index])
         error = _difference(subject, ranked[:num_pruned], pruned)
         assert error < 1e-5, f"The pruned model differs from the gated model by {error:.1e}."
         path = folder / "pruned.ckpt"
@@ -104,7 +104,7 @@ class HeadPruning:
             },
             lines={
                 "pruned": f"{num_pruned} of {total} heads, by {self.order}: "
-                + ", ".join(f"[{i},{layers[i].head_ids[head]}]" for i, head in sorted(ranked[:num_pruned])),
+                + ", ".join(f"[{i},{layers[i].head_map.ids[head]}]" for i, head in sorted(ranked[:num_pruned])),
                 "  loss": f"{curve[0]:.4f} -> {curve[num_pruned]:.4f} nats per {unit}, over {num_windows} "
                 f"{subject.row}s",
                 "  parameters": f"{old_size:,} -> {new_size:,} ({old_bytes:,} -> {new_bytes:,} bytes)",

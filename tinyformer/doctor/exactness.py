@@ -12,8 +12,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tinyformer.doctor.cases import MakeMask, Shape
-from tinyformer.nn import AttentionCase, AttentionMask, BaseAttention, Scoring, backends
-from tinyformer.nn.support import Backend, features_of
+from tinyformer.nn import AttentionCase, AttentionMask, BaseAttention, Scoring
+from tinyformer.nn.kernels.case import features_of
+from tinyformer.nn.kernels.eager import eager
+from tinyformer.nn.kernels.observe import kernel_among
+from tinyformer.nn.kernels.support import Backend
 
 SEED = 1
 
@@ -21,7 +24,7 @@ ILL_CONDITIONED = {torch.float32: 2.5e-5, torch.bfloat16: 0.05, torch.float64: t
 """A parameter's gradient whose error under eager's own arithmetic exceeds this is a sum of terms that cancel, such as
 that of differential attention's λ over long rows in bf16. Its error is rounding and is not held against a kernel."""
 
-ORACLE = Backend("oracle", backends.eager, lambda case: None)
+ORACLE = Backend("oracle", eager, lambda case: None)
 """Eager as the definition of attention, apart from the table's eager, which is tested like the others."""
 
 
@@ -156,7 +159,7 @@ class Problem:
             q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
         ) -> Tensor:
             with_dropout = replace(scoring, reweigh=lambda weights, grid: weights.masked_fill(dropped, 0.0) / scale)
-            return backends.eager(q, k, v, mask, with_dropout)
+            return eager(q, k, v, mask, with_dropout)
 
         return self.solve(replace(ORACLE, compute=compute), torch.float64)
 
@@ -205,18 +208,6 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-KERNELS = {
-    "FlashAttnFwdSm90": "fa3",
-    "kernel_cutlass": "fa4",
-    "triton_tem": "triton",
-    "_scaled_dot_product_flash_attention": "flash",
-    "_scaled_dot_product_efficient_attention": "efficient",
-    "_scaled_dot_product_cudnn_attention": "cudnn",
-    "_varlen_attn": "varlen",
-}
-"""From parts of the names of torch's operators and of CUDA's kernels to short names; "math" where none of them ran."""
-
-
 @contextlib.contextmanager
 def watched_kernel() -> Iterator[Callable[[], str]]:
     """Profile a block; the function then returns which kernel computed attention in it."""
@@ -231,9 +222,3 @@ def profiled_events(watched: profile) -> list[Any]:
     assert watched.profiler is not None
     assert watched.profiler.kineto_results is not None
     return watched.profiler.kineto_results.events()
-
-
-def kernel_among(names: Iterable[str]) -> str:
-    """The first entry of `KERNELS` that one of these names contains."""
-    ran = list(names)
-    return next((kernel for part, kernel in KERNELS.items() if any(part in name for name in ran)), "math")

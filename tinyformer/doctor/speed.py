@@ -14,7 +14,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tinyformer.doctor.exactness import Problem, arithmetic, profiled_events
-from tinyformer.nn.support import Backend
+from tinyformer.nn import QKV
+from tinyformer.nn.kernels.support import Backend
 
 WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15
 BUDGET_SECONDS = 0.15
@@ -41,12 +42,12 @@ def heads_pass(problem: Problem, backend: Backend, dtype: torch.dtype, gradient:
     with torch.no_grad(), arithmetic(problem.device, dtype):
         q, k, v = module.project(problem.inputs[0], context)
     leaves = [x.detach().requires_grad_(gradient) for x in (q, k, v)] + list(module.parameters())
-    upstream = torch.randn(*q.shape[:3], v.shape[-1], device=v.device, dtype=v.dtype)
+    upstream = torch.randn(len(q), module.num_heads, q.shape[2], v.shape[-1], device=v.device, dtype=v.dtype)
 
     def run() -> None:
         module.resolved = backend
         with torch.set_grad_enabled(gradient), arithmetic(problem.device, dtype):
-            output = module.attend(leaves[0], leaves[1], leaves[2], problem.mask, problem.cross)
+            output = module.attend(QKV(*leaves[:3]), problem.mask, problem.cross)
         if gradient:
             torch.autograd.grad(output, leaves, upstream, allow_unused=True)
 

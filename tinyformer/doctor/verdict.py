@@ -20,7 +20,7 @@ from tinyformer.doctor.exactness import Errors, Problem, watched_kernel
 from tinyformer.doctor.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
 from tinyformer.doctor.variants import VARIANTS, Variant
 from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
-from tinyformer.nn.support import Backend
+from tinyformer.nn.kernels.support import Backend
 
 FACTOR = 4.0
 FLOOR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2**-8}

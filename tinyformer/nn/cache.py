@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from tinyformer.errors import ArgumentError
+
 
 class LayerCache:
     """The keys and values of one layer (or the latent that they are made of), growing along the sequence.
@@ -20,6 +22,9 @@ class LayerCache:
         """Tokens that are held."""
         self._room = room
         self._memory: tuple[Tensor, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"LayerCache of {self.length} tokens"
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -45,9 +50,15 @@ class LayerCache:
             ValueError: they carry a gradient, for which memory that is written to again is no place.
         """
         if any(tensor.requires_grad for tensor in new):
-            raise ValueError("A cache keeps no gradient: call the model under torch.no_grad(), or give it no cache.")
+            raise ArgumentError(
+                "cache", self, "keeps no gradients: call the model under torch.no_grad()", {"cache": None}
+            )
         self.length += new[0].shape[-2]
         return self._append(new) if window is None else self._slide(new, window)
+
+    def num_behind(self, window: int | None) -> int:
+        """How many of the tokens so far the next one cannot see through a window of this size; see `extend`."""
+        return 0 if window is None else self.length - min(self.num_held, window - 1)
 
     def copy(self) -> "LayerCache":
         """The same, with memory of its own."""

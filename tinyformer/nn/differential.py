@@ -1,4 +1,4 @@
-"""The difference of two softmaxes, in which what both attend to by chance cancels."""
+"""Differential attention: the difference of two softmaxes, which cancels what both attend to by chance."""
 
 import math
 from typing import Any
@@ -7,34 +7,35 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.nn.attention import BaseAttention
-from tinyformer.nn.cache import LayerCache
+from tinyformer.errors import ArgumentError
+from tinyformer.nn.attention import QKV, Attention
+from tinyformer.nn.heads import head_dim_of
+from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.multi_head import check_heads
 from tinyformer.nn.norm import RMSNorm
-from tinyformer.nn.weights import AttentionMaps
 
 
-class DifferentialAttention(BaseAttention):
+class DifferentialAttention(Attention):
     """Differential attention (Ye et al. 2024, arXiv 2410.05258).
 
     head = (1 - λ_init) · norm((softmax(q₁ k₁ᵀ) - λ softmax(q₂ k₂ᵀ)) v);  λ = exp(λ_q₁·λ_k₁) - exp(λ_q₂·λ_k₂) + λ_init
 
-    λ_init = 0.8 - 0.6 exp(-0.3 · layer_index). Queries and keys are compared in halves of `head_dim / 2`, so the
-    parameters are those of plain attention with as many heads, but for λ and the norm's scale.
+    λ_init = 0.8 - 0.6 exp(-0.3 · layer_index). Each head compares two halves of its queries and keys, of
+    `head_dim / 2` dimensions, so its projections are those of multi-head attention; only λ and the norm's scale are
+    added. `project` returns the halves as heads 2h and 2h + 1.
 
     Args:
         d_model: width of the residual stream.
         num_heads: query heads, each with two softmaxes.
-        num_kv_heads: key and value heads; `num_heads` unless given.
-        head_dim: of values, and of both halves of queries and keys together; d_model / num_heads unless given.
-        qk_norm: normalise each half of a query and a key before they are compared.
-        bias: whether the projections have one.
-        layer_index: which layer this is, from 0.
+        num_kv_heads: key and value heads; None for `num_heads`.
+        head_dim: size of a value, and of both halves of a query or key together; None for d_model / num_heads.
+        qk_norm: divide each half of a query and key by its root mean square, see `Attention`.
+        bias: whether the projections have biases.
+        layer_index: index of the layer, from 0.
         options: of `BaseAttention`.
 
     Raises:
-        ValueError: `head_dim` is odd.
+        ArgumentError: `head_dim` is odd.
     """
 
     num_softmaxes = 2
@@ -50,87 +51,32 @@ class DifferentialAttention(BaseAttention):
         layer_index: int = 0,
         **options: Any,
     ) -> None:
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_heads(d_model, num_heads, num_kv_heads, head_dim)
-        head_dim = head_dim or d_model // num_heads
+        head_dim = head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
         if head_dim % 2:
-            raise ValueError(
-                f"attention.head_dim={head_dim} (d_model / num_heads) has no halves for differential attention; "
-                f"attention.head_dim={head_dim + 1} works."
-            )
-        super().__init__(d_model, num_heads, head_dim // 2, head_dim, layer_index=layer_index, **options)
-        self.num_kv_heads = num_kv_heads
-        self.q_proj = nn.Linear(d_model, num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * head_dim, d_model, bias=bias)
-        self.q_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
+            raise ArgumentError("head_dim", head_dim, "must be even, for two halves", {"head_dim": head_dim + 1})
+        super().__init__(d_model, num_heads, num_kv_heads, head_dim, qk_norm, bias, layer_index=layer_index, **options)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer_index)
-        # λ_q₁, λ_k₁, λ_q₂, λ_k₂, begun as in the paper's code.
+        # λ_q₁, λ_k₁, λ_q₂, λ_k₂, initialised as in the paper's code.
         self.lambdas = nn.ParameterList(nn.Parameter(0.1 * torch.randn(self.head_dim)) for _ in range(4))
         self.head_norm = RMSNorm(head_dim, eps=1e-5)
 
-    def project(
-        self,
-        x: Float[Tensor, "batch q_seq d_model"],
-        context: Float[Tensor, "batch k_seq d_model"] | None = None,
-        cache: LayerCache | None = None,
-    ) -> tuple[
-        Float[Tensor, "batch num_heads q_seq q_dim"],
-        Float[Tensor, "batch num_kv_heads all_seq q_dim"],
-        Float[Tensor, "batch num_kv_heads all_seq v_head_dim"],
-    ]:
-        """Queries and keys, their two halves one behind the other, and values."""
-        source = x if context is None else context
-        first = cache.length if cache else 0
-        # The halves are heads of their own until they are positioned.
-        q = self.q_norm(self.split(self.q_proj(x), 2 * self.num_heads))
-        k = self.k_norm(self.split(self.k_proj(source), 2 * self.num_kv_heads))
-        v = self.split(self.v_proj(source), self.num_kv_heads)
-        if context is None:
-            q, k = self.position.rotate(q, first), self.position.rotate(k, first)
-        # Autocast keeps norms in fp32; the kernels want one dtype.
-        q, k = _join_halves(q.to(v.dtype)), _join_halves(k.to(v.dtype))
-        if cache is not None:
-            k, v = cache.extend(k, v, window=self.window)
-        return q, k, v
-
-    def attend(
-        self,
-        q: Float[Tensor, "batch num_heads q_seq q_dim"],
-        k: Float[Tensor, "batch num_kv_heads k_seq q_dim"],
-        v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
-        mask: AttentionMask,
-        crosses: bool,
-    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-        """The difference of what the two softmaxes mix, normalised."""
-        # Softmax is linear in the values: two calls of a kernel, whose K/V heads stay shared.
-        halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
-        first, second = (super(DifferentialAttention, self).attend(*half, v, mask, crosses) for half in halves)
+    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+        """The normalised difference of the outputs of both softmaxes."""
+        q, k, v = qkv
+        # (softmax₁ - λ softmax₂) v = softmax₁ v - λ softmax₂ v: two calls of a kernel, which may share K/V heads.
+        first, second = (self.softmax_attention(q[:, i::2], k[:, i::2], v, mask, is_cross) for i in range(2))
         difference = first - self.factor().to(second.dtype) * second
         return (self.head_norm(difference) * (1 - self.lambda_init)).to(v.dtype)
 
-    def softmaxes(
-        self,
-        q: Float[Tensor, "batch num_heads q_seq q_dim"],
-        k: Float[Tensor, "batch num_kv_heads k_seq q_dim"],
-        mask: AttentionMask,
-        crosses: bool,
-        rows: Int[Tensor, " rows"] | None = None,
+    def attention_maps(
+        self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
         """Both softmaxes of each head: maps 2h and 2h + 1 are those of head h."""
-        halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
-        first, second = (super(DifferentialAttention, self).softmaxes(*half, mask, crosses, rows) for half in halves)
-        return AttentionMaps(*(torch.stack(p, dim=2).flatten(1, 2) for p in zip(first, second, strict=True)))
+        q, k, _ = qkv
+        first, second = (self.softmax_maps(q[:, i::2], k[:, i::2], mask, is_cross, rows) for i in range(2))
+        return AttentionMaps(*(torch.stack(pair, dim=2).flatten(1, 2) for pair in zip(first, second, strict=True)))
 
     def factor(self) -> Float[Tensor, ""]:
-        """λ, by which the second softmax is subtracted."""
+        """λ, the factor of the second softmax."""
         q1, k1, q2, k2 = self.lambdas
         return torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + self.lambda_init
-
-
-def _join_halves(
-    x: Float[Tensor, "batch twice_heads seq half_dim"],
-) -> Float[Tensor, "batch heads seq head_dim"]:
-    return x.unflatten(1, (-1, 2)).transpose(2, 3).flatten(-2)

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tinyformer.nn.heads import not_a_head
+
 
 class HeadGate(nn.Module):
     """head_h ← g_h · head_h + (1 - g_h) · r_h before `o_proj`: a factor of 0 takes the head away, on every backend.
@@ -64,11 +66,12 @@ class OutputGate(nn.Module):
 
 
 def ablated_in_layer(pairs: Sequence[Sequence[int]], layer_index: int, num_layers: int, num_heads: int) -> list[int]:
-    """The heads of this layer among the model's ablated ones, each pair checked against the model."""
+    """The heads of this layer among the model's ablated heads.
+
+    Raises:
+        ArgumentError: a pair is not a head of the model.
+    """
     for pair in pairs:
         if len(pair) != 2 or not (0 <= pair[0] < num_layers and 0 <= pair[1] < num_heads):
-            raise ValueError(
-                f"attention.ablated_heads holds {list(pair)}, which is no [layer, head] of a model with "
-                f"{num_layers} layers of {num_heads} heads; [{num_layers - 1}, {num_heads - 1}] is the last."
-            )
+            raise not_a_head("ablated_heads", pair, num_layers, num_heads)
     return [head for layer, head in pairs if layer == layer_index]

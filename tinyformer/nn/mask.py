@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tinyformer.errors import ArgumentError
+
 MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: `mask_mod(batch, head, q_idx, kv_idx)` is True where the query may attend."""
 
@@ -160,8 +162,10 @@ def window_of_layer(window: int | Sequence[int | None] | None, layer_index: int)
     """The window of one layer."""
     pattern = [window] if window is None or isinstance(window, int) else list(window)
     if not pattern or any(width is not None and width < 1 for width in pattern):
-        raise ValueError(
-            f"attention.window={window}: a window holds at least the token itself; attention.window=16 works, and so "
-            "does a pattern over layers, attention.window=[16,16,null]."
+        raise ArgumentError(
+            "window",
+            window,
+            "must be at least 1 (the query's own position), or a pattern of such numbers",
+            {"window": 16},
         )
     return pattern[layer_index % len(pattern)]

@@ -58,9 +58,6 @@ class RelativePosition(nn.Module):
     mixed_dim: int | None = None
     """Dimensions of the vectors that `mix` adds to the output; None if it adds nothing."""
 
-    multiply_adds: int = 0
-    """What `score_mod` and `mix` cost for each query of each head, in matrix products."""
-
     def __init__(self, head_dim: int | None = None) -> None:
         super().__init__()
 
@@ -208,7 +205,6 @@ class ShawPosition(RelativePosition):
         self.keys = nn.Embedding(2 * max_distance + 1, head_dim)
         self.values = nn.Embedding(2 * max_distance + 1, head_dim) if values else None
         self.mixed_dim = head_dim if values else None
-        self.multiply_adds = sum(table.numel() for table in self.parameters())
 
     def score_mod(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, scale: float, causal: bool

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.errors import ArgumentError
 from tinyformer.nn.mask import Grid
 
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -89,9 +90,6 @@ class ScaledDotScore(nn.Module):
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
     """The scores themselves, for a score that is no dot product; every kernel computes those that are."""
 
-    multiply_adds: int = 0
-    """What `forward` costs for each query of each head, in matrix products."""
-
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.scale = head_dim**-0.5
@@ -121,7 +119,6 @@ class GeneralScore(ScaledDotScore):
         super().__init__(num_heads, head_dim)
         self.scale = 1.0
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / head_dim)
-        self.multiply_adds = head_dim**2
 
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
@@ -165,17 +162,15 @@ def find_score(name: str) -> Callable[..., ScaledDotScore]:
     found: Any = SCORES.get(name) or (pydoc.locate(name) if "." in name else None)
     is_score = isinstance(found, type) and issubclass(found, ScaledDotScore)
     if not is_score:
-        raise ValueError(
-            f"attention.score={name}: choose one of {', '.join(SCORES)}, or give PACKAGE.CLASS, "
-            "a subclass of tinyformer.nn.ScaledDotScore."
-        )
+        reason = f"must be one of {', '.join(SCORES)}, or a subclass of tinyformer.nn.ScaledDotScore"
+        raise ArgumentError("score", name, reason)
     return found
 
 
 def softcap(cap: float) -> ScoreMod:
     """`cap · tanh(score / cap)`: no score passes the cap (Gemma 2, Riviere et al. 2024, arXiv 2408.00118)."""
     if cap <= 0:
-        raise ValueError(f"attention.softcap={cap} is no bound above 0; attention.softcap=50.0 is, or null.")
+        raise ArgumentError("softcap", cap, "must be above 0", {"softcap": 50.0})
     return ScoreMod(lambda score, batch, head, q_idx, kv_idx: cap * torch.tanh(score / cap))
 
 
@@ -197,7 +192,6 @@ class LocalGaussian(nn.Module):
         self.window = window
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / math.sqrt(head_dim))
         self.vector = nn.Parameter(torch.randn(num_heads, head_dim, 1) / math.sqrt(head_dim))
-        self.multiply_adds = head_dim**2 + head_dim  # for each query of each head
 
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, span: tuple[int, int]

@@ -69,7 +69,7 @@ class Transformer(nn.Module):
 
     def pruned_heads(self) -> list[list[int]]:
         """The `[layer, head]` pairs of the heads that were removed."""
-        return [[index, head] for index, layer in enumerate(self.attentions()) for head in layer.pruned]
+        return [[index, head] for index, layer in enumerate(self.attentions()) for head in layer.head_map.pruned]
 
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
         """Choose the attention backend of every layer, before the first step and before compiling.

@@ -21,6 +21,7 @@ from tinyformer.analysis import (
     head_maps,
     head_traits,
     make_probes,
+    map_names,
     measure_heads,
     measure_maps,
 )
@@ -172,7 +173,7 @@ class AttentionTelemetry(L.Callback):
         mask = pl_module.task.mask({"inputs": tokens})
         with trainer.precision_plugin.forward_context():
             maps = capture_weights(pl_module.network, tokens, mask)
-        names = [layer.map_names for layer in pl_module.network.attentions()]
+        names = [map_names(layer) for layer in pl_module.network.attentions()]
         return head_maps([layer[0] for layer in maps], self.labels, f"attention after {pl_module.step} steps", names)
 
     @contextmanager

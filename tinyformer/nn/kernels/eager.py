@@ -1,25 +1,14 @@
-"""Attention weights from queries and keys: the definition, which kernels agree with and which people look at."""
+"""The definition of attention, softmax(q kᵀ / √head_dim) v, computed as written: what every other kernel must equal."""
 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tinyformer.nn.mask import AttentionMask, Grid
 from tinyformer.nn.score import Scoring
-
-
-class AttentionMaps(NamedTuple):
-    """What the softmaxes of a layer make of queries and keys.
-
-    Args:
-        weights: rows sum to 1, to less beside a sink, or to 0 where the mask allows no key.
-        logits: the scores that the weights are the softmax of, -inf where the mask hides the key.
-    """
-
-    weights: Float[Tensor, "batch maps rows k_seq"]
-    logits: Float[Tensor, "batch maps rows k_seq"]
 
 
 def attention_weights(
@@ -28,14 +17,43 @@ def attention_weights(
     mask: AttentionMask,
     scoring: Scoring,
 ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
-    """Attention weights (Vaswani et al. 2017, arXiv 1706.03762): softmax(scale q kᵀ + mask), and what `Scoring` adds.
+    """Attention weights, softmax(scale · q kᵀ + mask) (Vaswani et al. 2017, arXiv 1706.03762), modified by `scoring`.
 
     Query head `h` reads K/V head `h // (num_heads / num_kv_heads)` (grouped queries: Ainslie et al. 2023, arXiv
-    2305.13245). The softmax is taken in fp32 at least. Rows sum to 1, to less beside a sink, or to 0 where the mask
+    2305.13245). The softmax is taken in fp32 at least. Rows sum to 1, to less with a sink, or to 0 where the mask
     allows no key.
     """
-    scores, allowed = _scores(q, k, mask, scoring)
+    scores, allowed = _masked_scores(q, k, mask, scoring)
     return _softmax(scores, allowed, q.shape[2], mask, scoring)
+
+
+def eager(
+    q: Float[Tensor, "batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+    mask: AttentionMask,
+    scoring: Scoring,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """Attention with its weights in memory: weights · v, on any device, in any dtype, with any mask and score."""
+    weights = attention_weights(q, k, mask, scoring).to(v.dtype)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    grouped = weights.reshape(v.shape[0], v.shape[1], -1, v.shape[2])
+    out = (grouped @ v).view(*q.shape[:3], v.shape[-1])
+    return out if scoring.mix is None else out + scoring.mix(weights)
+
+
+class AttentionMaps(NamedTuple):
+    """The attention weights of a layer, and their logits.
+
+    Args:
+        weights: rows sum to 1, to less with a sink, or to 0 where the mask allows no key.
+        logits: the scores before the softmax, -inf where the mask hides the key.
+    """
+
+    weights: Float[Tensor, "batch maps rows k_seq"]
+    logits: Float[Tensor, "batch maps rows k_seq"]
 
 
 def attention_maps(
@@ -45,42 +63,42 @@ def attention_maps(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> AttentionMaps:
-    """The attention weights of some queries, to be looked at, beside their logits.
+    """The attention weights and logits of some queries, for analysis.
 
     Args:
         q: queries.
         k: keys.
-        mask: who may attend to whom.
-        scoring: made for all of the queries.
-        rows: which of the queries; all unless given. Time and memory grow with their number.
+        mask: which keys each query may attend to.
+        scoring: for all of the queries.
+        rows: indices of the queries; None for all. Time and memory grow with their number.
     """
-    scores, allowed = _scores(q, k, mask, scoring, rows)
+    scores, allowed = _masked_scores(q, k, mask, scoring, rows)
     weights = _softmax(scores, allowed, q.shape[2], mask, scoring, rows)
     return AttentionMaps(weights, scores if allowed is None else scores.masked_fill(~allowed, -torch.inf))
 
 
-def _scores(
+def _masked_scores(
     q: Float[Tensor, "batch num_heads q_seq head_dim"],
     k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
     mask: AttentionMask,
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, "batch num_heads rows k_seq"], Bool[Tensor, "#batch 1 #rows k_seq"] | None]:
-    """The scores after all changes, the smallest number where the mask hides the key; and what it allows."""
+    """The modified scores, with the dtype's minimum at masked keys; and the dense mask, None if it hides nothing."""
     (batch, num_heads, q_seq, head_dim), (num_kv_heads, k_seq) = q.shape, k.shape[1:3]
-    chosen = q if rows is None else q[:, :, rows]
+    q = q if rows is None else q[:, :, rows]
     if scoring.compare is None:
-        # The queries of a group stand one below the other, so that its one key head serves them without being copied.
-        grouped = (chosen * scoring.scale).reshape(batch, num_kv_heads, -1, head_dim)
+        # The queries of a group are stacked along the sequence, so that their K/V head is not copied.
+        grouped = (q * scoring.scale).reshape(batch, num_kv_heads, -1, head_dim)
         scores = (grouped @ k.transpose(-2, -1)).view(batch, num_heads, -1, k_seq)
     else:
-        scores = scoring.compare(chosen, k)
+        scores = scoring.compare(q, k)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if scoring.mods:
         scores = scoring.modify(scores, Grid.of(batch, num_heads, q_seq, k_seq, q.device, rows))
     allowed = mask.dense(q_seq, k_seq, q.device, rows)
     if allowed is not None:
-        # The smallest number, not -inf: a row of -inf alone would be NaN, and so would its gradient.
+        # The minimum, not -inf: the softmax of a row of -inf alone would be NaN, and so would its gradient.
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     return scores, allowed
 
@@ -93,6 +111,7 @@ def _softmax(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "batch num_heads rows k_seq"]:
+    """The softmax over keys and sink, zero in rows without keys, reweighted if `scoring` says so."""
     batch, num_heads, num_rows, k_seq = scores.shape
     if scoring.sink is not None:
         sink = scoring.sink.to(scores.dtype).view(1, -1, 1, 1).expand(batch, -1, num_rows, 1)

@@ -1,0 +1,82 @@
+"""The heads of a layer: their size, their numbers, and the K/V head that each reads."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.nn.score import ScoreMod
+
+
+def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
+    """The size of each head: `head_dim`, or d_model / num_heads if that is None.
+
+    Raises:
+        ArgumentError: a number is below 1, or does not divide what it must; the error names the nearest that does.
+    """
+    require_at_least(1, {"head_dim": 32}, head_dim=head_dim)
+    if num_heads < 1 or (head_dim is None and d_model % num_heads):
+        works = max((n for n in range(1, min(num_heads, d_model) + 1) if d_model % n == 0), default=1)
+        raise ArgumentError("num_heads", num_heads, f"must divide `d_model`={d_model}", {"num_heads": works})
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        works = max((n for n in range(1, min(num_kv_heads, num_heads) + 1) if num_heads % n == 0), default=1)
+        raise ArgumentError(
+            "num_kv_heads", num_kv_heads, f"must divide `num_heads`={num_heads}", {"num_kv_heads": works}
+        )
+    return head_dim or d_model // num_heads
+
+
+def not_a_head(argument: str, pair: Sequence[int], num_layers: int, num_heads: int) -> ArgumentError:
+    """The error for an argument that holds a pair other than the `[layer, head]` of a head."""
+    reason = f"must hold [layer, head] pairs of a model with {num_layers} layers of {num_heads} heads"
+    return ArgumentError(argument, [list(pair)], reason, {argument: [[num_layers - 1, num_heads - 1]]})
+
+
+class HeadMap(nn.Module):
+    """Which heads of the original layer are left, and the K/V head that each of them reads.
+
+    Args:
+        num_heads: query heads of the original layer.
+        num_kv_heads: its key and value heads.
+
+    Attributes:
+        ids: the number of each head that is left; heads keep their numbers when others are pruned.
+        kv_heads: the K/V head that each head reads, as an index into those that are left.
+        pruned: the numbers of the pruned heads.
+    """
+
+    _ids: Tensor | None
+    _kv_index: Tensor | None
+
+    def __init__(self, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        self.ids = list(range(num_heads))
+        self.pruned: list[int] = []
+        self.kv_heads = [head // (num_heads // num_kv_heads) for head in self.ids]
+        # On the layer's device, for the forward pass; None where nothing has to be looked up.
+        self.register_buffer("_ids", None, persistent=False)
+        self.register_buffer("_kv_index", None, persistent=False)
+
+    def keep(self, indices: Sequence[int], device: torch.device) -> list[int]:
+        """Drop all heads but those at some indices, and the K/V heads that no head reads any more.
+
+        Returns:
+            The indices of the K/V heads that are left.
+        """
+        kv_left = sorted({self.kv_heads[index] for index in indices})
+        self.pruned = sorted({*self.pruned, *self.ids} - {self.ids[index] for index in indices})
+        self.ids = [self.ids[index] for index in indices]
+        self.kv_heads = [kv_left.index(self.kv_heads[index]) for index in indices]
+        self._ids = torch.tensor(self.ids, device=device) if self.pruned else None
+        evenly = [index // (len(indices) // len(kv_left)) for index in range(len(indices))]
+        self._kv_index = None if self.kv_heads == evenly else torch.tensor(self.kv_heads, device=device)
+        return kv_left
+
+    def expand_kv(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as kernels take them: one copy for each query head if groups are of unequal size."""
+        return (k, v) if self._kv_index is None else (k[:, self._kv_index], v[:, self._kv_index])
+
+    def renumber(self, mod: ScoreMod) -> ScoreMod:
+        """A score modification that is told the original numbers of heads, see `ScoreMod.of_heads`."""
+        return mod if self._ids is None else mod.of_heads(self._ids)

@@ -1,0 +1,102 @@
+"""What a call asks of a kernel beyond plain attention."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.score import Scoring
+
+
+class Feature(StrEnum):
+    """What some kernels lack, in the words of an error."""
+
+    CAUSAL = "a causal mask"
+    PADDING = "padding"
+    CAUSAL_PADDING = "padding together with a causal mask (which by itself hides padding at the end of a row)"
+    DOCUMENTS = "documents"
+    PADDED_DOCUMENTS = "documents together with padding"
+    WINDOW = "a window"
+    UNEVEN = "fewer queries than keys"
+    DROPOUT = "attention dropout"
+    GRADIENT = "training"
+    VALUE_DIM = "values of another size than the keys"
+    BIAS = "a bias on the scores"
+    LEARNED_BIAS = "a learned bias on the scores"
+    SCORE_MOD = "score modifications other than a bias"
+    COMPARE = "scores other than dot products"
+    SINK = "sinks"
+    MASKED_SINK = "sinks together with padding, documents or a window"
+    WEIGHTS = "explicit attention weights"
+
+
+def features_of(
+    mask: AttentionMask,
+    scoring: Scoring,
+    q_seq: int,
+    k_seq: int,
+    dropout: bool,
+    gradient: bool,
+    uneven_dims: bool = False,
+) -> frozenset[Feature]:
+    """The features that a call needs.
+
+    Args:
+        mask: of the call.
+        scoring: of the call.
+        q_seq: number of queries.
+        k_seq: number of keys.
+        dropout: whether attention weights are dropped.
+        gradient: whether a backward pass follows.
+        uneven_dims: whether values have another size than keys.
+    """
+    padded, packed, windowed = mask.lengths is not None, mask.documents is not None, mask.window is not None
+    needed = {
+        Feature.CAUSAL: mask.causal,
+        Feature.PADDING: padded,
+        Feature.CAUSAL_PADDING: padded and (mask.causal or windowed),
+        Feature.DOCUMENTS: packed,
+        Feature.PADDED_DOCUMENTS: packed and padded,
+        Feature.WINDOW: windowed,
+        Feature.UNEVEN: q_seq != k_seq and (mask.causal or windowed or packed),
+        Feature.DROPOUT: dropout,
+        Feature.GRADIENT: gradient,
+        Feature.VALUE_DIM: uneven_dims,
+        Feature.BIAS: any(mod.additive and not (gradient and mod.learned) for mod in scoring.mods),
+        Feature.LEARNED_BIAS: gradient and any(mod.learned for mod in scoring.mods),
+        Feature.SCORE_MOD: any(not mod.additive for mod in scoring.mods),
+        Feature.COMPARE: scoring.compare is not None,
+        Feature.SINK: scoring.sink is not None,
+        Feature.MASKED_SINK: scoring.sink is not None and (padded or packed or windowed),
+        Feature.WEIGHTS: scoring.reweigh is not None or scoring.mix is not None,
+    }
+    return frozenset(feature for feature, is_needed in needed.items() if is_needed)
+
+
+class AttentionCase(NamedTuple):
+    """A call as a kernel sees it: all that decides whether the kernel can compute it, and how fast.
+
+    Args:
+        device: the type, "cpu" or "cuda".
+        dtype: of queries, keys and values inside the kernel; the lower one under autocast.
+        head_dim: the larger of the head sizes of keys and values.
+        features: what it needs beyond plain attention.
+        seq: the length of the longest sequence; None for a long one.
+    """
+
+    device: str
+    dtype: torch.dtype
+    head_dim: int
+    features: frozenset[Feature] = frozenset()
+    seq: int | None = None
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float, gradient: bool
+    ) -> "AttentionCase":
+        """The case of a call; `gradient` says whether a backward pass follows."""
+        q_seq, k_seq, q_dim, v_dim = q.shape[2], k.shape[2], q.shape[-1], v.shape[-1]
+        features = features_of(mask, scoring, q_seq, k_seq, dropout > 0, gradient, q_dim != v_dim)
+        return cls(q.device.type, q.dtype, max(q_dim, v_dim), features, max(q_seq, k_seq))

@@ -1,0 +1,88 @@
+"""FlexAttention: the mask and the score modifications compiled into one kernel, which skips masked blocks."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from tinyformer.nn.mask import AttentionMask, Grid, MaskMod
+from tinyformer.nn.score import Scoring
+
+# The smallest head size of the CUDA kernel.
+FLEX_MIN_HEAD_DIM = 16
+
+
+def flex(
+    q: Float[Tensor, "batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+    mask: AttentionMask,
+    scoring: Scoring,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """FlexAttention (Dong et al. 2024, arXiv 2412.05496), compiled on CUDA; unfused and forward only on CPU."""
+    q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
+    first = k_seq - q_seq
+    if q.device.type == "cuda":
+        # The kernel takes no smaller heads; zeros change neither the scores nor the output's first dimensions.
+        q, k, v = (F.pad(x, (0, max(0, FLEX_MIN_HEAD_DIM - x.shape[-1]))) for x in (q, k, v))
+
+    def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return scoring.modify(score, Grid(batch, head, q_idx + first, kv_idx))
+
+    attend: Any = _compiled_flex() if q.device.type == "cuda" and not torch.compiler.is_compiling() else flex_attention
+    out, aux = attend(
+        q,
+        k,
+        v,
+        score_mod=score_mod if scoring.mods else None,
+        block_mask=block_mask(mask, q_seq, k_seq, q.device),
+        scale=scoring.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=AuxRequest(lse=scoring.sink is not None),
+    )
+    if scoring.sink is not None:
+        # In the softmax over keys and sink, the keys' share is exp(lse) / (exp(lse) + exp(sink)).
+        share = torch.sigmoid(aux.lse - scoring.sink.view(1, -1, 1))
+        out = out * share.unsqueeze(-1).to(out.dtype)
+    return out[..., :v_head_dim]
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention)
+
+
+def block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
+    """The mask in FlexAttention's form, by blocks that are skipped, full or partly masked; None if it hides nothing."""
+    if mask.num_rows == 1 and mask.lengths is None and mask.documents is None:
+        return _block_mask_of_shape(mask, q_seq, k_seq, device)
+    return _make_block_mask(mask, q_seq, k_seq, device)
+
+
+def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
+    mods, first = mask.mask_mods(), k_seq - q_seq
+    if not mods:
+        return None
+
+    def allows(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        allowed = mods[0](batch, head, q_idx, kv_idx)
+        for mod in mods[1:]:
+            allowed = allowed & mod(batch, head, q_idx, kv_idx)
+        return allowed
+
+    # Torch counts the arguments, which a type checker's wrapper would hide; a lambda is not wrapped.
+    mask_mod: MaskMod = lambda batch, head, q_idx, kv_idx: allows(batch, head, q_idx + first, kv_idx)  # noqa: E731
+    rows = None if mask.num_rows == 1 else mask.num_rows
+    # It may be cached: one made in inference mode must serve training, too.
+    with torch.inference_mode(False), torch.no_grad():
+        return create_block_mask(mask_mod, rows, None, q_seq, k_seq, device=str(device))
+
+
+# The block mask of a mask without tensors depends on the shape alone, and is not recomputed at every step.
+_block_mask_of_shape = functools.lru_cache(maxsize=32)(_make_block_mask)

@@ -1,0 +1,102 @@
+"""Attention by `torch.nn.functional.scaled_dot_product_attention`, which takes mask and bias as one dense tensor."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tinyformer.nn.mask import AttentionMask, Grid
+from tinyformer.nn.score import Scoring
+
+# On CPU the fused kernel's backward pass in bf16 takes twice as long as in fp32 until the matrices are this long.
+CPU_BF16_MIN_SEQ = 512
+
+# The kernels on CUDA require head sizes that are multiples of this.
+HEAD_DIM_STEP = 8
+
+
+def sdpa(
+    q: Float[Tensor, "batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+    mask: AttentionMask,
+    scoring: Scoring,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """Attention by `torch.nn.functional.scaled_dot_product_attention`, which chooses among torch's kernels."""
+    q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
+    bias = scoring.bias(Grid.of(q.shape[0], q.shape[1], q_seq, k_seq, q.device)) if scoring.mods else None
+    plain = bias is None and mask.is_plain(q_seq, k_seq)
+    is_causal = plain and mask.causal
+    allowed = None if plain else mask.dense(q_seq, k_seq, q.device)
+    empty = None
+    if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq) and (q.device.type != "cpu" or bias is not None):
+        # A boolean row without a key gives zeros on CPU; elsewhere that depends on the kernel, and may be NaN. So such
+        # rows attend to all keys, and are zeroed below. (On CPU that would cost short sequences a fifth of their time.)
+        empty = ~allowed.any(dim=-1, keepdim=True)
+        allowed = allowed | empty
+    if scoring.sink is not None:
+        q, k, v, allowed, bias = _with_sink(q, k, v, scoring, is_causal, allowed, bias)
+    # The kernels take values of the keys' size; zeros change neither the scores nor the output's first dimensions.
+    width = max(q.shape[-1], v.shape[-1])
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k, v))
+    dtype = q.dtype
+    if q.device.type == "cpu" and dtype == torch.bfloat16 and max(q_seq, k_seq) < CPU_BF16_MIN_SEQ:
+        q, k, v = q.float(), k.float(), v.float()
+    attn_mask: Tensor | None = allowed
+    if bias is not None:
+        attn_mask = _rounded_bias(bias if allowed is None else bias.masked_fill(~allowed, -torch.inf), q.dtype)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(q.shape[0], -1, -1, -1)
+    # The dtype is decided above; autocast would cast to bf16 again.
+    with torch.autocast(q.device.type, enabled=False):
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask, dropout, is_causal, scale=scoring.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    out = out[:, :, -q_seq:, :v_head_dim]
+    if empty is not None:
+        out = out.masked_fill(empty, 0.0)
+    return out.to(dtype)
+
+
+def _rounded_bias(
+    bias: Float[Tensor, "#batch #num_heads q_seq k_seq"], dtype: torch.dtype
+) -> Float[Tensor, "#batch #num_heads q_seq k_seq"]:
+    """A bias in the dtype that a kernel takes, shifted so that its largest values are exact.
+
+    A softmax is invariant to a constant subtracted from a row, and lower precision is finest near zero: where a
+    query's nearest keys are padding, ALiBi's bias of the others is in the hundreds. On CPU the kernels take a bias in
+    fp32 with queries of lower precision, elsewhere in the queries' dtype.
+    """
+    if dtype == bias.dtype:
+        return bias
+    highest = bias.detach().amax(dim=-1, keepdim=True)
+    shifted = bias - highest.masked_fill(highest == -torch.inf, 0.0)
+    return shifted if bias.device.type == "cpu" else shifted.to(dtype)
+
+
+def _with_sink(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scoring: Scoring,
+    is_causal: bool,
+    allowed: Bool[Tensor, "#batch 1 #q_seq k_seq"] | None,
+    bias: Float[Tensor, "#batch #num_heads q_seq k_seq"] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Prepend a key that no mask hides, whose score is the head's sink logit and whose value is zero.
+
+    One more dimension gives that score: it is sink / scale in the queries, 1 in the new key and 0 in the others. So
+    every kernel that computes dot products computes sinks, gradient included.
+    """
+    assert scoring.sink is not None
+    logits = (scoring.sink.to(q.dtype) / scoring.scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    q = torch.cat([q, F.pad(logits, (0, HEAD_DIM_STEP - 1))], dim=-1)
+    sink_key = F.one_hot(torch.tensor(k.shape[-1], device=k.device), k.shape[-1] + HEAD_DIM_STEP).to(k.dtype)
+    k = torch.cat([sink_key.expand(*k.shape[:2], 1, -1), F.pad(k, (0, HEAD_DIM_STEP))], dim=2)
+    v = F.pad(v, (0, 0, 1, 0))
+    if is_causal:
+        q = F.pad(q, (0, 0, 1, 0))  # keeps the diagonal; this row of the output is dropped
+    allowed = None if allowed is None else F.pad(allowed, (1, 0), value=True)
+    bias = None if bias is None else F.pad(bias, (1, 0))
+    return q, k, v, allowed, bias

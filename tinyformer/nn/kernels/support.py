@@ -1,0 +1,165 @@
+"""The table of which backend can compute what, which the README and the doctor show, and the choice by name."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl
+
+from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.nn.kernels.case import AttentionCase, Feature
+from tinyformer.nn.kernels.eager import eager
+from tinyformer.nn.kernels.fastest import fastest
+from tinyformer.nn.kernels.flash import flash
+from tinyformer.nn.kernels.flex import flex
+from tinyformer.nn.kernels.sdpa import HEAD_DIM_STEP, sdpa
+from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.score import Scoring
+
+_MORE_THAN_A_BIAS = {Feature.SCORE_MOD, Feature.COMPARE, Feature.WEIGHTS}
+
+LACKS: dict[tuple[str, str], frozenset[Feature]] = {
+    ("sdpa", "cpu"): frozenset(_MORE_THAN_A_BIAS),
+    ("sdpa", "cuda"): frozenset(_MORE_THAN_A_BIAS),
+    ("flash", "cpu"): frozenset(_MORE_THAN_A_BIAS | {Feature.DROPOUT, Feature.LEARNED_BIAS}),
+    ("flash", "cuda"): frozenset(
+        _MORE_THAN_A_BIAS
+        | {Feature.BIAS, Feature.LEARNED_BIAS, Feature.UNEVEN}
+        | {Feature.CAUSAL_PADDING, Feature.PADDED_DOCUMENTS, Feature.MASKED_SINK}
+    ),
+    ("flex", "cpu"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS, Feature.GRADIENT}),
+    ("flex", "cuda"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS}),
+}
+"""What a backend cannot compute on a device (torch 2.11 to 2.13). Eager computes everything; a feature in no entry is
+computed by all."""
+
+_VARLEN = {Feature.PADDING, Feature.DOCUMENTS, Feature.WINDOW}
+"""Features for which flash on CUDA runs the kernel for packed sequences."""
+
+
+@runtime_checkable
+class AttentionFunction(Protocol):
+    """The signature that all backends share; see `eager` for the shapes."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
+    ) -> Tensor:
+        """Attend."""
+        ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute attention.
+
+    Args:
+        name: by which an attention layer asks for it.
+        compute: the function.
+        refusal: why it cannot compute a case, or None if it can.
+    """
+
+    name: str
+    compute: AttentionFunction
+    refusal: Callable[[AttentionCase], str | None]
+
+
+def _lacking(name: str) -> Callable[[AttentionCase], str | None]:
+    """The refusal by the table of the backend of this name."""
+
+    def refusal(case: AttentionCase) -> str | None:
+        lacks = LACKS.get((name, case.device))
+        if lacks is None and name != "sdpa":  # which runs wherever torch does
+            return f"has no kernel for the device '{case.device}'"
+        lacking = sorted(case.features & (lacks or _MORE_THAN_A_BIAS))
+        return f"cannot compute {' or '.join(lacking)} on {case.device.upper()}" if lacking else None
+
+    return refusal
+
+
+def _flash_refusal(case: AttentionCase) -> str | None:
+    """The refusal by the table, and by the dtypes and sizes that the CUDA kernel takes."""
+    reason = _lacking("flash")(case)
+    if reason is not None or case.device != "cuda":
+        return reason
+    if case.dtype not in (torch.bfloat16, torch.float16):
+        return f"needs bf16 or fp16 on CUDA, as in mixed precision, not {case.dtype}"
+    head_dim = case.head_dim + HEAD_DIM_STEP * (Feature.SINK in case.features)
+    if head_dim > 256:
+        return f"takes heads of at most 256 dimensions on CUDA (8 of them for a sink), not {head_dim}"
+    if Feature.DROPOUT in case.features and case.features & _VARLEN:
+        return "cannot compute attention dropout together with padding, documents or a window on CUDA"
+    return None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # its parent package is missing
+        return False
+
+
+def _newer_flash(version: str, package: str) -> Backend:
+    """FlashAttention 3 or 4, where its package is installed. Untested: no GPU has shown them yet."""
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0) -> Tensor:
+        activate_flash_attention_impl(version)  # stays active, since the backward pass needs it
+        return flash(q, k, v, mask, scoring, dropout)
+
+    def refusal(case: AttentionCase) -> str | None:
+        if case.device != "cuda":
+            return f"runs on CUDA, not on {case.device.upper()}"
+        if not _is_installed(package):
+            return f"needs the package {package}, which is not installed"
+        if Feature.DROPOUT in case.features:
+            return "has no attention dropout"
+        return _flash_refusal(case)
+
+    return Backend(version.lower(), compute, refusal)
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("eager", eager, lambda case: None),
+        Backend("sdpa", sdpa, _lacking("sdpa")),
+        Backend("flash", flash, _flash_refusal),
+        Backend("flex", flex, _lacking("flex")),
+        _newer_flash("FA3", "flash_attn_interface"),
+        _newer_flash("FA4", "flash_attn.cute"),
+    )
+}
+"""The backends by name."""
+
+
+def select_backend(name: str, case: AttentionCase) -> Backend:
+    """The backend that computes a case: the named one, or for "auto" the fastest that can.
+
+    Raises:
+        ArgumentError: there is no such backend, or it cannot compute the case; the reason names those that can.
+    """
+    if name == "auto":
+        return BACKENDS[fastest(case, [other for other in ("sdpa", "flash", "flex") if _can(other, case)])]
+    require_choice("backend", name, ["auto", *BACKENDS])
+    reason = BACKENDS[name].refusal(case)
+    if reason is not None:
+        able = ", ".join(other for other in BACKENDS if _can(other, case))
+        raise ArgumentError("backend", name, f"{reason} ({able} can)", {"backend": "auto"})
+    return BACKENDS[name]
+
+
+def require_possible(name: str, case: AttentionCase) -> None:
+    """Refuse a backend that does not exist, or that can compute a case on no device.
+
+    Raises:
+        ArgumentError: as for `select_backend`.
+    """
+    on_devices = [case._replace(device=device) for device in ("cpu", "cuda")]
+    if name != "auto" and not (name in BACKENDS and any(_can(name, there) for there in on_devices)):
+        select_backend(name, case)
+
+
+def _can(name: str, case: AttentionCase) -> bool:
+    return BACKENDS[name].refusal(case) is None

@@ -1,0 +1,164 @@
+"""The softmax inside an attention layer: from queries, keys and values to the heads' outputs, by any kernel."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.nn.heads import HeadMap
+from tinyformer.nn.kernels.case import AttentionCase
+from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps
+from tinyformer.nn.kernels.support import Backend, require_possible, select_backend
+from tinyformer.nn.mask import AttentionMask, window_of_layer
+from tinyformer.nn.position import RelativePosition
+from tinyformer.nn.score import LocalGaussian, Scoring, find_score
+from tinyformer.nn.score import softcap as softcap_mod
+
+
+class SoftmaxAttention(nn.Module):
+    """softmax(score(q, k)) v, with the options that change its scores, its mask and its kernel.
+
+    Args:
+        num_heads: query heads.
+        num_kv_heads: key and value heads; None for `num_heads`.
+        head_dim: size of a query and of a key, as one softmax compares them.
+        v_head_dim: size of a value; None for `head_dim`.
+        position_dim: size of the part of queries and keys that the relative position acts on; None for `head_dim`.
+        dropout: probability of dropping an attention weight in training.
+        score: the score function: a name in `SCORES`, or a subclass of `ScaledDotScore`, which is called with
+            `num_heads` and `head_dim`.
+        window: how many keys a query sees, its own position included; None for all. A list is a pattern that repeats
+            over the layers: [128, 128, None] is two local layers to one global.
+        local_gaussian: weigh the keys of the window by a Gaussian around a predicted centre, see `LocalGaussian`.
+        softcap: bound of the scores' absolute value, before positions are added; None for no bound.
+        sink: whether each head has a logit that takes part in the softmax without a value, see `Scoring`.
+        backend: "auto" or a name in `BACKENDS`.
+        position: makes the relative position, given `head_dim`. It acts in self-attention only, since positions of two
+            sequences have no distance.
+        layer_index: index of the layer, from 0.
+    """
+
+    num_softmaxes: int = 1
+    """Softmaxes of each head."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        v_head_dim: int | None = None,
+        position_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        *,
+        dropout: float = 0.0,
+        score: str = "scaled_dot",
+        window: int | Sequence[int | None] | None = None,
+        local_gaussian: bool = False,
+        softcap: float | None = None,
+        sink: bool = False,
+        backend: str = "auto",
+        position: Callable[..., RelativePosition] | None = None,
+        layer_index: int = 0,
+    ) -> None:
+        super().__init__()
+        if not 0 <= dropout < 1:
+            raise ArgumentError("dropout", dropout, "must be at least 0 and below 1", {"dropout": 0.1})
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.head_dim, self.v_head_dim = head_dim, v_head_dim or head_dim
+        self.position_dim = position_dim or head_dim
+        self.dropout, self.backend, self.layer_index = dropout, backend, layer_index
+        self.score = find_score(score)(num_heads, head_dim)
+        self.window = window_of_layer(window, layer_index)
+        if local_gaussian and (window is None or not (isinstance(window, int) or any(window))):
+            raise ArgumentError("local_gaussian", True, "needs a `window`", {"window": 16})
+        # In a pattern of local and global layers, only the local ones have a Gaussian.
+        self.gaussian = LocalGaussian(num_heads, head_dim, self.window) if local_gaussian and self.window else None
+        self.softcap = softcap_mod(softcap) if softcap is not None else None
+        self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
+        with argument_path("position"):
+            self.position = position(head_dim=self.position_dim) if position else RelativePosition()
+        if self.position.mixed_dim not in (None, self.v_head_dim):
+            raise ArgumentError(
+                "position.values",
+                True,
+                f"adds vectors of {self.position.mixed_dim} dimensions to values of {self.v_head_dim}",
+                {"values": False},
+            )
+        self.head_map = HeadMap(num_heads, self.num_kv_heads)
+        # Set by `resolve_backend` before the first step; otherwise each call selects its own.
+        self.resolved: Backend | None = None
+        # Refuse now what the named backend computes on no device.
+        require_possible(backend, self.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
+
+    def softmax_attention(
+        self,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+        mask: AttentionMask,
+        is_cross: bool = False,
+    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+        """The output of each head, by the resolved backend or the one selected for this call.
+
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            mask: which keys each query may attend to.
+            is_cross: whether the keys are those of another sequence.
+        """
+        k, v = self.head_map.expand_kv(k, v)
+        q, scoring = self.scoring(q, k.shape[2], mask, is_cross)
+        # In decoding, the one query needs no causal mask, which a kernel might lack.
+        mask = mask.for_last(k.shape[2]) if q.shape[2] == 1 else mask
+        dropout = self.dropout if self.training else 0.0
+        if self.resolved is None:
+            case = AttentionCase.of(q, k, v, mask, scoring, dropout, torch.is_grad_enabled())
+            return select_backend(self.backend, case).compute(q, k, v, mask, scoring, dropout)
+        return self.resolved.compute(q, k, v, mask, scoring, dropout)
+
+    def softmax_maps(
+        self,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        mask: AttentionMask,
+        is_cross: bool = False,
+        rows: Int[Tensor, " rows"] | None = None,
+    ) -> AttentionMaps:
+        """The exact weights and logits of the same softmax, without dropout, for all queries or those of some rows."""
+        k, _ = self.head_map.expand_kv(k, k)
+        q, scoring = self.scoring(q, k.shape[2], mask, is_cross)
+        return attention_maps(q, k, mask, scoring, rows)
+
+    def scoring(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, mask: AttentionMask, is_cross: bool
+    ) -> tuple[Float[Tensor, "batch num_heads q_seq head_dim"], Scoring]:
+        """The queries transformed by the score function, and the scoring of this call."""
+        q = self.score(q)
+        mods = [self.softcap] if self.softcap else []
+        mix = reweigh = None
+        if not is_cross:
+            positional = self.position.score_mod(self.position_part(q), k_seq, self.score.scale, mask.causal)
+            mods += [self.head_map.renumber(positional)] if positional else []
+            mix = self.position.mix(q.shape[2], k_seq)
+        if self.gaussian is not None:
+            reweigh = self.gaussian(q, k_seq, mask.span)
+        return q, Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix)
+
+    def position_part(
+        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
+    ) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
+        """The dimensions of the queries that the relative position acts on."""
+        return q
+
+    def planned_case(
+        self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
+    ) -> AttentionCase:
+        """The case that this layer's calls will be; see `resolve_backend` for the arguments."""
+        weight, mask = next(self.parameters(), torch.empty(0)), mask.within(self.window)
+        q, v = (weight.new_zeros(1, self.num_heads, 1, dim) for dim in (self.head_dim, self.v_head_dim))
+        _, scoring = self.scoring(q, 1, mask, is_cross=False)
+        dropout = self.dropout if training else 0.0
+        case = AttentionCase.of(q, q, v, mask, scoring, dropout, training)
+        return case._replace(device=device, dtype=dtype, seq=seq)
