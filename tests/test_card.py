@@ -98,8 +98,8 @@ def test_help_and_a_mistake_do_not_wait_for_torch(tmp_path: Path) -> None:
         ("model.num_heads=4,abc", "model.num_heads=abc: "),
         ("dtype=fp8", "dtype=fp8: "),
         ("seed=interval(1,2)", "Can only enumerate CHOICE and RANGE sweeps"),
-        ("--save nowhere/cards.json", "--save nowhere/cards.json: must be a file in a folder that exists"),
-        ("--save .", "--save .: must be a file in a folder that exists"),
+        ("--save nowhere/cards.json", "--save=nowhere/cards.json: must be a file in a folder that exists"),
+        ("--save .", "--save=.: must be a file in a folder that exists"),
     ],
 )
 def test_a_mistake_exits_with_2_and_a_short_sentence(card: Run, arguments: str, start: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs side by side, as one gets them on the command line."""
+"""The comparison of finished runs, on the command line and as its parts."""
 
 import csv
 import json
@@ -24,43 +24,19 @@ from tinyformer.compare.__main__ import main
 from tinyformer.compare.folders import find_runs, read_run
 from tinyformer.compare.grouping import Comparison
 from tinyformer.compare.grouping import compare as group
+from tinyformer.compare.notes import notes_on
 
 Compare = Callable[[str], Ended]
 
 
-@pytest.fixture(scope="module")
-def real_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two numbers of heads with two seeds each, and a third that cannot be: as `train.py` leaves it."""
-    folder = tmp_path_factory.mktemp("real")
-    (folder / "book.txt").write_text("".join(f"In line {n} the cat sees {n * 7 % 13} birds.\n" for n in range(120)))
-    text = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1"
-    command = f"train.py -m {SMALL} {text} model.num_heads=1,2,3 seed=1,2 hydra.sweep.dir=sweep"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("HYDRA_FULL_ERROR", "0")
-        patch.setattr(sys, "argv", command.split())
-        GlobalHydra.instance().clear()
-        with pytest.raises(SystemExit, match="2"):
-            runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
-    return folder / "sweep"
-
-
-@pytest.fixture
-def sweep(real_sweep: Path, tmp_path: Path) -> Path:
-    """The real sweep, to be changed."""
-    return Path(shutil.copytree(real_sweep, tmp_path / "sweep", ignore=shutil.ignore_patterns("*.ckpt", "*.png")))
-
-
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Compare:
-    """The program in this process, which takes seconds less."""
+    """The program in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
     def run(arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["compare", *arguments.split()])
         capsys.readouterr()
-        code = main()
+        code = main(arguments.split())
         return Ended(code, *capsys.readouterr())
 
     return run
@@ -89,12 +65,11 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def table(out: str) -> list[list[str]]:
     """The cells of the printed table, its header first."""
-    lines = [line for line in re.split("The same in all|Note: |Saved in", out)[0].splitlines() if line.strip(" ─")]
+    lines = [line for line in re.split("Shared by all|Note: |Saved in", out)[0].splitlines() if line.strip(" ─")]
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
 
 
-def drawn(figure: Figure) -> list[tuple[float, float]]:
-    """The dots of single runs."""
+def points_of_runs(figure: Figure) -> list[tuple[float, float]]:
     (axes,) = figure.axes
     (seeds,) = [dots for dots in axes.collections if dots.get_label() == "single runs"]
     return [tuple(point) for point in seeds.get_offsets().tolist()]
@@ -110,7 +85,7 @@ def write_run(
     written: dict[str, Any] | None = None,
     **results: Any,
 ) -> None:
-    """A run's folder, written by hand; `written` is the config before `${…}` was filled in."""
+    """A run's folder, written by hand; `written` is the config with its interpolations unresolved."""
     run = Path(name)
     (run / ".hydra").mkdir(parents=True)
     seeds = {"seed": seed, "datamodule": {"seed": seed}}
@@ -125,22 +100,35 @@ def write_run(
 
 
 def grouped(*folders: str, by: str = "seed") -> Comparison:
-    """What the program would draw, without drawing it."""
+    """The comparison that the program would print."""
     found = find_runs([Path(folder) for folder in folders], ROOT / "conf")
     return group([read_run(path) for path in found.finished], "val/loss", by)
 
 
+def notes(*folders: str) -> list[str]:
+    return notes_on(grouped(*folders), find_runs([Path(folder) for folder in folders], ROOT / "conf"))
+
+
 def means(comparison: Comparison) -> list[tuple[object, ...]]:
-    """Each row's settings and mean."""
+    """The settings and the mean of each row."""
     return [(*row.settings.values(), row.mean) for row in comparison.rows]
 
 
 @pytest.mark.slow
-def test_a_real_sweep_is_averaged_over_its_seeds(sweep: Path, compare: Compare, figures: list[Figure]) -> None:
-    # Jobs in the order of the command line: heads 1, seeds 1 and 2; heads 2, seeds 1 and 2; heads 3, which fail.
-    results = [json.loads((sweep / str(job) / "results.json").read_text()) for job in range(4)]
+def test_a_real_sweep_is_averaged_over_its_seeds(here: Path, compare: Compare, figures: list[Figure]) -> None:
+    """Heads 1 and 2 with two seeds each, and heads 3, which fail, as `train.py` leaves them."""
+    Path("book.txt").write_text("".join(f"In line {n} the cat sees {n * 7 % 13} birds.\n" for n in range(120)))
+    text = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1"
+    command = f"train.py -m {SMALL} {text} model.num_heads=1,2,3 seed=1,2 hydra.sweep.dir=sweep"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYDRA_FULL_ERROR", "0")
+        patch.setattr(sys, "argv", command.split())
+        GlobalHydra.instance().clear()
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+    results = [json.loads(Path(f"sweep/{job}/results.json").read_text()) for job in range(4)]
     losses = [result["val/loss"] for result in results]
-    # Of two values, the standard deviation by n - 1 is their distance over the root of two.
+    # The standard deviation (n - 1) of two values is their distance over √2.
     expected = [((a + b) / 2, abs(a - b) / math.sqrt(2), min(a, b), max(a, b)) for a, b in (losses[:2], losses[2:])]
     ended = compare("sweep")
     assert (ended.code, ended.err) == (0, "")
@@ -149,28 +137,25 @@ def test_a_real_sweep_is_averaged_over_its_seeds(sweep: Path, compare: Compare, 
     for row, heads, (mean, std, _, _) in zip(rows, ("1", "2"), expected, strict=True):
         assert row[:4] == [heads, f"{mean:.4f}", f"± {std:.4f}", "2"]
         assert row[4] == f"{results[0]['num_parameters']:,}"
-    assert "The same in all: model.num_layers=2 model.d_model=16 " in ended.out
+    assert "Shared by all: model.num_layers=2 model.d_model=16 " in ended.out
     assert "Note: 2 of 6 runs have no results.json (failed, stopped or still running): sweep/4, sweep/5." in ended.out
     assert ended.out.count("Note: ") == 1
-    with (sweep / "compare_val_loss.csv").open() as file:
+    with Path("sweep/compare_val_loss.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["model.num_heads"] for line in lines] == ["1", "2"]
     for line, statistics in zip(lines, expected, strict=True):
         assert [float(line[name]) for name in ("mean", "std", "min", "max")] == pytest.approx(statistics, rel=1e-12)
         assert (line["num_seeds"], line["num_runs"]) == ("2", "2")
     (figure,) = figures
-    assert sorted(drawn(figure)) == sorted(zip((1, 1, 2, 2), losses, strict=True))
+    assert sorted(points_of_runs(figure)) == sorted(zip((1, 1, 2, 2), losses, strict=True))
     assert figure.axes[0].get_xscale() == "log"
-    assert matplotlib.image.imread(sweep / "compare_val_loss.png").shape[:2] == (720, 1125)
+    assert matplotlib.image.imread("sweep/compare_val_loss.png").shape[:2] == (720, 1125)
 
-
-@pytest.mark.slow
-def test_json_is_all_that_json_prints(sweep: Path, compare: Compare) -> None:
     ended = compare("sweep --json --metric val/accuracy --out there/below")
     found = json.loads(ended.out)
     assert [row["settings"] for row in found["rows"]] == [{"model.num_heads": "1"}, {"model.num_heads": "2"}]
-    first = json.loads((sweep / "0" / "results.json").read_text())
-    assert found["rows"][0]["runs"][0] == {"path": "sweep/0", "seed": "1", "val/accuracy": first["val/accuracy"]}
+    first = {"path": "sweep/0", "seed": "1", "val/accuracy": results[0]["val/accuracy"]}
+    assert found["rows"][0]["runs"][0] == first
     assert "tokenizer=char" in found["constant"]
     assert len(found["notes"]) == 1
     files = {"csv": "there/below/compare_val_accuracy.csv", "picture": "there/below/compare_val_accuracy.png"}
@@ -178,44 +163,40 @@ def test_json_is_all_that_json_prints(sweep: Path, compare: Compare) -> None:
     assert all(Path(path).stat().st_size for path in files.values())
 
 
-def test_a_sweep_that_was_stopped_says_what_was_not_started(sweep: Path, compare: Compare) -> None:
-    for job in (3, 4, 5):
-        shutil.rmtree(sweep / str(job))
-    ended = compare("sweep")
-    assert "Note: 3 more runs that sweep/multirun.yaml asks for were not started." in ended.out
-    assert [row[-3] for row in table(ended.out)] == ["seeds", "2", "1"]
-    assert ["± " in " ".join(row) for row in table(ended.out)[1:]] == [True, False]
+def test_jobs_that_a_stopped_sweep_did_not_start_are_counted(here: Path) -> None:
+    for job, (heads, seed) in enumerate(((1, 1), (1, 2), (2, 1))):
+        write_run(f"sweep/{job}", job, seed, typed=f"heads={heads}", config={"heads": heads})
+    hydra = {"sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}}
+    hydra["overrides"] = {"task": ["heads=1,2,3", "seed=1,2"]}
+    Path("sweep/multirun.yaml").write_text(yaml.safe_dump({"hydra": hydra}))
+    assert notes("sweep") == ["3 more runs of sweep/multirun.yaml were not started."]
+    assert [(row.num_seeds, row.std is None) for row in grouped("sweep").rows] == [(2, False), (1, True)]
 
 
-def test_the_order_is_that_of_the_numbers(compare: Compare, figures: list[Figure]) -> None:
+def test_rows_and_figure_are_in_the_order_of_the_numbers(compare: Compare, figures: list[Figure]) -> None:
     for folder, number, loss in (("a", 10, 1.0), ("b", 2, 3.0), ("c", 9, 2.0)):
         write_run(f"runs/{folder}", loss, typed=f"n={number}", config={"n": number})
     assert [row[:2] for row in table(compare("runs").out)[1:]] == [["2", "3.0000"], ["9", "2.0000"], ["10", "1.0000"]]
-    assert drawn(figures[0]) == [(2, 3.0), (9, 2.0), (10, 1.0)]
+    assert points_of_runs(figures[0]) == [(2, 3.0), (9, 2.0), (10, 1.0)]
     assert figures[0].axes[0].get_xscale() == "linear"
 
 
-def test_words_are_sorted_by_their_mean_and_none_comes_last(compare: Compare, figures: list[Figure]) -> None:
-    for index, (choice, loss) in enumerate(
-        (("mqa", math.nan), ("mha", 3.0), ("gqa", -1.0), ("mla", 2.0), ("mqa", None))
-    ):
+def test_words_are_sorted_by_their_mean_and_those_without_come_last(compare: Compare, figures: list[Figure]) -> None:
+    choices = (("mqa", math.nan), ("mha", 3.0), ("gqa", -1.0), ("mla", 2.0), ("mqa", None))
+    for index, (choice, loss) in enumerate(choices):
         write_run(f"runs/{index}", loss, typed=f"attention={choice}", choices={"attention": choice})
     ended = compare("runs")
-    assert [row[:2] for row in table(ended.out)[1:]] == [
-        *(["gqa", "-1.0000"], ["mla", "2.0000"], ["mha", "3.0000"], ["mqa", "none"])
-    ]
-    assert (
-        "Note: val/loss is none (not a number, or infinite) in 2 of 5 runs, which no mean counts: runs/0, runs/4."
-        in ended.out
-    )
+    rows = [["gqa", "-1.0000"], ["mla", "2.0000"], ["mha", "3.0000"], ["mqa", "none"]]
+    assert [row[:2] for row in table(ended.out)[1:]] == rows
+    note = "Note: val/loss is not a finite number in 2 of 5 runs, which are left out of the means: runs/0, runs/4."
+    assert note in ended.out
     (figure,) = figures
-    assert drawn(figure) == [(-1.0, 0), (2.0, 1), (3.0, 2)]
+    assert points_of_runs(figure) == [(-1.0, 0), (2.0, 1), (3.0, 2)]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["gqa", "mla", "mha", "mqa"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["none"]
 
 
-def test_a_choice_is_one_column(here: Path) -> None:
-    """What it brings along, and what follows from another key, is not typed and splits no setting."""
+def test_a_choice_is_one_column_without_the_values_that_it_brings(here: Path) -> None:
     for index, (choice, heads, shared) in enumerate((("mha", 4, 4), ("gqa", 4, 2), ("mha", 8, 8), ("gqa", 8, 4))):
         expression = "${model.num_heads}" if choice == "mha" else "${default_num_kv_heads:${model.num_heads}}"
         write_run(
@@ -235,7 +216,7 @@ def test_a_choice_is_one_column(here: Path) -> None:
     assert means(grouped("runs", by="attention")) == [("4", 0.5), ("8", 2.5)]
 
 
-def test_a_key_that_was_not_typed_has_its_configured_value(here: Path) -> None:
+def test_a_key_that_a_run_did_not_type_has_its_configured_value(here: Path) -> None:
     write_run(
         "a/run", 1.0, typed="attention=gqa ++model.size=3", choices={"attention": "gqa"}, config={"model": {"size": 3}}
     )
@@ -256,7 +237,7 @@ def test_a_difference_that_nobody_typed_is_not_averaged_away(here: Path) -> None
     assert means(grouped("runs")) == [("0.1", 3.0), ("0.2", 1.5)]
 
 
-def test_the_resolved_config_alone_will_do(here: Path) -> None:
+def test_the_resolved_config_alone_is_enough(here: Path) -> None:
     for heads in (1, 2):
         for seed in (1, 2):
             sizes = {"model": {"num_heads": heads}, "attention": {"num_heads": heads}}
@@ -265,72 +246,67 @@ def test_the_resolved_config_alone_will_do(here: Path) -> None:
     assert means(grouped("runs")) == [("1", 2.5), ("2", 3.5)]
 
 
-def test_a_resumed_run_is_its_setting_still(here: Path) -> None:
-    write_run("runs/a", 1.0, 1, config={"resume": None})
-    write_run("runs/b", 2.0, 2, typed="resume=runs/b hydra.run.dir=runs/b", config={"resume": "runs/b"})
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"config": {"resume": None}}, {"typed": "resume=runs/b hydra.run.dir=runs/b", "config": {"resume": "runs/b"}}),
+        ({"typed": "clip=1", "config": {"clip": 1}}, {"typed": "clip=1.0", "config": {"clip": 1.0}}),
+    ],
+    ids=["resumed", "1 and 1.0"],
+)
+def test_runs_of_one_setting(here: Path, first: dict[str, Any], second: dict[str, Any]) -> None:
+    write_run("runs/a", 1.0, 1, **first)
+    write_run("runs/b", 2.0, 2, **second)
     assert means(grouped("runs")) == [(1.5,)]
 
 
-def test_one_and_one_point_nought_are_one_setting(here: Path) -> None:
-    write_run("runs/a", 1.0, 1, typed="clip=1", config={"clip": 1})
-    write_run("runs/b", 2.0, 2, typed="clip=1.0", config={"clip": 1.0})
-    assert means(grouped("runs")) == [(1.5,)]
-
-
-def test_the_same_seed_twice_is_told_and_counted(compare: Compare) -> None:
+def test_a_seed_that_occurs_twice_counts_twice_with_a_note(here: Path) -> None:
     for name, loss in (("a", 1.0), ("b", 2.0)):
         write_run(f"runs/{name}", loss, 7)
     write_run("runs/c", 6.0, 8)
-    ended = compare("runs")
-    assert "Note: runs/a, runs/b have the same settings and seed=7; each counts" in ended.out
-    assert table(ended.out)[1][:3] == ["3.0000", "± 2.6458", "2"]
+    assert "runs/a, runs/b have the same settings and seed=7; each of them counts" in notes("runs")[0]
+    (row,) = grouped("runs").rows
+    assert (row.mean, row.std, row.num_seeds) == (3.0, pytest.approx(math.sqrt(7)), 2)
 
 
-def test_a_run_that_is_named_twice_counts_once(compare: Compare) -> None:
+def test_a_run_that_is_named_twice_counts_once(here: Path) -> None:
     write_run("runs/a", 1.0, 1)
     write_run("runs/b", 2.0, 2)
-    ended = compare("runs runs/a ./runs/b")
-    assert table(ended.out)[1][:3] == ["1.5000", "± 0.7071", "2"]
-    assert "Note" not in ended.out
+    assert means(grouped("runs", "runs/a", "./runs/b")) == [(1.5,)]
+    assert notes("runs", "runs/a", "./runs/b") == []
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "told"),
+    ("first", "second", "note"),
     [
         ({}, {}, None),
-        ({"data_fingerprint": "x"}, {"data_fingerprint": "y"}, "on different data (data_fingerprint)"),
+        ({"data_fingerprint": "x"}, {"data_fingerprint": "y"}, "different data (data_fingerprint)"),
         ({"seed": 1, "data_fingerprint": "x"}, {"seed": 2, "data_fingerprint": "y"}, None),
         ({"seed": 1, "val/num_bytes": 5}, {"seed": 2, "val/num_bytes": 6}, "Each seed holds out other text"),
         ({"steps": 1000}, {"steps": 2000}, "different numbers of steps: 1,000 to 2,000."),
+        (
+            {"steps": 10, "typed": "trainer.max_steps=10", "config": {"trainer": {"max_steps": 10}}},
+            {"steps": 20, "typed": "trainer.max_steps=20", "config": {"trainer": {"max_steps": 20}}},
+            None,
+        ),
     ],
 )
-def test_what_does_not_compare_is_told(
-    compare: Compare, first: dict[str, Any], second: dict[str, Any], told: str | None
+def test_a_note_says_where_runs_are_not_comparable(
+    here: Path, first: dict[str, Any], second: dict[str, Any], note: str | None
 ) -> None:
-    write_run("runs/a", typed="n=1", config={"n": 1}, **first)
-    write_run("runs/b", typed="n=2", config={"n": 2}, **second)
-    ended = compare("runs")
-    assert ended.code == 0, ended.err
-    notes = [line for line in ended.out.splitlines() if line.startswith("Note: ")]
-    assert len(notes) == (told is not None)
-    assert told is None or told in notes[0]
+    write_run("runs/a", **{"typed": "n=1", "config": {"n": 1}} | first)
+    write_run("runs/b", **{"typed": "n=2", "config": {"n": 2}} | second)
+    found = notes("runs")
+    assert len(found) == (note is not None)
+    assert note is None or note in found[0]
 
 
-def test_steps_that_were_asked_for_need_no_note(compare: Compare) -> None:
-    for steps in (10, 20):
-        write_run(
-            f"runs/{steps}", typed=f"trainer.max_steps={steps}", config={"trainer": {"max_steps": steps}}, steps=steps
-        )
-    assert "Note" not in compare("runs").out
-
-
-def test_evaluations_are_left_out_and_named(compare: Compare) -> None:
+def test_evaluations_are_left_out_and_named(here: Path) -> None:
     write_run("outputs/run", 1.0)
     write_run("outputs/run-evaluate", 9.0, typed="checkpoint=outputs/run/checkpoints/last.ckpt")
     Path("outputs/run-evaluate/config.yaml").unlink()
-    ended = compare("outputs")
-    assert table(ended.out)[1][0] == "1.0000"
-    assert "Note: Evaluations are no runs and were left out: outputs/run-evaluate." in ended.out
+    assert means(grouped("outputs")) == [(1.0,)]
+    assert notes("outputs") == ["Evaluations are not runs and were left out: outputs/run-evaluate."]
 
 
 def test_a_single_run_has_no_spread(compare: Compare) -> None:
@@ -345,36 +321,31 @@ def test_a_single_run_has_no_spread(compare: Compare) -> None:
 def test_files_go_to_the_folder_that_holds_all_runs(compare: Compare) -> None:
     write_run("day/one/run", 1.0, 1)
     write_run("day/two/run", 2.0, 2)
-    assert compare("day/one day/two").out.splitlines()[-1] == (
-        "Saved in day/compare_val_loss.csv and compare_val_loss.png."
-    )
+    last = compare("day/one day/two").out.splitlines()[-1]
+    assert last == "Saved in day/compare_val_loss.csv and compare_val_loss.png."
     assert Path("day/compare_val_loss.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ("nowhere", "nowhere: there is no such folder. A sweep is in multirun/DATE/TIME."),
-        ("empty", "empty: there is no results.json, which a run writes at its end."),
-        ("unfinished", "unfinished: there is no results.json, which a run writes at its end, but 1 unfinished."),
-        (
-            "run --metric val/los",
-            "--metric val/los is no key of results.json. Did you mean val/loss? Numbers: val/loss, ",
-        ),
-        ("run --metric device", "--metric device is no number in any run. Numbers: val/loss, steps, "),
-        ("run --metric none", "--metric none is no number in any run. Numbers: val/loss, steps, "),
-        ("run --metric flag", "--metric flag is no number in any run. Numbers: val/loss, steps, "),
-        ("run --by sed", "--by sed is no key of config.yaml. Did you mean seed?"),
-        ("run --by x", "--by x is no key of config.yaml. --by seed works."),
-        ("cut", "cut/results.json cannot be read: Expecting"),
-        ("list", "list/results.json cannot be read: it holds no dict."),
-        ("binary", "binary/results.json cannot be read: 'utf-8' codec can't decode"),
-        ("yaml", "yaml/config.yaml cannot be read: while parsing"),
-        ("missing", "missing/config.yaml cannot be read: No such file or directory."),
-        ("run --out run/results.json", "--out run/results.json cannot be made: File exists; --out comparison works."),
-    ],
-)
-def test_mistakes_are_told_in_a_few_lines(compare: Compare, arguments: str, told: str) -> None:
+MISTAKES = {
+    "nowhere": "RUN=nowhere: does not exist; a sweep is in multirun/DATE/TIME.",
+    "empty": "RUN=empty: has no finished run (which has a results.json); a sweep is in",
+    "unfinished": "RUN=unfinished: has no finished run (which has a results.json), but 1 unfinished; a sweep",
+    "run --metric val/los": "--metric=val/los: is not a key of results.json (numbers: val/loss, ",
+    "run --metric device": "--metric=device: is not a number in any run (numbers: val/loss, steps, ",
+    "run --metric none": "--metric=none: is not a number in any run (numbers: val/loss, steps, ",
+    "run --metric flag": "--metric=flag: is not a number in any run (numbers: val/loss, steps, ",
+    "run --by sed": "--by=sed: is not a key of config.yaml; --by=seed works.",
+    "run --by x": "--by=x: is not a key of config.yaml; --by=seed works.",
+    "cut": "RUN=cut/results.json: cannot be read (Expecting",
+    "list": "RUN=list/results.json: cannot be read (expected a dict)",
+    "binary": "RUN=binary/results.json: cannot be read ('utf-8' codec can't decode",
+    "yaml": "RUN=yaml/config.yaml: cannot be read (while parsing",
+    "missing": "RUN=missing/config.yaml: cannot be read (No such file or directory)",
+    "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
+}
+
+
+def test_a_mistake_exits_with_2_and_a_short_sentence(compare: Compare) -> None:
     for name in ("run", "unfinished", "cut", "list", "binary", "yaml", "missing"):
         write_run(name, device="CPU", none=None, flag=True)
     Path("empty").mkdir()
@@ -384,20 +355,18 @@ def test_mistakes_are_told_in_a_few_lines(compare: Compare, arguments: str, told
     Path("binary/results.json").write_bytes(b"\xff\xfe\x00")
     Path("yaml/config.yaml").write_text("a: [1\nb: 2")
     Path("missing/config.yaml").unlink()
-    ended = compare(arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith(f"Error: {told}")
-    assert len(ended.err.splitlines()) <= 4
-
-
-def test_the_newest_sweep_is_offered(compare: Compare) -> None:
+    for arguments, sentence in MISTAKES.items():
+        ended = compare(arguments)
+        assert (ended.code, ended.out) == (2, ""), arguments
+        assert ended.err.startswith(f"Error: {sentence}")
+        assert len(ended.err.splitlines()) <= 4
     for day in ("2026-01-30", "2026-01-31"):
         Path(f"multirun/{day}/12-00-00").mkdir(parents=True)
         Path(f"multirun/{day}/12-00-00/multirun.yaml").touch()
-    assert compare("nowhere").err.endswith("The newest sweep is multirun/2026-01-31/12-00-00.\n")
+    assert compare("nowhere").err.endswith("RUN=multirun/2026-01-31/12-00-00 works.\n")
 
 
-def test_mistakes_are_told_without_torch(tmp_path: Path) -> None:
+def test_the_command_line_is_checked_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom tinyformer.compare.__main__ import main\ncode = main()\n"
         "assert not {'torch', 'matplotlib', 'lightning'} & sys.modules.keys()\nsys.exit(code)"
@@ -405,12 +374,4 @@ def test_mistakes_are_told_without_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "nowhere"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("Error: nowhere: there is no such folder.")
-
-
-@pytest.mark.slow
-def test_it_is_a_module(real_sweep: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tinyformer.compare", str(real_sweep), "--out", "out"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert table(ended.stdout)[0][:2] == ["model.num_heads", "val/loss"]
+    assert ended.stderr.startswith("Error: RUN=nowhere: does not exist")

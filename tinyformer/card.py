@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyformer.app.config import check_types, config_dir, describe_axes
-from tinyformer.app.errors import config_keys, exit_code_of
+from tinyformer.app.errors import config_keys, exit_code_of, option_names
 from tinyformer.app.sweep import compose_sweep
+from tinyformer.errors import ArgumentError
 
 CONFIG_DIR, CONFIG_NAME = config_dir(), "card"
 AXES = ("model", "attention", "position", "block", "feed_forward", "norm")
@@ -82,7 +83,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
         config: a config of `card`, with its `hydra` node.
 
     Raises:
-        ValueError: a value does not fit its class, or does not go together with others.
+        ConfigError: a value does not fit its class, or does not go together with others.
     """
     # These import torch, which takes seconds; a config that does not compose is reported without it.
     from hydra.utils import instantiate
@@ -137,7 +138,8 @@ def _show(options: argparse.Namespace) -> None:
     cards = [make_card(*variant) for variant in compose_sweep(CONFIG_DIR, CONFIG_NAME, options.overrides)]
     as_json = json.dumps({"cards": cards}, indent=2)
     if options.save:
-        _save(as_json, options.save)
+        with option_names(path="--save"):
+            _save(as_json, options.save)
     if options.json:
         print(as_json)
     else:
@@ -147,7 +149,7 @@ def _show(options: argparse.Namespace) -> None:
 
 def _save(text: str, path: Path) -> None:
     if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"--save {path}: must be a file in a folder that exists; --save cards.json works.")
+        raise ArgumentError("path", path, "must be a file in a folder that exists", {"path": "cards.json"})
     path.write_text(text + "\n")
 
 

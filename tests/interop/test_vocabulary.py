@@ -140,7 +140,7 @@ def test_vectors_beyond_the_vocabulary_are_fine_and_tokens_without_one_are_not(t
     assert checkpoint_of(folder, tmp_path / "equal.ckpt").config["model"]["vocab_size"] == 6
     tokenizer.add_tokens(["e"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    with pytest.raises(ValueError, match="the tokenizer has 7 tokens, and the model vectors for 6 of them"):
+    with pytest.raises(ValueError, match="the tokenizer has 7 tokens, but the model has embeddings for 6 only"):
         checkpoint_of(folder, tmp_path / "less.ckpt")
 
 

@@ -38,7 +38,7 @@ _QUOTES_HINT = """quote what the shell or Hydra would split, such as 'generate.p
 
 
 class ConfigError(ValueError):
-    """A mistake in a config, as a sentence that names its keys."""
+    """A mistake in a config or on a command line, as a sentence that names its keys or options."""
 
 
 @contextlib.contextmanager
@@ -58,6 +58,23 @@ def config_keys(config: DictConfig) -> Iterator[None]:
         if node := re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE):  # what `instantiate` was calling
             wrong.path = (*node[1].split("."), *wrong.path)
         raise ConfigError(wrong.describe(functools.partial(key_of_argument, written), format_value)) from error
+
+
+@contextlib.contextmanager
+def option_names(**names: str) -> Iterator[None]:
+    """Make errors about arguments name the options of a command line, as in `option_names(out="--out")`.
+
+    Raises:
+        ConfigError: in place of an `ArgumentError`.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+
+        def name_of(path: tuple[str, ...]) -> str:
+            return names.get(path[0], ".".join(path))
+
+        raise ConfigError(error.describe(name_of, format_value)) from error
 
 
 def describe(error: BaseException, config_dir: Path, config_name: str) -> str | None:

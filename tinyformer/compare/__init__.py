@@ -1,5 +1,5 @@
-"""Finished runs side by side, as `tinyformer.compare` shows them. It imports no torch.
+"""Comparison of finished runs, as `tinyformer.compare` prints it. Importing it costs no torch.
 
-`folders` finds runs and reads them, `grouping` says which of them are one setting and averages those, `notes` what a
-reader should know before believing it, `report` makes the table, the CSV and the JSON.
+`folders` finds and reads runs, `grouping` averages the runs of each setting, `notes` collects caveats, `report` makes
+the table, the CSV and the JSON.
 """

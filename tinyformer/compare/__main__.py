@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinyformer.app.config import config_dir
-from tinyformer.app.errors import exit_code_of
+from tinyformer.app.errors import exit_code_of, option_names
 from tinyformer.compare.folders import find_runs, read_run
 from tinyformer.compare.grouping import Comparison, compare
 from tinyformer.compare.notes import notes_on
@@ -50,10 +50,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _show(options: argparse.Namespace) -> None:
-    found = find_runs(options.runs, CONFIG_DIR)
-    comparison = compare([read_run(path) for path in found.finished], options.metric, options.by)
+    with option_names(folders="RUN", metric="--metric", by="--by", out="--out"):
+        found = find_runs(options.runs, CONFIG_DIR)
+        comparison = compare([read_run(path) for path in found.finished], options.metric, options.by)
+        out = folder_for(options.runs, options.out)
     notes = notes_on(comparison, found)
-    stem = folder_for(options.runs, options.out) / f"compare_{options.metric.replace('/', '_')}"
+    stem = out / f"compare_{options.metric.replace('/', '_')}"
     csv, picture = stem.with_suffix(".csv"), stem.with_suffix(".png")
     write_csv(comparison, csv)
     if not options.json:

@@ -1,4 +1,4 @@
-"""The folders that `train.py` leaves behind: found, and read without torch."""
+"""Run folders, as `train.py` writes them: finding and reading them, without torch."""
 
 import json
 import os
@@ -10,23 +10,25 @@ from typing import Any
 import yaml
 
 from tinyformer.app.sweep import count_jobs
+from tinyformer.errors import ArgumentError
 
 ABSENT = object()
-"""What a config says of a key that it does not have; null is a value."""
+"""The value of a key that a config does not have; null is a value."""
 
-_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sweep has hundreds of these files
+_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sweep has hundreds of files
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended.
+    """A finished run.
 
     Attributes:
         path: its folder, as the user would type it.
-        results: of `results.json`.
-        config: every value that it ran with.
-        written: the same before `${…}` was filled in, so that what only follows from another key is the same text.
-        choices: what was chosen on each axis, such as `attention: gqa`.
+        results: the contents of `results.json`.
+        config: the resolved config.
+        written: the config with its interpolations unresolved; a value derived from another key is the same text in
+            all runs.
+        choices: the choice on each axis, such as `attention: gqa`.
         typed: the keys on its command line.
     """
 
@@ -38,19 +40,19 @@ class Run:
     typed: tuple[str, ...]
 
     def value(self, key: str) -> Any:
-        """What the run was configured with: a choice, a value, a node, or `ABSENT`."""
+        """The choice on an axis, a value, a node, or `ABSENT`."""
         return self.choices[key] if key in self.choices else select(self.config, key)
 
 
 @dataclass
 class Found:
-    """What lies below some folders.
+    """The runs below some folders.
 
     Attributes:
         finished: folders of runs with a `results.json`.
-        unfinished: folders of runs without.
-        evaluations: folders that `evaluate.py` left.
-        not_started: by sweep, how many of its jobs have no folder.
+        unfinished: folders of runs without one.
+        evaluations: folders written by `evaluate.py`.
+        not_started: the number of jobs without a folder, by sweep.
     """
 
     finished: list[Path] = field(default_factory=list)
@@ -60,38 +62,38 @@ class Found:
 
 
 def find_runs(folders: Sequence[Path], config_dir: Path) -> Found:
-    """Look for runs in folders and all that is below them; a run that is found twice counts once.
+    """Find all runs in folders and below; a run that is found twice counts once.
 
     Args:
-        folders: of runs, of sweeps, or of many of them.
-        config_dir: where the config files are, which a sweep's command line refers to.
+        folders: folders of runs, of sweeps, or of many of them.
+        config_dir: the folder of the config files, which the command line of a sweep refers to.
 
     Raises:
-        ValueError: a folder does not exist, or no run in it has ended.
+        ArgumentError: a folder does not exist, or holds no finished run.
     """
     found, seen = Found(), set()
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder}: there is no such folder.{_newest_sweep()}")
+            raise ArgumentError("folders", folder, *_nothing_there("does not exist"))
         for path in [folder, *(Path(parent, name) for parent, names, _ in _walk(folder) for name in names)]:
             if path.resolve() not in seen:
                 seen.add(path.resolve())
                 _sort_in(path, found, config_dir)
     if not found.finished:
-        places = ", ".join(map(str, folders))
         others = f", but {len(found.unfinished)} unfinished" if found.unfinished else ""
-        raise ValueError(f"{places}: there is no results.json, which a run writes at its end{others}.{_newest_sweep()}")
+        reason = f"has no finished run (which has a results.json){others}"
+        raise ArgumentError("folders", folders[0] if len(folders) == 1 else folders, *_nothing_there(reason))
     return found
 
 
 def read_run(path: Path) -> Run:
-    """Read a run's folder.
+    """Read the folder of a run.
 
     Raises:
-        ValueError: a file is damaged or missing.
+        ArgumentError: a file is damaged or missing.
     """
     config = _read(path / "config.yaml")
-    # `hydra.output_subdir=null` leaves none of Hydra's own.
+    # With `hydra.output_subdir=null` Hydra writes no files of its own.
     written, hydra, overrides = (
         _read(file, expected) if (file := path / ".hydra" / name).exists() else None
         for name, expected in (("config.yaml", dict), ("hydra.yaml", dict), ("overrides.yaml", list))
@@ -118,7 +120,7 @@ def select(config: Any, key: str) -> Any:
 
 
 def leaves(config: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    """The dotted keys of all values, in their order; a list is one value."""
+    """The dotted keys of all values, in order; a list is one value."""
     for key, value in config.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -127,7 +129,7 @@ def leaves(config: dict[str, Any], prefix: str = "") -> Iterable[str]:
 
 
 def _walk(folder: Path) -> Iterable[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, in the order of a sweep: 2 before 10. What is inside of a run is left alone."""
+    """As `os.walk`, in the order of a sweep (2 before 10), without descending into runs."""
     for parent, names, files in os.walk(folder):
         names[:] = [] if "results.json" in files else sorted(names, key=lambda name: (len(name), name))
         yield parent, names, files
@@ -142,40 +144,44 @@ def _sort_in(path: Path, found: Found, config_dir: Path) -> None:
         (found.finished if is_finished else found.unfinished).append(path)
     elif sweep.is_file():
         started = sum(1 for _ in path.glob("*/.hydra"))
-        asked_for = _num_jobs(_read(sweep), config_dir)
-        if asked_for > started:
-            found.not_started[path] = asked_for - started
+        num_jobs = _num_jobs(_read(sweep), config_dir)
+        if num_jobs > started:
+            found.not_started[path] = num_jobs - started
 
 
 def _num_jobs(multirun: dict[str, Any], config_dir: Path) -> int:
-    """How many jobs a sweep was asked for; 0 where its `multirun.yaml` does not tell."""
-    # Another sweeper, such as one that searches, chooses its jobs itself.
-    makes_all = str(select(multirun, "hydra.sweeper._target_")).endswith(".BasicSweeper")
+    """The number of jobs of a sweep; 0 where its `multirun.yaml` does not determine it."""
+    # Other sweepers, such as those that search, choose their jobs themselves.
+    is_basic = str(select(multirun, "hydra.sweeper._target_")).endswith(".BasicSweeper")
     arguments = select(multirun, "hydra.overrides.task")
-    return count_jobs(config_dir, arguments) if makes_all and isinstance(arguments, list) else 0
+    return count_jobs(config_dir, arguments) if is_basic and isinstance(arguments, list) else 0
 
 
 def _read(path: Path, expected: type = dict) -> Any:
     """The contents of a JSON or YAML file.
 
     Raises:
-        ValueError: it cannot be read, or holds something else than expected.
+        ArgumentError: the file cannot be read, or its contents have another type.
     """
     try:
         text = path.read_text(encoding="utf-8")
         contents = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_FAST_LOADER)
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise ValueError(_unreadable(path, reason)) from error
+        raise _unreadable(path, reason) from error
     if not isinstance(contents, expected):
-        raise ValueError(_unreadable(path, f"it holds no {expected.__name__}"))  # noqa: TRY004 - the user's file
+        raise _unreadable(path, f"expected a {expected.__name__}")
     return contents
 
 
-def _unreadable(path: Path, reason: str) -> str:
-    return f"{path} cannot be read: {reason}. Move its folder away, or name the other runs one by one."
+def _unreadable(path: Path, reason: str) -> ArgumentError:
+    cure = "move the folder of this run away, or name the other runs one by one"
+    return ArgumentError("folders", path, f"cannot be read ({reason}); {cure}")
 
 
-def _newest_sweep() -> str:
+def _nothing_there(reason: str) -> tuple[str, dict[str, Path] | None]:
+    """The reason and the cure where a folder holds nothing to compare: the newest sweep."""
     sweeps = sorted(Path("multirun").glob("*/*/multirun.yaml"))
-    return f" The newest sweep is {sweeps[-1].parent}." if sweeps else " A sweep is in multirun/DATE/TIME."
+    if sweeps:
+        return reason, {"folders": sweeps[-1].parent}
+    return f"{reason}; a sweep is in multirun/DATE/TIME", None

@@ -1,5 +1,6 @@
 """Runs grouped by what differs between them, and averaged over seeds."""
 
+import difflib
 import json
 import math
 import re
@@ -9,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinyformer.app.errors import nearest
 from tinyformer.compare.folders import ABSENT, Run, leaves, select
+from tinyformer.errors import ArgumentError
 
 SPEED = "throughput/tokens_per_second"
 NOT_SETTINGS = ("resume", "hydra")
-"""How a run went on and where it lies says nothing of what it is."""
+"""Keys that say how a run was resumed and where it is stored, not what it is."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Row:
     """The runs of one setting.
 
     Attributes:
-        settings: value by key, as one would type it.
-        runs: all of them.
-        scored: those whose metric is a number, in the same order as `values`.
-        values: of the metric.
-        num_seeds: how many values of the averaged key are among the scored.
+        settings: the values that make the setting, by key, as one would type them.
+        runs: all runs.
+        scored: the runs whose metric is a number, in the order of `values`.
+        values: the values of the metric.
+        num_seeds: the number of values of the averaged key among the scored runs.
     """
 
     settings: dict[str, str]
@@ -37,36 +38,36 @@ class Row:
 
     @property
     def mean(self) -> float | None:
-        """Over the scored runs."""
+        """The mean over the scored runs."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def std(self) -> float | None:
-        """Standard deviation of the sample, by n - 1; a single run has none."""
+        """The standard deviation of the sample (n - 1); None for a single run."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def num_parameters(self) -> list[float]:
-        """The sizes of the networks; of one setting they are alike, unless the vocabularies differ."""
+        """The different sizes of the networks; more than one only where the vocabularies differ."""
         return sorted({size for run in self.runs if (size := number(run, "num_parameters")) is not None})
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Mean over the runs."""
+        """The mean over the runs."""
         speeds = [speed for run in self.runs if (speed := number(run, SPEED)) is not None]
         return statistics.fmean(speeds) if speeds else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What each setting came to.
+    """The results of each setting.
 
     Attributes:
         metric: a key of `results.json`.
         by: the key that is averaged over.
         columns: the keys that make a setting.
-        constant: what was typed and is the same in all runs, as `key=value`.
-        rows: ascending: by `numbers` where there are any, else by mean.
+        constant: the typed overrides that all runs share, as `key=value`.
+        rows: one row per setting, sorted by `numbers` or else by mean.
         numbers: the setting of each row, if settings are single numbers.
     """
 
@@ -79,15 +80,15 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
-    """Group runs by what differs between them, and average each group.
+    """Group runs by the settings in which they differ, and average each group.
 
     Args:
-        runs: at least one.
+        runs: at least one run.
         metric: a key of `results.json` whose value is a number.
-        by: a key of the config, or an axis.
+        by: the config key or axis to average over.
 
     Raises:
-        ValueError: there is no such metric or key.
+        ArgumentError: no run has such a metric or key.
     """
     _check_metric(runs, metric)
     _check_key(runs, by)
@@ -111,12 +112,12 @@ def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
 
 
 def number(run: Run, key: str) -> float | None:
-    """A number of `results.json`; None where it is null (it was nan or infinite), missing, or no number."""
+    """A number of `results.json`; None where it is missing, not a number, or null (it was nan or infinite)."""
     return _as_number(run.results.get(key))
 
 
 def as_typed(value: Any) -> str:
-    """A value as one would type it after `key=`; a dash for a key that the config does not have."""
+    """A value as one would type it after `key=`; a dash for an absent key."""
     if value is ABSENT:
         return "–"
     if isinstance(value, str):
@@ -130,10 +131,10 @@ def as_typed(value: Any) -> str:
 
 
 def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
-    """The keys that make a setting: what was typed and differs, and what else tells two runs of a setting apart.
+    """The keys that make a setting: typed keys that differ, and any others that separate runs of one setting.
 
-    Keys that only follow from another, such as `attention.num_heads` from `model.num_heads`, are written alike in all
-    runs. Where only the resolved config is there, they tell no two runs apart that the others do not.
+    A key that is derived from another, such as `attention.num_heads` from `model.num_heads`, is written alike in all
+    runs. Where only the resolved config is stored, it separates no runs that the other key does not.
     """
     columns = [key for key in typed if len({_values(run, [key]) for run in runs}) > 1]
     averaged = [as_typed(run.value(by)) for run in runs]
@@ -154,7 +155,7 @@ def _splits(settings: Sequence[tuple[str, ...]], values: Sequence[str]) -> bool:
 
 def _is_setting(key: str, runs: Sequence[Run], by: str) -> bool:
     root = re.split(r"[./@]", key)[0]
-    # A choice compares only if all runs say theirs; otherwise the values that it brought do.
+    # Choices are comparable only if all runs store theirs; otherwise the values that they bring are.
     is_known = len({key in run.choices for run in runs}) == 1
     return is_known and root not in NOT_SETTINGS and key != by and not key.startswith(f"{by}.")
 
@@ -179,7 +180,7 @@ def _number_set(row: Row, columns: Sequence[str]) -> float | None:
 
 
 def _by_mean(row: Row) -> tuple[bool, float]:
-    """Ascending; a setting without a mean comes last."""
+    """A sort key: ascending, settings without a mean last."""
     return row.mean is None, row.mean or 0.0
 
 
@@ -188,17 +189,17 @@ def _as_number(value: Any) -> float | None:
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:
-    known = dict.fromkeys(key for run in runs for key in run.results if number(run, key) is not None)
-    if metric in known:
-        return
-    if any(metric in run.results for run in runs):
-        said = "is no number in any run."
-    else:
-        said = f"is no key of results.json.{nearest(metric, known)}"
-    raise ValueError(f"--metric {metric} {said} Numbers: {', '.join(known)}.")
+    known = list(dict.fromkeys(key for run in runs for key in run.results if number(run, key) is not None))
+    if metric not in known:
+        has_key = any(metric in run.results for run in runs)
+        reason = "is not a number in any run" if has_key else "is not a key of results.json"
+        nearest = difflib.get_close_matches(metric, known, n=1)
+        works = {"metric": nearest[0]} if nearest else None
+        raise ArgumentError("metric", metric, f"{reason} (numbers: {', '.join(known)})", works)
 
 
 def _check_key(runs: Sequence[Run], by: str) -> None:
     if all(run.value(by) is ABSENT for run in runs):
         known = dict.fromkeys(key for run in runs for key in [*leaves(run.config), *run.choices])
-        raise ValueError(f"--by {by} is no key of config.yaml.{nearest(by, known) or ' --by seed works.'}")
+        nearest = difflib.get_close_matches(by, known, n=1)
+        raise ArgumentError("by", by, "is not a key of config.yaml", {"by": nearest[0] if nearest else "seed"})

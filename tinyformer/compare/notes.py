@@ -1,4 +1,4 @@
-"""What a reader of a comparison should know before believing it, a sentence each."""
+"""Caveats of a comparison, one sentence each."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +11,11 @@ MOST_NAMED = 6
 
 
 def notes_on(comparison: Comparison, found: Found) -> list[str]:
-    """All notes: on runs that are not there, on numbers that are none, on runs that do not compare.
+    """Notes on missing runs, missing numbers, repeated seeds and runs that are not comparable.
 
     Args:
-        comparison: of the runs.
-        found: what lies in the folders beside them.
+        comparison: the comparison of the finished runs.
+        found: all runs in the folders.
     """
     runs = [run for row in comparison.rows for run in row.runs]
     return [*_absent(found), *_without_number(comparison, runs), *_repeated(comparison), *_unlike(comparison, runs)]
@@ -29,17 +29,17 @@ def _absent(found: Found) -> Iterator[str]:
             f"{_named(found.unfinished)}."
         )
     for sweep, count in found.not_started.items():
-        yield f"{count} more runs that {sweep}/multirun.yaml asks for were not started."
+        yield f"{count} more runs of {sweep}/multirun.yaml were not started."
     if found.evaluations:
-        yield f"Evaluations are no runs and were left out: {_named(found.evaluations)}."
+        yield f"Evaluations are not runs and were left out: {_named(found.evaluations)}."
 
 
 def _without_number(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
     without = [run.path for run in runs if number(run, comparison.metric) is None]
     if without:
         yield (
-            f"{comparison.metric} is none (not a number, or infinite) in {len(without)} of {len(runs)} runs, which no "
-            f"mean counts: {_named(without)}."
+            f"{comparison.metric} is not a finite number in {len(without)} of {len(runs)} runs, which are left out of "
+            f"the means: {_named(without)}."
         )
 
 
@@ -51,24 +51,24 @@ def _repeated(comparison: Comparison) -> Iterator[str]:
         for seed, paths in by_seed.items():
             if len(paths) > 1:
                 yield (
-                    f"{_named(paths)} have the same settings and {comparison.by}={seed}; each counts, so ± is not "
-                    f"over {comparison.by} alone."
+                    f"{_named(paths)} have the same settings and {comparison.by}={seed}; each of them counts, so ± is "
+                    f"not over {comparison.by} alone."
                 )
 
 
 def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
-    # The fingerprint is also that of the seed, which chooses the documents that are held out.
+    # The fingerprint depends on the seed too, which chooses the held-out documents.
     by_seed: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         by_seed[as_typed(run.value("seed"))].add(str(run.results.get("data_fingerprint")))
     held_out = {run.results.get("val/num_bytes") for run in runs}
     if max(map(len, by_seed.values())) > 1:
         yield (
-            "The runs are on different data (data_fingerprint): losses compare on the same text and tokenizer, "
+            "The runs have different data (data_fingerprint): losses are comparable on the same text and tokenizer, "
             "val/bits_per_byte on the same text."
         )
     elif len(held_out) > 1:
-        yield "Each seed holds out other text (val/num_bytes): ± is over texts, too."
+        yield "Each seed holds out other text (val/num_bytes), so ± is over texts as well."
     steps = {steps for run in runs if (steps := number(run, "steps")) is not None}
     if len(steps) > 1 and "trainer.max_steps" not in comparison.columns:
         yield f"The runs made different numbers of steps: {min(steps):,} to {max(steps):,}."

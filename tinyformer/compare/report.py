@@ -1,4 +1,4 @@
-"""A comparison for the eye, as a table, and for programs, as CSV and JSON."""
+"""A comparison as a printed table, as CSV and as JSON."""
 
 import csv
 import json
@@ -13,14 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyformer.compare.grouping import SPEED, Comparison, Row, as_typed, number
+from tinyformer.errors import ArgumentError
 
 NONE = "none"
 DIGITS = 5
-"""Of the largest mean; the others have as many decimals."""
+"""Significant digits of the largest mean; the other means have as many decimals."""
 
 
 def print_table(comparison: Comparison, notes: Sequence[str]) -> None:
-    """Print a row for each setting, and below what is the same in all and what should be known."""
+    """Print one row per setting; below, the settings that all runs share, and the notes."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in comparison.columns:
         table.add_column(column, justify="left" if comparison.numbers is None else "right")
@@ -30,17 +31,17 @@ def print_table(comparison: Comparison, notes: Sequence[str]) -> None:
     decimals = _decimals(comparison)
     for row in comparison.rows:
         table.add_row(*row.settings.values(), *_cells(row, decimals))
-    # As wide as it is: a terminal may break lines, but no digit is left out. A list is no markup.
+    # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in settings are not markup.
     console = Console(width=10_000, markup=False, highlight=False)
     console.print(table)
     if comparison.constant:
-        console.print(f"The same in all: {' '.join(comparison.constant)}")
+        console.print(f"Shared by all: {' '.join(comparison.constant)}")
     for note in notes:
         console.print(f"Note: {note}")
 
 
 def as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, Path]) -> str:
-    """A comparison as a JSON object, with the value of every run."""
+    """The comparison as a JSON object, with the value of every run."""
     rows = [
         {
             "settings": row.settings,
@@ -71,30 +72,31 @@ def as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, Path]
     )
 
 
-def folder_for(runs: Sequence[Path], asked_for: Path | None) -> Path:
-    """Where CSV and picture go: where it is asked for, else to the folder that holds all the runs.
+def folder_for(runs: Sequence[Path], out: Path | None) -> Path:
+    """The folder for CSV and figure, created if needed.
 
     Args:
-        runs: of the command line.
-        asked_for: `--out`; made if it is not there.
+        runs: the folders of the command line.
+        out: the folder to use; None for the one that contains all of `runs`.
 
     Raises:
-        ValueError: nothing can be written there.
+        ArgumentError: the folder cannot be created or written to.
     """
     common = os.path.commonpath([run.resolve() for run in runs])
     folder = runs[0] if len(runs) == 1 else Path(os.path.relpath(common))
-    folder = asked_for or folder
+    folder = out or folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--out {folder} cannot be made: {error.strerror}; --out comparison works.") from error
+        reason = f"cannot be created ({error.strerror})"
+        raise ArgumentError("out", folder, reason, {"out": "comparison"}) from error
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"--out {folder}: nothing can be written there; --out comparison works.")
+        raise ArgumentError("out", folder, "is not writable", {"out": "comparison"})
     return folder
 
 
 def write_csv(comparison: Comparison, path: Path) -> Path:
-    """Write a line for each setting, with all digits; what is none is empty."""
+    """Write one line per setting, with all digits; a missing number is empty."""
     lines = [row.settings | _statistics(row) for row in comparison.rows]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(lines[0]))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinyformer.app.config import config_dir
-from tinyformer.app.errors import exit_code_of
+from tinyformer.app.errors import exit_code_of, option_names
 
 CONFIG_DIR, CONFIG_NAME = config_dir(), "train"
 
@@ -47,11 +47,13 @@ def _convert(options: argparse.Namespace) -> None:
     if options.direction == "hf":
         from tinyformer.convert.importing import import_model
 
-        lines = import_model(options.source, options.checkpoint, CONFIG_DIR)
+        with option_names(source="DIR_OR_NAME", name="DIR_OR_NAME", folder="DIR_OR_NAME", path="OUT.ckpt"):
+            lines = import_model(options.source, options.checkpoint, CONFIG_DIR)
     else:
         from tinyformer.convert.exporting import export_model
 
-        lines = export_model(options.checkpoint, options.folder, CONFIG_DIR)
+        with option_names(path="FILE.ckpt", checkpoint="FILE.ckpt", folder="DIR"):
+            lines = export_model(options.checkpoint, options.folder, CONFIG_DIR)
     print("\n".join(lines))
 
 

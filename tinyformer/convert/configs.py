@@ -8,6 +8,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from tinyformer.app.errors import config_keys
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.interop import FAMILIES, Family
 from tinyformer.nn import Transformer
@@ -45,6 +46,11 @@ def _base_config(config_dir: Path, overrides: tuple[str, ...]) -> Plain:
 
 
 def meta_network(config: Plain) -> Transformer:
-    """The network of a config on the meta device, without memory for its weights."""
-    with torch.device("meta"):
-        return instantiate(OmegaConf.create(config).network, _convert_="all")
+    """The network of a config on the meta device, without memory for its weights.
+
+    Raises:
+        ConfigError: a class refuses its arguments.
+    """
+    created = OmegaConf.create(config)
+    with torch.device("meta"), config_keys(created):
+        return instantiate(created.network, _convert_="all")

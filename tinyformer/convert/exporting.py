@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.config import register_resolvers
+from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import key_of
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, require_fitting
 from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
@@ -36,7 +37,8 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
         A report of what was done, as lines to print.
 
     Raises:
-        ValueError: something in the model has no counterpart in any family, or the folder cannot be written.
+        ConfigError: something in the model has no counterpart in any family.
+        ArgumentError: the checkpoint cannot be read, or the folder cannot be written.
     """
     register_resolvers(config_dir)
     checkpoint = load_checkpoint(path)
@@ -46,7 +48,7 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
     candidates = [_as_family(family, own, function, config_dir) for family in FAMILIES]
     family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
     if lacking := _relevant(differences):
-        raise ValueError(
+        raise ConfigError(
             f"{_key(lacking[0], written)}={_shown(lacking[0].own)} has no counterpart in {family.name}, the nearest of "
             f"{FAMILY_NAMES}: there it is {_shown(lacking[0].other)}."
         )

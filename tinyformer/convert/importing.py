@@ -6,6 +6,7 @@ import torch
 
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
+from tinyformer.errors import ArgumentError
 from tinyformer.interop import FAMILIES, Family, find_folder, read_config, read_tensors, read_tokenizer
 from tinyformer.interop.family import Fields, Weights
 from tinyformer.nn import Transformer
@@ -23,12 +24,13 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
         A report of what was done, as lines to print.
 
     Raises:
-        ValueError: the folder is malformed or of another family, or the checkpoint cannot be written there.
+        ArgumentError: the folder is malformed or of another family, or the checkpoint cannot be written there.
+        ConfigError: our classes refuse the model's sizes.
     """
     if path.exists():
-        raise ValueError(f"{path} exists already; name a file that does not.")
+        raise ArgumentError("path", path, "exists already")
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"{path} lies in no folder that exists.")
+        raise ArgumentError("path", path, "is in a folder that does not exist")
     folder = find_folder(source)
     fields = read_config(folder)
     family = _family_of(fields, folder)
@@ -36,10 +38,11 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     config = compose_family(config_dir, family, settings)
     tokenizer = read_tokenizer(folder, fields)
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
-        raise ValueError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, and the model vectors for "
-            f"{settings['model.vocab_size']} of them; resize_token_embeddings of transformers adds the others."
+        reason = (
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has embeddings for "
+            f"{settings['model.vocab_size']} only; resize_token_embeddings of transformers adds the others"
         )
+        raise ArgumentError("source", source, reason)
     tensors, dtypes = read_tensors(folder)
     network = meta_network(config)
     weights = _our_weights(tensors, family, fields, settings, network, folder)
@@ -50,23 +53,22 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
     text = tokenizer.to_json() if tokenizer else None
     save_network(path, network, Checkpoint(path, weights, config, text, facts, step=0), config)
-    lines += [f"Its weights, {dtypes}, became fp32."] if dtypes != "fp32" else []
+    lines += [f"Its weights were converted from {dtypes} to fp32."] if dtypes != "fp32" else []
     lines += [family.note] if family.note else []
     if tokenizer is None:
         return [*lines, "It has no tokenizer, so programs that read text refuse it; in Python it takes token ids."]
     return [
         *lines,
-        f"python evaluate.py checkpoint={path} data=text data.files=FILE analysis=heads looks at its heads.",
+        f"To analyse its heads: python evaluate.py checkpoint={path} data=text data.files=FILE analysis=heads",
     ]
 
 
 def _family_of(fields: Fields, folder: Path) -> Family:
     family = next((one for one in FAMILIES if one.model_type == fields.get("model_type")), None)
     if family is None:
-        raise ValueError(
-            f"{folder}: config.json says model_type={str(fields.get('model_type'))[:100]}; {FAMILY_NAMES} come in "
-            f"({', '.join(one.model_type for one in FAMILIES)})."
-        )
+        supported = f"{FAMILY_NAMES} are supported ({', '.join(one.model_type for one in FAMILIES)})"
+        reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
+        raise ArgumentError("source", folder, reason)
     return family
 
 
@@ -76,31 +78,33 @@ def _our_weights(
     """Their weights under our names.
 
     Raises:
-        ValueError: a weight is missing, has another shape, or has no place in the network.
+        ArgumentError: a weight is missing, has another shape, or has no place in the network.
     """
     num_layers, expected = settings["model.num_layers"], network.state_dict()
     weights, others = family.read(tensors, num_layers)
     if settings["model.tied_readout"] and EMBEDDING in weights:
         if not torch.equal(weights.setdefault(OUTPUT, weights[EMBEDDING]), weights[EMBEDDING]):
-            raise ValueError(
-                f"{folder}: {family.name_of(OUTPUT, num_layers)} is not {family.name_of(EMBEDDING, num_layers)}, "
-                "though config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both."
+            reason = (
+                f"{family.name_of(OUTPUT, num_layers)} differs from {family.name_of(EMBEDDING, num_layers)}, although "
+                "config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
             )
+            raise ArgumentError("source", folder, reason)
         weights[OUTPUT] = weights[EMBEDDING]
     architecture = f"config.json says architectures={fields.get('architectures')}"
     for name in sorted(expected.keys() - weights.keys()):
-        raise ValueError(
-            f"{folder} has no {family.name_of(name, num_layers)}, which {family.architecture} has; {architecture}."
-        )
+        reason = f"has no {family.name_of(name, num_layers)}, which {family.architecture} has; {architecture}"
+        raise ArgumentError("source", folder, reason)
     for name in [*sorted(weights.keys() - expected.keys()), *others]:
-        raise ValueError(
-            f"{folder} has {family.name_of(name, num_layers)}, which has no place in {family.architecture} as "
-            f"config.json describes it; {architecture}."
+        reason = (
+            f"has {family.name_of(name, num_layers)}, which has no place in {family.architecture} as config.json "
+            f"describes it; {architecture}"
         )
+        raise ArgumentError("source", folder, reason)
     for name, weight in weights.items():
         if weight.shape != expected[name].shape:
-            raise ValueError(
-                f"{folder}: {family.name_of(name, num_layers)} does not fit config.json: it makes {name} "
-                f"{list(weight.shape)}, where {list(expected[name].shape)} is needed."
+            reason = (
+                f"{family.name_of(name, num_layers)} does not fit config.json: it gives {name} the shape "
+                f"{list(weight.shape)} instead of {list(expected[name].shape)}"
             )
+            raise ArgumentError("source", folder, reason)
     return weights
