@@ -99,12 +99,11 @@ def test_every_backend_is_tested_by_default():
     assert doctor._parser("doctor").parse_args([]).backends == list(BACKENDS)
 
 
-def test_what_a_backend_lacks_is_refused_in_a_sentence_that_names_one_that_can(examine):
+def test_what_a_backend_lacks_is_refused_with_the_reason(examine):
     code, cells = examine("--variants=dropout", "--masks=full", "--dtypes=fp32", "--backends=flash,fa3", "--device=cpu")
     flash, fa3 = cells["flash", "dropout", "full", "fp32"], cells["fa3", "dropout", "full", "fp32"]
     assert code == 0
-    sentence = "cannot compute attention dropout on CPU; attention.backend=auto or eager or sdpa can."
-    assert flash["reason"] == f"attention.backend=flash {sentence}"
+    assert flash["reason"] == "cannot compute attention dropout on CPU"
     for cell in (flash, fa3):
         assert cell["status"] == "refused"
         assert cell["kernel"] is cell["output_error"] is cell["gradient_error"] is cell["seconds"] is None
@@ -152,7 +151,7 @@ SABOTAGES = {
     ),
     "refusal": (
         lambda: {"refusal": lambda case: "has a headache"},
-        "refuses what it computes: attention.backend=sdpa has a headache",
+        "refuses what it computes: has a headache",
     ),
     "crash": (
         lambda: {"compute": altered("sdpa", lambda out: out.nothing)},

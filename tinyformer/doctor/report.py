@@ -129,9 +129,7 @@ def _refusals(cells: Sequence[Cell]) -> list[RenderableType]:
     variants_by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for cell in cells:
         if cell.reason and cell.failure is None:
-            # attention.backend=flash cannot compute …; attention.backend=auto or eager can. -> cannot compute …
-            reason = cell.reason.removeprefix(f"attention.backend={cell.backend} ").partition(";")[0]
-            variants_by_reason[cell.backend, reason].append(cell.variant)
+            variants_by_reason[cell.backend, cell.reason].append(cell.variant)
     total, order = len(_unique(cell.variant for cell in cells)), _unique(cell.backend for cell in cells)
     lines = []
     for backend, reason in sorted(variants_by_reason, key=lambda key: order.index(key[0])):

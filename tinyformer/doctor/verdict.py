@@ -121,23 +121,15 @@ def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
     """The cell with everything but the speed."""
     backend = BACKENDS[cell.backend]
     training, inference = problem.case(dtype), problem.case(dtype, gradient=False)
-    refusal = _refusal(cell.backend, training)
+    refusal = backend.refusal(training)
     if refusal is None:
         return _accepted(problem, cell, training, gradient=True)
     if _computes_despite_refusal(problem, backend, training):
         return replace(cell, reason=refusal, failure=f"refuses what it computes: {refusal}")
-    if _refusal(cell.backend, inference) is None:
-        reason = f"forward only: {backend.refusal(training)}"
+    if backend.refusal(inference) is None:
+        reason = f"forward only: {refusal}"
         return _accepted(problem, replace(cell, reason=reason), inference, gradient=False)
     return replace(cell, reason=refusal)
-
-
-def _refusal(name: str, case: AttentionCase) -> str | None:
-    try:
-        select_backend(name, case)
-    except ValueError as refusal:
-        return str(refusal)
-    return None
 
 
 def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool) -> Cell:
