@@ -5,6 +5,7 @@ It has not been run on a GPU yet.
 
 import contextlib
 import statistics
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from peers import GPT, Shape
 from torch import Tensor
 
 from tinyformer.analysis.costs import count_costs
-from tinyformer.app.training_run import TrainingRun
+from tinyformer.app.config import Invocation
+from tinyformer.app.loggers import closing
+from tinyformer.app.training_run import fit, set_up
 from tinyformer.nn import BACKENDS, AttentionMask
 from tinyformer.nn.score import Scoring
 
@@ -56,13 +59,14 @@ def train(shape: Shape, peak: float) -> dict[str, Any]:
     vocabulary = GPT2_VOCABULARY if shape.d_model == 768 else []
     overrides = [*settings(shape, GPT, effort, "bf16-mixed"), "compile=true", *vocabulary]
 
-    def job(config: DictConfig) -> dict[str, Any]:
+    def job(config: DictConfig, folder: Path, invocation: Invocation) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         with contextlib.redirect_stdout(Terminal()):
-            run = TrainingRun(config)
+            run = set_up(config, folder, invocation)
             in_turn = InTurn([], effort.steps_per_block, wall_clock, lambda step: 1.0)
             run.trainer.callbacks.append(in_turn)
-            run.fit()
+            with closing(run.loggers):
+                fit(run)
         tokens = effort.steps_per_block * shape.batch_size * shape.seq_len
         per_second = tokens / statistics.median(in_turn.times["ours"])
         return {

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from tinyformer.app import run_program
-from tinyformer.app.build import make_network
-from tinyformer.app.config import register_resolvers
+from tinyformer.app.config import Invocation, config_dir
+from tinyformer.app.errors import config_keys, exit_code_of
+from tinyformer.app.parts import make_network
+from tinyformer.app.sweep import compose_run
 from tinyformer.nn import Transformer
 from tinyformer.training.hardware import describe_device
 
@@ -26,18 +26,20 @@ PACKAGES = ("torch", "lightning", "transformers", "x-transformers", "datasets", 
 Result = TypeVar("Result")
 
 
-def with_config(job: Callable[[DictConfig], Result], overrides: Sequence[str]) -> Result:
-    """What a job makes of the config of `train.py` with these overrides, its run's folder a temporary one.
+def with_config(job: Callable[[DictConfig, Path, Invocation], Result], overrides: Sequence[str]) -> Result:
+    """The result of a job that gets the config of `train` with these overrides, and a temporary folder for its runs.
 
     Raises:
-        SystemExit: the config cannot work, or the job failed; why was printed.
+        SystemExit: the config cannot work, or the job failed; the reason was printed.
     """
     results: list[Any] = []
-    given = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
-        sys.argv[1:] = [*overrides, f"hydra.run.dir={folder}/run"]
-        code = run_program(lambda config: results.append(job(config)), ROOT / "conf", "train")
-        sys.argv[1:] = given
+
+    def run() -> None:
+        config, invocation = compose_run("train", overrides)
+        with tempfile.TemporaryDirectory() as folder, config_keys(config):
+            results.append(job(config, Path(folder) / "run", invocation))
+
+    code = exit_code_of(run, config_dir(), "train")
     if code:
         sys.exit(code)
     return results[0]
@@ -45,9 +47,7 @@ def with_config(job: Callable[[DictConfig], Result], overrides: Sequence[str]) -
 
 def our_network(overrides: Sequence[str], vocab_size: int) -> Transformer:
     """The network of these overrides, without data; its weights drawn from seed 0."""
-    register_resolvers(ROOT / "conf")
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        config = compose("train", overrides=[*overrides, f"model.vocab_size={vocab_size}"])
+    config, _ = compose_run("train", [*overrides, f"model.vocab_size={vocab_size}"])
     torch.manual_seed(0)
     return make_network(config, None)
 

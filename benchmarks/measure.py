@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -24,7 +25,9 @@ from peers import Peer, Shape, num_parameters
 from torch import Tensor, nn
 from torch.profiler import profile
 
-from tinyformer.app.training_run import TrainingRun
+from tinyformer.app.config import Invocation
+from tinyformer.app.loggers import closing
+from tinyformer.app.training_run import Run, fit, set_up
 from tinyformer.data import Batch
 from tinyformer.doctor.exactness import kernel_among, profiled_events
 from tinyformer.nn import AttentionMask
@@ -277,9 +280,9 @@ def train_in_turn(
         plain: whether to train our network by a plain loop, too.
     """
 
-    def job(config: DictConfig) -> list[Trained]:
+    def job(config: DictConfig, folder: Path, invocation: Invocation) -> list[Trained]:
         with contextlib.redirect_stdout(Terminal()):
-            run = TrainingRun(config)
+            run = set_up(config, folder, invocation)
             in_turn = InTurn(
                 list(_rivals(run, peers, shape, theirs, plain)),
                 effort.steps_per_block,
@@ -287,7 +290,8 @@ def train_in_turn(
                 lambda step: run.module.schedule.factor(step, effort.steps),
             )
             run.trainer.callbacks.append(in_turn)
-            run.fit()
+            with closing(run.loggers):
+                fit(run)
         last = min(LOSS_STEPS, effort.steps)
         return [
             Trained(
@@ -307,14 +311,14 @@ def train_in_turn(
     return with_config(job, overrides)
 
 
-def _rivals(run: TrainingRun, peers: Sequence[Peer], shape: Shape, precision: str, plain: bool) -> Iterator[Rival]:
+def _rivals(run: Run, peers: Sequence[Peer], shape: Shape, precision: str, plain: bool) -> Iterator[Rival]:
     max_norm = run.trainer.gradient_clip_val
     # All are copied before the first step, and have the optimizer that our run makes for our network.
     loops: list[tuple[str, nn.Module, Callable[[nn.Module, Batch], Tensor]]] = []
     if plain:
         network = copy.deepcopy(run.network)
         # Which kernel is the fastest depends on the precision, and that of our run may be another.
-        network.resolve_backends(run.device, compute_dtype(precision), AttentionMask(causal=True))
+        network.resolve_backends(run.settings.device, compute_dtype(precision), AttentionMask(causal=True))
         loops.append((PLAIN, network, run.task.loss))
     loops += [(peer.name, peer.build(shape, run.network), loss_of(peer)) for peer in peers]
     for name, model, loss in loops:

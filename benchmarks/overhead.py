@@ -15,6 +15,7 @@ import shutil
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -24,7 +25,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 
-from tinyformer.app.training_run import TrainingRun
+from tinyformer.app.config import Invocation
+from tinyformer.app.training_run import Run, set_up
 from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks import StepProgress
 
@@ -63,7 +65,7 @@ class Clock(L.Callback):
             self.seconds = (time.process_time() - self._since) / (last - first)
 
 
-def by_tinyformer(run: TrainingRun) -> float:
+def by_tinyformer(run: Run) -> float:
     """Milliseconds a step."""
     clock = Clock()
     bars = [callback for callback in run.trainer.callbacks if isinstance(callback, StepProgress)]  # type: ignore[attr-defined]
@@ -75,7 +77,7 @@ def by_tinyformer(run: TrainingRun) -> float:
     return 1000 * clock.seconds
 
 
-def by_lightning(run: TrainingRun) -> float:
+def by_lightning(run: Run) -> float:
     """Milliseconds a step."""
     clock = Clock()
     trainer = L.Trainer(
@@ -93,7 +95,7 @@ def by_lightning(run: TrainingRun) -> float:
     return 1000 * clock.seconds
 
 
-def by_hand(run: TrainingRun) -> float:
+def by_hand(run: Run) -> float:
     """Milliseconds a step."""
     optimizer = run.module.make_optimizer(run.network)  # type: ignore[misc]
     batches = iter(run.data.train_dataloader())
@@ -108,17 +110,17 @@ def by_hand(run: TrainingRun) -> float:
     return 1000 * (time.process_time() - since) / (steps - steps // 4)
 
 
-def settings(run: TrainingRun) -> tuple[Any, Any]:
+def settings(run: Run) -> tuple[Any, Any]:
     """Optimizer and schedule."""
     return run.module.make_optimizer, instantiate(run.config.schedule)
 
 
-def in_turn(config: DictConfig) -> dict[str, list[float]]:
+def in_turn(config: DictConfig, folder: Path, invocation: Invocation) -> dict[str, list[float]]:
     """Milliseconds a step of each side, in each round."""
     found: dict[str, list[float]] = {name: [] for name in SIDES}
     for _ in range(ROUNDS):
         for name, side in SIDES.items():
-            run = TrainingRun(config)
+            run = set_up(config, folder, invocation)
             found[name].append(side(run))
             shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)  # a folder holds one run
     return found

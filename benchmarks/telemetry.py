@@ -26,7 +26,9 @@ import torch
 from here import ROOT, commit, with_config
 from omegaconf import DictConfig
 
-from tinyformer.app.training_run import TrainingRun
+from tinyformer.app.config import Invocation
+from tinyformer.app.loggers import closing
+from tinyformer.app.training_run import fit, set_up
 from tinyformer.training import AttentionTelemetry
 
 EXPERIMENT = "experiment=shakespeare_cpu"
@@ -76,17 +78,18 @@ class InTurn(L.Callback):
             self.drawing.append(self.telemetry.seconds - before)
 
 
-def train_in_turn(config: DictConfig, num_blocks: int) -> dict[str, Any]:
+def train_in_turn(config: DictConfig, folder: Path, invocation: Invocation, num_blocks: int) -> dict[str, Any]:
     """The seconds of blocks of steps with and without telemetry."""
     telemetry_config = config.callbacks.attention
     config.trainer.max_steps = telemetry_config.every_n_steps * (num_blocks + 1)
     config.trainer.val_check_interval = 10 * config.trainer.max_steps
-    run = TrainingRun(config)
+    run = set_up(config, folder, invocation)
     (telemetry,) = run.telemetry
     in_turn = InTurn(telemetry)
     callbacks: list[L.Callback] = run.trainer.callbacks
     callbacks[callbacks.index(telemetry)] = in_turn
-    run.fit()
+    with closing(run.loggers):
+        fit(run)
     kinds: dict[str, Any] = {}
     for index, kind in enumerate(("seconds", "processor_seconds")):
         seconds = {name: [block[index] for block in blocks] for name, blocks in in_turn.blocks.items()}
@@ -117,7 +120,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "telemetry.json")
     given, rest = parser.parse_known_args()
     overrides = [EXPERIMENT, *rest]
-    in_turn = with_config(lambda config: train_in_turn(config, given.blocks), overrides)
+    in_turn = with_config(lambda *job: train_in_turn(*job, given.blocks), overrides)
     with tempfile.TemporaryDirectory() as folder:
         whole = train_whole(overrides, Path(folder) / "whole")
     names = [f"{key}={Path(value).name}" if value else key for key, _, value in (word.partition("=") for word in rest)]

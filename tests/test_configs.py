@@ -11,7 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from programs import ROOT
 
-from tinyformer.app.config import check_types, register_resolvers
+from tinyformer.app.checks import check_types
+from tinyformer.app.config import register_resolvers
 from tinyformer.nn import Transformer
 
 CONF = ROOT / "conf"

@@ -13,8 +13,8 @@ from programs import ROOT
 from torch.nn.attention import flex_attention
 
 import tinyformer
-from tinyformer.app.build import make_network
 from tinyformer.app.config import register_resolvers
+from tinyformer.app.parts import make_network
 from tinyformer.checkpoint import KEY
 from tinyformer.data import ByteTokenizer, CharTokenizer
 from tinyformer.errors import ArgumentError

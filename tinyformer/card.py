@@ -12,13 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinyformer.app.config import check_types, config_dir, describe_axes
+from tinyformer.app.checks import check_types
+from tinyformer.app.config import config_dir, describe_axes
 from tinyformer.app.errors import config_keys, exit_code_of, option_names
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.errors import ArgumentError
@@ -91,11 +91,10 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
 
     from tinyformer.analysis.costs import count_costs
 
-    HydraConfig.instance().set_config(config)  # the type checks read the defaults from it
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
     with config_keys(config):
-        check_types(config, "network")
+        check_types(config, "network", config.hydra.runtime.choices)
         with device("meta"):
             network = instantiate(sized.network, _convert_="all")
         costs = count_costs(network, str(config.dtype))

@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from tinyformer.app.build import make_network
 from tinyformer.app.config import register_head_resolver
 from tinyformer.app.errors import cause_of
-from tinyformer.app.stored_run import CHOSEN_ANEW
+from tinyformer.app.parts import make_network
+from tinyformer.app.stored_run import NOT_INHERITED
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_trusted
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
@@ -46,7 +46,7 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
     with argument_path(passed={"path": "checkpoint"}):
         stored = load_checkpoint(checkpoint)
-        plain = {key: value for key, value in stored.config.items() if key not in CHOSEN_ANEW}
+        plain = {key: value for key, value in stored.config.items() if key not in NOT_INHERITED}
         require_trusted(plain, stored.path, frozenset(trusted))
     register_head_resolver()
     config = OmegaConf.create(plain)

@@ -10,7 +10,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from tinyformer.app.config import register_resolvers
-from tinyformer.app.errors import BUG, USER_MISTAKE, describe, known_keys, nearest, report
+from tinyformer.app.errors import BUG, USER_MISTAKE, describe, report
+from tinyformer.app.hydra_errors import known_keys, nearest
 from tinyformer.generation import Sampling
 
 CONF = Path(__file__).parents[2] / "conf"

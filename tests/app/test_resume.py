@@ -6,7 +6,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tinyformer.app import expand_resume
+from tinyformer.app.resume import expand_resume
 
 
 @pytest.fixture(autouse=True)
@@ -91,27 +91,27 @@ def test_a_path_in_quotes_is_found(tmp_path):
 @pytest.mark.parametrize("flag", ["-m", "--multirun"])
 def test_a_sweep_cannot_go_on(tmp_path, flag):
     make_run(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"^resume=run goes on with one run; leave -m out\.$"):
+    with pytest.raises(ValueError, match=r"^resume=run: a sweep cannot resume a run; leave -m out\.$"):
         expand_resume(["resume=run", flag])
 
 
 def test_a_missing_folder_names_the_newest_run(tmp_path):
-    with pytest.raises(ValueError, match=r"^resume=none: there is no such folder\.$"):
+    with pytest.raises(ValueError, match=r"^resume=none: the folder does not exist\.$"):
         expand_resume(["resume=none"])
     make_run(tmp_path / "outputs" / "2026-01-30" / "12-00-00")
     make_run(tmp_path / "outputs" / "2026-01-31" / "11-00-00")
     newest = os.path.join("outputs", "2026-01-31", "11-00-00")
-    with pytest.raises(ValueError, match=rf"no such folder\. The newest is resume={newest}\.$"):
+    with pytest.raises(ValueError, match=rf"does not exist\. The newest run is resume={newest}\.$"):
         expand_resume(["resume=none"])
 
 
 def test_a_folder_without_a_run(tmp_path):
     make_run(tmp_path / "run", parts=["checkpoint"])
-    with pytest.raises(ValueError, match=r"^resume=run: the folder holds no run; .*outputs/"):
+    with pytest.raises(ValueError, match=r"^resume=run: the folder contains no run; .*outputs/"):
         expand_resume(["resume=run"])
 
 
 def test_a_run_without_a_checkpoint(tmp_path):
     make_run(tmp_path / "run", parts=["overrides"])
-    with pytest.raises(ValueError, match=r"^resume=run: the run was stopped before its first last.ckpt"):
+    with pytest.raises(ValueError, match=r"^resume=run: the run stopped before it wrote last.ckpt"):
         expand_resume(["resume=run"])

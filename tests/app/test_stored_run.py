@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from tinyformer.app import compose_on_checkpoint
 from tinyformer.app.config import register_resolvers
+from tinyformer.app.stored_run import offer_stored_run
 from tinyformer.checkpoint import KEY
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -38,7 +38,8 @@ def store(tmp_path):
 
 def evaluated(path, *overrides):
     arguments = [f"checkpoint={path}", *overrides]
-    return composed("evaluate", *compose_on_checkpoint(arguments))
+    offer_stored_run(arguments)
+    return composed("evaluate", *arguments)
 
 
 def test_the_runs_choices_are_kept(store):
@@ -77,25 +78,25 @@ def test_other_data_replace_the_runs_whole(store):
 
 def test_without_a_checkpoint_one_is_asked_for():
     with pytest.raises(ValueError, match=r"checkpoint is needed, such as checkpoint=outputs/"):
-        compose_on_checkpoint(["data=text"])
+        offer_stored_run(["data=text"])
     with pytest.raises(ValueError, match=r"^chekpoint: there is no such key\. Did you mean checkpoint\?$"):
-        compose_on_checkpoint(["chekpoint=last.ckpt"])
+        offer_stored_run(["chekpoint=last.ckpt"])
 
 
 def test_help_needs_no_checkpoint():
-    assert compose_on_checkpoint(["--help"]) == ["--help"]
+    assert offer_stored_run(["--help"]) is None
 
 
 def test_a_missing_checkpoint_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"none.ckpt'?: does not exist"):
-        compose_on_checkpoint([f"checkpoint={tmp_path / 'none.ckpt'}"])
+        offer_stored_run([f"checkpoint={tmp_path / 'none.ckpt'}"])
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_a_path_in_quotes_is_found(store, quote):
     path = store(name="my run, last.ckpt")
     arguments = [f"checkpoint={quote}{path}{quote}"]
-    assert compose_on_checkpoint(arguments) == arguments
+    assert offer_stored_run(arguments).path == path
 
 
 # A stored config is data.
@@ -123,13 +124,13 @@ def sets(path, value):
 )
 def test_a_target_that_is_not_ours_is_refused(store, path, value):
     with pytest.raises(ValueError, match=r"checkpoint=\S+: (would call|contains) "):
-        compose_on_checkpoint([f"checkpoint={store(change=sets(path, value))}"])
+        offer_stored_run([f"checkpoint={store(change=sets(path, value))}"])
 
 
 def test_a_target_that_the_user_names_is_taken(store):
     path = store(change=sets("norm._target_", "torch.nn.LayerNorm"))
     with pytest.raises(ValueError, match=r"add norm\._target_=torch\.nn\.LayerNorm"):
-        compose_on_checkpoint([f"checkpoint={path}"])
+        offer_stored_run([f"checkpoint={path}"])
     assert evaluated(path, "norm._target_=torch.nn.LayerNorm").norm._target_ == "torch.nn.LayerNorm"
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
 from tinyformer.analysis import Analysis, Findings, Subject, analyse_predictions, save_png
-from tinyformer.app import build
+from tinyformer.app.parts import make_seeded_network
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
@@ -100,7 +100,7 @@ def make_subject(
         task=task,
         tokenizer=data.tokenizer,
         precision=trainer.precision_plugin.forward_context,
-        untrained=lambda: placed(build.build_network(config, data.tokenizer)),
+        untrained=lambda: placed(make_seeded_network(config, data.tokenizer)),
         save_pruned=save_pruned,
         row=data.row,
     )

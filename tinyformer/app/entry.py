@@ -1,72 +1,97 @@
-"""From the command line to a job: Hydra, with its errors and exit codes made useful."""
+"""From the command line to a job: Hydra, with short errors and exit codes."""
 
 import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from tinyformer.app.config import register_resolvers
+from tinyformer.app.config import Invocation, config_dir, register_resolvers
 from tinyformer.app.errors import USER_MISTAKE, config_keys, report
+
+Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
+"""What a program does with a config, in a folder."""
 
 
 def run_program(
-    job: Callable[[DictConfig], None],
-    config_dir: Path,
+    job: Job,
     config_name: str,
+    command: str,
     prepare: Callable[[Sequence[str]], Sequence[str]] = lambda arguments: arguments,
+    num_words: int = 0,
 ) -> int:
-    """Compose a config from the command line, run a job with it, and tell errors well.
+    """Compose a config from the command line, run a job with it, and report errors.
 
-    Nothing heavy is imported before the config is composed, so `--help` and misspelt keys answer at once.
+    Nothing heavy is imported before the config is composed, so that `--help` and misspelt keys are answered at once.
 
     Args:
-        job: what to do with the config.
-        config_dir: where the config files are.
-        config_name: the primary one.
-        prepare: may rewrite the arguments before Hydra sees them.
+        job: the job.
+        config_name: the primary config.
+        command: the program as the user called it, such as "tinyformer train", for hints.
+        prepare: may rewrite the overrides before Hydra reads them.
+        num_words: how many words of `sys.argv` after the first choose the program, such as `train`.
 
     Returns:
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
+    directory = config_dir()
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
-    failed: list[int] = []
+    exit_codes: list[int] = []
+    script, words, arguments = sys.argv[:1], sys.argv[1 : 1 + num_words], sys.argv[1 + num_words :]
 
-    def guarded(config: DictConfig) -> None:
-        # Told here and now: Hydra would keep the error of a sweep's job until all its jobs have ended.
+    def run_job(config: DictConfig) -> None:
+        context = HydraConfig.get()
+        invocation = Invocation(
+            context.overrides.task, context.runtime.choices, context.mode == RunMode.MULTIRUN, command
+        )
+        folder = Path(context.runtime.output_dir)
+        # Reported here: Hydra would keep the error of a sweep's job until all its jobs have ended.
         try:
-            with config_keys(config):
-                job(config)
+            # Lightning starts the other processes of a run with these words.
+            with config_keys(config), _argv([*script, *words, *arguments]):
+                job(config, folder, invocation)
         except Exception as error:
-            failed.append(report(error, config_dir, config_name, with_traceback))
-            hydra_config = HydraConfig.get()
-            # Of a sweep's jobs the numbers count, and what is noted of each is compared.
-            if failed[-1] == USER_MISTAKE and hydra_config.mode == RunMode.RUN:
-                _remove_unused(Path(hydra_config.runtime.output_dir))
+            exit_codes.append(report(error, directory, config_name, with_traceback))
+            # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
+            if exit_codes[-1] == USER_MISTAKE and not invocation.is_sweep:
+                _remove_unused(folder)
 
     try:
-        register_resolvers(config_dir)
-        sys.argv[1:] = prepare(sys.argv[1:])
-        hydra.main(version_base=None, config_path=str(config_dir), config_name=config_name)(guarded)()
+        register_resolvers(directory, command)
+        arguments = list(prepare(arguments))
+        with _argv([*script, *arguments]):
+            hydra.main(version_base=None, config_path=str(directory), config_name=config_name)(run_job)()
     except Exception as error:
-        return report(error, config_dir, config_name, with_traceback)
-    return max(failed, default=0)
+        return report(error, directory, config_name, with_traceback)
+    return max(exit_codes, default=0)
+
+
+@contextlib.contextmanager
+def _argv(words: list[str]) -> Iterator[None]:
+    """Set `sys.argv` inside the block."""
+    before = sys.argv
+    sys.argv = words
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _remove_unused(folder: Path) -> None:
-    """Take away the folder of a run that was refused, unless it holds more than what Hydra noted in it."""
-    # Of several processes that refuse the same, another may have been here.
+    """Remove the folder of a refused run, unless it contains more than Hydra's files."""
+    # Another process of the same run may have removed it.
     if not folder.is_dir() or [path.name for path in folder.iterdir()] != [".hydra"]:
         return
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # where a parent holds other runs
+    with contextlib.suppress(OSError):  # a parent with other runs is not empty
         for parent in folder.parents:
             if not parent.is_relative_to(Path.cwd()) or parent == Path.cwd():
                 break

@@ -1,188 +1,263 @@
-"""An evaluation, from a checkpoint to its summary."""
+"""An evaluation, from a checkpoint to its summary; `evaluate` and `set_up` name its steps."""
 
+import copy
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning as L
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.analysis import Findings
-from tinyformer.app import build
+from tinyformer.analysis import Analysis, Findings
 from tinyformer.app.analysis_run import examine, keep_findings, make_subject, run_analysis
-from tinyformer.app.config import check_types
-from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
+from tinyformer.app.config import Invocation
+from tinyformer.app.errors import config_keys
+from tinyformer.app.loggers import closing, make_loggers, wandb_location
+from tinyformer.app.parts import make_data, make_seeded_network, make_task
+from tinyformer.app.sample import describe_prompts, print_samples, refuse_prompts
+from tinyformer.app.start import tokenizer_of
 from tinyformer.app.summary import (
-    counted,
+    count,
     describe_split,
-    is_cut,
+    is_partial,
     print_summary,
-    shown,
+    relative_path,
     split_results,
     write_results,
 )
-from tinyformer.checkpoint import load_checkpoint, load_weights
+from tinyformer.app.trainer import (
+    Settings,
+    choose_kernels,
+    make_callbacks,
+    make_settings,
+    scoring_trainer,
+    set_up_process,
+)
+from tinyformer.app.training_run import check_config
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights
 from tinyformer.data import DataModule
-from tinyformer.errors import argument_path
-from tinyformer.memory import keep_freed_memory
+from tinyformer.errors import argument_path, require_choice
+from tinyformer.nn import Transformer
+from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
-from tinyformer.training.hardware import describe_device, resolve_device
+from tinyformer.training.hardware import describe_device
 
 SPLITS = ("train", "validation", "test", "all")
 
 NETWORK = ("model", "attention", "position", "block", "feed_forward", "norm", "task", "network")
-"""Nodes of a config that make the network, which an evaluation may change."""
+"""Nodes of a config that describe the network, which an evaluation may change."""
 
 
-class EvaluationRun:
-    """A checkpoint's model and the text that it is evaluated on.
+def evaluate(
+    config: DictConfig, folder: Path, invocation: Invocation | None = None, checkpoint: Checkpoint | None = None
+) -> dict[str, Any]:
+    """Score a checkpoint on a split, analyse it, sample text; leave `results.json` and pictures in a folder.
 
     Args:
-        config: composed by Hydra on the checkpoint's own.
+        config: of `evaluate`, composed on the checkpoint's own.
+        folder: for the files of the evaluation.
+        invocation: what the command line says beside the config.
+        checkpoint: the one that `config.checkpoint` names, if it was loaded already.
+
+    Returns:
+        The contents of `results.json`.
 
     Raises:
-        ValueError: something in the config cannot work, or does not fit the checkpoint.
+        ConfigError: something in the config cannot work, or does not fit the checkpoint.
+    """
+    with config_keys(config):
+        run = set_up(config, folder, invocation or Invocation(), checkpoint)
+        with closing(run.loggers):
+            # First, so that what it refuses is refused before anything is scored or written.
+            findings = analyse(run)
+            metrics, seconds = score(run)
+            findings.files += task_findings(run).files
+            return summarise(run, metrics, seconds, findings)
+
+
+def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None) -> "Evaluation":
+    """Make the parts of an evaluation, each checked as it is made."""
+    config = copy.deepcopy(config)
+    set_up_process()
+    unresolved = check_config(config, invocation.choices)
+    require_choice("split", config.split, (None, *SPLITS))
+    with argument_path(passed={"path": "checkpoint"}):
+        checkpoint = checkpoint or load_checkpoint(config.checkpoint)
+    stored = checkpoint.config | {name: unresolved[name] for name in NETWORK if name in unresolved}
+    if config.trainer.precision == "auto":
+        config.trainer.precision = checkpoint.facts["precision"]
+    settings = make_settings(config)
+    data, split = prepare_data(config, checkpoint, invocation)
+    task = make_task(config, data)
+    refuse_prompts(config.generate, task)
+    network = make_seeded_network(config, data.tokenizer)
+    load_weights(network, checkpoint)
+    mask = task.mask(next(iter(data.evaluation_dataloader(split))))
+    analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
+    kernels = choose_kernels(network, settings, mask, training=analysis is not None and analysis.needs_gradient)
+    module = TrainingModule(network, task, data, evaluated=split, first_step=checkpoint.step)
+    loggers, callbacks = make_loggers(config, folder, invocation.is_sweep), make_callbacks(config)
+    trainer = scoring_trainer(settings, folder, loggers, callbacks, settings.arguments.get("profiler"))
+    kernel = ", ".join(sorted(set(kernels)))
+    return Evaluation(
+        config,
+        folder,
+        checkpoint,
+        stored,
+        settings,
+        data,
+        split,
+        task,
+        network,
+        kernel,
+        analysis,
+        module,
+        loggers,
+        trainer,
+    )
+
+
+@dataclass
+class Evaluation:
+    """The parts of an evaluation.
+
+    Args:
+        config: the config, with what the evaluation has set in it.
+        folder: the folder of the evaluation.
+        checkpoint: the checkpoint.
+        stored: the config of the network as it is evaluated, unresolved, for checkpoints made of it.
+        settings: how it is computed.
+        data: the tokens.
+        split: the split that is scored.
+        task: the task.
+        network: the model.
+        kernel: the attention kernels of its layers.
+        analysis: the analysis, if one is chosen.
+        module: Lightning's module.
+        loggers: the loggers.
+        trainer: Lightning's trainer, with all callbacks.
     """
 
-    def __init__(self, config: DictConfig) -> None:
-        build.quiet_libraries()
-        # First of all, since Hydra's `instantiate` resolves what its node refers to in place.
-        unresolved: Any = OmegaConf.to_container(config, resolve=False)
-        check_types(config)
-        check_generation(config.generate)
-        if config.split not in (None, *SPLITS):
-            raise ValueError(f"split={config.split}: choose one of {', '.join(SPLITS)}.")
-        self.config, self.folder = config, build.run_dir()
-        with argument_path(passed={"path": "checkpoint"}):
-            self.checkpoint = load_checkpoint(config.checkpoint)
-        self.stored = self.checkpoint.config | {name: unresolved[name] for name in NETWORK if name in unresolved}
-        facts = self.checkpoint.facts
-        if config.trainer.precision == "auto":
-            config.trainer.precision = facts["precision"]
-        self.arguments = build.trainer_arguments(config)
-        with argument_path("trainer"):
-            self.device = resolve_device(self.arguments["accelerator"])
-        keep_freed_memory()
-        self.data, self.split = self._data()
-        self.task = build.build_task(config, self.data)
-        refuse_prompts(config.generate, self.task)
-        self.network = build.build_network(config, self.data.tokenizer)
-        load_weights(self.network, self.checkpoint)
-        self.batches = self.data.evaluation_dataloader(self.split)
-        mask = self.task.mask(next(iter(self.batches)))
-        self.analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
-        goes_back = self.analysis is not None and self.analysis.needs_gradient
-        kernels = build.resolve_kernels(self.network, self.arguments, mask, training=goes_back)
-        self.kernel = ", ".join(sorted(set(kernels)))
-        self.module = TrainingModule(
-            self.network, self.task, self.data, evaluated=self.split, first_step=self.checkpoint.step
-        )
-
-    def evaluate(self) -> None:
-        """Analyse, score the split, draw the maps, sample a text; leave `results.json` in the run's folder."""
-        loggers, status = build.build_loggers(self.config), "failed"
-        callbacks = build.build_callbacks(self.config)
-        try:
-            trainer = build.scoring_trainer(self.arguments, self.folder, loggers, callbacks)
-            # The analysis is the first, so that what it refuses is refused before anything was computed or written.
-            findings = self._analyse(trainer, loggers)
-            start = time.perf_counter()
-            trainer.validate(self.module, self.batches, verbose=False)
-            seconds = time.perf_counter() - start
-            split = self.data.splits[self.split]
-            self.metrics = self.module.metrics | self.task.final_metrics(self.network, split, self.data.tokenizer)
-            examined = examine(self.task, self.network, self.data, self.split, trainer)
-            keep_findings(examined, self.folder, loggers)
-            findings.files += examined.files
-            self._summarise(self._results(seconds) | findings.scalars, callbacks, loggers, findings)
-            status = "success"
-        finally:
-            build.close_loggers(loggers, status)
-
-    def _analyse(self, trainer: L.Trainer, loggers: list[Logger]) -> Findings:
-        """What the chosen analysis finds; nothing without one."""
-        if self.analysis is None:
-            return Findings()
-        subject = make_subject(
-            self.config,
-            self.stored,
-            self.checkpoint,
-            self.network,
-            self.task,
-            self.data,
-            self.split,
-            self.analysis.num_windows,
-            trainer,
-        )
-        return run_analysis(self.analysis, subject, self.folder, loggers)
-
-    def _data(self) -> tuple[DataModule, str]:
-        """The data in the checkpoint's tokens, and the split to score."""
-        config, tokenizer = self.config, build.tokenizer_of(self.checkpoint, "checkpoint")
-        data = build.build_data(config)
-        chosen = [o for o in HydraConfig.get().overrides.task if o.startswith(("data=", "data."))]
-        split = config.split
-        if split is None:
-            split = "all" if chosen and data.scored_whole else "validation"
-        # The run's own data may lie there in its tokens already.
-        if not data.is_prepared(tokenizer, whole=split == "all"):
-            data = build.build_data(config, tokenizer)
-        with argument_path("datamodule"):
-            data.prepare(whole=split == "all")
-        return data, split
-
-    def _results(self, seconds: float) -> dict[str, Any]:
-        split, limit = self.data.splits[self.split], self.arguments["limit_val_batches"]
-        return {
-            **split_results(self.metrics, split, self._prefix, limit),
-            "split": self.split,
-            "train/num_tokens": self.checkpoint.facts["train/num_tokens"],
-            "throughput/tokens_per_second": None if is_cut(limit) else split.num_targets / seconds,
-            "num_parameters": self.network.num_parameters(),
-            "device": describe_device(self.device),
-            "precision": self.arguments["precision"],
-            "attention_backend": self.config.attention.backend,
-            "attention_kernel": self.kernel,
-            "steps": self.checkpoint.step,
-            "seconds": seconds,
-            "data_fingerprint": self.data.fingerprint,
-        }
+    config: DictConfig
+    folder: Path
+    checkpoint: Checkpoint
+    stored: dict[str, Any]
+    settings: Settings
+    data: DataModule
+    split: str
+    task: Task
+    network: Transformer
+    kernel: str
+    analysis: Analysis | None
+    module: TrainingModule
+    loggers: list[Logger]
+    trainer: L.Trainer
 
     @property
-    def _prefix(self) -> str:
+    def prefix(self) -> str:
+        """The prefix of the split's metrics."""
         return self.split if self.split in ("train", "test") else "val"
 
-    def _summarise(
-        self, results: dict[str, Any], callbacks: list[L.Callback], loggers: list[Logger], findings: Findings
-    ) -> None:
-        write_results(self.folder / "results.json", results | {"sample": None})
-        (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
-        pictures = [path for c in callbacks if isinstance(c, AttentionTelemetry) for path in c.paths]
-        print_summary(
-            {
-                "checkpoint": f"{shown(self.checkpoint.path)}, after {results['steps']:,} steps",
-                "parameters": f"{results['num_parameters']:,}",
-                "device": f"{results['device']}, {results['precision']}",
-                "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
-                "data": f"{self.data.name}, {self.split} split, "
-                + counted(self.data.splits[self.split].num_documents, "document"),
-                **describe_split(
-                    self.task,
-                    self.metrics,
-                    self.data.splits[self.split],
-                    self._prefix,
-                    self.arguments["limit_val_batches"],
-                ),
-                "attention maps": shown(pictures[-1]) if pictures else None,
-                **findings.lines,
-                "analysis": ", ".join(shown(path) for path in findings.files) or None,
-                "results": shown(self.folder / "results.json"),
-                "prompt": describe_prompts(self.config.generate, self.data.tokenizer, self.network.encoder.max_seq_len),
-                "wandb": build.wandb_whereabouts(loggers),
-            }
-        )
-        if self.task.generates:
-            sample = print_samples(self.config.generate, self.network, self.data.tokenizer)
-            write_results(self.folder / "results.json", results | {"sample": sample})
+
+def prepare_data(config: DictConfig, checkpoint: Checkpoint, invocation: Invocation) -> tuple[DataModule, str]:
+    """The data in the checkpoint's tokens, and the split to score."""
+    data = make_data(config, invocation.choices)
+    split = config.split
+    if split is None:
+        split = "all" if invocation.overridden("data=", "data.") and data.scored_whole else "validation"
+    tokenizer = tokenizer_of(checkpoint, "checkpoint")
+    with argument_path("datamodule"):
+        # The run's own data may be in the cache in its tokens already.
+        if not data.is_prepared(tokenizer, whole=split == "all"):
+            data = make_data(config, invocation.choices, tokenizer)
+        data.prepare(whole=split == "all")
+    return data, split
+
+
+def analyse(run: Evaluation) -> Findings:
+    """The findings of the chosen analysis; none without one."""
+    if run.analysis is None:
+        return Findings()
+    subject = make_subject(
+        run.config,
+        run.stored,
+        run.checkpoint,
+        run.network,
+        run.task,
+        run.data,
+        run.split,
+        run.analysis.num_windows,
+        run.trainer,
+    )
+    return run_analysis(run.analysis, subject, run.folder, run.loggers)
+
+
+def score(run: Evaluation) -> tuple[dict[str, float | None], float]:
+    """The metrics of the split, and the seconds that scoring it took."""
+    batches, start = run.data.evaluation_dataloader(run.split), time.perf_counter()
+    run.trainer.validate(run.module, batches, verbose=False)
+    seconds = time.perf_counter() - start
+    split = run.data.splits[run.split]
+    return run.module.metrics | run.task.final_metrics(run.network, split, run.data.tokenizer), seconds
+
+
+def task_findings(run: Evaluation) -> Findings:
+    """The task's own tables and figures of the split, which are saved."""
+    findings = examine(run.task, run.network, run.data, run.split, run.trainer)
+    keep_findings(findings, run.folder, run.loggers)
+    return findings
+
+
+def make_results(run: Evaluation, metrics: Mapping[str, float | None], seconds: float) -> dict[str, Any]:
+    """The contents of `results.json`, but for the analysis and the sample."""
+    split, limit = run.data.splits[run.split], run.settings.limit
+    return {
+        **split_results(metrics, split, run.prefix, limit),
+        "split": run.split,
+        "train/num_tokens": run.checkpoint.facts["train/num_tokens"],
+        "throughput/tokens_per_second": None if is_partial(limit) else split.num_targets / seconds,
+        "num_parameters": run.network.num_parameters(),
+        "device": describe_device(run.settings.device),
+        "precision": run.settings.precision,
+        "attention_backend": run.config.attention.backend,
+        "attention_kernel": run.kernel,
+        "steps": run.checkpoint.step,
+        "seconds": seconds,
+        "data_fingerprint": run.data.fingerprint,
+    }
+
+
+def summarise(
+    run: Evaluation, metrics: Mapping[str, float | None], seconds: float, findings: Findings
+) -> dict[str, Any]:
+    """Write `results.json`, print the summary and a text sample."""
+    results = make_results(run, metrics, seconds) | findings.scalars
+    path, split = run.folder / "results.json", run.data.splits[run.split]
+    write_results(path, results | {"sample": None})
+    (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
+    callbacks: list[L.Callback] = run.trainer.callbacks  # type: ignore[attr-defined]
+    pictures = [path for c in callbacks if isinstance(c, AttentionTelemetry) for path in c.paths]
+    print_summary(
+        {
+            "checkpoint": f"{relative_path(run.checkpoint.path)}, after {results['steps']:,} steps",
+            "parameters": f"{results['num_parameters']:,}",
+            "device": f"{results['device']}, {results['precision']}",
+            "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
+            "data": f"{run.data.name}, {run.split} split, {count(split.num_documents, 'document')}",
+            **describe_split(run.task, metrics, split, run.prefix, run.settings.limit),
+            "attention maps": relative_path(pictures[-1]) if pictures else None,
+            **findings.lines,
+            "analysis": ", ".join(map(relative_path, findings.files)) or None,
+            "results": relative_path(path),
+            "prompt": describe_prompts(run.config.generate, run.data.tokenizer, run.network.encoder.max_seq_len),
+            "wandb": wandb_location(run.loggers),
+        }
+    )
+    if run.task.generates:
+        results["sample"] = print_samples(run.config.generate, run.network, run.data.tokenizer)
+        write_results(path, results)
+    return results

@@ -1,4 +1,4 @@
-"""`resume=RUN`: the run's own command line, and what is new on this one."""
+"""`resume=RUN`: the run's own overrides, followed by the new ones."""
 
 import re
 from collections.abc import Sequence
@@ -6,32 +6,34 @@ from pathlib import Path
 
 import yaml
 
+from tinyformer.app.errors import ConfigError
+
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:
     """Turn `resume=RUN new=…` into the overrides that the run was started with, the new ones, and its folder.
 
-    It must happen before Hydra starts: what is resolved later finds the config composed already.
+    This happens before Hydra starts: a resolver would be called when the config is composed already.
 
     Raises:
-        ValueError: the folder holds no run, or a sweep is asked for.
+        ConfigError: the folder contains no run, or a sweep is asked for.
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = given[-1].partition("=")[2].strip("'\"") if given else ""
     if folder in ("", "null"):
         return list(arguments)
     if any(argument in ("-m", "--multirun") for argument in arguments):
-        raise ValueError(f"resume={folder} goes on with one run; leave -m out.")
+        raise ConfigError(f"resume={folder}: a sweep cannot resume a run; leave -m out.")
     run = Path(folder)
     saved, checkpoint = run / ".hydra" / "overrides.yaml", run / "checkpoints" / "last.ckpt"
     if not saved.is_file() or not checkpoint.is_file():
-        raise ValueError(f"resume={folder}: {_what_is_missing(run, saved, checkpoint)}")
+        raise ConfigError(f"resume={folder}: {_what_is_missing(run, saved, checkpoint)}")
     overrides = [entry for entry in yaml.safe_load(saved.read_text()) if not entry.startswith("resume=")]
     new = [argument for argument in arguments if argument not in given]
     return [*overrides, *new, f"resume={given[-1].partition('=')[2]}", f"hydra.run.dir={_quoted(run)}"]
 
 
 def _quoted(path: Path) -> str:
-    # Hydra reads a backslash as itself, unless a quote follows: also the one that ends the value.
+    # In Hydra's grammar a backslash stands for itself, except before a quote, also the closing one.
     escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(path))
     return f"'{escaped}'"
 
@@ -39,8 +41,8 @@ def _quoted(path: Path) -> str:
 def _what_is_missing(run: Path, saved: Path, checkpoint: Path) -> str:
     if not run.is_dir():
         runs = sorted(Path("outputs").glob("*/*/checkpoints/last.ckpt"))
-        newest = f" The newest is resume={runs[-1].parent.parent}." if runs else ""
-        return f"there is no such folder.{newest}"
+        newest = f" The newest run is resume={runs[-1].parent.parent}." if runs else ""
+        return f"the folder does not exist.{newest}"
     if not saved.is_file():
-        return "the folder holds no run; a run's folder looks like outputs/2026-01-31/12-00-00."
-    return f"the run was stopped before its first {checkpoint.name} was written; start it anew."
+        return "the folder contains no run; a run's folder looks like outputs/2026-01-31/12-00-00."
+    return f"the run stopped before it wrote {checkpoint.name}; start it again without resume."

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
-from tinyformer.app.config import check_value
+from tinyformer.app.checks import check_value
 from tinyformer.app.summary import indent
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import argument_path

@@ -1,4 +1,4 @@
-"""What a run came to: for the eye, and as results.json."""
+"""The summary of a run: lines to print, and `results.json`."""
 
 import json
 import math
@@ -7,34 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.analysis import Event
+from tinyformer.files import atomic_write
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks import Report
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
-    """Write `results.json`, whole or not at all; a number that is none (nan, infinity) becomes null."""
-    clean = {
+    """Write `results.json`, with null for numbers that JSON lacks, such as nan."""
+    finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in results.items()
     }
-    temporary = path.with_suffix(".json.partial")
-    temporary.write_text(json.dumps(clean, indent=2, ensure_ascii=False) + "\n")
-    temporary.replace(path)
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(finite, indent=2, ensure_ascii=False) + "\n")
 
 
 def split_results(
     metrics: Mapping[str, float | None], split: Any, prefix: str, limit: float | None = None
 ) -> dict[str, Any]:
-    """The part of `results.json` about one split: its metrics, and what they were taken over.
+    """The part of `results.json` about one split: its metrics and its size.
 
     Args:
-        metrics: of the split.
-        split: that was scored.
-        prefix: of the keys.
-        limit: `trainer.limit_val_batches`, under which what was scored is not known.
+        metrics: the metrics of the split.
+        split: the split.
+        prefix: the prefix of the keys.
+        limit: `trainer.limit_val_batches`; the size of a part is not known.
     """
     counts = {name: getattr(split, name) for name in ("num_tokens", "num_bytes", "num_unknown")}
-    if is_cut(limit):
+    if is_partial(limit):
         counts = dict.fromkeys(counts)
     return {f"{prefix}/{name}": value for name, value in {**metrics, **counts}.items()}
 
@@ -46,27 +46,27 @@ def describe_split(
     unknown = split.num_unknown
     lines = task.describe(metrics, split) | {"unknown": f"{unknown:,} characters became <unk>" if unknown else None}
     scored = f"over {split.num_tokens:,} tokens of {split.num_bytes:,} bytes"
-    if is_cut(limit):
+    if is_partial(limit):
         scored = f"over a part of the text (trainer.limit_val_batches={limit})"
     return {
         f"{prefix} loss": f"{metrics['loss']:.4f} nats per {task.unit}, {scored}",
-        # Where two splits are described, it is the test whose lines say so.
+        # The lines of a validation split stand without its name, also beside those of a test split.
         **{f"test {name}" if prefix == "test" else name: line for name, line in lines.items()},
     }
 
 
-def is_cut(limit: float | None) -> bool:
-    """Whether Lightning scores a part of the batches: so many, or a share as a fraction."""
+def is_partial(limit: float | None) -> bool:
+    """Whether Lightning scores only a part of the batches: their number, or a fraction of all."""
     return limit is not None and not (isinstance(limit, float) and limit == 1.0)
 
 
-def counted(number: int, noun: str) -> str:
-    """How many there are."""
+def count(number: int, noun: str) -> str:
+    """A number with its noun, as in "2 documents"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def speed_results(report: Report) -> dict[str, Any]:
-    """The part of `results.json` about how fast the run was; null where it was too short for a report."""
+    """The part of `results.json` about speed; null for runs that are too short to measure."""
     total, peak = report.total, report.peak
     return {
         "throughput/tokens_per_second": total.tokens_per_second,
@@ -79,7 +79,7 @@ def speed_results(report: Report) -> dict[str, Any]:
 
 
 def describe_speed(report: Report, steps: int) -> str:
-    """The lines of the summary about how fast the run was."""
+    """The lines of the summary about speed."""
     total, peak = report.total, report.peak
     speed = f"{total.tokens_per_second:,.0f} tokens/s, {steps:,} steps in {report.seconds:.0f} s"
     if peak is None:
@@ -92,21 +92,21 @@ def describe_speed(report: Report, steps: int) -> str:
 
 
 def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds: float) -> dict[str, Any]:
-    """The part of `results.json` about what looking at the heads cost; nothing where nobody looked.
+    """The part of `results.json` about the time that telemetry took; empty without telemetry.
 
     Args:
         telemetry: the callbacks.
-        training_seconds: that the steps alone took.
+        training_seconds: the time of the training steps alone.
     """
     if not telemetry:
         return {}
     seconds = sum(callback.seconds for callback in telemetry)
-    share = seconds / training_seconds if training_seconds else None  # a run so short that its speed was never read
+    share = seconds / training_seconds if training_seconds else None  # too short to measure
     return {"telemetry/seconds": seconds, "telemetry/share": share}
 
 
 def describe_telemetry(results: dict[str, Any], telemetry: Sequence[AttentionTelemetry]) -> str | None:
-    """The line of the summary about what looking at the heads cost."""
+    """The line of the summary about the time that telemetry took."""
     if not telemetry:
         return None
     number, seconds = sum(callback.num_measurements for callback in telemetry), results["telemetry/seconds"]
@@ -115,21 +115,23 @@ def describe_telemetry(results: dict[str, Any], telemetry: Sequence[AttentionTel
     return spent if share is None else f"{100 * share:.1f} % of training time ({spent})"
 
 
-def describe_events(events: Sequence[Event], folder: Path, most: int = 3) -> str | None:
-    """The lines of the summary about what heads became, if any: the first of them, and how many there are."""
-    lines = [str(event) for event in events[:most]]
-    if len(events) > most:
-        lines.append(f"and {len(events) - most} more in {shown(folder)}/events.csv")
+def describe_events(events: Sequence[Event], folder: Path, limit: int = 3) -> str | None:
+    """The lines of the summary about events of heads: the first ones, and the number of the others."""
+    lines = [str(event) for event in events[:limit]]
+    if len(events) > limit:
+        lines.append(f"and {len(events) - limit} more in {relative_path(folder)}/events.csv")
     return "\n".join(lines) or None
 
 
 def describe_profile(folder: Path) -> str:
     """The line of the summary about the files that a profiler left in a run's folder."""
-    return ", ".join(shown(path) for path in [*sorted(folder.glob("*-profile.txt")), *folder.glob("trace.json")])
+    return ", ".join(
+        relative_path(path) for path in [*sorted(folder.glob("*-profile.txt")), *folder.glob("trace.json")]
+    )
 
 
 def print_summary(rows: dict[str, str | None]) -> None:
-    """Print names and values, one a line; those without a value are left out."""
+    """Print names and values, one on each line, without those that are None."""
     width = max(map(len, rows)) + 2
     print()
     for name, value in rows.items():
@@ -137,12 +139,12 @@ def print_summary(rows: dict[str, str | None]) -> None:
             print(f"{name:<{width}}{value}".replace("\n", "\n" + " " * width))
 
 
-def shown(path: Path) -> str:
-    """A path as one would type it from here."""
+def relative_path(path: Path) -> str:
+    """A path relative to the working directory, if it lies below."""
     path, here = path.resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def indent(text: str) -> str:
-    """A text sample, set off from the rest."""
+    """A text with each line indented."""
     return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""Several configs from one command line, as Hydra's `--multirun` makes them, without running anything."""
+"""Configs composed from Python as Hydra composes them from a command line, without running anything."""
 
 import contextlib
 import itertools
@@ -10,9 +10,25 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
-from tinyformer.app.config import register_resolvers
+from tinyformer.app.config import Invocation, config_dir, register_resolvers
+
+
+def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
+    """The config of one run, and what its overrides say beside it: the arguments of `train`.
+
+    Args:
+        config_name: the primary config, such as "train".
+        overrides: arguments of the program, such as "attention=gqa".
+    """
+    register_resolvers(config_dir())
+    with _hydra(config_dir()):
+        config = compose(config_name, list(overrides), return_hydra_config=True)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return config, Invocation(list(overrides), choices)
 
 
 def compose_sweep(
@@ -21,12 +37,12 @@ def compose_sweep(
     """Every combination of the alternatives on a command line: `attention=mha,gqa seed=1` makes two.
 
     Args:
-        config_dir: where the config files are.
-        config_name: the primary one.
+        config_dir: the folder of the config files.
+        config_name: the primary config.
         arguments: overrides, any of them with alternatives in Hydra's grammar (`1,2`, `range(1,4)`, `glob(*)`).
 
     Returns:
-        The overrides of each combination, and the config that they make, its `hydra` node included.
+        The overrides of each combination and the config that they make, its `hydra` node included.
     """
     register_resolvers(config_dir)
     with _hydra(config_dir) as parser:
@@ -35,11 +51,11 @@ def compose_sweep(
 
 
 def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
-    """How many jobs a command line asks Hydra's own sweeper for.
+    """The number of jobs that a command line makes Hydra's own sweeper run.
 
     Args:
-        config_dir: where the config files are.
-        arguments: overrides, as of `compose_sweep`.
+        config_dir: the folder of the config files.
+        arguments: overrides, as for `compose_sweep`.
     """
     with _hydra(config_dir) as parser:
         return math.prod(len(_alternatives(override)) for override in parser.parse_overrides(list(arguments)))
@@ -47,7 +63,7 @@ def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _hydra(config_dir: Path) -> Iterator[OverridesParser]:
-    """Hydra at a folder of config files, and its grammar."""
+    """Initialise Hydra on a folder of config files, and give its parser of overrides."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir), version_base=None):
         yield OverridesParser.create(GlobalHydra.instance().config_loader())

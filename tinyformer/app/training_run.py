@@ -1,20 +1,28 @@
-"""A training run, from its config to its summary."""
+"""A training run, from its config to its summary; `train` and `set_up` name its steps."""
 
+import copy
 import functools
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.app import build
+from tinyformer.analysis import Findings
 from tinyformer.app.analysis_run import examine, keep_findings
-from tinyformer.app.config import check_types
+from tinyformer.app.checks import check_types
+from tinyformer.app.config import Invocation
+from tinyformer.app.errors import config_keys
 from tinyformer.app.keys import format_value, key_of_argument
+from tinyformer.app.loggers import closing, make_loggers, wandb_location
+from tinyformer.app.parts import make_task
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
+from tinyformer.app.start import Start, load_start, make_starting_network, prepare_data
 from tinyformer.app.summary import (
     describe_events,
     describe_profile,
@@ -22,269 +30,288 @@ from tinyformer.app.summary import (
     describe_split,
     describe_telemetry,
     print_summary,
-    shown,
+    relative_path,
     speed_results,
     split_results,
     telemetry_results,
     write_results,
 )
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, start_from
+from tinyformer.app.trainer import (
+    Settings,
+    choose_kernels,
+    compile_arguments,
+    is_first_process,
+    make_callbacks,
+    make_settings,
+    scoring_trainer,
+    set_up_process,
+    training_trainer,
+)
+from tinyformer.checkpoint import load_checkpoint, load_weights
 from tinyformer.data import DataModule
-from tinyformer.errors import argument_path
-from tinyformer.memory import keep_freed_memory
+from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
-from tinyformer.training.hardware import compute_dtype, describe_device, free_memory, resolve_device
-from tinyformer.training.profilers import make_profiler
+from tinyformer.training.hardware import describe_device, free_memory
 from tinyformer.training.weights_memory import find_memory_shortage
 
 
-class TrainingRun:
-    """All that a run consists of, made and checked before its first step.
+def train(config: DictConfig, folder: Path, invocation: Invocation | None = None) -> dict[str, Any]:
+    """Train the model that a config describes; leave checkpoints, metrics, pictures and `results.json` in a folder.
 
     Args:
-        config: composed by Hydra.
+        config: of `train`, as `compose_run("train", ["attention=gqa"])` gives it.
+        folder: for the files of the run.
+        invocation: what the command line says beside the config.
+
+    Returns:
+        The contents of `results.json`; empty in processes other than the first.
 
     Raises:
-        ValueError: something in the config cannot work.
+        ConfigError: something in the config cannot work; nothing was computed or written.
+        SystemExit: a signal stopped the run, with 128 + its number as the code, after its state was saved.
+    """
+    with config_keys(config):
+        run = set_up(config, folder, invocation or Invocation())
+        with closing(run.loggers):
+            fit(run)
+            return summarise(run, score(run)) if is_first_process() else {}
+
+
+def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
+    """Make the parts of a run, each checked as it is made."""
+    config = copy.deepcopy(config)
+    set_up_process()
+    start = load_start(config, folder)
+    stored = check_config(config, invocation.choices)
+    settings = make_settings(config)
+    compiled = compile_arguments(config, settings.device)
+    data = prepare_data(config, start, invocation, settings.device)
+    stored["task"]["labels"] = data.labels
+    task = make_task(config, data)
+    refuse_prompts(config.generate, task)
+    network = make_starting_network(config, data.tokenizer, start)
+    mask = task.mask(next(iter(data.evaluation_dataloader("validation"))))
+    kernels = choose_kernels(network, settings, mask, training=True)
+    warning = memory_warning(stored, network, kernels, settings, mask, data.batch_size)
+    if compiled is not None:
+        network.compile(**compiled)
+    module = make_module(config, network, task, data)
+    loggers = make_loggers(config, folder, invocation.is_sweep, start.first_step if start else 0)
+    callbacks = [*make_callbacks(config), make_checkpoints(stored, folder, settings, data, task)]
+    report = Report()
+    progress = [StepProgress(report)] if settings.arguments["enable_progress_bar"] else []
+    trainer = training_trainer(settings, folder, loggers, [report, *callbacks, *progress])
+    kernel = ", ".join(sorted(set(kernels)))
+    command = invocation.command
+    return Run(config, folder, command, start, settings, data, task, network, kernel, warning, module, loggers, trainer)
+
+
+@dataclass
+class Run:
+    """The parts of a training run before its first step.
+
+    Args:
+        config: the config, with what the run has set in it.
+        folder: the folder of the run.
+        command: the program as the user called it.
+        start: the checkpoint that the run starts from, if any.
+        settings: how it is computed.
+        data: the tokens.
+        task: the task.
+        network: the model.
+        kernel: the attention kernels of its layers.
+        warning: a sentence where the attention weights will not fit into memory.
+        module: Lightning's module.
+        loggers: the loggers.
+        trainer: Lightning's trainer, with all callbacks.
     """
 
-    def __init__(self, config: DictConfig) -> None:
-        build.quiet_libraries()
-        self._take_pruned_heads(config)
-        # Unresolved, so that overrides act on it; and first of all, since Hydra's `instantiate` resolves what its
-        # node refers to in place.
-        unresolved: Any = OmegaConf.to_container(config, resolve=False)
-        check_types(config)
-        check_generation(config.generate)
-        self.config, self.folder = config, build.run_dir()
-        self.arguments = build.trainer_arguments(config)
-        with argument_path("trainer"):
-            self.device = resolve_device(self.arguments["accelerator"])
-        keep_freed_memory()
-        compiled = build.compile_arguments(config, self.device)
-        self.resumed = self._resumed()
-        self.tested: dict[str, float | None] = {}
+    config: DictConfig
+    folder: Path
+    command: str
+    start: Start | None
+    settings: Settings
+    data: DataModule
+    task: Task
+    network: Transformer
+    kernel: str
+    warning: str | None
+    module: TrainingModule
+    loggers: list[Logger]
+    trainer: L.Trainer
 
-        self.data = self._data()
-        with argument_path("datamodule"):
-            self.data.require_device(self.device)
-        self.task = build.build_task(config, self.data)
-        refuse_prompts(config.generate, self.task)
-        unresolved["task"]["labels"] = self.data.labels
-        self.network = build.build_network(config, self.data.tokenizer)
-        if config.init_from and not self.resumed:
-            with argument_path(passed={"path": "init_from", "checkpoint": "init_from"}):
-                start_from(self.network, load_checkpoint(config.init_from), config.task)
-        if config.freeze_encoder:
-            self.network.encoder.requires_grad_(False)
-            if not self.network.num_parameters():
-                raise ValueError(
-                    "freeze_encoder=true leaves nothing to train, since the readout is the embedding; "
-                    "model.tied_readout=false gives it a matrix of its own."
-                )
-        mask = self.task.mask(next(iter(self.data.evaluation_dataloader("validation"))))
-        kernels = build.resolve_kernels(self.network, self.arguments, mask, training=True)
-        self.kernel = ", ".join(sorted(set(kernels)))
-        shortage = find_memory_shortage(
-            self.network,
-            kernels,
-            self.device,
-            compute_dtype(self.arguments["precision"]),
-            mask,
-            self.data.batch_size,
-            free_memory(self.device),
-        )
-        name_of = functools.partial(key_of_argument, unresolved)
-        self.warning = shortage.describe(name_of, format_value) if shortage else None
-        if compiled is not None:
-            self.network.compile(**compiled)
-        optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
-        self.module = TrainingModule(self.network, self.task, self.data, optimizer, schedule)
+    @property
+    def callbacks(self) -> list[L.Callback]:
+        """The callbacks of the trainer."""
+        return self.trainer.callbacks  # type: ignore[attr-defined]
 
-        self.loggers = build.build_loggers(config, self.resumed.step if self.resumed else 0)
-        self.report = Report()
-        self.checkpoints = Checkpoints(
-            self.folder / "checkpoints",
-            self._stored(unresolved),
-            f"val/{self.task.monitor}",
-            self.task.higher_is_better,
-        )
-        callbacks = [self.report, *build.build_callbacks(config), self.checkpoints]
-        if self.arguments["enable_progress_bar"]:
-            callbacks.append(StepProgress(self.report))
-        self.telemetry = [callback for callback in callbacks if isinstance(callback, AttentionTelemetry)]
-        self.trainer = L.Trainer(
-            **self.arguments | {"profiler": make_profiler(self.arguments.get("profiler"), self.folder)},
-            default_root_dir=self.folder,
-            logger=self.loggers,
-            callbacks=callbacks,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            use_distributed_sampler=False,
-        )
+    @property
+    def report(self) -> Report:
+        """The callback that measures speed."""
+        return next(callback for callback in self.callbacks if isinstance(callback, Report))
 
-    def fit(self) -> None:
-        """Train, and leave checkpoints, metrics, pictures and `results.json` in the run's folder.
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The callback that saves the run."""
+        return next(callback for callback in self.callbacks if isinstance(callback, Checkpoints))
 
-        Raises:
-            SystemExit: a signal stopped the run, with 128 + its number as the code, after its state was saved.
-        """
-        if build.is_first_process():
-            (self.folder / "config.yaml").write_text(OmegaConf.to_yaml(self.config, resolve=True))
-            if self.warning:
-                print(self.warning, file=sys.stderr)
-        status = "failed"
-        try:
-            checkpoint = str(self.resumed.path) if self.resumed else None
-            self.trainer.fit(self.module, datamodule=self.data, ckpt_path=checkpoint, weights_only=True)
-            if build.is_first_process():
-                self._score()
-                self._summarise()
-            status = "success"
-        except Interrupted as stop:
-            print(
-                f"\nStopped at step {self.trainer.global_step}. To go on: python train.py resume={shown(self.folder)}"
-            )
-            raise SystemExit(128 + stop.signal_number) from stop
-        finally:
-            build.close_loggers(self.loggers, status)
+    @property
+    def telemetry(self) -> list[AttentionTelemetry]:
+        """The callbacks that measure heads."""
+        return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
 
-    def _score(self) -> None:
-        """Take what is scored once, at the end: of the last weights, and of the best ones on text not seen before."""
-        validation = self.data.splits["validation"]
-        self.metrics = self.module.metrics | self.task.final_metrics(self.network, validation, self.data.tokenizer)
-        trainer, examined = build.scoring_trainer(self.arguments | {"profiler": None}, self.folder), "validation"
-        if self.task.tests_best and "test" in self.data.splits:
-            load_weights(self.network, load_checkpoint(self.checkpoints.best))
-            module, examined = TrainingModule(self.network, self.task, self.data, evaluated="test"), "test"
-            trainer.validate(module, self.data.test_dataloader(), verbose=False)
-            self.tested = module.metrics
-        self.findings = examine(self.task, self.network, self.data, examined, trainer)
-        keep_findings(self.findings, self.folder, self.loggers)
 
-    @staticmethod
-    def _take_pruned_heads(config: DictConfig) -> None:
-        """A run that starts from a pruned checkpoint lacks the same heads, unless it names others."""
-        if config.init_from and not config.model.pruned_heads:
-            # A resumed run has a checkpoint of its own, and the one that it began with may be gone.
-            own = Path(config.resume) / "checkpoints" / "last.ckpt" if config.resume else None
-            with argument_path(passed={"path": "resume" if own else "init_from"}):
-                start = load_checkpoint(own) if own else load_checkpoint(config.init_from)
-            config.model.pruned_heads = start.config["model"].get("pruned_heads", [])
+@dataclass(frozen=True)
+class Scores:
+    """What is computed once, at the end of a run.
 
-    def _data(self) -> DataModule:
-        """The text, tokenised: by the recipe of the config, or by what a checkpoint to start from knows.
+    Args:
+        validation: metrics of the last weights.
+        test: metrics of the best weights on the test split; empty if the task does not test.
+        findings: the task's tables and figures.
+    """
 
-        Raises:
-            ValueError: a tokenizer is chosen for data that bring their own, or the data are not a checkpoint's.
-        """
-        given, config, hydra = None, self.config, HydraConfig.get()
-        chosen = [override for override in hydra.overrides.task if override.startswith("tokenizer")]
-        if chosen and "tokenizer" not in config.datamodule:
-            raise ValueError(
-                f"{chosen[0]}: data={hydra.runtime.choices['data']} brings its own tokens; leave tokenizer= out."
-            )
-        with argument_path(passed={"path": "init_from"}):
-            start = self.resumed or (load_checkpoint(config.init_from) if config.init_from else None)
-        if start is not None and not self.resumed and not chosen:
-            given = build.tokenizer_of(start, "init_from")
-        data = build.build_data(config, given)
-        with argument_path("datamodule"):
-            data.prepare()
-        if start is not None:
-            build.require_same_vocabulary(start, data.tokenizer, "resume" if self.resumed else "init_from")
-        if self.resumed and self.resumed.facts["data_fingerprint"] != data.fingerprint:
-            raise ValueError(
-                f"resume={config.resume}: its text, or how it is held out, has changed since. With the new text, "
-                f"init_from={shown(self.resumed.path)} starts a run from its weights."
-            )
-        return data
+    validation: Mapping[str, float | None]
+    test: Mapping[str, float | None]
+    findings: Findings
 
-    def _resumed(self) -> Checkpoint | None:
-        """The checkpoint to go on from, if any; a folder that holds a run is not written over.
 
-        Raises:
-            ValueError: there is no step left to make, or the folder is another run's.
-        """
-        last = self.folder / "checkpoints" / "last.ckpt"
-        if self.config.resume is None:
-            if last.exists() and build.is_first_process():
-                folder = shown(self.folder)
-                raise ValueError(
-                    f"hydra.run.dir={folder} holds a run already: resume={folder} goes on with it, "
-                    f"hydra.run.dir={folder}-2 starts another."
-                )
-            return None
-        with argument_path(passed={"path": "resume"}):
-            checkpoint = load_checkpoint(Path(self.config.resume) / "checkpoints" / "last.ckpt")
-        if 0 <= self.arguments["max_steps"] <= checkpoint.step:
-            raise ValueError(
-                f"resume={self.config.resume} has made its {checkpoint.step} steps; "
-                f"trainer.max_steps={2 * checkpoint.step} makes it longer."
-            )
-        return checkpoint
+def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Check every value that a class or function gets.
 
-    def _stored(self, unresolved: Any) -> dict[str, Any]:
-        """What a checkpoint holds beside Lightning's own keys."""
-        return {
-            "config": unresolved,
-            "tokenizer": self.data.tokenizer.to_json(),
-            "facts": {
-                "precision": self.arguments["precision"],
-                "data_fingerprint": self.data.fingerprint,
-                "train/num_tokens": self.data.splits["train"].num_tokens,
-            },
+    Returns:
+        The config as plain containers and unresolved, so that overrides act on it when it is read from a checkpoint.
+    """
+    # First, since Hydra's `instantiate` resolves the nodes that its node refers to in place.
+    unresolved: Any = OmegaConf.to_container(config, resolve=False)
+    check_types(config, choices=choices)
+    check_generation(config.generate)
+    return unresolved
+
+
+def memory_warning(
+    stored: dict[str, Any],
+    network: Transformer,
+    kernels: list[str],
+    settings: Settings,
+    mask: AttentionMask,
+    batch_size: int,
+) -> str | None:
+    """A sentence where the attention weights of a step will not fit into memory."""
+    device = settings.device
+    shortage = find_memory_shortage(network, kernels, device, settings.dtype, mask, batch_size, free_memory(device))
+    return shortage.describe(functools.partial(key_of_argument, stored), format_value) if shortage else None
+
+
+def make_module(config: DictConfig, network: Transformer, task: Task, data: DataModule) -> TrainingModule:
+    """Lightning's module, with optimizer and schedule."""
+    optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
+    return TrainingModule(network, task, data, optimizer, schedule)
+
+
+def make_checkpoints(
+    stored: dict[str, Any], folder: Path, settings: Settings, data: DataModule, task: Task
+) -> Checkpoints:
+    """The callback that saves the run, with what evaluation needs beside the weights."""
+    facts = {
+        "precision": settings.precision,
+        "data_fingerprint": data.fingerprint,
+        "train/num_tokens": data.splits["train"].num_tokens,
+    }
+    contents = {"config": stored, "tokenizer": data.tokenizer.to_json(), "facts": facts}
+    return Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better)
+
+
+def fit(run: Run) -> None:
+    """Make the steps of a run.
+
+    Raises:
+        SystemExit: see `train`.
+    """
+    if is_first_process():
+        (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
+        if run.warning:
+            print(run.warning, file=sys.stderr)
+    resumed = str(run.start.checkpoint.path) if run.start and run.start.is_resumed else None
+    try:
+        run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
+    except Interrupted as stop:
+        resume = f"{run.command} resume={relative_path(run.folder)}"
+        print(f"\nStopped at step {run.trainer.global_step}. To continue: {resume}")
+        raise SystemExit(128 + stop.signal_number) from stop
+
+
+def score(run: Run) -> Scores:
+    """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
+    data, task = run.data, run.task
+    validation = run.module.metrics | task.final_metrics(run.network, data.splits["validation"], data.tokenizer)
+    trainer, split, test = scoring_trainer(run.settings, run.folder), "validation", {}
+    if task.tests_best and "test" in data.splits:
+        load_weights(run.network, load_checkpoint(run.checkpoints.best))
+        module, split = TrainingModule(run.network, task, data, evaluated="test"), "test"
+        trainer.validate(module, data.test_dataloader(), verbose=False)
+        test = module.metrics
+    findings = examine(task, run.network, data, split, trainer)
+    keep_findings(findings, run.folder, run.loggers)
+    return Scores(validation, test, findings)
+
+
+def make_results(run: Run, scores: Scores) -> dict[str, Any]:
+    """The contents of `results.json`, but for the sample."""
+    splits, limit = run.data.splits, run.settings.limit
+    test = split_results(scores.test, splits["test"], "test", limit) if scores.test else {}
+    return {
+        **split_results(scores.validation, splits["validation"], "val", limit),
+        f"best/val/{run.task.monitor}": run.checkpoints.best_value,
+        **test,
+        "train/num_tokens": splits["train"].num_tokens,
+        "train/num_unknown": splits["train"].num_unknown,
+        "train/loss": run.report.latest.get("train/loss"),
+        **speed_results(run.report),
+        "num_parameters": run.network.num_parameters(),
+        "device": describe_device(run.settings.device),
+        "precision": run.settings.precision,
+        "attention_backend": run.config.attention.backend,
+        "attention_kernel": run.kernel,
+        "steps": run.trainer.global_step,
+        **telemetry_results(run.telemetry, run.report.total.seconds),
+        "data_fingerprint": run.data.fingerprint,
+    }
+
+
+def summarise(run: Run, scores: Scores) -> dict[str, Any]:
+    """Write `results.json`, print the summary and a text sample."""
+    results, splits, limit = make_results(run, scores), run.data.splits, run.settings.limit
+    path, folder = run.folder / "results.json", relative_path(run.folder)
+    write_results(path, results | {"sample": None})
+    pictures = [picture for callback in run.telemetry for picture in callback.paths]
+    events = [event for callback in run.telemetry for event in callback.detector.events]
+    max_seq_len = run.network.encoder.max_seq_len
+    print_summary(
+        {
+            "parameters": f"{results['num_parameters']:,}",
+            "device": f"{results['device']}, {results['precision']}",
+            "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
+            "warning": run.warning,
+            "speed": describe_speed(run.report, run.trainer.global_step),
+            "telemetry": describe_telemetry(results, run.telemetry),
+            "data": f"{run.data.name}, {results['train/num_tokens']:,} training tokens, "
+            f"fingerprint {run.data.fingerprint[:12]}",
+            **describe_split(run.task, scores.validation, splits["validation"], "val", limit),
+            **(describe_split(run.task, scores.test, splits["test"], "test", limit) if scores.test else {}),
+            "examples": ", ".join(map(relative_path, scores.findings.files)) or None,
+            "checkpoints": f"{folder}/checkpoints/last.ckpt, best.ckpt",
+            "attention maps": relative_path(pictures[-1]) if pictures else None,
+            "events": describe_events(events, run.folder),
+            "logs": f"{folder}/metrics.csv, attention/heads.csv, results.json",
+            "prompt": describe_prompts(run.config.generate, run.data.tokenizer, max_seq_len),
+            "profile": describe_profile(run.folder) if run.settings.arguments.get("profiler") else None,
+            "wandb": wandb_location(run.loggers),
         }
-
-    def results(self) -> dict[str, Any]:
-        """The contents of `results.json`."""
-        limit = self.arguments["limit_val_batches"]
-        tested = split_results(self.tested, self.data.splits["test"], "test", limit) if self.tested else {}
-        return {
-            **split_results(self.metrics, self.data.splits["validation"], "val", limit),
-            f"best/val/{self.task.monitor}": self.checkpoints.best_value,
-            **tested,
-            "train/num_tokens": self.data.splits["train"].num_tokens,
-            "train/num_unknown": self.data.splits["train"].num_unknown,
-            "train/loss": self.report.latest.get("train/loss"),
-            **speed_results(self.report),
-            "num_parameters": self.network.num_parameters(),
-            "device": describe_device(self.device),
-            "precision": self.arguments["precision"],
-            "attention_backend": self.config.attention.backend,
-            "attention_kernel": self.kernel,
-            "steps": self.trainer.global_step,
-            **telemetry_results(self.telemetry, self.report.total.seconds),
-            "data_fingerprint": self.data.fingerprint,
-        }
-
-    def _summarise(self) -> None:
-        results, splits, limit = self.results(), self.data.splits, self.arguments["limit_val_batches"]
-        write_results(self.folder / "results.json", results | {"sample": None})
-        pictures = [path for callback in self.telemetry for path in callback.paths]
-        print_summary(
-            {
-                "parameters": f"{results['num_parameters']:,}",
-                "device": f"{results['device']}, {results['precision']}",
-                "attention": f"{self.kernel} kernel (attention.backend={results['attention_backend']})",
-                "warning": self.warning,
-                "speed": describe_speed(self.report, self.trainer.global_step),
-                "telemetry": describe_telemetry(results, self.telemetry),
-                "data": f"{self.data.name}, {results['train/num_tokens']:,} tokens to train on, "
-                f"fingerprint {self.data.fingerprint[:12]}",
-                **describe_split(self.task, self.metrics, splits["validation"], "val", limit),
-                **(describe_split(self.task, self.tested, splits["test"], "test", limit) if self.tested else {}),
-                "examples": ", ".join(shown(path) for path in self.findings.files) or None,
-                "checkpoints": f"{shown(self.folder)}/checkpoints/last.ckpt, best.ckpt",
-                "attention maps": shown(pictures[-1]) if pictures else None,
-                "events": describe_events([e for t in self.telemetry for e in t.detector.events], self.folder),
-                "logs": f"{shown(self.folder)}/metrics.csv, attention/heads.csv, results.json",
-                "prompt": describe_prompts(self.config.generate, self.data.tokenizer, self.network.encoder.max_seq_len),
-                "profile": describe_profile(self.folder) if self.arguments.get("profiler") else None,
-                "wandb": build.wandb_whereabouts(self.loggers),
-            }
-        )
-        if self.task.generates:
-            sample = print_samples(self.config.generate, self.network, self.data.tokenizer)
-            write_results(self.folder / "results.json", results | {"sample": sample})
+    )
+    if run.task.generates:
+        results["sample"] = print_samples(run.config.generate, run.network, run.data.tokenizer)
+        write_results(path, results)
+    return results

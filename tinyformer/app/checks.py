@@ -1,0 +1,150 @@
+"""Type checks of a config against the signatures of the classes that its nodes name."""
+
+import difflib
+import inspect
+import pydoc
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app.config import config_dir
+from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import format_value, key_of
+
+RUNTIME_KEYS = frozenset({"model.vocab_size"})
+"""Keys that are null until the run sets them."""
+
+
+def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] | None = None) -> None:
+    """Check every value of a config against the signature of the class that gets it.
+
+    Args:
+        config: the whole config.
+        part: the key of the node to check, such as `network`; the whole config by default.
+        choices: the choice of each axis, from whose files errors take a value that works.
+
+    Raises:
+        ConfigError: a class has no such argument, or its type is another.
+    """
+    written = OmegaConf.to_container(config, resolve=False)
+    for path, node in _targets(config, part):
+        function = _locate(node["_target_"], f"{path}._target_")
+        for name, value in node.items():
+            key = key_of(written, f"{path}.{name}")
+            if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
+                check_value(function, name, value, key, choices)
+
+
+def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping[str, Any] | None = None) -> None:
+    """Check the value of one argument.
+
+    Args:
+        function: the function or class that gets it.
+        name: the argument.
+        value: its value, as plain containers.
+        key: the config key of the value.
+        choices: see `check_types`.
+
+    Raises:
+        ConfigError: the function has no such argument, or its type is another.
+    """
+    parameters = _parameters(function)
+    if name not in parameters:
+        if None in parameters:
+            return
+        close = difflib.get_close_matches(name, [known for known in parameters if known], n=1)
+        hint = f" Did you mean {key.rpartition('.')[0]}.{close[0]}?" if close else ""
+        raise ConfigError(f"{key}: {function.__name__} has no argument {name}.{hint}")
+    if isinstance(value, dict):
+        return  # a node of its own, or keyword arguments
+    owner, parameter = parameters[name]
+    problem = _type_problem(_type_hint(owner, name), value)
+    if problem:
+        example = default_of(key, choices)
+        if example is None and parameter.default is not parameter.empty:
+            example = parameter.default
+        cure = "" if example is None else f"; {key}={format_value(example)} works"
+        raise ConfigError(f"{key}={format_value(value)}: {problem}{cure}.")
+
+
+def default_of(key: str, choices: Mapping[str, Any] | None = None) -> Any:
+    """The plain value that the config files give a key of a group, such as `model.num_heads`; None without one.
+
+    Args:
+        key: the key.
+        choices: the choice of each axis; the file is `default.yaml`, else `_shared.yaml`, where it is unknown.
+    """
+    group, _, rest = key.partition(".")
+    for choice in ((choices or {}).get(group, "default"), "_shared"):
+        file = config_dir() / group / f"{choice}.yaml"
+        value = OmegaConf.to_container(OmegaConf.load(file)).get(rest) if file.exists() else None  # type: ignore[union-attr]
+        if isinstance(value, int | float | str) and "$" not in str(value):
+            return value
+    return None
+
+
+def _parameters(function: Any) -> dict[str | None, tuple[Any, inspect.Parameter]]:
+    """The parameters of a function, or of a class and the bases that get its keywords, each with its owner.
+
+    The key None stands for keywords of unknown names.
+    """
+    signature = inspect.signature(function).parameters.values()
+    parameters: dict[str | None, tuple[Any, inspect.Parameter]] = {p.name: (function, p) for p in signature}
+    keywords = next((p for p in signature if p.kind is p.VAR_KEYWORD), None)
+    if keywords is None:
+        return parameters
+    del parameters[keywords.name]
+    base = function.__base__ if inspect.isclass(function) else object
+    return {**({None: (function, keywords)} if base is object else _parameters(base)), **parameters}
+
+
+def _type_problem(hint: Any, value: Any) -> str | None:
+    """Why a value is not of a type, as in "should be a valid integer"; None if it is."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
+
+    try:
+        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    except PydanticUserError:
+        adapter = TypeAdapter(hint)
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        messages = [detail["msg"].removeprefix("Input ") for detail in error.errors()]
+        # Each member of a union has a message; the longest lists the most choices. What a sequence says of text,
+        # "'str' instances are not allowed", names no type that is.
+        return max(messages, key=lambda message: (not message.startswith("'str' instances"), len(message)))
+    return None
+
+
+def _type_hint(function: Any, name: str) -> Any:
+    called = function.__init__ if inspect.isclass(function) else function
+    try:
+        return typing.get_type_hints(called).get(name, Any)
+    except (NameError, TypeError):
+        return Any
+
+
+def _locate(target: str, key: str) -> Any:
+    function = pydoc.locate(target)
+    if function is None:
+        raise ConfigError(
+            f"{key}={target}: cannot be imported from here; PACKAGE.CLASS of an importable package works."
+        )
+    return function
+
+
+def _targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every node of a part with a `_target_`, resolved, with its dotted path."""
+
+    def walk(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        if isinstance(node, dict):
+            if "_target_" in node:
+                yield path, node
+            for name, value in node.items():
+                yield from walk(value, f"{path}.{name}" if path else str(name))
+
+    node = OmegaConf.select(config, part) if part else config
+    yield from walk(OmegaConf.to_container(node, resolve=True, throw_on_missing=True), part)

@@ -1,0 +1,61 @@
+"""The loggers of a run: `metrics.csv` always, and what the `logger` group asks for."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig
+
+from tinyformer.training import RunCSVLogger, RunWandbLogger
+
+
+def make_loggers(config: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:
+    """The loggers of a run.
+
+    Args:
+        config: the config.
+        folder: the folder of the run, which is made if it does not exist.
+        is_sweep: whether the run is one of a sweep, whose runs are one group in Weights & Biases.
+        first_step: the step from which a resumed run continues.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    loggers: list[Logger] = [RunCSVLogger(folder / "metrics.csv", first_step)]
+    if "_target_" in config.logger:
+        run = {
+            "run_dir": str(folder),
+            "run_id": _wandb_id(folder),
+            "group": "/".join(folder.parts[-3:-1]) if is_sweep else None,
+        }
+        loggers.append(instantiate(config.logger, _convert_="all", **run))
+    return loggers
+
+
+@contextlib.contextmanager
+def closing(loggers: list[Logger]) -> Iterator[None]:
+    """Close loggers at the end of the block, so that the next job of a sweep opens its own."""
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        for logger in loggers:
+            logger.finalize(status)
+            if isinstance(logger, RunWandbLogger):
+                logger.finish(failed=status != "success")
+
+
+def wandb_location(loggers: list[Logger]) -> str | None:
+    """Where the run is found in Weights & Biases; None if it is not logged there."""
+    return next((logger.location() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
+
+
+def _wandb_id(folder: Path) -> str:
+    """An id that a run and its resumption share, so that they are one run in the browser."""
+    path = folder / "wandb" / "run_id"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(4))
+    return path.read_text().strip()

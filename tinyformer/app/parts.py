@@ -1,0 +1,58 @@
+"""The parts of a run that its config describes: data, task, network."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app.errors import ConfigError
+from tinyformer.data import DataModule, TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import Transformer
+from tinyformer.tasks import Task
+
+
+def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTokenizer | None = None) -> DataModule:
+    """The data of a run, not yet read.
+
+    Args:
+        config: the config.
+        choices: the choice of each axis, for errors.
+        tokenizer: replaces the config's.
+
+    Raises:
+        ConfigError: the task needs labels, and the data have none.
+    """
+    if OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False) is None:
+        raise ConfigError(f"data={choices.get('data', 'null')}: has no labels for classification; data=docstrings has.")
+    arguments = {} if tokenizer is None else {"tokenizer": tokenizer}
+    return instantiate(config.datamodule, _convert_="all", **arguments)
+
+
+def make_task(config: DictConfig, data: DataModule) -> Task:
+    """The task of a run; its class labels are the data's, unless the config names them."""
+    if config.task.labels is None:
+        config.task.labels = data.labels
+    return instantiate(config.task.objective, _convert_="all")
+
+
+def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Transformer:
+    """The network of a run, its weights drawn from `seed`; see `make_network`."""
+    L.seed_everything(config.seed, verbose=False)
+    return make_network(config, tokenizer)
+
+
+def make_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Transformer:
+    """The network for a tokenizer's vocabulary, or of `model.vocab_size` tokens without a tokenizer.
+
+    Raises:
+        ArgumentError: `model.vocab_size` is smaller than the vocabulary.
+    """
+    vocab_size, needed = config.model.vocab_size, tokenizer.vocab_size if tokenizer else 0
+    if vocab_size is not None and vocab_size < needed:
+        reason = f"must be at least {needed}, the size of the tokenizer's vocabulary"
+        raise ArgumentError("model.vocab_size", vocab_size, reason, {"vocab_size": needed})
+    sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size or needed}})
+    return instantiate(sized.network, _convert_="all")

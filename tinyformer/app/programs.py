@@ -1,0 +1,44 @@
+"""The programs `train` and `evaluate`: `tinyformer train`, and `python train.py` in a checkout."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from tinyformer.app.config import Invocation
+from tinyformer.app.entry import run_program
+from tinyformer.app.resume import expand_resume
+from tinyformer.app.stored_run import offer_stored_run
+
+if TYPE_CHECKING:
+    from tinyformer.checkpoint import Checkpoint
+
+# Torch and Lightning take seconds to import: the jobs import them once the config is composed.
+
+
+def train_program(command: str, num_words: int = 0) -> int:
+    """Train the model that the command line describes; see `run_program`."""
+
+    def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+        from tinyformer.app.training_run import train
+
+        train(config, folder, invocation)
+
+    return run_program(job, "train", command, expand_resume, num_words)
+
+
+def evaluate_program(command: str, num_words: int = 0) -> int:
+    """Evaluate the checkpoint that the command line names; see `run_program`."""
+    checkpoints: list[Checkpoint | None] = []
+
+    def prepare(arguments: Sequence[str]) -> Sequence[str]:
+        checkpoints.append(offer_stored_run(arguments))
+        return arguments
+
+    def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+        from tinyformer.app.evaluation_run import evaluate
+
+        evaluate(config, folder, invocation, checkpoints[0])
+
+    return run_program(job, "evaluate", command, prepare, num_words)

@@ -1,0 +1,155 @@
+"""The checkpoint that a run starts from: `resume` continues its run, `init_from` starts another from its weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from tinyformer.app.config import Invocation
+from tinyformer.app.errors import ConfigError
+from tinyformer.app.parts import make_data, make_seeded_network
+from tinyformer.app.summary import relative_path
+from tinyformer.app.trainer import is_first_process
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, start_from
+from tinyformer.data import DataModule, TextTokenizer
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.nn import Transformer
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint that a run starts from.
+
+    Args:
+        checkpoint: the checkpoint.
+        is_resumed: whether the run continues the checkpoint's own, with its optimizer and its steps.
+    """
+
+    checkpoint: Checkpoint
+    is_resumed: bool
+
+    @property
+    def key(self) -> str:
+        """The config key that names it."""
+        return "resume" if self.is_resumed else "init_from"
+
+    @property
+    def first_step(self) -> int:
+        """The number of optimizer steps from which the run continues."""
+        return self.checkpoint.step if self.is_resumed else 0
+
+
+def load_start(config: DictConfig, folder: Path) -> Start | None:
+    """Load the checkpoint that a run starts from, if any, and take over which heads were pruned from it.
+
+    Args:
+        config: the config, in which `model.pruned_heads` is set unless it names some.
+        folder: the folder of the run.
+
+    Raises:
+        ConfigError: the folder contains another run.
+        ArgumentError: the checkpoint cannot be read, or the resumed run has no steps left.
+    """
+    last = Path("checkpoints") / "last.ckpt"
+    if config.resume is None and is_first_process() and (folder / last).exists():
+        shown = relative_path(folder)
+        raise ConfigError(
+            f"hydra.run.dir={shown}: this folder contains a run; resume={shown} continues it, and "
+            f"hydra.run.dir={shown}-2 starts another."
+        )
+    if config.resume is None and config.init_from is None:
+        return None
+    # A resumed run has a checkpoint of its own, and the one that it started from may no longer exist.
+    path = config.init_from if config.resume is None else Path(config.resume) / last
+    start = Start(_load(path, config), is_resumed=config.resume is not None)
+    if not config.model.pruned_heads and config.init_from:
+        config.model.pruned_heads = start.checkpoint.config["model"].get("pruned_heads", [])
+    step, max_steps = start.checkpoint.step, config.trainer.max_steps
+    if start.is_resumed and isinstance(max_steps, int) and 0 <= max_steps <= step:
+        raise ConfigError(
+            f"resume={config.resume}: the run has made its {step} steps; trainer.max_steps={2 * step} continues it."
+        )
+    return start
+
+
+def _load(path: str | Path, config: DictConfig) -> Checkpoint:
+    with argument_path(passed={"path": "resume" if config.resume is not None else "init_from"}):
+        return load_checkpoint(path)
+
+
+def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation, device: str) -> DataModule:
+    """The data of a run, tokenised by the config's tokenizer, or by that of the checkpoint that the run starts from.
+
+    Args:
+        config: the config.
+        start: the checkpoint that the run starts from, if any.
+        invocation: what the command line says beside the config.
+        device: the device type that the run computes on.
+
+    Raises:
+        ConfigError: a tokenizer is chosen for data that have their own, or the data do not fit the checkpoint.
+    """
+    chosen = invocation.overridden("tokenizer")
+    if chosen and config.get("datamodule") and "tokenizer" not in config.datamodule:
+        raise ConfigError(
+            f"{chosen[0]}: data={invocation.choices.get('data')} has its own tokens; leave tokenizer= out."
+        )
+    tokenizer = None
+    if start is not None and not start.is_resumed and not chosen:
+        tokenizer = tokenizer_of(start.checkpoint, start.key)
+    data = make_data(config, invocation.choices, tokenizer)
+    with argument_path("datamodule"):
+        data.require_device(device)
+        data.prepare()
+    if start is not None:
+        _require_same_vocabulary(start, data.tokenizer)
+    if start is not None and start.is_resumed and start.checkpoint.facts["data_fingerprint"] != data.fingerprint:
+        raise ConfigError(
+            f"resume={config.resume}: the text, or how it is split, has changed since the run; "
+            f"init_from={relative_path(start.checkpoint.path)} starts a new run from its weights."
+        )
+    return data
+
+
+def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: Start | None) -> Transformer:
+    """The network of a run before its first step; Lightning loads the weights of a resumed run later.
+
+    Raises:
+        ArgumentError: the checkpoint does not fit the network, or no parameter would be trained.
+    """
+    network = make_seeded_network(config, tokenizer)
+    if start is not None and not start.is_resumed:
+        with argument_path(passed={"checkpoint": "init_from"}):
+            start_from(network, start.checkpoint, config.task)
+    if config.freeze_encoder:
+        network.encoder.requires_grad_(False)
+        if not network.num_parameters():
+            reason = "no parameter would be trained, since the readout is the token embedding"
+            raise ArgumentError("freeze_encoder", True, reason, {"model.tied_readout": False})
+    return network
+
+
+def tokenizer_of(checkpoint: Checkpoint, key: str) -> TextTokenizer:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        checkpoint: the checkpoint.
+        key: the config key that names it, for errors.
+
+    Raises:
+        ArgumentError: the checkpoint was converted from a folder without a tokenizer.
+    """
+    if checkpoint.tokenizer is None:
+        reason = "has no tokenizer; add a tokenizer.json to the Hugging Face folder and convert it again"
+        raise ArgumentError(key, checkpoint.path, reason)
+    return TextTokenizer.from_json(checkpoint.tokenizer)
+
+
+def _require_same_vocabulary(start: Start, tokenizer: TextTokenizer) -> None:
+    own = tokenizer_of(start.checkpoint, start.key)
+    if tokenizer.fingerprint not in (own.fingerprint, own.with_mask().fingerprint):
+        reason = (
+            f"its vocabulary of {own.vocab_size} tokens is not that of this run's tokenizer, which has "
+            f"{tokenizer.vocab_size}; without tokenizer=, init_from brings its own"
+        )
+        raise ArgumentError(start.key, start.checkpoint.path, reason)

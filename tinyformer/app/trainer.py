@@ -1,0 +1,174 @@
+"""How a run is computed: Lightning's trainer, device, precision and attention kernels."""
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app.checks import check_value
+from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.memory import keep_freed_memory
+from tinyformer.nn import AttentionMask, Transformer, kernel_of_layer
+from tinyformer.training.hardware import compute_dtype, resolve_device, resolve_precision
+from tinyformer.training.profilers import PROFILERS, make_profiler
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Modes of `torch.compile`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is computed.
+
+    Args:
+        arguments: Lightning's, from the `trainer` group, with the precision resolved.
+        device: the device type.
+    """
+
+    arguments: dict[str, Any]
+    device: str
+
+    @property
+    def precision(self) -> Any:
+        """Lightning's precision."""
+        return self.arguments["precision"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of matrix products."""
+        return compute_dtype(self.precision)
+
+    @property
+    def limit(self) -> float | None:
+        """How many validation batches are scored, or which fraction; None for all."""
+        return self.arguments["limit_val_batches"]
+
+
+def is_first_process() -> bool:
+    """Whether this process writes files and prints: the first of several."""
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
+
+
+def set_up_process() -> None:
+    """Silence what libraries say that a user can do nothing about, and let the process keep the memory it frees."""
+    # "GPU available: False, used: False" and "`Trainer.fit` stopped: …": the summary says it.
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in (
+        # A batch is one gather from a memory map, which takes microseconds: workers would cost more.
+        r"The '\w+_dataloader' does not have many workers",
+        # From Lightning about the torch that it runs on.
+        r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        # Flex is compiled on CUDA only; the summary names the kernel.
+        r"flex_attention called without torch\.compile",
+        # A short run may end before the first report.
+        r"The number of training batches .* is smaller than the logging interval",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    keep_freed_memory()
+
+
+def make_settings(config: DictConfig) -> Settings:
+    """The `trainer` group as Lightning's arguments, each checked.
+
+    Raises:
+        ConfigError: an argument does not exist, or has another type.
+        ArgumentError: an argument is out of range, or asks for what the machine does not have.
+    """
+    arguments: dict[str, Any] = OmegaConf.to_container(config.trainer, resolve=True)  # type: ignore[assignment]
+    for name, value in arguments.items():
+        if not (name == "precision" and value == "auto"):
+            check_value(L.Trainer, name, value, f"trainer.{name}")
+    with argument_path("trainer"):
+        for name, example in {"max_steps": 2000, "max_epochs": 1, "accumulate_grad_batches": 1}.items():
+            value, unlimited = arguments.get(name), name.startswith("max_")
+            if value is not None and value < 1 and not (unlimited and value == -1):
+                reason = "must be at least 1" + (", or -1 for no limit" if unlimited else "")
+                raise ArgumentError(name, value, reason, {name: example})
+        if arguments.get("profiler") is not None:
+            require_choice("profiler", arguments["profiler"], PROFILERS)
+        device = resolve_device(arguments["accelerator"])
+    arguments["precision"] = resolve_precision(arguments["precision"], device)
+    return Settings(arguments, device)
+
+
+def compile_arguments(config: DictConfig, device: str) -> dict[str, Any] | None:
+    """The arguments of `torch.compile`; None if the network is not compiled. "auto" compiles on CUDA.
+
+    Raises:
+        ArgumentError: `compile` or `compile_mode` is not a choice.
+    """
+    is_compiled = {"auto": device == "cuda", True: True, False: False}
+    if config.compile not in is_compiled:
+        raise ArgumentError("compile", config.compile, "must be true, false or auto")
+    require_choice("compile_mode", config.compile_mode, COMPILE_MODES)
+    return {"mode": config.compile_mode} if is_compiled[config.compile] else None
+
+
+def choose_kernels(network: Transformer, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
+    """Choose the attention backend of every layer for good, and name the kernel that runs in each.
+
+    Args:
+        network: the model.
+        settings: of the run.
+        mask: of the task.
+        training: whether there is a backward pass.
+    """
+    device, dtype = settings.device, settings.dtype
+    with argument_path("network"):
+        network.resolve_backends(device, dtype, mask, training)
+    return [kernel_of_layer(layer, device, dtype, mask, training=training) for layer in network.attentions()]
+
+
+def make_callbacks(config: DictConfig) -> list[L.Callback]:
+    """The callbacks of the `callbacks` group, without entries that are null."""
+    nodes = [node for node in config.callbacks.values() if node is not None]
+    return [instantiate(node, _convert_="all") for node in nodes]
+
+
+def training_trainer(
+    settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
+) -> L.Trainer:
+    """Lightning's trainer for a run."""
+    return L.Trainer(
+        **settings.arguments | {"profiler": make_profiler(settings.arguments.get("profiler"), folder)},
+        default_root_dir=folder,
+        logger=list(loggers),
+        callbacks=list(callbacks),
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+    )
+
+
+def scoring_trainer(
+    settings: Settings,
+    folder: Path,
+    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[L.Callback] = (),
+    profiler: str | None = None,
+) -> L.Trainer:
+    """Lightning's trainer for scoring a split: on one device, without a progress bar."""
+    replaced = {
+        "enable_progress_bar": False,
+        "devices": 1,
+        "strategy": "auto",
+        "profiler": make_profiler(profiler, folder),
+    }
+    return L.Trainer(
+        **settings.arguments | replaced,
+        default_root_dir=folder,
+        logger=list(loggers),
+        callbacks=list(callbacks),
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
