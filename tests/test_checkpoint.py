@@ -255,7 +255,7 @@ def test_every_other_target_is_refused(target):
     ):
         with pytest.raises(UntrustedTargetError, match=r"^path='x\.ckpt': would call .* not a class of tiny") as caught:
             require_trusted(config, FILE)
-        assert (caught.value.key, caught.value.target) == (key, target)
+        assert (caught.value.location, caught.value.target) == (key, target)
 
 
 def test_interpolations_that_could_create_a_node_are_refused():

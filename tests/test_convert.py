@@ -127,7 +127,7 @@ def test_a_model_without_a_tokenizer_takes_token_ids_in_python(convert: Run) -> 
     ours = tinyformer.load("in.ckpt")
     torch.testing.assert_close(ours.logits(tokens()), their_logits(model, tokens()), atol=1e-5, rtol=0)
     for ask in (ours.logits, ours.generate):
-        with pytest.raises(ValueError, match="has no tokenizer; it takes a tensor of token ids"):
+        with pytest.raises(ValueError, match="has no tokenizer, so it takes a tensor of token ids"):
             ask("a text")
 
 

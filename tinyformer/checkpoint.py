@@ -35,14 +35,14 @@ class UntrustedTargetError(ArgumentError):
 
     Args:
         path: the checkpoint.
-        key: the dotted key in the config, such as "norm._target_".
+        location: the dotted key in the config, such as "norm._target_".
         target: what it names.
     """
 
-    def __init__(self, path: Path, key: str, target: Any) -> None:
-        problem = f"would call {target!r} ({key}), which is not a class of tinyformer and could run any code"
+    def __init__(self, path: Path, location: str, target: Any) -> None:
+        problem = f"would call {target!r} ({location}), which is not a class of tinyformer and could run any code"
         super().__init__("path", str(path), f"{problem}; if you trust it, name it in `trusted`")
-        self.key, self.target = key, target
+        self.location, self.target = location, target
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, task: Mapping[s
     load_weights(network, replace(checkpoint, weights=weights))
 
 
-def require_trusted(config: Any, path: Path, trusted: frozenset[str] = frozenset(), key: str = "") -> None:
+def require_trusted(config: Any, path: Path, trusted: frozenset[str] = frozenset(), location: str = "") -> None:
     """Refuse a stored config that would call anything but a class of this package.
 
     The class's own `__module__` decides: a name such as `tinyformer.checkpoint.torch.load` only looks like ours.
@@ -198,7 +198,7 @@ def require_trusted(config: Any, path: Path, trusted: frozenset[str] = frozenset
         config: a node of the config, as plain containers.
         path: the checkpoint, for the error.
         trusted: further targets, which the user has named.
-        key: the dotted key of the node.
+        location: the dotted key of the node.
 
     Raises:
         UntrustedTargetError: the config names something else to call.
@@ -206,24 +206,24 @@ def require_trusted(config: Any, path: Path, trusted: frozenset[str] = frozenset
     """
     if isinstance(config, str) and _computes(config):
         reason = (
-            f"contains {config[:200]!r} ({key}), which could create a node that calls anything; in a checkpoint only "
-            "${NODE.KEY}, ${default_num_kv_heads:…} and ${oc.env:…} are allowed"
+            f"contains {config[:200]!r} ({location}), which could create a node that calls anything; in a checkpoint "
+            "only ${NODE.KEY}, ${default_num_kv_heads:…} and ${oc.env:…} are allowed"
         )
         raise ArgumentError("path", str(path), reason)
     if isinstance(config, dict):
         for name in CALLED:
             target = config.get(name)
             if target is not None and not _is_trusted(target, name, trusted):
-                raise UntrustedTargetError(path, _join(key, name), target)
+                raise UntrustedTargetError(path, _join(location, name), target)
         children = list(config.items())
     else:
         children = list(enumerate(config)) if isinstance(config, list | tuple) else []
     for name, value in children:
-        require_trusted(value, path, trusted, _join(key, name))
+        require_trusted(value, path, trusted, _join(location, name))
 
 
-def _join(key: str, name: Any) -> str:
-    return f"{key}.{name}" if key else str(name)
+def _join(location: str, name: Any) -> str:
+    return f"{location}.{name}" if location else str(name)
 
 
 def _is_trusted(target: Any, name: str, trusted: frozenset[str]) -> bool:

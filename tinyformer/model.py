@@ -86,10 +86,11 @@ class Model:
         """The model's tokenizer.
 
         Raises:
-            ValueError: it has none.
+            ArgumentError: it has none.
         """
         if self._tokenizer is None:
-            raise ValueError("The model has no tokenizer; it takes a tensor of token ids of shape (batch, seq).")
+            reason = "the model has no tokenizer, so it takes a tensor of token ids of shape (batch, seq)"
+            raise ArgumentError("tokenizer", None, reason)
         return self._tokenizer
 
     @property
@@ -158,11 +159,10 @@ class Model:
             seed: prompt `i` is sampled with the seed `seed + i`, independently of the others.
 
         Raises:
-            ArgumentError: a setting is out of range.
-            ValueError: the model was trained for another task than causal language modelling.
+            ArgumentError: a setting is out of range, or the model's task is not causal language modelling.
         """
         if not self.task.generates:
-            raise ValueError(f"A {type(self.task).__name__} model cannot generate text; a CausalLM model can.")
+            raise ArgumentError("task", type(self.task).__name__, "cannot generate text; CausalLM can")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = self._rows(prompts) if prompts else []
         sampling = Sampling(temperature, top_k, top_p)

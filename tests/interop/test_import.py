@@ -1,4 +1,4 @@
-"""Random models of `transformers`, and what they compute when they have come in."""
+"""Imported models of `transformers`: the same logits, or a refusal that names the problem."""
 
 import json
 import re
@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from models import (
+from safetensors.torch import load_file, save_file
+
+from interop.models import (
     BERT,
     GPT2,
     LLAMA,
@@ -19,8 +21,6 @@ from models import (
     theirs,
     tokens,
 )
-from safetensors.torch import load_file, save_file
-
 from tinyformer.checkpoint import load_checkpoint
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,7 +62,7 @@ def test_logits_are_the_same(variant: str, tmp_path: Path, out: Path) -> None:
     same_logits(model, tmp_path / "model", out)
 
 
-def test_the_fields_that_do_not_change_the_function_are_carried(tmp_path: Path, out: Path) -> None:
+def test_fields_for_training_are_imported(tmp_path: Path, out: Path) -> None:
     dropouts = {"embd_pdrop": 0.2, "resid_pdrop": 0.3, "attn_pdrop": 0.4}
     theirs("GPT2", **GPT2, **dropouts, initializer_range=0.5).save_pretrained(tmp_path / "model")
     config = checkpoint_of(tmp_path / "model", out).config
@@ -70,15 +70,20 @@ def test_the_fields_that_do_not_change_the_function_are_carried(tmp_path: Path, 
     assert (config["attention"]["dropout"], config["model"]["init_std"]) == (0.4, 0.5)
 
 
-def test_shards_come_together(tmp_path: Path, out: Path) -> None:
+def test_sharded_weights(tmp_path: Path, out: Path) -> None:
     model = theirs("Llama", **LLAMA)
     model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
     same_logits(model, tmp_path / "model", out)
 
 
-@pytest.mark.parametrize(("family", "fields", "prefix"), [("GPT2", GPT2, "transformer."), ("Llama", LLAMA, "model.")])
-def test_names_without_the_prefix(family: str, fields: dict[str, Any], prefix: str, tmp_path: Path, out: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "fields", "prefix"),
+    [("GPT2", GPT2, "transformer."), pytest.param("Llama", LLAMA, "model.", marks=slow)],
+)
+def test_weights_without_the_prefix(
+    family: str, fields: dict[str, Any], prefix: str, tmp_path: Path, out: Path
+) -> None:
     model = theirs(family, **fields)
     model.save_pretrained(tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
@@ -86,8 +91,8 @@ def test_names_without_the_prefix(family: str, fields: dict[str, Any], prefix: s
     same_logits(model, tmp_path / "model", out)
 
 
-def test_a_file_of_old_with_masks_and_the_names_of_tensorflow(tmp_path: Path, out: Path) -> None:
-    """As GPT-2's and BERT's files on the Hub are: with buffers, gamma and beta, and a pooler."""
+def test_older_files_with_masks_and_tensorflow_names(tmp_path: Path, out: Path) -> None:
+    """As the files of GPT-2 and BERT on the Hub: with buffers, gamma and beta, and a pooler."""
     model = theirs("Bert", "BertForPreTraining", **BERT)
     model.save_pretrained(tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
@@ -117,7 +122,7 @@ def test_a_file_of_old_with_masks_and_the_names_of_tensorflow(tmp_path: Path, ou
     same_logits(gpt2, tmp_path / "gpt2", tmp_path / "gpt2.ckpt")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=slow)])
 def test_half_precision_becomes_fp32(dtype: torch.dtype, tmp_path: Path, out: Path) -> None:
     model = theirs("GPT2", **GPT2).to(dtype)
     model.save_pretrained(tmp_path / "model")
@@ -126,7 +131,7 @@ def test_half_precision_becomes_fp32(dtype: torch.dtype, tmp_path: Path, out: Pa
 
 
 def test_an_older_config(tmp_path: Path, out: Path) -> None:
-    """transformers 4 wrote rope_theta beside the others, and left out what it did not know yet."""
+    """transformers 4 wrote rope_theta at the top level, and had fewer fields."""
     model = theirs("Llama", **(LLAMA | {"hidden_size": 48, "head_dim": 8, "num_key_value_heads": 6}))
     model.save_pretrained(tmp_path / "model")
     unknown = ("head_dim", "num_key_value_heads", "attention_bias", "mlp_bias")
@@ -135,47 +140,43 @@ def test_an_older_config(tmp_path: Path, out: Path) -> None:
     same_logits(model, tmp_path / "model", out)
 
 
-def test_a_tied_output_layer_that_is_another_is_refused(tmp_path: Path, out: Path) -> None:
+def test_a_tied_output_layer_that_differs_is_refused(tmp_path: Path, out: Path) -> None:
     theirs("Llama", **LLAMA).save_pretrained(tmp_path / "model")
     change_config(tmp_path / "model", tie_word_embeddings=True)
-    with pytest.raises(ValueError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+    with pytest.raises(ValueError, match=r"lm_head.weight .* model.embed_tokens.weight"):
         checkpoint_of(tmp_path / "model", out)
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"n_layer": 3}, "has no transformer.h.2.attn.c_attn.bias, which GPT2LMHeadModel has"),
-        ({"n_layer": 1}, "has transformer.h.1.attn.c_attn.bias, which has no place in GPT2LMHeadModel"),
-        ({"n_inner": 51}, "transformer.h.0.mlp.c_fc.weight does not fit config.json"),
-        ({"vocab_size": 54}, "transformer.wte.weight does not fit config.json"),
-        ({"model_type": "opt"}, "config.json says model_type=opt; GPT-2, Llama, Mistral and BERT are supported"),
-        ({"model_type": {}}, "config.json says model_type="),
-    ],
-)
-def test_weights_that_are_not_the_configs_are_refused(
-    change: dict[str, Any], sentence: str, tmp_path: Path, out: Path
-) -> None:
-    theirs("GPT2", **GPT2).save_pretrained(tmp_path / "model")
-    change_config(tmp_path / "model", **change)
-    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
-        checkpoint_of(tmp_path / "model", out)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == [tmp_path / "model"]
+def test_weights_that_do_not_fit_the_config_are_refused(tmp_path: Path, out: Path) -> None:
+    folder = tmp_path / "model"
+    theirs("GPT2", **GPT2).save_pretrained(folder)
+    original = json.loads((folder / "config.json").read_text())
+    for change, name in (
+        ({"n_layer": 3}, "transformer.h.2.attn.c_attn.bias"),
+        ({"n_layer": 1}, "transformer.h.1.attn.c_attn.bias"),
+        ({"n_inner": 51}, "transformer.h.0.mlp.c_fc.weight"),
+        ({"vocab_size": 54}, "transformer.wte.weight"),
+        ({"model_type": "opt"}, "opt"),
+        ({"model_type": {}}, "model_type"),
+        ({"n_head": "seven"}, "model/config.json: n_head"),
+    ):
+        change_config(folder, **original | change)
+        with pytest.raises(ValueError, match=re.escape(name)) as caught:
+            checkpoint_of(folder, out)
+        assert "\n" not in str(caught.value)
+        assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(
     ("family", "architecture", "sentence"),
     [
-        ("Bert", "BertModel", "has no cls.predictions.*BertForMaskedLM has; config.json says .*BertModel"),
-        ("Bert", "BertForSequenceClassification", "has no cls.predictions"),
-        ("Llama", "LlamaModel", "has no lm_head.weight"),
-        ("Llama", "LlamaForSequenceClassification", "has no lm_head.weight"),
-        ("GPT2", "GPT2ForSequenceClassification", "has .*score.weight, which has no place in GPT2LMHeadModel"),
+        ("Bert", "BertModel", "cls.predictions.*BertForMaskedLM.*BertModel"),
+        pytest.param("Llama", "LlamaForSequenceClassification", "lm_head.weight", marks=slow),
+        pytest.param("GPT2", "GPT2ForSequenceClassification", "score.weight.*GPT2LMHeadModel", marks=slow),
     ],
 )
-def test_models_for_something_else_are_refused(
+def test_models_with_another_output_layer_are_refused(
     family: str, architecture: str, sentence: str, tmp_path: Path, out: Path
 ) -> None:
     sizes = {"Bert": BERT, "Llama": LLAMA, "GPT2": GPT2}[family]
@@ -184,34 +185,33 @@ def test_models_for_something_else_are_refused(
         checkpoint_of(tmp_path / "model", out)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7, 3)])
 @pytest.mark.parametrize(
     ("family", "name"),
     [
         ("GPT2", "transformer.h.0.attn.c_attn.bias"),
-        ("GPT2", "transformer.wte.weight"),
+        pytest.param("GPT2", "transformer.wte.weight", marks=slow),
         ("Bert", "bert.embeddings.token_type_embeddings.weight"),
-        ("Bert", "bert.embeddings.position_embeddings.weight"),
+        pytest.param("Bert", "bert.embeddings.position_embeddings.weight", marks=slow),
     ],
 )
-def test_a_tensor_of_another_shape_is_refused(
-    family: str, name: str, shape: tuple[int, ...], tmp_path: Path, out: Path
-) -> None:
+def test_a_tensor_of_another_shape_is_refused(family: str, name: str, tmp_path: Path, out: Path) -> None:
     theirs(family, **{"Bert": BERT, "GPT2": GPT2}[family]).save_pretrained(tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
-    save_file(load_file(file) | {name: torch.ones(shape)}, file)
-    with pytest.raises(ValueError, match=r"does not fit config.json|has no place|has no transformer.h.0.attn.c_attn"):
-        checkpoint_of(tmp_path / "model", out)
+    original = load_file(file)
+    for shape in ((), (1,), (7, 3)):
+        save_file(original | {name: torch.ones(shape)}, file)
+        with pytest.raises(ValueError, match=r"config\.json|transformer\.h\.0\.attn\.c_attn"):
+            checkpoint_of(tmp_path / "model", out)
 
 
-def test_gpt2_without_its_output_layer_comes_in_since_that_is_the_embedding(tmp_path: Path, out: Path) -> None:
+def test_gpt2_without_its_tied_output_layer_is_imported(tmp_path: Path, out: Path) -> None:
     model = theirs("GPT2", **GPT2)
     model.transformer.save_pretrained(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["GPT2Model"]
     same_logits(model, tmp_path / "model", out)
 
 
-def test_what_is_no_folder_of_a_model(tmp_path: Path, out: Path) -> None:
+def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
     folder = tmp_path / "model"
 
     def sentence() -> str:
@@ -223,32 +223,32 @@ def test_what_is_no_folder_of_a_model(tmp_path: Path, out: Path) -> None:
     folder.mkdir()
     assert "has no config.json" in sentence()
     (folder / "config.json").write_text("{")
-    assert "config.json cannot be read" in sentence()
+    assert "config.json': cannot be read as JSON" in sentence()
     (folder / "config.json").write_bytes(b"\xff")
-    assert "config.json cannot be read" in sentence()
+    assert "config.json': cannot be read as JSON" in sentence()
     (folder / "config.json").write_text("[]")
-    assert "is no JSON object" in sentence()
+    assert "is not a JSON object" in sentence()
     (folder / "config.json").write_text("{}")
-    assert "model_type=None" in sentence()
+    assert "model_type" in sentence()
     theirs("GPT2", **GPT2).save_pretrained(folder)
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     assert "model.safetensors cannot be read: it is cut short" in sentence()
     weights.rename(folder / "pytorch_model.bin")
-    assert "pickles such as pytorch_model.bin are not read" in sentence()
+    assert "pickle files such as pytorch_model.bin are not read" in sentence()
     index = folder / "model.safetensors.index.json"
     for contents in ({}, {"weight_map": []}, {"weight_map": {}}):
         index.write_text(json.dumps(contents))
-        assert "names no file" in sentence()
+        assert "lists no files" in sentence()
     for name in ("none.safetensors", "../model.safetensors"):
         index.write_text(json.dumps({"weight_map": {"wte.weight": name}}))
-        assert f"names {name}, which is not there" in sentence()
+        assert f"lists {name}, which does not exist" in sentence()
     index.unlink()
     save_file({"wte.weight": torch.zeros(VOCAB, 42, dtype=torch.int8)}, weights)
     assert "wte.weight is quantised (int8)" in sentence()
     folder = tmp_path / "none"
-    assert "is no folder" in sentence()
+    assert "is not a folder" in sentence()
     folder = out
     out.write_text("")
-    assert "exists already" in sentence()
+    assert "exists" in sentence()

@@ -1,14 +1,14 @@
-"""Tokenizers as Hugging Face's folders have them: each format, beside what `transformers` makes of it."""
+"""Tokenizer files of Hugging Face folders: each format, compared with `transformers`."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from models import GPT2, checkpoint_of, theirs, transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tokenizers.implementations import ByteLevelBPETokenizer
 
+from interop.models import GPT2, checkpoint_of, theirs, transformers
 from tinyformer.data import ByteTokenizer, TextTokenizer
 from tinyformer.interop import read_tokenizer, tokenizer_files
 
@@ -76,7 +76,7 @@ def words(*special: str) -> Tokenizer:
         (["[SEP]", "<c>"], {"tokenizer_config.json": {"cls_token": "<c>"}}, {}, "<c>"),
     ],
 )
-def test_the_token_that_a_text_begins_with(
+def test_the_token_that_starts_a_text(
     special: list[str], files: dict[str, Any], fields: dict[str, Any], first: str, tmp_path: Path
 ) -> None:
     tokenizer = words(*special)
@@ -89,7 +89,7 @@ def test_the_token_that_a_text_begins_with(
     assert TextTokenizer.from_json(read.to_json()).eos_id == read.eos_id
 
 
-def test_a_tokenizer_json_comes_before_its_parts(tmp_path: Path) -> None:
+def test_tokenizer_json_has_precedence(tmp_path: Path) -> None:
     byte_level(tmp_path)
     (tmp_path / "tokenizer.json").write_text(ByteTokenizer().build([]).to_json())
     read = read_tokenizer(tmp_path, {})
@@ -110,14 +110,17 @@ def test_a_post_processor_of_their_own_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({"tokenizer.json": "{"}, "tokenizer.json is no tokenizer that `tokenizers` can read"),
-        ({"vocab.json": "[]", "merges.txt": ""}, "vocab.json is no tokenizer that `tokenizers` can read"),
-        ({"tokenizer.model": "x"}, "tokenizer.model alone is not read; a tokenizer.json beside it is"),
-        ({"tokenizer.json": words().to_str()}, "no token can stand between texts; name one of the vocabulary as eos"),
-        ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is no JSON object"),
+        ({"tokenizer.json": "{"}, "tokenizer.json cannot be read by the tokenizers library"),
+        ({"vocab.json": "[]", "merges.txt": ""}, "vocab.json cannot be read by the tokenizers library"),
+        ({"tokenizer.model": "x"}, "tokenizer.model is not supported without a tokenizer.json"),
+        (
+            {"tokenizer.json": words().to_str()},
+            "the tokenizer has no token that separates texts; tokenizer_config.json must name one as eos_token",
+        ),
+        ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is not a JSON object"),
     ],
 )
-def test_what_cannot_be_read_is_refused(files: dict[str, str], sentence: str, tmp_path: Path) -> None:
+def test_unreadable_tokenizers_are_refused(files: dict[str, str], sentence: str, tmp_path: Path) -> None:
     for name, contents in files.items():
         (tmp_path / name).write_text(contents)
     with pytest.raises(ValueError, match=sentence) as caught:
@@ -125,11 +128,11 @@ def test_what_cannot_be_read_is_refused(files: dict[str, str], sentence: str, tm
     assert "\n" not in str(caught.value)
 
 
-def test_no_tokenizer_is_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     assert read_tokenizer(tmp_path, {}) is None
 
 
-def test_vectors_beyond_the_vocabulary_are_fine_and_tokens_without_one_are_not(tmp_path: Path) -> None:
+def test_the_vocabulary_must_not_exceed_the_embedding(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     theirs("GPT2", **GPT2, vocab_size=6).save_pretrained(folder)
     tokenizer = words("</s>")
@@ -144,7 +147,7 @@ def test_vectors_beyond_the_vocabulary_are_fine_and_tokens_without_one_are_not(t
         checkpoint_of(folder, tmp_path / "less.ckpt")
 
 
-def test_berts_words_without_settings_and_with_all_of_them(tmp_path: Path) -> None:
+def test_settings_of_wordpiece(tmp_path: Path) -> None:
     known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "世", "界", "elan", "élan"]
     (tmp_path / "vocab.txt").write_text("\n".join(known))
 
@@ -159,7 +162,7 @@ def test_berts_words_without_settings_and_with_all_of_them(tmp_path: Path) -> No
     assert encoded("The 世界 Élan") == ["the", "[UNK]", "élan"]
 
 
-def test_a_space_in_front_of_the_first_word(tmp_path: Path) -> None:
+def test_the_prefix_space_setting(tmp_path: Path) -> None:
     byte_level(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
     tokenizer = read_tokenizer(tmp_path, {})
@@ -167,7 +170,7 @@ def test_a_space_in_front_of_the_first_word(tmp_path: Path) -> None:
     assert tokenizer.encode("The cat") == tokenizer.encode(" The cat")
 
 
-def test_a_post_processor_of_its_own_goes_out_and_comes_back(tmp_path: Path) -> None:
+def test_a_post_processor_survives_export_and_import(tmp_path: Path) -> None:
     own = words("</s>", "<s>")
     own.post_processor = processors.ByteLevel()
     files = tokenizer_files(TextTokenizer(own), 9)
@@ -182,7 +185,7 @@ def test_a_post_processor_of_its_own_goes_out_and_comes_back(tmp_path: Path) -> 
     assert back.to_json() == TextTokenizer(own).to_json()
 
 
-def test_a_post_processor_that_adds_tokens_goes_out_as_it_is() -> None:
+def test_a_post_processor_that_adds_tokens_is_exported_unchanged() -> None:
     own = words("</s>", "<s>")
     own.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 4)])
     written = tokenizer_files(TextTokenizer(own), 9)["tokenizer.json"]["post_processor"]

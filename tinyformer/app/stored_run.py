@@ -60,7 +60,7 @@ def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str]) -> dict[str, 
         require_trusted(config, checkpoint.path, allowed)
     except UntrustedTargetError as error:
         problem = f"would call {error.target!r}, which is not a class of tinyformer and could run any code"
-        reason = f"{problem}; if you trust it, add {error.key}={error.target}"
+        reason = f"{problem}; if you trust it, add {error.location}={error.target}"
         raise ArgumentError("checkpoint", str(checkpoint.path), reason) from error
     return config
 

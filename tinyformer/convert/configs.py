@@ -26,10 +26,11 @@ def compose_family(config_dir: Path, family: Family, settings: Plain) -> Plain:
 
     Args:
         config_dir: the folder of the config files.
-        family: the family, whose overrides are applied first.
+        family: the family, which determines the choices of groups.
         settings: values by config key.
     """
-    config = OmegaConf.create(_base_config(config_dir, family.overrides))
+    choices = tuple(f"{group}={choice}" for group, choice in family.groups.items())
+    config = OmegaConf.create(_base_config(config_dir, choices))
     OmegaConf.set_struct(config, True)
     for key, value in settings.items():
         OmegaConf.update(config, key, value)

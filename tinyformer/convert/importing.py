@@ -1,5 +1,7 @@
 """From a Hugging Face folder to a checkpoint."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -34,7 +36,8 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     folder = find_folder(source)
     fields = read_config(folder)
     family = _family_of(fields, folder)
-    settings = family.settings(fields)
+    with _field_names(folder):
+        settings = family.settings(fields)
     config = compose_family(config_dir, family, settings)
     tokenizer = read_tokenizer(folder, fields)
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
@@ -61,6 +64,16 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
         *lines,
         f"To analyse its heads: python evaluate.py checkpoint={path} data=text data.files=FILE analysis=heads",
     ]
+
+
+@contextlib.contextmanager
+def _field_names(folder: Path) -> Iterator[None]:
+    """Make errors about the fields of a `config.json` name the file."""
+    try:
+        yield
+    except ArgumentError as error:
+        error.path = (f"{folder / 'config.json'}: {'.'.join(error.path[1:])}",)
+        raise
 
 
 def _family_of(fields: Fields, folder: Path) -> Family:

@@ -1,8 +1,8 @@
-"""Models of Hugging Face's `transformers`, in and out, without `transformers`.
+"""Import and export of Hugging Face `transformers` models, without `transformers`.
 
-Each family is described once, for both directions: the fields of its `config.json` beside the keys of ours, the names
-of its weights beside ours (`family`). A `folder` holds its files, `vocabulary` reads and writes the tokenizer's, and
-`difference` finds what of one of our configs a family lacks.
+`family` describes a model family once for both directions: the fields of its `config.json` with the keys of our config,
+and the names of its weights with ours. `folder` reads and writes its files, `vocabulary` those of the tokenizer, and
+`difference` compares two configs.
 """
 
 from tinyformer.interop.bert import BERT
@@ -14,7 +14,7 @@ from tinyformer.interop.llama import LLAMA, MISTRAL
 from tinyformer.interop.vocabulary import read_tokenizer, tokenizer_files
 
 FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, MISTRAL, BERT)
-"""In the order in which an export tries them: Mistral is Llama with a window."""
+"""All families, in the order in which an export tries them: Mistral is Llama with a sliding window."""
 
 __all__ = [
     "FAMILIES",

@@ -1,7 +1,7 @@
-"""BERT (Devlin et al. 2019, arXiv 1810.04805) with its masked-LM head: learned positions, post-norm, biases everywhere.
+"""BERT (Devlin et al. 2019, arXiv 1810.04805) with its masked-LM head: post-norm, biases everywhere.
 
-All tokens are taken to be of type 0, as those of a single text are: the vector of that type, which is added at every
-position, becomes part of the positions', and those of other types are left behind. An export has zeros for all types.
+All tokens have token type 0, as in a single text. An import adds that type's embedding to the learned positional
+embeddings and drops those of other types; an export writes zeros for all types.
 """
 
 import torch
@@ -11,35 +11,35 @@ from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module
 TYPES, POSITIONS = "embeddings.token_type_embeddings.weight", "embeddings.position_embeddings.weight"
 
 NUM_TYPES = 2
-"""That an export has, so that the pairs of texts that their tokenizers make can be read."""
+"""Token types of an exported model: BERT tokenizers produce two for pairs of texts."""
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
-"""Of a norm's weights, which files that came from TensorFlow still have."""
+"""Suffixes of norm weights in files that were converted from TensorFlow, and their new names."""
 
 OUTPUT, OUTPUT_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
 
 
 def read_weights(weights: Weights) -> Weights:
-    """Add the vector of type 0 to the positions; give the output layer the bias that stands beside it."""
+    """Add the embedding of token type 0 to the positional embeddings, and move the output bias to the output layer."""
     weights = {_new_name(name): tensor for name, tensor in weights.items()}
     types, positions = weights.get(TYPES), weights.get(POSITIONS)
     if types is not None and positions is not None and types.shape[1:] == positions.shape[1:] and len(types):
         weights[POSITIONS] = positions + weights.pop(TYPES)[0]
     bias = weights.pop(OUTPUT_BIAS, None)
-    # An output layer that is tied has the bias beside it, whatever is stored under its own name.
+    # A tied output layer uses this bias, whatever is stored under its own name.
     if bias is not None and not {f"{OUTPUT}.weight", f"{OUTPUT}.bias"} <= weights.keys():
         weights[f"{OUTPUT}.bias"] = bias
     return weights
 
 
 def write_weights(weights: Weights) -> Weights:
-    """The reverse: vectors of types that are zero, and the bias under both of its names."""
+    """Add zero embeddings of token types, and the output bias under its second name."""
     types = torch.zeros(NUM_TYPES, weights[POSITIONS].shape[1], dtype=weights[POSITIONS].dtype)
     return weights | {TYPES: types, OUTPUT_BIAS: weights[f"{OUTPUT}.bias"].clone()}
 
 
 def write_fields(fields: Fields) -> Fields:
-    """Say how many types of tokens there are."""
+    """Add the number of token types."""
     return fields | {"type_vocab_size": NUM_TYPES}
 
 
@@ -57,16 +57,15 @@ BERT = Family(
     architecture="BertForMaskedLM",
     prefix="bert.",
     outside="cls.",
-    overrides=(
-        "attention=mha",
-        "position=learned",
-        "block=post_norm",
-        "norm=layer_norm",
-        "feed_forward=gelu",
-        "task=masked_lm_bert",
-        "model.bias=true",
-        "model.embedding_norm=true",
-    ),
+    groups={
+        "attention": "mha",
+        "position": "learned",
+        "block": "post_norm",
+        "norm": "layer_norm",
+        "feed_forward": "gelu",
+        "task": "masked_lm_bert",
+    },
+    values={"model.bias": True, "model.embedding_norm": True},
     fields=(
         Field("vocab_size", "model.vocab_size", int),
         Field("max_position_embeddings", "model.max_seq_len", int, 512),
@@ -98,11 +97,11 @@ BERT = Family(
         Module("cls.predictions.transform.LayerNorm", ("readout.norm",)),
         Module(OUTPUT, ("readout.proj",)),
     ),
-    # Which sentence follows is another question, and the pooler is part of its answer.
+    # Parts of next-sentence prediction, which is not supported.
     unused=("embeddings.position_ids", "pooler.", "cls.seq_relationship."),
     write_fields=write_fields,
     read_weights=read_weights,
     write_weights=write_weights,
     generates=False,
-    note="All tokens are taken to be of type 0; its vector is now part of the positions'.",
+    note="All tokens have token type 0, whose embedding is now part of the positional embeddings.",
 )

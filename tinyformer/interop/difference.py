@@ -1,4 +1,4 @@
-"""Where two configs would make different networks."""
+"""Comparison of the networks that two configs describe."""
 
 import inspect
 import pydoc
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that one config has and another has not.
+    """A value in which two configs differ.
 
     Args:
-        path: of the node, dotted.
-        name: of the value in it.
-        own: the value.
-        other: of the other config.
+        path: the dotted path of the node.
+        name: the name of the value in the node.
+        own: the value of one config.
+        other: the value of the other config.
     """
 
     path: str
@@ -25,12 +25,12 @@ class Difference:
 
 
 def find_differences(own: dict[str, Any], other: dict[str, Any], path: str = "") -> Iterator[Difference]:
-    """What differs between two nodes, both resolved; an argument that is not given has its default.
+    """The differences between two resolved nodes; arguments that are not given have their defaults.
 
     Args:
-        own: a node.
-        other: of the other config, which is trusted: only what both name is imported.
-        path: of both.
+        own: a node, whose targets are not imported unless the other node has the same.
+        other: the node of the other config, which is trusted.
+        path: the dotted path of both.
     """
     if own.get("_target_") != other.get("_target_"):
         yield Difference(path, "_target_", own.get("_target_"), other.get("_target_"))
@@ -45,13 +45,13 @@ def find_differences(own: dict[str, Any], other: dict[str, Any], path: str = "")
 
 
 def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
-    """A node with every argument of its class, so that it does not matter whether a default is spelled out."""
+    """A node with all arguments of its class, so that an explicit default does not count as a difference."""
     target = pydoc.locate(node["_target_"]) if "_target_" in node else None
     if not inspect.isclass(target):
         return node
     parameters = [
         parameter
-        for kind in reversed(target.__mro__[:-1])  # but for `object`
+        for kind in reversed(target.__mro__[:-1])  # all but `object`
         if "__init__" in kind.__dict__
         for parameter in inspect.signature(kind).parameters.values()
     ]
@@ -63,5 +63,5 @@ def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The empty tuple that is a default, as the list that a config has."""
+    """A tuple as a list, which it is in a config."""
     return list(value) if isinstance(value, tuple) else value

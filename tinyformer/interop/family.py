@@ -1,4 +1,4 @@
-"""What a family of models is: its config fields and its weights, each beside ours, read in both directions."""
+"""Model families: config fields and weights with their counterparts in tinyformer, for import and export."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +7,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tinyformer.errors import ArgumentError, require_choice
+
 Fields: TypeAlias = dict[str, Any]
-"""Of a `config.json`, by name."""
+"""The fields of a `config.json` by name."""
 
 Weights: TypeAlias = dict[str, Tensor]
 
-NEEDED = object()
-"""Stands for the default of a field without which there is no model."""
+REQUIRED = object()
+"""The default of a field that has none."""
 
 KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
     int: ("a whole number", (int,)),
@@ -21,7 +23,7 @@ KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
     bool: ("true or false", (bool,)),
     str: ("a name", (str,)),
 }
-"""What a value of a field is called, and the types that JSON gives it."""
+"""Types of fields: a name for errors, and the Python types of their JSON values."""
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -33,54 +35,52 @@ ACTIVATIONS = {
     "swish": "silu",
     "relu2": "relu2",
 }
-"""Their names of activations and ours; of several that mean the same, the first is written."""
+"""Activations by their name in `transformers`; of several with the same meaning, an export writes the first."""
 
 ANYWHERE: Fields = {"quantization_config": None, "auto_map": None, "is_encoder_decoder": False, "pruned_heads": {}}
-"""Fields that change what a model of any family computes, and the only value of each that comes in."""
+"""Fields that change what a model of any family computes, with the only supported value."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field of `config.json`, and the key of our config that says the same.
+    """A field of `config.json` and its counterpart in our config.
 
     Args:
-        theirs: its name.
-        ours: the key, such as `model.d_model`.
+        theirs: the name of the field.
+        ours: the key of our config, such as `model.d_model`.
         kind: the type of its values, a key of `KINDS`.
-        default: what `transformers` takes where the field is missing.
-        choices: their values and ours, where these differ.
-        nullable: whether null is a value: the key keeps its own default, which means the same.
+        default: the default in `transformers`.
+        choices: our values by theirs, if they differ.
+        nullable: whether it may be null, which means the same as our key's default.
     """
 
     theirs: str
     ours: str
     kind: type
-    default: Any = NEEDED
+    default: Any = REQUIRED
     choices: Mapping[Any, Any] | None = None
     nullable: bool = False
 
     def read(self, fields: Fields) -> Any:
-        """Our value, or None for null.
+        """Our value; None for null.
 
         Raises:
-            ValueError: there is none, or none that we have.
+            ArgumentError: the field is missing, has another type, or a value that is not supported.
         """
         value = fields.get(self.theirs, self.default)
-        if value is NEEDED:
-            raise ValueError(f"config.json has no {self.theirs}.")
+        if value is REQUIRED:
+            raise ArgumentError(f"fields.{self.theirs}", None, "is missing")
         if value is None and self.nullable:
             return None
         if not self._is_of_kind(value):
-            raise ValueError(f"config.json: {self.theirs}={value!r} is not {KINDS[self.kind][0]}.")
+            raise ArgumentError(f"fields.{self.theirs}", value, f"must be {KINDS[self.kind][0]}")
         if self.choices is None:
             return value
-        if value not in self.choices:
-            known = ", ".join(map(str, self.choices))
-            raise ValueError(f"config.json: {self.theirs}={value} has no counterpart here; {known} have.")
+        require_choice(f"fields.{self.theirs}", value, self.choices)
         return self.choices[value]
 
     def write(self, value: Any) -> Any:
-        """Their value; the default, which is another, where they have none."""
+        """Their value; the field's default if ours has no counterpart, which `find_differences` then reports."""
         if self.choices is None:
             return value if self._is_of_kind(value) else self.default
         return next((theirs for theirs, ours in self.choices.items() if ours == value), self.default)
@@ -91,12 +91,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Module:
-    """A module of theirs, and ours.
+    """A module of the family and its counterpart in tinyformer.
 
     Args:
-        theirs: its name, with `{}` for the number of the layer, without the family's prefix.
-        ours: its name; several where theirs holds the outputs of one after the other.
-        transposed: whether its matrix is stored as inputs by outputs.
+        theirs: its name without the family's prefix, with `{}` for the number of the layer.
+        ours: our name; several names if theirs concatenates the outputs of several modules.
+        transposed: whether its matrix is stored as (inputs, outputs).
     """
 
     theirs: str
@@ -104,59 +104,61 @@ class Module:
     transposed: bool = False
 
     def names(self, num_layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Their name and ours, of every weight and bias in every layer."""
+        """Their name and ours of the weight and the bias in every layer."""
         for layer in range(num_layers) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
                 ours = tuple(f"{name.format(layer)}.{part}" for name in self.ours)
                 yield f"{self.theirs.format(layer)}.{part}", ours
 
     def read(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Ours, of theirs."""
-        return self._turned(tensor).chunk(len(self.ours)) if tensor.ndim else [tensor]
+        """Our tensors from theirs."""
+        return self._transpose(tensor).chunk(len(self.ours)) if tensor.ndim else [tensor]
 
     def write(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Theirs, of ours."""
-        return self._turned(torch.cat(list(tensors))).contiguous()
+        """Their tensor from ours."""
+        return self._transpose(torch.cat(list(tensors))).contiguous()
 
-    def _turned(self, tensor: Tensor) -> Tensor:
+    def _transpose(self, tensor: Tensor) -> Tensor:
         return tensor.T if self.transposed and tensor.ndim == 2 else tensor
 
 
 def unchanged(values: dict[str, Any]) -> dict[str, Any]:
-    """The same: most families' fields and weights need no more than their tables."""
+    """The values as they are: the default, since the tables suffice for most families."""
     return values
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models that `transformers` has one class for.
+    """A family of models with one class in `transformers`.
 
     Args:
-        name: what people call it.
-        model_type: in its `config.json`.
-        architecture: the class with its output layer.
-        prefix: of the weights' names in that class, but for the output layer's; files have them without it, too.
-        overrides: the choices of our config that make it, as of Hydra's command line.
-        fields: of its `config.json` that become keys of ours.
-        fixed: fields that change what it computes, each with the only value that comes in. Missing, they have it.
-        modules: that hold its weights.
-        outside: those of `modules` that have no prefix, by the beginning of their names.
-        unused: beginnings and ends of names of tensors that its output does not depend on.
-        read_fields: makes plain fields of nested ones.
-        write_fields: the reverse.
-        read_weights: of their weights, without their prefix, what `modules` expects.
-        write_weights: the reverse.
-        generates: whether text can be drawn from it.
-        note: what is left behind when a model comes in, if anything is.
+        name: its name.
+        model_type: the `model_type` in its `config.json`.
+        architecture: its class in `transformers`, with the output layer.
+        prefix: prefix of the weights' names in that class, except the output layer's; some files omit it.
+        groups: the choice of each of our config groups.
+        fields: the fields of its `config.json`, with our keys.
+        modules: its modules, with ours.
+        values: further values of our config, by key.
+        fixed: fields that change what it computes, with the only supported value, which is also the default.
+        outside: prefix of the output layer's modules, which do not have `prefix`.
+        unused: prefixes and suffixes of tensors that do not affect its output.
+        read_fields: flattens nested fields.
+        write_fields: the reverse of `read_fields`.
+        read_weights: turns its weights, without `prefix`, into what `modules` expects.
+        write_weights: the reverse of `read_weights`.
+        generates: whether it can generate text.
+        note: a sentence about what an import changes, if anything.
     """
 
     name: str
     model_type: str
     architecture: str
     prefix: str
-    overrides: tuple[str, ...]
+    groups: Mapping[str, str]
     fields: tuple[Field, ...]
     modules: tuple[Module, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
     fixed: Fields = field(default_factory=dict)
     outside: str = "lm_head."
     unused: tuple[str, ...] = ()
@@ -168,24 +170,22 @@ class Family:
     note: str = ""
 
     def settings(self, fields: Fields) -> dict[str, Any]:
-        """The keys of our config and their values; a key that keeps its default is left out.
+        """The values of our config by key, without keys that keep their defaults.
 
         Raises:
-            ValueError: a field is malformed, or says what we have no counterpart of.
+            ArgumentError: a field is malformed or not supported.
         """
         fields = self.read_fields(fields)
         for name, only in (ANYWHERE | self.fixed).items():
             value = fields.get(name, only)
             if value != only and value is not None:
-                raise ValueError(
-                    f"config.json: {name}={str(value)[:100]} changes what the model computes and has no counterpart "
-                    f"here; {name}={str(only).lower()} has."
-                )
-        values = {one.ours: one.read(fields) for one in self.fields}
+                reason = "changes what the model computes and is not supported"
+                raise ArgumentError(f"fields.{name}", value, reason, {name: only})
+        values = dict(self.values) | {one.ours: one.read(fields) for one in self.fields}
         return {key: value for key, value in values.items() if value is not None}
 
     def describe(self, values: Mapping[str, Any]) -> Fields:
-        """The fields of a `config.json`, given the values of our keys; of keys that are not given, none."""
+        """The fields of a `config.json` from values of our config by key; fields without a value are left out."""
         written = {
             one.theirs: None if values.get(one.ours) is None else one.write(values[one.ours])
             for one in self.fields
@@ -194,23 +194,23 @@ class Family:
         return {"architectures": [self.architecture], "model_type": self.model_type, **self.write_fields(written)}
 
     def read(self, tensors: Weights, num_layers: int) -> tuple[Weights, list[str]]:
-        """Our weights, under our names, and the names of tensors that are nothing of this family's.
+        """The weights under our names, and the names of tensors that do not belong to this family.
 
         Args:
-            tensors: of the files.
-            num_layers: of the model.
+            tensors: the tensors of the files.
+            num_layers: the number of layers.
         """
         plain = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
-        given = self.read_weights({name: w for name, w in plain.items() if not self._is_unused(name)})
+        remaining = self.read_weights({name: w for name, w in plain.items() if not self._is_unused(name)})
         weights: Weights = {}
         for module in self.modules:
             for theirs, ours in module.names(num_layers):
-                if theirs in given:
-                    weights |= zip(ours, module.read(given.pop(theirs)), strict=False)
-        return weights, sorted(given)
+                if theirs in remaining:
+                    weights |= zip(ours, module.read(remaining.pop(theirs)), strict=False)
+        return weights, sorted(remaining)
 
     def write(self, weights: Weights, num_layers: int) -> Weights:
-        """Their weights, under their names, of ours."""
+        """The weights under their names."""
         written = {
             theirs: module.write([weights[name] for name in ours])
             for module in self.modules
@@ -220,7 +220,7 @@ class Family:
         return {self._full(name): tensor for name, tensor in self.write_weights(written).items()}
 
     def name_of(self, ours: str, num_layers: int) -> str:
-        """Their name of the tensor that holds a weight of ours."""
+        """Their name of the tensor that contains one of our weights."""
         pairs = (pair for module in self.modules for pair in module.names(num_layers))
         return self._full(next((theirs for theirs, names in pairs if ours in names), ours))
 

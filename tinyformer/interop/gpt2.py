@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): learned positions, pre-norm, biases everywhere."""
+"""GPT-2 (Radford et al. 2019): learned positional embeddings, pre-norm, biases everywhere."""
 
 from tinyformer.interop.family import ACTIVATIONS, Family, Field, Module
 
@@ -7,15 +7,15 @@ GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
     prefix="transformer.",
-    overrides=(
-        "attention=mha",
-        "position=learned",
-        "block=pre_norm",
-        "norm=layer_norm",
-        "feed_forward=gelu",
-        "task=causal_lm",
-        "model.bias=true",
-    ),
+    groups={
+        "attention": "mha",
+        "position": "learned",
+        "block": "pre_norm",
+        "norm": "layer_norm",
+        "feed_forward": "gelu",
+        "task": "causal_lm",
+    },
+    values={"model.bias": True},
     fields=(
         Field("vocab_size", "model.vocab_size", int),
         Field("n_positions", "model.max_seq_len", int),
@@ -32,7 +32,7 @@ GPT2 = Family(
         Field("attn_pdrop", "attention.dropout", float, 0.1),
         Field("initializer_range", "model.init_std", float, 0.02),
     ),
-    # The second only reorders what is computed, in fp32 where the model is not.
+    # `reorder_and_upcast_attn` computes the same scores in another order, in fp32.
     fixed={"scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "add_cross_attention": False},
     modules=(
         Module("wte", ("encoder.token_embedding",)),
@@ -54,5 +54,5 @@ GPT2 = Family(
         Module("ln_f", ("encoder.final_norm",)),
         Module("lm_head", ("readout.proj",)),
     ),
-    unused=(".attn.bias", ".attn.masked_bias"),  # the causal mask, which old files hold
+    unused=(".attn.bias", ".attn.masked_bias"),  # the causal mask, which older files contain
 )

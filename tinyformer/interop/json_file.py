@@ -1,20 +1,22 @@
-"""Files that hold one JSON object."""
+"""Reading JSON files."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from tinyformer.errors import ArgumentError
+
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds a JSON object.
+    """The JSON object in a file.
 
     Raises:
-        ValueError: it does not.
+        ArgumentError: the file cannot be read, or contains something else.
     """
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # not UTF-8, or no JSON
-        raise ValueError(f"{path} cannot be read ({error}).") from error
+        raise ArgumentError("path", str(path), f"cannot be read as JSON ({error})") from error
     if isinstance(contents, dict):
         return contents
-    raise ValueError(f"{path} is no JSON object.")
+    raise ArgumentError("path", str(path), "is not a JSON object")

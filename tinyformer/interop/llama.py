@@ -1,40 +1,42 @@
-"""Llama (Touvron et al. 2023, arXiv 2302.13971) and Mistral (Jiang et al. 2023, arXiv 2310.06825), which adds a window.
+"""Llama (Touvron et al. 2023, arXiv 2302.13971) and Mistral (Jiang et al. 2023, arXiv 2310.06825).
 
-Rotary positions, pre-norm by RMSNorm, a gated feed-forward network, keys and values of groups of heads.
+Rotary positions, pre-norm with RMSNorm, a gated feed-forward network and grouped-query attention; Mistral adds a
+sliding window.
 """
 
 from dataclasses import replace
 
+from tinyformer.errors import ArgumentError
 from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module
 
 ROPE = ("rope_parameters", "rope_scaling")
-"""What newer and older files call the parameters of rotary positions."""
+"""The parameters of rotary positions in newer and in older files."""
 
 PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 
 
 def read_rope(fields: Fields) -> Fields:
-    """Bring `rope_theta` to where older files have it.
+    """Move `rope_theta` to the top level, where older files have it.
 
     Raises:
-        ValueError: positions are scaled, or only a part of each head is turned.
+        ArgumentError: positions are scaled, or only part of each head is rotated.
     """
     fields = dict(fields)
     for name in ROPE:
         parameters = fields.pop(name, None) or {}
         pairs = parameters.items() if isinstance(parameters, dict) else [("rope_type", parameters)]
-        for key, value in pairs:
-            if key == "rope_theta":
-                fields[key] = value
-            elif value != PLAIN_ROPE.get(key):
-                raise ValueError(
-                    f"config.json: {name}.{key}={value} has no counterpart here; {name}.rope_type=default alone has."
+        for parameter, value in pairs:
+            if parameter == "rope_theta":
+                fields[parameter] = value
+            elif value != PLAIN_ROPE.get(parameter):
+                raise ArgumentError(
+                    f"fields.{name}.{parameter}", value, "is not supported", {"rope_type": PLAIN_ROPE["rope_type"]}
                 )
     return fields
 
 
 def write_rope(fields: Fields) -> Fields:
-    """Put `rope_theta` where newer files have it, too."""
+    """Add `rope_theta` where newer files have it."""
     theta = {name: value for name, value in fields.items() if name == "rope_theta"}
     return fields | {"rope_parameters": {"rope_type": "default", **theta}}
 
@@ -44,14 +46,14 @@ LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     prefix="model.",
-    overrides=(
-        "attention=mha",
-        "position=rotary",
-        "block=pre_norm",
-        "norm=rms_norm",
-        "feed_forward=swiglu",
-        "task=causal_lm",
-    ),
+    groups={
+        "attention": "mha",
+        "position": "rotary",
+        "block": "pre_norm",
+        "norm": "rms_norm",
+        "feed_forward": "swiglu",
+        "task": "causal_lm",
+    },
     fields=(
         Field("vocab_size", "model.vocab_size", int),
         Field("max_position_embeddings", "model.max_seq_len", int, 2048),

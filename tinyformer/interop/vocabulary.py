@@ -1,4 +1,4 @@
-"""Tokenizers as Hugging Face keeps them in a model's folder, in and out."""
+"""Tokenizer files of Hugging Face model folders, read and written."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
 from tinyformer.interop.json_file import read_json
 
@@ -17,7 +18,7 @@ SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 
 OWN_TOKENS = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
-"""Post-processors of a `tokenizer.json` that put tokens around a text."""
+"""Post-processors in a `tokenizer.json` that add tokens to a text."""
 
 
 def _from_json(folder: Path, settings: Fields) -> Tokenizer:
@@ -25,7 +26,7 @@ def _from_json(folder: Path, settings: Fields) -> Tokenizer:
 
 
 def _from_merges(folder: Path, settings: Fields) -> Tokenizer:
-    """GPT-2's, byte-level."""
+    """A byte-level BPE tokenizer, such as GPT-2's."""
     tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
     tokenizer.decoder = decoders.ByteLevel()
@@ -48,65 +49,67 @@ FORMATS: dict[tuple[str, ...], Callable[[Path, Fields], Tokenizer]] = {
     ("vocab.json", "merges.txt"): _from_merges,
     ("vocab.txt",): _from_words,
 }
-"""The files of a tokenizer, the most exact first."""
+"""Readers by the files that they need; the first whose files exist is used."""
 
 TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPECIAL, SENTENCEPIECE)
 
 
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
-    """The tokenizer of a folder; None where it has none.
+    """The tokenizer of a model folder; None if it has none.
 
-    A text begins with the token that ends one in GPT-2 and Llama, and with `[CLS]` in BERT.
+    Texts start with the end-of-text token of GPT-2 and Llama, and with `[CLS]` in BERT.
 
     Args:
-        folder: of the model.
-        fields: of its `config.json`.
+        folder: the model folder.
+        fields: the fields of its `config.json`.
 
     Raises:
-        ValueError: it cannot be read, or has no token to begin a text with.
+        ArgumentError: the tokenizer cannot be read, or has no token that can start a text.
     """
-    found = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
-    if found is None:
+    names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
+    if names is None:
         if (folder / SENTENCEPIECE).is_file():
-            raise ValueError(
-                f"{folder / SENTENCEPIECE} alone is not read; a tokenizer.json beside it is, which "
-                "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers writes."
+            reason = (
+                f"{SENTENCEPIECE} is not supported without a tokenizer.json, which "
+                "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers writes"
             )
+            raise ArgumentError("folder", str(folder), reason)
         return None
     settings: Fields = {}
     for name in (SPECIAL, SETTINGS):
         if (folder / name).is_file():
-            settings |= read_json(folder / name)
+            with argument_path(passed={"path": "folder"}):
+                settings |= read_json(folder / name)
     try:
-        tokenizer = FORMATS[found](folder, settings)
+        tokenizer = FORMATS[names](folder, settings)
     except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"{folder / found[0]} is no tokenizer that `tokenizers` can read ({error}).") from error
+        reason = f"{names[0]} cannot be read by the tokenizers library ({error})"
+        raise ArgumentError("folder", str(folder), reason) from error
     spec = json.loads(tokenizer.to_str())
     first = _first_token(tokenizer, settings, fields)
     first_id = tokenizer.token_to_id(first) if first else None
     if first is not None and first_id is not None:
-        # Ours begins a text without being told.
-        spec["post_processor"] = _without(spec["post_processor"], _beginning(first, first_id))
+        # TextTokenizer adds the first token itself.
+        spec["post_processor"] = _without(spec["post_processor"], _starting_with(first, first_id))
     try:
         return TextTokenizer(Tokenizer.from_str(json.dumps(spec)), first)
     except ValueError as error:
-        raise ValueError(
-            f"{folder}: no token can stand between texts; name one of the vocabulary as eos_token in {SETTINGS}."
-        ) from error
+        reason = f"the tokenizer has no token that separates texts; {SETTINGS} must name one as eos_token"
+        raise ArgumentError("folder", str(folder), reason) from error
 
 
 def tokenizer_files(tokenizer: TextTokenizer, max_seq_len: int) -> dict[str, dict[str, Any]]:
-    """The files of a tokenizer, by name; a text that they encode begins as ours do."""
+    """The JSON files of a tokenizer by name; a text that it encodes starts with the same token as here."""
     spec = json.loads(tokenizer.to_json())
     spec.pop("eos_token", None)
     plain = Tokenizer.from_str(json.dumps(spec))
     eos = plain.id_to_token(tokenizer.eos_id)
     assert eos is not None
-    begun, own = _beginning(eos, tokenizer.eos_id), spec["post_processor"]
+    added, own = _starting_with(eos, tokenizer.eos_id), spec["post_processor"]
     if own is None:
-        spec["post_processor"] = begun
+        spec["post_processor"] = added
     elif not _adds_tokens(own):
-        spec["post_processor"] = {"type": "Sequence", "processors": [own, begun]}
+        spec["post_processor"] = {"type": "Sequence", "processors": [own, added]}
     special = {
         "eos_token": eos,
         "bos_token": eos,
@@ -128,42 +131,42 @@ def tokenizer_files(tokenizer: TextTokenizer, max_seq_len: int) -> dict[str, dic
 
 
 def _first_token(tokenizer: Tokenizer, settings: Fields, fields: Fields) -> str | None:
-    """The token that a text begins with, by what the files say of it; None where they say nothing."""
+    """The token that starts a text according to the files; None if they do not name one."""
     end = fields.get("eos_token_id")
-    number = end[0] if isinstance(end, list) and end else end
+    end_id = end[0] if isinstance(end, list) and end else end
     candidates = (
-        _named(settings, "eos_token"),
-        tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None,
-        _named(settings, "cls_token"),
+        _special_token(settings, "eos_token"),
+        tokenizer.id_to_token(end_id) if isinstance(end_id, int) and end_id >= 0 else None,
+        _special_token(settings, "cls_token"),
         "[CLS]",
     )
     return next((token for token in candidates if token and tokenizer.token_to_id(token) is not None), None)
 
 
-def _named(settings: Fields, key: str) -> str | None:
-    """A special token: a text, or an object that says more about it."""
-    token = settings.get(key)
+def _special_token(settings: Fields, name: str) -> str | None:
+    """A special token, which is a string or an object with the string as its `content`."""
+    token = settings.get(name)
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
-def _beginning(token: str, token_id: int) -> dict[str, Any]:
-    """The post-processor that begins a text, and the second of a pair, with a token."""
-    mark = {"SpecialToken": {"id": token, "type_id": 0}}
+def _starting_with(token: str, token_id: int) -> dict[str, Any]:
+    """A post-processor that puts a token before a text, and before the second text of a pair."""
+    start = {"SpecialToken": {"id": token, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
     return {
         "type": "TemplateProcessing",
-        "single": [mark, first],
-        "pair": [mark, first, mark, second],
+        "single": [start, first],
+        "pair": [start, first, start, second],
         "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
     }
 
 
-def _without(processor: dict[str, Any] | None, begun: dict[str, Any]) -> dict[str, Any] | None:
-    """A post-processor as it was before an export put `begun` behind it."""
-    if processor is not None and processor.get("processors", [])[1:] == [begun]:
+def _without(processor: dict[str, Any] | None, added: dict[str, Any]) -> dict[str, Any] | None:
+    """A post-processor as it was before an export appended `added`."""
+    if processor is not None and processor.get("processors", [])[1:] == [added]:
         return processor["processors"][0]
-    return None if processor == begun else processor
+    return None if processor == added else processor
 
 
 def _adds_tokens(processor: dict[str, Any]) -> bool:
