@@ -1,4 +1,4 @@
-"""A real browser without a window, for the pages that we write."""
+"""A headless browser, for tests of HTML pages."""
 
 import shutil
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ ARGUMENTS = [
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The system's Chromium, or Playwright's own; without either the test is skipped."""
+    """The Chromium of the system or of Playwright; the test is skipped without either."""
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or playwright.chromium.executable_path
         if not Path(path).exists():
-            pytest.skip("no Chromium: `apt-get install chromium` or `playwright install chromium` gets one")
+            pytest.skip("needs Chromium: `apt-get install chromium` or `playwright install chromium`")
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
         browser.close()
@@ -33,22 +33,22 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def quiet_page(browser: Browser, width: int = 1280, scheme: str = "light") -> Iterator[Page]:
-    """A page that must not complain in its console, fail in a script, or ask for anything but files."""
-    complaints: list[str] = []
+    """A page that fails the test if it logs an error or warning, or requests anything but files."""
+    problems: list[str] = []
 
-    def hear(message: ConsoleMessage) -> None:
+    def on_message(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            complaints.append(message.text)
+            problems.append(message.text)
 
-    def see(request: Request) -> None:
+    def on_request(request: Request) -> None:
         if not request.url.startswith(("file:", "about:")):
-            complaints.append(f"request: {request.url[:100]}")
+            problems.append(f"request: {request.url[:100]}")
 
     page = browser.new_page(viewport={"width": width, "height": 860}, color_scheme=scheme)
     page.set_default_timeout(5000)
-    page.on("console", hear)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", see)
+    page.on("console", on_message)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", on_request)
     yield page
     page.close()
-    assert complaints == []
+    assert not problems, problems

@@ -1,4 +1,4 @@
-"""An atlas of random maps, and what its page shows."""
+"""An atlas of random maps, and readers of its page."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 TOKENS = list("The cat sat on ⏎it.")
 HALF_STEP = 0.5 / 65535
-SHOWN = 0.00005 + HALF_STEP  # four decimals of a stored weight
+ROUNDING = 0.00005 + HALF_STEP  # of a stored weight shown with four decimals
 
 
 def random_maps(heads_by_layer, seq, seed=0):
@@ -26,22 +26,23 @@ def random_maps(heads_by_layer, seq, seed=0):
 
 
 MAPS = random_maps([2, 3, 1], len(TOKENS))
+HEADS = [weights for layer in MAPS for weights in layer]
 NAMES = [["0", "1"], ["0a", "0b", "1"], ["0"]]
 LABELS = [f"layer {layer} head {name}" for layer, names in enumerate(NAMES) for name in names]
 MEASURES = {
     "entropy": [[2.5, 0.125], [1.0, 1.0, 0.0], [3.75]],
     "importance": [[-0.5, math.nan], [0.0004, None, -2.0], [12345.0]],
 }
-SORTED = {  # the places of LABELS in each order
+SORTED = {  # indices into LABELS
     ("entropy", "smallest"): [4, 1, 2, 3, 0, 5],
     ("entropy", "largest"): [5, 0, 2, 3, 1, 4],
-    ("importance", "smallest"): [4, 0, 2, 5, 1, 3],  # what is not defined comes last either way
+    ("importance", "smallest"): [4, 0, 2, 5, 1, 3],  # undefined values come last in both orders
     ("importance", "largest"): [5, 2, 0, 4, 1, 3],
 }
 
 
 def stored(path):
-    """The data of a written atlas."""
+    """The data in the file of an atlas."""
     text = path.read_text(encoding="utf-8")
     return json.loads(re.search(r'id="atlas-data">(.*?)</script>', text, re.DOTALL)[1])
 
@@ -55,7 +56,7 @@ def shown_labels(page):
 
 
 def shown_rows(page):
-    """The table of weights, as {token's index: weight} in its order."""
+    """The table of weights, as {index of the token: weight} in its order."""
     rows = page.locator("#weights tr").evaluate_all(
         "rows => rows.map((row) => [row.querySelector('.index').textContent, row.cells[1].textContent])"
     )
@@ -63,35 +64,24 @@ def shown_rows(page):
     return {int(index): float(value) for index, value in rows}
 
 
-def colours(locator):
-    """The pixels of a canvas, from 0 to 1."""
-    size, data = locator.evaluate("c => [c.width, [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]]")
-    return np.array(data).reshape(size, size, 4) / 255
-
-
-def expected_colours(weights):
-    return mpl.colormaps["viridis"](np.round(weights.sqrt().numpy() * 255).astype(int))
-
-
 def assert_colours(locator, weights):
+    """The pixels of a canvas have the colours of the weights."""
     expect(locator).to_have_attribute("width", str(len(weights)))  # thumbnails are drawn when they come into view
-    # A weight at the edge of two of the 256 colours may take either.
-    assert np.abs(colours(locator) - expected_colours(weights)).max() < 0.02
-
-
-def flat(by_layer):
-    return [value for layer in by_layer for value in layer]
+    size, data = locator.evaluate("c => [c.width, [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]]")
+    expected = mpl.colormaps["viridis"](np.round(weights.sqrt().numpy() * 255).astype(int))
+    # A weight between two of the 256 colours may take either.
+    assert np.abs(np.array(data).reshape(size, size, 4) / 255 - expected).max() < 0.02
 
 
 def assert_shown(page, weights, title, other_axis):
-    """The table, the sentence and the bars tell one token's weights."""
+    """Table, sentence and bars show the weights of one token."""
     expect(page.locator("#token-title")).to_have_text(title)
     rows = shown_rows(page)
     levels = (weights * 65535).round()
     order = levels.argsort(descending=True, stable=True).tolist()
     assert list(rows) == order[: min(8, int((levels > 0).sum()))]
     for index, value in rows.items():
-        assert value == pytest.approx(weights[index].item(), abs=SHOWN)
+        assert value == pytest.approx(weights[index].item(), abs=ROUNDING)
     strongest = [f"token {token(index)} {value:.4f}" for index, value in list(rows.items())[:3]]
     expect(page.locator("#sentence")).to_have_text(f"{title}: {', '.join(strongest)}.")
     bars = page.locator(f"#{other_axis} button").evaluate_all(

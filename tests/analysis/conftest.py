@@ -9,15 +9,15 @@ from analysis.atlas_pages import MAPS, MEASURES, NAMES, TOKENS
 from tinyformer.analysis import write_atlas
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser():
-    with chromium() as one:
-        yield one
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
 def open_atlas(tmp_path, browser):
-    """Write an atlas and open it; at the end no page may have complained or asked for anything."""
+    """Write an atlas and open it; the test fails if a page reports an error or requests anything."""
     with ExitStack() as pages:
 
         def write_and_open(

@@ -126,7 +126,7 @@ def test_the_measures_are_those_of_the_definition(tmp_path, backend, num_rows):
         for layer, weights, logits in definition(module.network.eval(), tokens):
             maps = AttentionMaps(weights[:, :, rows], logits[:, :, rows])
             for name, measure in measures.items():
-                for head, value in enumerate(measure.of(maps, rows, tokens).tolist()):
+                for head, value in enumerate(measure.compute(maps, rows, tokens).tolist()):
                     key = f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
                     assert found[key] == pytest.approx(value, abs=1e-5, nan_ok=True), key
 

@@ -1,8 +1,8 @@
-"""The atlas: every head of a trained model on one text, in one HTML file that needs nothing else.
+"""The atlas: an interactive page with the attention maps of all heads of a model on one text.
 
-The file holds the weights, the page and its program. A policy in its head forbids it to load or send anything, so that
-it can be mailed, stored beside a run, or logged to Weights & Biases. Its parts lie in `atlas_page`: a template, a style
-sheet, and JavaScript that runs as it stands.
+The page is a single HTML file that holds the weights and its scripts. Its Content-Security-Policy forbids it to load or
+send anything, so that it can be mailed, stored beside a run, or logged to Weights & Biases. The folder `atlas_page`
+holds its parts: a template, a style sheet, and JavaScript that needs no build step.
 """
 
 import base64
@@ -22,14 +22,16 @@ from jaxtyping import Float
 from matplotlib.colors import to_hex
 from torch import Tensor
 
+from tinyformer.errors import ArgumentError
+
 SCRIPTS = ("data.js", "overview.js", "head.js", "page.js")
-"""They are put together in this order into one module."""
+"""The scripts, concatenated in this order into one module."""
 
 LEVELS = 65535
-"""A weight is stored as a whole number of 1/65535, so it is off by 0.000008 at most."""
+"""Weights are stored as integer multiples of 1/65535, with an error of at most 0.000008."""
 
 SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-"""What stands for a token, or a character of one, that nobody would see."""
+"""Visible signs for the empty token and for white space."""
 
 
 def write_atlas(
@@ -43,24 +45,25 @@ def write_atlas(
 ) -> Path:
     """Write the atlas of a model on a text.
 
-    It opens on all heads as thumbnails, in the order of layers or of a measure; each opens a map with its tokens, in
-    which a token shows what it attends to and what attends to it. The colour is the square root of the weight, from 0
-    to 1 in every map, as in `head_maps`.
+    The page opens on thumbnails of all heads, ordered by layer or by a measure. A head opens as a map with its tokens;
+    selecting a token shows which tokens it attends to, or which attend to it. The colour is the square root of the
+    weight, from 0 to 1 in every map, as in `head_maps`.
 
     Args:
-        path: the file; its folder is made.
-        maps: exact weights of each layer, queries down and keys across; layers may differ in how many they have.
-        tokens: their labels, or the tokens themselves: white space and control characters are made visible.
-        measures: numbers by name, then by layer and map; None or NaN where a measure is not defined.
-        names: of each layer's maps, "0", "1", … unless given; "0a" and "0b" for a head with two softmaxes.
-        title: of the page.
-        descriptions: a sentence on a measure, with its unit, by the measure's name.
+        path: the file; its folder is created.
+        maps: exact attention weights of each layer, queries down and keys across.
+        tokens: the token strings, in which white space and control characters are made visible.
+        measures: values by measure, then by layer and map; None or nan where a measure is not defined.
+        names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
+            indices.
+        title: title of the page.
+        descriptions: the meaning of each measure, with its unit.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: the parts do not fit each other, or something in `maps` is no weight.
+        ArgumentError: the sizes of the arguments differ, or `maps` holds numbers outside of 0 to 1.
     """
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
     _require_fit(maps, tokens, measures, names)
@@ -89,7 +92,7 @@ def write_atlas(
 
 
 def _page(title: str, data: dict[str, Any]) -> str:
-    """The template, filled."""
+    """The page: the template with data, style and scripts filled in."""
     parts = files("tinyformer.analysis") / "atlas_page"
     style = (parts / "atlas.css").read_text(encoding="utf-8")
     script = "\n".join((parts / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -104,19 +107,19 @@ def _page(title: str, data: dict[str, Any]) -> str:
         policy="; ".join(f"{name} {value}" for name, value in policy.items()),
         title=html.escape(title),
         style=style,
-        # "<" could end the element; in JSON it stands in strings alone, where its code does as well.
+        # "<" could end the element. In JSON it occurs only within strings, where an escape is allowed.
         data=json.dumps(data, separators=(",", ":")).replace("<", r"\u003c"),
         script=script,
     )
 
 
 def _hash(text: str) -> str:
-    """How a Content-Security-Policy names an inline script or style that may be used."""
+    """The hash by which a Content-Security-Policy admits an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _packed(weights: Float[Tensor, "seq seq"]) -> str:
-    """A map as 16-bit little-endian whole numbers, row by row, in base64."""
+    """A map as base64 of 16-bit little-endian integers, row by row."""
     levels = (weights.detach().float().clamp(0, 1) * LEVELS).round().to("cpu", torch.int32)
     return base64.b64encode(levels.numpy().astype("<u2").tobytes()).decode()
 
@@ -126,7 +129,7 @@ def _number(value: float | None) -> float | None:
 
 
 def _visible(token: str) -> str:
-    """A token whose every character is seen: a space is ␣, a newline ⏎, another without a shape its code."""
+    """A token string in which every character is visible: ␣ for a space, ⏎ for a newline, codes for other controls."""
     if not token:
         return SIGNS[token]
     return "".join(SIGNS.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in token)
@@ -138,23 +141,24 @@ def _require_fit(
     measures: Mapping[str, Sequence[Sequence[float | None]]],
     names: Sequence[Sequence[str]],
 ) -> None:
-    """Refuse parts that do not belong together, naming the first that does not."""
-    if not tokens or not any(len(layer) for layer in maps):
-        raise ValueError(
-            f"An atlas wants a head and a token at least; here are {len(maps)} layers, {len(tokens)} tokens."
-        )
-    wanted = [len(tokens), len(tokens)]
+    """Refuse arguments of write_atlas whose sizes differ."""
+    if not tokens:
+        raise ArgumentError("tokens", [], "must hold at least one token")
+    if not any(len(layer) for layer in maps):
+        raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
+    size = [len(tokens), len(tokens)]
     for index, layer in enumerate(maps):
-        if list(layer.shape[1:]) != wanted:
-            raise ValueError(f"maps[{index}] is {list(layer.shape)}; for {len(tokens)} tokens each map is {wanted}.")
-        # A softmax may round past 1; NaN fails every comparison.
+        if list(layer.shape[1:]) != size:
+            reason = f"must be maps of {size} for {len(tokens)} `tokens`"
+            raise ArgumentError(f"maps[{index}]", list(layer.shape), reason)
+        # A softmax may round to slightly more than 1; nan fails every comparison.
         if not bool(((layer >= 0) & (layer.float() <= 1.001)).all()):
-            raise ValueError(f"maps[{index}] holds numbers that are no attention weights: each is from 0 to 1.")
+            raise ArgumentError(f"maps[{index}]", list(layer.shape), "must hold attention weights from 0 to 1")
     counts = [len(layer) for layer in maps]
     for name, by_layer in {"names": names, **{f"measures[{name!r}]": measures[name] for name in measures}}.items():
-        given = [len(layer) for layer in by_layer]
-        if given != counts:
-            raise ValueError(f"{name} holds {given} for the layers, whose maps are {counts}.")
-    for index, of_layer in enumerate(names):
-        if len(set(of_layer)) < len(of_layer):
-            raise ValueError(f"names[{index}]={list(of_layer)}: two maps of a layer have one name; ['0a', '0b'] works.")
+        sizes = [len(layer) for layer in by_layer]
+        if sizes != counts:
+            raise ArgumentError(name, sizes, f"must have as many entries per layer as `maps`, {counts}")
+    for index, layer_names in enumerate(names):
+        if len(set(layer_names)) < len(layer_names):
+            raise ArgumentError(f"names[{index}]", list(layer_names), "must be unique within a layer")

@@ -1,4 +1,4 @@
-"""When a head begins to do something, and when it stops: thresholds on measures, with hysteresis."""
+"""Events of training: heads that become, or stop being, induction heads, sinks or collapsed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Trait:
-    """What a head is while a measure is above a threshold, or below it.
+    """A property that a head has while a measure is at or beyond a threshold.
 
     Args:
         measure: a name in `MEASURES` or `PATTERNS`.
-        threshold: in the measure's unit, greater than 0; at it, the trait is there.
-        begins: what is said where it comes, such as "became an induction head".
-        ends: what is said where it goes.
-        below: whether small values make it, not large ones.
+        threshold: the threshold in the unit of the measure, greater than 0.
+        begins: the event when a head acquires the trait, such as "became an induction head".
+        ends: the event when a head loses the trait.
+        below: whether the trait means values up to the threshold instead of from it.
     """
 
     measure: str
@@ -27,15 +27,15 @@ class Trait:
 
 @dataclass(frozen=True)
 class Event:
-    """A head that began or ceased to be something.
+    """The change of a trait of a head.
 
     Args:
-        step: optimizer steps behind the weights that it was seen in.
-        layer: from 0.
-        head: name of its map.
-        event: what happened, in words.
-        measure: that crossed the threshold.
-        value: of the measure then.
+        step: number of optimizer steps before the measurement.
+        layer: index of the layer.
+        head: name of the head's map.
+        event: the event in words.
+        measure: the measure that crossed the threshold.
+        value: the value of the measure.
     """
 
     step: int
@@ -52,35 +52,33 @@ class Event:
 
 
 def head_traits(induction: float, sink: float, collapse: float) -> dict[str, Trait]:
-    """What heads are watched for.
+    """The traits that training reports.
 
     Args:
-        induction: share of attention on what followed the same token, from which a head is an induction head (Olsson
-            et al. 2022, arXiv 2209.11895).
-        sink: share of attention on the first token, from which a head is a sink (Xiao et al. 2023, 2309.17453).
-        collapse: share of the largest possible entropy, up to which a head's has collapsed (Zhai et al. 2023,
-            2303.06296).
+        induction: minimum prefix matching of an induction head (Olsson et al. 2022, arXiv 2209.11895).
+        sink: minimum share of attention on the first token of a sink (Xiao et al. 2023, arXiv 2309.17453).
+        collapse: maximum share of the possible entropy of a collapsed head (Zhai et al. 2023, arXiv 2303.06296).
     """
-    gone = "is no longer"
+    lost = "is no longer"
     return {
-        "induction": Trait("induction", induction, "became an induction head", f"{gone} an induction head"),
-        "sink": Trait("first_token", sink, "became a first-token sink", f"{gone} a first-token sink"),
+        "induction": Trait("induction", induction, "became an induction head", f"{lost} an induction head"),
+        "sink": Trait("first_token", sink, "became a first-token sink", f"{lost} a first-token sink"),
         "collapse": Trait(
-            "entropy_share", collapse, "collapsed in entropy", f"{gone} collapsed in entropy", below=True
+            "entropy_share", collapse, "collapsed in entropy", f"{lost} collapsed in entropy", below=True
         ),
     }
 
 
 class EventDetector:
-    """Notices traits that come and go, from one measurement to the next.
+    """Detects when heads acquire and lose traits, by comparing consecutive measurements.
 
-    A trait comes where the measure reaches the threshold, and goes where it falls back behind it by a share of it, so
-    that a head that hovers at the threshold is not reported again and again. The first measurement of a head says
-    what it is, not what it became.
+    A head acquires a trait when the measure reaches the threshold, and loses it when the measure falls behind the
+    threshold by the hysteresis, so that a head near the threshold is not reported repeatedly. The first measurement of
+    a head causes no events.
 
     Args:
-        traits: by the name under which the state knows them.
-        hysteresis: the share of a threshold by which a measure must fall back behind it; below 1.
+        traits: the traits, by the name that identifies them in a saved state.
+        hysteresis: share of a threshold by which a measure must fall behind it to end a trait; below 1.
     """
 
     def __init__(self, traits: Mapping[str, Trait], hysteresis: float) -> None:
@@ -91,39 +89,39 @@ class EventDetector:
     def observe(
         self, step: int, names: Sequence[Sequence[str]], measures: Mapping[str, Sequence[Sequence[float]]]
     ) -> list[Event]:
-        """The events since the last measurement, which `events` holds from now on, too.
+        """Compare a measurement with the one before, and return the new events, which are also added to `events`.
 
         Args:
-            step: optimizer steps behind the weights.
-            names: of each layer's heads.
-            measures: by name, the value for each head of each layer; nan says nothing.
+            step: number of optimizer steps before the measurement.
+            names: names of each layer's heads.
+            measures: by name, the value for each head of each layer; nan is ignored.
         """
-        found = []
+        new = []
         for trait_name, trait in self.traits.items():
             for layer, values in enumerate(measures.get(trait.measure, ())):
                 for head, value in zip(names[layer], values, strict=True):
                     key = f"{trait_name} {layer} {head}"
-                    had, has = self._has.get(key), self._after(trait, self._has.get(key, False), value)
                     if math.isnan(value):
                         continue
-                    self._has[key] = has
+                    had = self._has.get(key)
+                    self._has[key] = has = self._has_trait(trait, bool(had), value)
                     if had is not None and had != has:
-                        said = trait.begins if has else trait.ends
-                        found.append(Event(step, layer, head, said, trait.measure, value))
-        self.events.extend(found)
-        return found
+                        event = trait.begins if has else trait.ends
+                        new.append(Event(step, layer, head, event, trait.measure, value))
+        self.events.extend(new)
+        return new
 
-    def _after(self, trait: Trait, had: bool, value: float) -> bool:
-        """Whether a head that had a trait, or not, has it now."""
+    def _has_trait(self, trait: Trait, had: bool, value: float) -> bool:
+        """Whether a head has a trait, given whether it had it at the measurement before."""
         sign = -1 if trait.below else 1
         bound = trait.threshold * (1 - sign * self.hysteresis) if had else trait.threshold
         return sign * value >= sign * bound
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from, as plain containers."""
+        """The state from which a resumed run continues, as plain containers."""
         return {"events": [asdict(event) for event in self.events], "has": dict(self._has)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self.events = [Event(**event) for event in state["events"]]
         self._has = dict(state["has"])

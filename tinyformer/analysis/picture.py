@@ -1,4 +1,4 @@
-"""Pictures of tiles and text in one byte a pixel: 144 heads with their labels take a tenth of a second."""
+"""Images of tiles and text with one byte per pixel, far faster to draw than matplotlib figures."""
 
 from functools import cache, lru_cache
 from pathlib import Path
@@ -12,27 +12,27 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 COLOURS, GREYS = 224, 32
-"""How many of viridis, from 0 to 1, and how many greys after them, from black to white."""
+"""Palette: number of colours of viridis, from 0 to 1, followed by a number of greys, from black to white."""
 BLACK, WHITE = COLOURS, COLOURS + GREYS - 1
 BRIGHT = 0.6
-"""The value from which a colour is so bright that text on it is black."""
+"""The value from which a colour is bright enough for black text."""
 POINTS = 7
 DPI = 100
 FONTS = ("DejaVu Sans Mono", "DejaVu Sans")
-"""They come with matplotlib; the first that has all characters of a text writes it."""
+"""Fonts of matplotlib; a text is written in the first that has all its characters."""
 MAX_LABEL = 10
 
 
 class Label(NamedTuple):
-    """A text in a picture.
+    """A text in a picture and its bounding box in pixels.
 
     Args:
-        text: what it says.
-        points: size of its font.
-        left: pixels from the left; so are the others.
-        top: from the top.
-        right: of its box.
-        bottom: of its box.
+        text: the text.
+        points: font size.
+        left: left edge.
+        top: top edge.
+        right: right edge.
+        bottom: bottom edge.
     """
 
     text: str
@@ -44,11 +44,11 @@ class Label(NamedTuple):
 
 
 class Picture:
-    """A white sheet for tiles and text, whose corner at the left and top is (0, 0).
+    """A white image for tiles and text, with the origin in the top left corner.
 
     Args:
-        width: in pixels.
-        height: in pixels.
+        width: width in pixels.
+        height: height in pixels.
     """
 
     def __init__(self, width: int, height: int) -> None:
@@ -56,40 +56,40 @@ class Picture:
         self.labels: list[Label] = []
 
     def tile(self, x: int, y: int, values: Float[np.ndarray, "rows columns"], width: int, height: int) -> None:
-        """A field for each value from 0 to 1, nan left white.
+        """Draw a rectangular cell for each value from 0 to 1; nan stays white.
 
         Args:
-            x: of the corner.
-            y: of the corner.
-            values: the first row at the top.
-            width: of a field, in pixels.
-            height: of a field, in pixels.
+            x: left edge.
+            y: top edge.
+            values: the values, first row at the top.
+            width: width of a cell in pixels.
+            height: height of a cell in pixels.
         """
-        shown = np.where(np.isnan(values), WHITE, np.nan_to_num(values).clip(0, 1) * (COLOURS - 1) + 0.5)
-        fields = shown.astype(np.uint8).repeat(height, axis=0).repeat(width, axis=1)
-        self.pixels[y : y + fields.shape[0], x : x + fields.shape[1]] = fields
+        indices = np.where(np.isnan(values), WHITE, np.nan_to_num(values).clip(0, 1) * (COLOURS - 1) + 0.5)
+        cells = indices.astype(np.uint8).repeat(height, axis=0).repeat(width, axis=1)
+        self.pixels[y : y + cells.shape[0], x : x + cells.shape[1]] = cells
 
     def write(
         self, x: float, y: float, text: str, align: str = "lm", points: float = POINTS, upright: bool = False
     ) -> None:
-        """Write on white.
+        """Write text on white.
 
         Args:
-            x: of the text's left, middle or right.
-            y: of its top, middle or bottom.
-            text: one line.
-            align: which these are, such as "lt", "mm" or "rb".
-            points: size of the font.
-            upright: from below to above.
+            x: horizontal position of the anchor.
+            y: vertical position of the anchor.
+            text: one line of text.
+            align: the anchor of the text, horizontal (l, m, r) and vertical (t, m, b), such as "lt".
+            points: font size.
+            upright: whether the text runs from bottom to top.
         """
         ink = _ink(text, points, upright)
-        # Greys are black where there is all of the ink.
+        # Antialiased: full coverage is black.
         self._put(x, y, align, Label(text, points, 0, 0, *ink.shape[::-1]), WHITE - ink // (256 // GREYS), ink > 0)
 
     def write_on_tile(self, x: float, y: float, text: str, value: float, points: float = POINTS) -> None:
-        """Write in the middle of a field whose value is known, black on white where that is bright.
+        """Write text centred on a cell of the given value, black if the cell is bright and white otherwise.
 
-        A palette has no colours between the letter's and the field's, so the letters have no soft edges.
+        Not antialiased, since the palette has no colours between text and cell.
         """
         ink = _ink(text, points, sharp=True)
         colour = BLACK if value >= BRIGHT or np.isnan(value) else WHITE
@@ -103,30 +103,30 @@ class Picture:
         np.copyto(self.pixels[top : box.bottom, left : box.right], pixels, where=where)
 
     def savefig(self, path: Path) -> None:
-        """Write it to a file, as matplotlib's figures are written."""
-        # The weakest compression: large even areas pack well, and the strongest takes twice the time for a third less.
+        """Write the picture to a file, like `matplotlib.figure.Figure.savefig`."""
+        # The strongest compression takes twice the time and saves a third.
         self.image().save(path, compress_level=1)
 
     def image(self) -> Image.Image:
-        """The picture, its colours in a palette."""
+        """The picture as a palette image."""
         image = Image.frombytes("P", self.pixels.shape[::-1], self.pixels.tobytes())
         image.putpalette(palette().tobytes())
         return image
 
 
 def text_width(text: str, points: float = POINTS) -> int:
-    """How many pixels a text takes from left to right."""
+    """The width of a text in pixels."""
     return _ink(text, points).shape[1]
 
 
 def readable(text: str, longest: int = MAX_LABEL) -> str:
-    """A text as it can be drawn: characters that no font has as their code points, and not too long."""
+    """A text that can be drawn: characters that no font has as escapes, cut to a maximum length."""
     shown = "".join(c if c.isprintable() and _font_of(c) else ascii(c)[1:-1] for c in text)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def save_png(picture: Picture | Figure, path: Path) -> Path:
-    """Write a picture at its own size."""
+    """Write a picture to a file, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path)
     return path
@@ -134,15 +134,15 @@ def save_png(picture: Picture | Figure, path: Path) -> Path:
 
 @cache
 def palette() -> UInt8[np.ndarray, "256 3"]:
-    """The colours of the pixels' values."""
+    """The RGB colours of the pixel values."""
     colours = mpl.colormaps["viridis"](np.linspace(0, 1, COLOURS))[:, :3]
     greys = np.linspace(0, 1, GREYS)[:, None].repeat(3, axis=1)
     return np.round(np.concatenate([colours, greys]) * 255).astype(np.uint8)
 
 
-@lru_cache(maxsize=4096)  # labels and numbers come again and again; a title does not
+@lru_cache(maxsize=4096)  # labels and numbers repeat
 def _ink(text: str, points: float, upright: bool = False, sharp: bool = False) -> UInt8[np.ndarray, "height width"]:
-    """How much of each pixel of a line of text is ink, from 0 to 255."""
+    """The coverage of each pixel of a line of text, from 0 to 255."""
     font = _loaded(_font_of(text) or FONTS[-1], points)
     ascent, descent = font.getmetrics()
     left, top, right, bottom = font.getbbox(text, anchor="ls")
@@ -162,6 +162,6 @@ def _loaded(name: str, points: float) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=4096)
 def _font_of(text: str) -> str | None:
-    """The first font that has all characters of a text."""
+    """The first font that has all characters of a text, if any."""
     fonts = ((name, font_manager.get_font(font_manager.findfont(name))) for name in FONTS)
     return next((name for name, font in fonts if all(font.get_char_index(ord(c)) for c in text)), None)

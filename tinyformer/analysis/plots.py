@@ -1,4 +1,4 @@
-"""Pictures of attention: what each head looks at, and what each measure says of it."""
+"""Pictures of all heads: their attention maps and their measures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from tinyformer.analysis.picture import POINTS, Picture, readable, text_width
 PIXELS_PER_TOKEN = 14
 MIN_MAP_PIXELS = 100
 HEADING, CAPTION, GAP = 40, 20, 12
-"""Pixels: the height of the line above all, that of the line above a map, and what is between two."""
-FIELD_WIDTH, FIELD_HEIGHT = 38, 20
-"""Pixels of a head in the picture of measures, which hold its value."""
+"""Pixels: height of the title, height of the caption of a map, gap between maps."""
+CELL_WIDTH, CELL_HEIGHT = 38, 20
+"""Pixels of the cell of a head in the picture of measures."""
 LANDSCAPE = 1.6
-"""Width to height, about, of the picture of measures."""
+"""Approximate aspect ratio of the picture of measures."""
 
 
 def head_maps(
@@ -25,16 +25,16 @@ def head_maps(
     title: str,
     names: Sequence[Sequence[str]] | None = None,
 ) -> Picture:
-    """All heads in one picture: a row for each layer, a column for each head, queries down and keys across.
+    """A picture of all attention maps: a row per layer, a column per head; queries down and keys across.
 
-    The colour is the square root of the weight, from 0 to 1 in every map, so that heads compare and a weight of 0.05
-    is still seen beside one of 1.
+    The colour is the square root of the weight, on the same scale from 0 to 1 in every map, so that heads can be
+    compared and a weight of 0.05 is visible beside a weight of 1.
 
     Args:
         maps: attention weights of each layer.
-        tokens: their labels, which stand at the left of each row and below the last.
-        title: the line above.
-        names: of each layer's maps; their numbers unless given. Those of one name stand in one column.
+        tokens: token strings, which label the rows and columns.
+        title: title of the picture.
+        names: names of each layer's maps, by default their indices. Maps with the same name share a column.
     """
     labels, seq = [readable(token) for token in tokens], len(tokens)
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
@@ -69,25 +69,25 @@ def measure_maps(
     names: Sequence[Sequence[str]],
     title: str,
 ) -> Picture:
-    """All measures in one picture: for each a field for each head, layers down and heads across.
+    """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
 
-    The colours of each measure go from its least value to its largest; the values are written in the fields.
+    The colour scale of each measure runs from its minimum to its maximum; the cells show the values.
 
     Args:
-        measures: by name, the value for each head of each layer, nan where there is none.
-        meanings: of each, in a few words.
-        names: of each layer's heads.
-        title: the line above.
+        measures: by name, the value for each head of each layer, nan where it is not defined.
+        meanings: the meaning of each measure.
+        names: names of each layer's heads.
+        title: title of the picture.
     """
     columns, num_layers = _columns(names), len(names)
     captions = {name: (name, meanings[name]) for name in measures}
-    heading = f"{title}; colour: from the least value of a measure to its largest"
+    heading = f"{title}; colour: from the minimum to the maximum of each measure"
     margin = 12 + text_width(f"layer {num_layers - 1}")
     widest = max(
         text_width(text, POINTS + size) for lines in captions.values() for size, text in enumerate(lines[::-1])
     )
-    width = max(margin + len(columns) * FIELD_WIDTH, margin + widest) + 2 * GAP
-    height = 2 * CAPTION + num_layers * FIELD_HEIGHT + CAPTION + GAP
+    width = max(margin + len(columns) * CELL_WIDTH, margin + widest) + 2 * GAP
+    height = 2 * CAPTION + num_layers * CELL_HEIGHT + CAPTION + GAP
     across = min(
         range(1, len(measures) + 1),
         key=lambda n: abs(math.log(n * width / (HEADING + -(-len(measures) // n) * height) / LANDSCAPE)),
@@ -103,33 +103,33 @@ def measure_maps(
         grid = np.full((num_layers, len(columns)), np.nan)
         for layer, values in enumerate(layers):
             grid[layer, [columns[head] for head in names[layer]]] = values
-            picture.write(left - 5, top + (layer + 0.5) * FIELD_HEIGHT, f"layer {layer}", "rm")
-        below = top + num_layers * FIELD_HEIGHT + CAPTION // 2
+            picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, f"layer {layer}", "rm")
+        below = top + num_layers * CELL_HEIGHT + CAPTION // 2
         picture.write(left - 5, below, "head", "rm")
         for head, column in columns.items():
-            picture.write(left + (column + 0.5) * FIELD_WIDTH, below, head, "mm")
+            picture.write(left + (column + 0.5) * CELL_WIDTH, below, head, "mm")
         _draw_grid(picture, left, top, grid)
     return picture
 
 
 def _draw_grid(picture: Picture, left: int, top: int, grid: Float[np.ndarray, "layers heads"]) -> None:
-    """The fields of one measure and the values in them."""
-    known = grid[np.isfinite(grid)]
-    least, span = (known.min(), np.ptp(known)) if known.size else (0.0, 0.0)
-    shares = np.where(np.isfinite(grid), (grid - least) / (span or 1.0), np.nan)
-    picture.tile(left, top, shares, FIELD_WIDTH, FIELD_HEIGHT)
+    """Draw the grid of one measure with its values."""
+    finite = grid[np.isfinite(grid)]
+    minimum, span = (finite.min(), np.ptp(finite)) if finite.size else (0.0, 0.0)
+    shares = np.where(np.isfinite(grid), (grid - minimum) / (span or 1.0), np.nan)
+    picture.tile(left, top, shares, CELL_WIDTH, CELL_HEIGHT)
     for (layer, head), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            x, y = left + (head + 0.5) * FIELD_WIDTH, top + (layer + 0.5) * FIELD_HEIGHT
+            x, y = left + (head + 0.5) * CELL_WIDTH, top + (layer + 0.5) * CELL_HEIGHT
             picture.write_on_tile(x, y, _short(value), float(shares[layer, head]))
 
 
 def _short(value: float) -> str:
-    """A number in at most six characters, as far as it is below 10,000."""
+    """A number in at most six characters if it is below 10,000."""
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def _columns(names: Sequence[Sequence[str]]) -> dict[str, int]:
-    """The column of each head's name: a head that was pruned from one layer leaves its place there free."""
-    found = {name for layer in names for name in layer}
-    return {name: column for column, name in enumerate(sorted(found, key=lambda name: (len(name), name)))}
+    """The column of each head's name; a head pruned from a layer leaves a gap there."""
+    distinct = {name for layer in names for name in layer}
+    return {name: column for column, name in enumerate(sorted(distinct, key=lambda name: (len(name), name)))}

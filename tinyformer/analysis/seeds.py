@@ -1,4 +1,4 @@
-"""Pictures of what settings came to: every seed, their mean and standard deviation."""
+"""Charts of a metric by setting: every seed, with mean and standard deviation."""
 
 import math
 import statistics
@@ -23,28 +23,28 @@ UNITS = {
     "num_tokens": "tokens",
     "num_bytes": "bytes",
 }
-"""Of a metric, by the last part of its name."""
+"""Units of metrics, by the last part of the name."""
 
 DPI = 150
 POINTS = 9
 WIDTH, HEIGHT, MARGINS, ROW_HEIGHT = 7.5, 4.8, 1.7, 0.26  # inches
 MAX_LABEL = 60
 SPREAD_OUT = 20
-"""From this ratio of the largest to the smallest setting on, a linear axis would heap the small ones up."""
+"""Ratio of the largest to the smallest setting from which the axis is logarithmic."""
 
 SEED_COLOUR, MEAN_COLOUR, GRID_COLOUR, NONE_COLOUR = "#3f7fc1", "#1a1a1a", "#e4e4e4", "#767676"
 
 
 def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]], setting: str, metric: str) -> Figure:
-    """A line over a numeric setting: every seed as a dot, the mean with an error bar of one standard deviation.
+    """A line over a numeric setting: a dot for every seed, and the mean with an error bar of one standard deviation.
 
-    The axis of the setting is logarithmic where it is in powers of two, or spread over orders of magnitude.
+    The axis of the setting is logarithmic if its values are powers of two or span orders of magnitude.
 
     Args:
-        numbers: ascending.
-        values: of each setting, of any number of seeds.
-        setting: the key whose values `numbers` are.
-        metric: the key whose values `values` are.
+        numbers: values of the setting, ascending.
+        values: for each of them, the metric of every seed.
+        setting: name of the setting.
+        metric: name of the metric.
     """
     figure, axes = _empty(WIDTH, HEIGHT, metric, f"by {setting}")
     pairs = [(number, value) for number, seeds in zip(numbers, values, strict=True) for value in seeds]
@@ -65,13 +65,13 @@ def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]],
 
 
 def seeds_by_setting(labels: Sequence[str], values: Sequence[Sequence[float]], setting: str, metric: str) -> Figure:
-    """A row for each setting, the first on top: every seed as a dot, the mean with a bar of one standard deviation.
+    """A row for each setting, the first on top: a dot for every seed, and the mean with one standard deviation.
 
     Args:
-        labels: of the settings.
-        values: of each setting, of any number of seeds.
-        setting: the key or keys whose values `labels` are.
-        metric: the key whose values `values` are.
+        labels: the settings.
+        values: for each of them, the metric of every seed.
+        setting: name or names of what is set.
+        metric: name of the metric.
     """
     shown = [readable(label, MAX_LABEL) for label in labels]
     width = WIDTH + 0.08 * max(map(len, shown))
@@ -124,7 +124,7 @@ def _draw_means(axes: Axes, x: Sequence[float], y: Sequence[float], **style: Any
 
 
 def _means(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Of each setting, mean and standard deviation by n - 1; a single seed has no bar."""
+    """Mean and sample standard deviation of each setting; nan for a single seed."""
     spreads = [statistics.stdev(seeds) if len(seeds) > 1 else math.nan for seeds in values]
     return [statistics.fmean(seeds) for seeds in values], spreads
 
@@ -136,7 +136,7 @@ def _finish(figure: Figure, axes: Axes, value_axis: Literal["x", "y"]) -> None:
 
 
 def _label_numbers(figure: Figure, axes: Axes, numbers: Sequence[float]) -> None:
-    """A tick at every setting, and a label where it does not touch the one before."""
+    """Put a tick at every setting, and a label where it does not touch the previous one."""
     axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
     figure.draw_without_rendering()
     ends = -math.inf

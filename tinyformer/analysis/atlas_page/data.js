@@ -1,18 +1,18 @@
-// What the file holds, and how it is written and coloured.
+// The data of the file, and how numbers, tokens and colours are shown.
 
 const atlas = JSON.parse(document.getElementById("atlas-data").textContent);
 const { tokens, measures } = atlas;
 const size = tokens.length;
 const LEVELS = 65535;
 
-// In the order of layers: {layer, name, values, weights} and what follows from them.
+// In the order of layers: {layer, name, values, weights}, a label and a fragment identifier.
 const heads = atlas.heads.map((head) => ({
   ...head,
   label: `layer ${head.layer} head ${head.name}`,
   hash: `#layer-${head.layer}-head-${encodeURIComponent(head.name)}`,
 }));
 
-// A map's levels, row by row; decoded when first asked for. Every machine with a browser is little-endian.
+// A map's levels, row by row, decoded on first use. All machines that run browsers are little-endian.
 function levels(head) {
   if (typeof head.weights === "string") {
     const bytes = Uint8Array.from(atob(head.weights), (character) => character.charCodeAt(0));
@@ -23,7 +23,7 @@ function levels(head) {
 
 const weight = (head, query, key) => levels(head)[query * size + key] / LEVELS;
 
-// The colour of each of 256 steps of the square root, as a pixel (ABGR in memory order).
+// The colours of 256 steps of the square root, as ABGR pixels.
 const pixels = Uint32Array.from(atlas.colours, (colour) => {
   const rgb = parseInt(colour.slice(1), 16);
   return 0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16);
@@ -47,26 +47,26 @@ function shownNumber(value) {
   return (plain ? value.toFixed(3) : value.toExponential(2)).replace("-", "−");
 }
 
-// Isolated, so that a token written from right to left leaves the order of its sentence alone.
+// Isolated, so that a right-to-left token does not reorder its sentence.
 const shownToken = (index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
 
-// Largest first; the earlier of two that are alike.
+// Indices by weight, largest first; ties in the order of tokens.
 function strongest(weights) {
   return [...weights.keys()].sort((a, b) => weights[b] - weights[a] || a - b);
 }
 
 function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 }
 
 const lineEnd = (token) => (token.includes("⏎") ? [element("br")] : []);
 
 const byId = (id) => document.getElementById(id);
 
-// One tab stop for many buttons: the arrow keys move among them, and where they were is where Tab returns.
+// A roving tab stop: the arrow keys move between the buttons, and Tab returns to the last one.
 function rove(container, step) {
   container.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;

@@ -1,4 +1,4 @@
-// One head: its map with tokens on both axes, and what the token that is pointed at attends to or is attended to by.
+// One head: its map with tokens on both axes, and the weights of the selected token.
 
 const STRONGEST = 8;
 const MIN_CELL = 11;
@@ -6,7 +6,7 @@ const MAX_CELL = 44;
 
 const shown = { head: heads[0], axis: "queries", token: size - 1, query: size - 1, key: 0, all: false };
 
-// How the words go on either axis: `weights` are those of one token, by the tokens of the other axis.
+// The words of each axis, and the weights of one of its tokens over the tokens of the other axis.
 const AXES = {
   queries: {
     verb: "attends to",
@@ -97,7 +97,7 @@ function weightRow(index, value, length) {
   );
 }
 
-// One weight, under the pointer or where the arrow keys went.
+// Show a single weight, selected by the pointer or the arrow keys.
 function point(query, key) {
   Object.assign(shown, { query, key });
   cursor.hidden = false;
@@ -112,7 +112,7 @@ function point(query, key) {
 
 function unpoint() {
   cursor.hidden = true;
-  byId("cell").textContent = "Point at the map for a single weight.";
+  byId("cell").textContent = "Point at the map to see a single weight.";
 }
 
 function makeCells() {
@@ -166,7 +166,7 @@ function makeHeadView() {
   addEventListener("resize", fit);
 }
 
-// Cells are whole pixels, so that all are alike: as large as the window allows, and never too small for their labels.
+// Cells of whole pixels, so that all have the same size: as large as the window allows, but large enough for labels.
 function fit() {
   const map = document.querySelector(".map");
   const width = document.querySelector(".map-side").clientWidth - byId("queries").offsetWidth;

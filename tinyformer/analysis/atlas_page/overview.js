@@ -1,4 +1,4 @@
-// All heads as thumbnails, in the order of layers or of a measure.
+// Thumbnails of all heads, ordered by layer or by a measure.
 
 const ORDERS = {
   layers: "by layer and head",
@@ -32,7 +32,7 @@ function makeThumbnail(head, index) {
   return button;
 }
 
-// The heads in the order that is chosen: one whose measure is not defined comes last.
+// The heads in the chosen order; heads without a defined measure come last.
 function ordered() {
   const measure = measureChoice.selectedIndex;
   const sign = { smallest: 1, largest: -1 }[orderChoice.value];
@@ -65,7 +65,7 @@ function showValues() {
   }
 }
 
-// The button a row above or below, in the same column as nearly as can be.
+// The button in the row above or below that is nearest to the same column.
 function vertically(direction, at, buttons) {
   const box = (button) => button.getBoundingClientRect();
   const here = box(buttons[at]);

@@ -1,9 +1,9 @@
-// The page around the two views: which is shown, where the focus goes, light and dark.
+// The page around the two views: routing, focus, legend and theme.
 
 const overview = byId("overview");
 const headView = byId("head");
 
-// The head whose view the user opened from its thumbnail: then the browser's own way back leads there.
+// Whether the head was opened from its thumbnail, so that the browser's history leads back there.
 let cameFromOverview = false;
 
 function openHead(head) {
@@ -16,11 +16,11 @@ function goBack() {
   else location.hash = "#overview";
 }
 
-// The next head in the order that the overview has; it takes the place of this one in the browser's history.
+// The next or previous head in the order of the overview; it replaces this one in the browser's history.
 function turn(by) {
   const order = ordered();
   const at = order.indexOf(shown.head) + by;
-  // Whole, for a bare hash would be taken as the outer page's where this one is within a frame.
+  // The whole URL, since within a frame a bare hash would be resolved against the outer page.
   location.replace(location.href.split("#")[0] + order[(at + order.length) % order.length].hash);
 }
 

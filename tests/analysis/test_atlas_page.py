@@ -1,0 +1,328 @@
+"""The page of an atlas in a real browser: by pointer, by keyboard, by link, on small screens, with hostile text."""
+
+import math
+import re
+
+import pytest
+import torch
+from browser import quiet_page
+from playwright.sync_api import expect
+
+from analysis.atlas_pages import (
+    HEADS,
+    LABELS,
+    MAPS,
+    MEASURES,
+    NAMES,
+    ROUNDING,
+    SORTED,
+    TOKENS,
+    assert_accessible,
+    assert_colours,
+    assert_shown,
+    random_maps,
+    shown_labels,
+    shown_rows,
+    stored,
+    token,
+)
+from tinyformer.analysis import write_atlas
+
+
+def test_the_overview_shows_all_heads_in_the_chosen_order(atlas):
+    assert shown_labels(atlas) == LABELS
+    for index, weights in enumerate(HEADS):
+        assert_colours(atlas.locator(".thumbnail canvas").nth(index), weights)
+    assert [row.locator("button").count() for row in atlas.locator(".layer").all()] == [2, 3, 1]
+    expect(atlas.get_by_role("button", name="layer 1 head 0b entropy 1.000")).to_be_visible()
+    expect(atlas.locator("#measure-description")).to_have_text("Of a row, in nats.")
+    shown = {
+        "entropy": ["2.500", "0.125", "1.000", "1.000", "0.000", "3.750"],
+        "importance": ["−0.500", "not defined", "4.00e−4", "not defined", "−2.000", "1.23e+4"],
+    }
+    for (measure, order), heads in SORTED.items():
+        atlas.get_by_label("Measure", exact=True).select_option(measure)
+        atlas.get_by_label("Order").select_option(order)
+        assert shown_labels(atlas) == [LABELS[head] for head in heads]
+        numbers = atlas.locator(".thumbnail .value").evaluate_all("all => all.map((one) => one.lastChild.textContent)")
+        assert numbers == [shown[measure][head] for head in heads]
+        expect(atlas.locator("#sorted")).to_have_text(re.compile(f"{measure}, {order} first"))
+    atlas.get_by_label("Order").select_option("layers")
+    assert shown_labels(atlas) == LABELS
+    # The legend marks each weight at the place of its colour, the square root.
+    box = atlas.locator("#legend").bounding_box()
+    for mark in atlas.locator("#legend span").all()[1:]:
+        place = mark.bounding_box()
+        at = (place["x"] + place["width"] / 2 - box["x"]) / box["width"]
+        assert at == pytest.approx(math.sqrt(float(mark.inner_text())), abs=0.01)
+
+
+def test_a_head_shows_the_weights_at_the_pointer(atlas):
+    for head, queries, keys in ((3, (2, 11, 18), (0, 9)), (5, (7,), (4,))):
+        weights = HEADS[head]
+        atlas.locator(".thumbnail").nth(head).click()
+        expect(atlas.get_by_role("heading", level=2)).to_have_text(LABELS[head].capitalize())
+        assert atlas.title() == f"{LABELS[head]} · A cat"
+        for query in queries:
+            atlas.locator("#queries button").nth(query).hover()
+            assert_shown(atlas, weights[query], f"Token {token(query)} attends to", "keys")
+        for key in keys:
+            atlas.locator("#keys button").nth(key).hover()
+            assert_shown(atlas, weights[:, key], f"Token {token(key)} is attended to by", "queries")
+        cell = atlas.locator("#map").bounding_box()["width"] / len(TOKENS)
+        for query, key in ((12, 3), (18, 18), (1, 5)):
+            atlas.locator("#cells").hover(position={"x": (key + 0.5) * cell, "y": (query + 0.5) * cell})
+            words, value = atlas.locator("#cell").inner_text().rsplit(" ", 1)
+            assert words == f"query {token(query)} → key {token(key)}:"
+            assert float(value) == pytest.approx(weights[query, key].item(), abs=ROUNDING)
+        atlas.go_back()
+    # The map shows the head that is open now, and the selected token stays selected from head to head.
+    atlas.locator(".thumbnail").first.click()
+    atlas.locator("#keys button").nth(2).hover()
+    atlas.get_by_role("button", name="Next").click()
+    assert_colours(atlas.locator("#map"), MAPS[0][1])  # once: browsers warn about repeated reads of a canvas
+    assert_shown(atlas, MAPS[0][1][:, 2], f"Token {token(2)} is attended to by", "queries")
+    # All weights of a token.
+    atlas.locator("#queries button").nth(3).hover()
+    assert len(shown_rows(atlas)) <= 4  # a causal map has no more
+    atlas.get_by_role("button", name="Show all 19").click()
+    rows = shown_rows(atlas)
+    assert [rows[key] for key in range(19)] == pytest.approx(MAPS[0][1][3].tolist(), abs=ROUNDING)
+    # Measures with their rank among all heads.
+    atlas.get_by_role("button", name="Next").click()
+    rows = [row.inner_text().rstrip().split("\t") for row in atlas.locator("#measures tr").all()]
+    assert [row[1:] for row in rows] == [["1.000", "3 of 6"], ["4.00e−4", "2 of 4"]]
+    assert rows[0][0].strip().split("\n") == ["entropy", "Of a row, in nats."]
+
+
+def focused(page):
+    return page.evaluate("document.activeElement.ariaLabel ?? document.activeElement.innerText").replace("\n", " ")
+
+
+def test_the_whole_page_works_by_keyboard(atlas):
+    def press(*keys):
+        for key in keys:
+            atlas.keyboard.press(key)
+        has_outline = atlas.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
+        assert has_outline, focused(atlas)
+
+    def shown_weight():
+        return float(atlas.locator("#cell strong").inner_text())
+
+    press("Tab", "Tab", "ArrowDown")
+    expect(atlas.get_by_label("Measure", exact=True)).to_have_value("importance")
+    press("Tab", "ArrowDown", "ArrowDown")
+    expect(atlas.get_by_label("Order")).to_have_value("largest")
+    assert shown_labels(atlas) == [LABELS[head] for head in SORTED["importance", "largest"]]
+    atlas.keyboard.press("ArrowUp")
+    atlas.keyboard.press("ArrowUp")
+    press("Tab", "ArrowRight")
+    assert focused(atlas).startswith("layer 0 head 1")
+    press("ArrowDown")
+    assert focused(atlas).startswith("layer 1 head 0b")
+    press("ArrowDown")  # the last layer has one head only
+    assert focused(atlas).startswith("layer 2 head 0")
+    press("Home", "End", "ArrowUp", "ArrowRight")
+    assert focused(atlas).startswith("layer 1 head 0b")
+    press("Enter")
+    expect(atlas.locator("#head-title")).to_be_focused()
+    press("Tab", "Tab", "Tab", "Tab", "Home", "ArrowRight")
+    assert focused(atlas) == f"token {token(1)}"
+    expect(atlas.locator("#token-title")).to_have_text(f"Token {token(1)} is attended to by")
+    press("Tab", "Home", "ArrowDown", "ArrowDown")
+    assert_shown(atlas, MAPS[1][1][2], f"Token {token(2)} attends to", "keys")
+    press("Tab", "ArrowUp", "ArrowRight")
+    query, key = len(TOKENS) - 2, 1
+    assert shown_weight() == pytest.approx(MAPS[1][1][query, key].item(), abs=ROUNDING)
+    press("Shift+ArrowRight")
+    expect(atlas.locator("#head-title")).to_have_text("Layer 1 head 1")
+    assert shown_weight() == pytest.approx(MAPS[1][2][query, key].item(), abs=ROUNDING)
+    press("Shift+ArrowLeft", "Tab", "Enter")
+    assert len(shown_rows(atlas)) == len(TOKENS)
+    press("Escape")
+    expect(atlas.get_by_role("button", name="layer 1 head 0b")).to_be_focused()
+    press("Shift+Tab")
+    expect(atlas.get_by_label("Order")).to_be_focused()
+
+
+def test_navigation_between_heads_and_in_the_history(atlas):
+    atlas.locator(".thumbnail").nth(1).click()
+    atlas.get_by_role("button", name="Next").click()
+    expect(atlas.locator("#head-title")).to_have_text("Layer 1 head 0a")
+    assert atlas.url.endswith("#layer-1-head-0a")
+    atlas.go_back()
+    expect(atlas.locator("#overview")).to_be_visible()
+    atlas.go_forward()
+    expect(atlas.locator("#head-title")).to_have_text("Layer 1 head 0a")
+    atlas.get_by_role("button", name="All heads").click()
+    expect(atlas.locator("#head")).to_be_hidden()
+    expect(atlas.get_by_role("button", name=LABELS[2])).to_be_focused()
+    # Next and previous follow the order of the overview, and wrap around.
+    atlas.get_by_label("Order").select_option("largest")
+    order = [LABELS[head].capitalize() for head in SORTED["entropy", "largest"]]
+    atlas.locator(".thumbnail").first.click()
+    for label in [*order, order[0]]:
+        expect(atlas.locator("#head-title")).to_have_text(label)
+        atlas.get_by_role("button", name="Next").click()
+    atlas.get_by_role("button", name="Previous").click()
+    expect(atlas.locator("#head-title")).to_have_text(order[0])
+
+
+def test_links_open_a_head_or_the_overview(open_atlas):
+    page = open_atlas(names=NAMES, fragment="#layer-1-head-0b")
+    expect(page.locator("#head-title")).to_have_text("Layer 1 head 0b")
+    assert_colours(page.locator("#map"), MAPS[1][1])
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="layer 1 head 0b")).to_be_focused()
+    expect(open_atlas(fragment="#layer-9-head-9").locator("#overview")).to_be_visible()
+
+
+def test_small_models(open_atlas):
+    page = open_atlas([torch.ones(1, 1, 1)], ["a"], {"entropy": [[0.0]]})
+    expect(page.locator("#extent")).to_have_text("1 layer, 1 head, 1 token")
+    page.keyboard.press("Tab")
+    page.locator(".thumbnail").press("ArrowDown")
+    page.locator(".thumbnail").press("Enter")
+    assert shown_rows(page) == {0: 1.0}
+    page.get_by_role("button", name="Next").click()
+    page.keyboard.press("Escape")
+    expect(page.locator(".thumbnail")).to_be_focused()
+    # A layer whose heads are all pruned, and no measures.
+    page = open_atlas([MAPS[0], MAPS[1][:0], MAPS[2]], measures={})
+    expect(page.locator("#extent")).to_have_text("3 layers, 3 heads, 19 tokens")
+    assert shown_labels(page) == ["layer 0 head 0", "layer 0 head 1", "layer 2 head 0"]
+    expect(page.get_by_label("Order")).to_be_hidden()
+    page.locator(".thumbnail").first.click()
+    expect(page.get_by_text("Measures of this head")).to_be_hidden()
+    # A row without weights, as where a mask hides every key or a sink takes all attention.
+    page = open_atlas([torch.zeros(1, 2, 2)], ["a", "b"], {})
+    page.locator(".thumbnail").click()
+    expect(page.locator("#sentence")).to_have_text(f"Token {token(1, 'ab')} attends to: no token.")
+
+
+@pytest.mark.slow
+@pytest.mark.timed
+def test_144_heads_open_and_respond_quickly(open_atlas):
+    maps = random_maps([12] * 12, 64)
+    first = [layer[:, :, 0].mean(1).tolist() for layer in maps]
+    page = open_atlas(maps, [f"t{i}" for i in range(64)], {"first": first})
+    assert page.locator(".thumbnail").count() == 144
+    opened = page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
+    page.locator(".thumbnail").last.scroll_into_view_if_needed()
+    assert_colours(page.locator(".thumbnail canvas").last, maps[11][11])
+    page.locator(".thumbnail").last.click()
+    hover = page.evaluate("""() => {
+        const labels = [...document.querySelectorAll(".token")];
+        const start = performance.now();
+        for (const label of labels) {
+            label.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+            label.getBoundingClientRect(); // includes layout
+        }
+        return (performance.now() - start) / labels.length;
+    }""")
+    assert opened < 3000
+    assert hover < 40
+
+
+def test_the_page_works_in_a_sandboxed_frame(tmp_path, browser):
+    """As sites embed files of their users."""
+    write_atlas(tmp_path / "atlas.html", MAPS, TOKENS, MEASURES, NAMES)
+    (tmp_path / "outer.html").write_text('<iframe width="1200" height="800" sandbox="allow-scripts"></iframe>')
+    with quiet_page(browser) as page:
+        page.goto((tmp_path / "outer.html").as_uri())
+        page.evaluate("text => (document.querySelector('iframe').srcdoc = text)", (tmp_path / "atlas.html").read_text())
+        frame = page.frame_locator("iframe")
+        frame.locator(".thumbnail").nth(2).click()
+        frame.get_by_role("button", name="Next").click()
+        expect(frame.locator("#head-title")).to_have_text("Layer 1 head 0b")
+        frame.get_by_role("button", name="All heads").click()
+        expect(frame.get_by_role("button", name="layer 1 head 0b")).to_be_focused()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
+def test_the_page_is_accessible_in_both_themes(open_atlas, scheme, width):
+    page = open_atlas(names=NAMES, scheme=scheme, width=width)
+    page.get_by_label("Order").select_option("largest")
+    assert_accessible(page)
+    button = page.get_by_role("button", name="Dark theme")
+    for dark in (scheme == "dark", scheme != "dark", scheme == "dark"):
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 3 * 128) == dark
+        assert button.get_attribute("aria-pressed") == str(dark).lower()
+        button.click()
+    page.locator(".thumbnail").first.click()
+    page.locator("#queries button").nth(9).hover()
+    page.locator("#cells").focus()
+    assert_accessible(page)
+
+
+def test_nothing_is_wider_than_a_small_screen(open_atlas):
+    page = open_atlas(random_maps([12] * 2, 40), ["token"] * 40, {}, width=360)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.locator(".thumbnail").first.click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.locator("#map").bounding_box()["width"] == 40 * 11
+
+
+HOSTILE = [
+    "</script><script>document.title='broken'</script>",
+    "<img src=x onerror=\"document.title='broken'\">",
+    "<b>bold</b>",
+    "<!--",
+    "]]>",
+    "\"'`$title${1+1}",
+    "&lt;&amp;",
+    "👩‍🚀🙂",
+    "שלום",
+    "سلام",
+    "\u202egnorw",
+    "\ud83d",
+    "",
+    " ",
+    "\r\n",
+    "internationalisation" * 4,
+]
+
+
+def test_hostile_tokens_names_and_titles_are_shown_as_text(open_atlas, tmp_path):
+    name = "</script><i>'\""
+    title = "</title><script>document.title='broken'</script>"
+    maps = random_maps([1], len(HOSTILE))
+    page = open_atlas(maps, HOSTILE, {name: [[1.0]]}, names=[["#<b> %"]], title=title, descriptions={name: name})
+    assert page.title() == title
+    expect(page.get_by_role("heading", level=1)).to_have_text(title)
+    expect(page.locator("#measure-description")).to_have_text(name)
+    assert page.locator("b, i, img").count() == 0
+    page.locator(".thumbnail").click()
+    expect(page.locator("#head-title")).to_have_text("Layer 0 head #<b> %")
+    page.get_by_role("button", name="Show all").click()
+    tokens = stored(tmp_path / "atlas.html")["tokens"]
+    assert tokens[:3] == [token.replace(" ", "␣") for token in HOSTILE[:3]]
+    for place in ("#queries button", "#keys button", "#strip bdi"):
+        assert page.locator(place).evaluate_all("all => all.map((one) => one.textContent)") == tokens
+    rows = page.locator("#weights bdi").evaluate_all("all => all.map((one) => one.textContent)")
+    assert sorted(rows) == sorted(tokens)
+    assert page.title() == f"layer 0 head #<b> % · {title}"
+    page.reload()
+    expect(page.locator("#head-title")).to_have_text("Layer 0 head #<b> %")
+
+
+def test_the_policy_forbids_everything_that_the_page_does_not_need(tmp_path, browser):
+    path = write_atlas(tmp_path / "atlas.html", MAPS, TOKENS, MEASURES)
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    blocked = page.evaluate("""async () => {
+        const blocked = [];
+        addEventListener("securitypolicyviolation", (event) => blocked.push(event.effectiveDirective));
+        const add = (tag, attributes) => document.body.append(Object.assign(document.createElement(tag), attributes));
+        await fetch("http://127.0.0.1:9/").catch(() => {});
+        add("img", { src: "http://127.0.0.1:9/a.png" });
+        add("script", { textContent: "document.title = 'broken'" });
+        add("style", { textContent: "body { display: none }" });
+        add("iframe", { src: "http://127.0.0.1:9/" });
+        await new Promise((resolve) => setTimeout(resolve, 100));
+        return blocked.sort();
+    }""")
+    assert blocked == ["connect-src", "frame-src", "img-src", "script-src-elem", "style-src-elem"]
+    assert page.title() == "Attention atlas"
+    page.close()
