@@ -21,7 +21,7 @@ from tinyformer.app.checks import check_types
 from tinyformer.app.config import config_dir, describe_axes
 from tinyformer.app.errors import config_keys, exit_code_of, option_names
 from tinyformer.app.sweep import compose_sweep
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, argument_path
 
 CONFIG_DIR, CONFIG_NAME = config_dir(), "card"
 AXES = ("model", "attention", "position", "block", "feed_forward", "norm")
@@ -97,7 +97,8 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
         check_types(config, "network", config.hydra.runtime.choices)
         with device("meta"):
             network = instantiate(sized.network, _convert_="all")
-        costs = count_costs(network, str(config.dtype))
+        with argument_path(passed={"cache_dtype": "dtype"}):
+            costs = count_costs(network, str(config.dtype))
     return {"overrides": list(overrides), **asdict(costs)}
 
 

@@ -1,4 +1,4 @@
-"""What heads become, from series that one can follow by hand."""
+"""Events of heads, from short series of values."""
 
 import json
 import math
@@ -14,7 +14,7 @@ LOW = Trait("entropy_share", 0.05, "came", "went", below=True)
 
 
 def events_of(trait, series, hysteresis=0.25):
-    """What is said of one head at each step of a series."""
+    """The events of one head over a series of values."""
     detector = EventDetector({"it": trait}, hysteresis)
     for step, value in enumerate(series):
         detector.observe(step, [["00"]], {trait.measure: [[value]]})
@@ -22,51 +22,37 @@ def events_of(trait, series, hysteresis=0.25):
 
 
 @pytest.mark.parametrize(
-    ("series", "events"),
+    ("trait", "series", "events"),
     [
-        ([0.1, 0.39, 0.4], [(2, "came")]),
-        ([0.1, 0.5, 0.6, 0.9], [(1, "came")]),
-        # It has to fall to below 0.3 to be gone.
-        ([0.1, 0.5, 0.31, 0.5, 0.301, 0.29], [(1, "came"), (5, "went")]),
-        ([0.1, 0.5, 0.2, 0.39, 0.41], [(1, "came"), (2, "went"), (4, "came")]),
-        # What it was at first is no event; that it ends is one.
-        ([0.9, 0.8], []),
-        ([0.9, 0.2], [(1, "went")]),
-        # A measurement without a number says nothing.
-        ([0.1, math.nan, 0.5, math.nan, 0.1], [(2, "came"), (4, "went")]),
-        ([math.nan, 0.5, 0.1], [(2, "went")]),
-        ([], []),
+        (HIGH, [0.1, 0.39, 0.4], [(2, "came")]),
+        # The trait is lost below 0.3.
+        (HIGH, [0.1, 0.5, 0.31, 0.5, 0.301, 0.29], [(1, "came"), (5, "went")]),
+        (HIGH, [0.1, 0.5, 0.2, 0.39, 0.41], [(1, "came"), (2, "went"), (4, "came")]),
+        # The first measurement causes no event.
+        (HIGH, [0.9, 0.8], []),
+        (HIGH, [0.9, 0.2], [(1, "went")]),
+        # nan is ignored.
+        (HIGH, [0.1, math.nan, 0.5, math.nan, 0.1], [(2, "came"), (4, "went")]),
+        (HIGH, [math.nan, 0.5, 0.1], [(2, "went")]),
+        (HIGH, [], []),
+        # Traits of small values, lost above 0.0625.
+        (LOW, [0.9, 0.06, 0.05], [(2, "came")]),
+        (LOW, [0.9, 0.04, 0.06, 0.062], [(1, "came")]),
+        (LOW, [0.9, 0.04, 0.063], [(1, "came"), (2, "went")]),
+        (LOW, [0.01, 0.9], [(1, "went")]),
     ],
 )
-def test_a_measure_that_rises_above_its_threshold(series, events):
-    assert events_of(HIGH, series) == events
-
-
-@pytest.mark.parametrize(
-    ("series", "events"),
-    [
-        ([0.9, 0.06, 0.05], [(2, "came")]),
-        ([0.9, 0.04, 0.06, 0.062], [(1, "came")]),
-        ([0.9, 0.04, 0.063], [(1, "came"), (2, "went")]),
-        ([0.01, 0.9], [(1, "went")]),
-    ],
-)
-def test_a_measure_that_falls_below_its_threshold(series, events):
-    assert events_of(LOW, series) == events
-
-
-@given(st.lists(st.floats(0.301, 0.999)))
-def test_a_head_that_hovers_at_the_threshold_is_told_once(series):
-    assert len(events_of(HIGH, [0.0, *series])) <= 1
+def test_traits_begin_at_the_threshold_and_end_behind_it(trait, series, events):
+    assert events_of(trait, series) == events
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 0.9))
-def test_what_comes_goes_before_it_comes_again(series, hysteresis):
+def test_begin_and_end_alternate(series, hysteresis):
     found = [event for _, event in events_of(HIGH, [0.0, *series], hysteresis)]
     assert found == ["came", "went"] * (len(found) // 2) + ["came"] * (len(found) % 2)
 
 
-def test_without_hysteresis_each_crossing_is_told():
+def test_without_hysteresis_each_crossing_is_an_event():
     assert events_of(HIGH, [0.1, 0.5, 0.39, 0.4], hysteresis=0.0) == [(1, "came"), (2, "went"), (3, "came")]
 
 
@@ -74,9 +60,9 @@ def two_layers(induction, first_token, entropy_share):
     return {"induction": induction, "first_token": first_token, "entropy_share": entropy_share}
 
 
-def test_heads_layers_and_traits_are_kept_apart():
+def test_heads_layers_and_traits_are_independent():
     detector = EventDetector(head_traits(induction=0.4, sink=0.5, collapse=0.05), hysteresis=0.2)
-    names = [["00a", "00b"], ["03"]]  # a differential layer beside one whose other heads were pruned
+    names = [["00a", "00b"], ["03"]]  # a differential layer, and a layer with one head left
     calm = two_layers([[0.0, 0.0], [0.0]], [[0.1, 0.1], [0.1]], [[0.5, 0.5], [0.5]])
     assert detector.observe(0, names, calm) == []
     found = detector.observe(410, names, two_layers([[0.0, 0.5], [0.41]], [[0.1, 0.1], [0.6]], [[0.01, 0.5], [0.5]]))
@@ -97,16 +83,16 @@ def test_heads_layers_and_traits_are_kept_apart():
     assert detector.events == found + after
 
 
-@pytest.mark.parametrize(("head", "said"), [("00", "0"), ("07", "7"), ("12", "12"), ("100", "100"), ("10b", "10b")])
-def test_heads_are_called_by_their_numbers(head, said):
-    assert f"head {said} " in str(Event(1, 0, head, "came", "induction", 0.5))
+@pytest.mark.parametrize(("head", "name"), [("00", "0"), ("07", "7"), ("12", "12"), ("100", "100"), ("10b", "10b")])
+def test_heads_are_named_without_a_leading_zero(head, name):
+    assert f"head {name} " in str(Event(1, 0, head, "came", "induction", 0.5))
 
 
-def test_a_measure_that_was_not_taken_says_nothing():
+def test_a_missing_measure_causes_no_event():
     assert EventDetector({"it": HIGH}, 0.2).observe(1, [["00"]], {"entropy": [[1.0]]}) == []
 
 
-def test_a_saved_state_goes_on():
+def test_a_saved_state_continues():
     whole, first = EventDetector({"it": HIGH}, 0.2), EventDetector({"it": HIGH}, 0.2)
     series = [0.1, 0.5, 0.35, 0.1, 0.6]
     for step, value in enumerate(series):

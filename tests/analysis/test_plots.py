@@ -1,4 +1,4 @@
-"""The pictures of all heads: their size, their colours, and labels of any kind."""
+"""Pictures of all heads: size, colours, and labels of any kind."""
 
 import matplotlib as mpl
 import numpy as np
@@ -43,7 +43,7 @@ def labelled(picture, text):
 
 
 def require_readable(picture):
-    """No label smaller than 6 points, outside of the picture, or on another."""
+    """No label is smaller than 6 points, outside of the picture, or on another label."""
     height, width = picture.pixels.shape
     taken = np.zeros((height, width), bool)
     for label in picture.labels:
@@ -59,29 +59,29 @@ def require_readable(picture):
 
 
 @pytest.mark.parametrize(("layers", "heads", "seq"), [(1, 1, 1), (2, 3, 5), (3, 4, 24), (1, 2, 64)])
-def test_every_map_has_at_least_100_pixels(layers, heads, seq):
-    picture = head_maps(uniform(layers, heads, seq), ["a"] * seq, "title")
-    height, width, _ = pixels(picture).shape
+@pytest.mark.parametrize("token", ["token", "W" * 30, "漢" * 30])
+def test_maps_are_large_enough_and_labels_are_legible(layers, heads, seq, token):
+    picture = head_maps(uniform(layers, heads, seq), [token] * seq, "attention after 100 steps")
+    height, width = picture.pixels.shape
     assert width >= heads * 100
     assert height >= layers * 100
     captions = [text for text in texts(picture) if text.startswith("layer")]
     assert captions == [f"layer {i} head {j}" for i in range(layers) for j in range(heads)]
     assert len(texts(picture)) == layers * heads + layers * seq + heads * seq + 1
+    require_readable(picture)
 
 
-@pytest.mark.parametrize(("layers", "heads", "seq"), [(1, 1, 1), (2, 2, 24), (1, 1, 3)])
-@pytest.mark.parametrize("token", ["token", "W" * 30, "漢" * 30])
-def test_labels_can_be_read(layers, heads, seq, token):
-    require_readable(head_maps(uniform(layers, heads, seq), [token] * seq, "attention after 100 steps"))
-
-
-def test_the_colour_is_the_root_of_the_weight():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_colour_is_the_square_root_of_the_weight(tmp_path, dtype):
     seq, generator = 6, torch.Generator().manual_seed(0)
-    maps = [torch.rand(3, seq, seq, generator=generator).softmax(-1) for _ in range(2)]
+    maps = [torch.rand(3, seq, seq, generator=generator).softmax(-1).to(dtype) for _ in range(2)]
     maps[1][2, 4, 1] = 1.0
     maps[0][1, 5, 3] = 0.0
     picture = head_maps(maps, list("abcdef"), "title")
-    image, colours = pixels(picture), mpl.colormaps["viridis"]
+    image, colours = (
+        imread(save_png(picture, tmp_path / "new" / "folder" / "map.png"))[..., :3],
+        mpl.colormaps["viridis"],
+    )
     cell = 17  # 100 pixels for six tokens
     for layer in range(2):
         for head in range(3):
@@ -90,7 +90,7 @@ def test_the_colour_is_the_root_of_the_weight():
                 for column in range(seq):
                     y, x = caption.bottom + 3 + row * cell + cell // 2, caption.left + column * cell + cell // 2
                     expected = colours(maps[layer][head, row, column].sqrt().item())[:3]
-                    assert np.abs(image[y, x] - expected).max() < 0.012, (layer, head, row, column)
+                    assert np.abs(image[y, x] - expected).max() < 0.015, (layer, head, row, column)
 
 
 def test_labels_stand_at_their_rows_and_columns():
@@ -105,8 +105,8 @@ def test_labels_stand_at_their_rows_and_columns():
         assert below.top >= caption.bottom + 3 + 3 * cell
 
 
-def test_maps_of_one_name_stand_in_one_column():
-    """A layer from which head 1 was pruned, beside a whole one."""
+def test_maps_with_the_same_name_share_a_column():
+    """Head 1 is pruned from the first layer."""
     maps = [uniform(1, 2, 4)[0], uniform(1, 3, 4)[0]]
     picture = head_maps(maps, list("abcd"), "title", [["00", "02"], ["00", "01", "02"]])
     places = {text: labelled(picture, text)[0].left for text in texts(picture) if text.startswith("layer")}
@@ -117,30 +117,23 @@ def test_maps_of_one_name_stand_in_one_column():
     assert (picture.pixels[above.bottom : caption.top, caption.left : caption.left + 100] == WHITE).all()
 
 
-def test_long_labels_are_cut_short():
-    picture = head_maps(uniform(1, 1, 3), ["a", "internationalisation", "ten__chars"], "title")
-    assert {"internati…", "ten__chars"} <= set(texts(picture))
-    assert not any("international" in text for text in texts(picture))
+def test_long_labels_are_cut_and_characters_without_a_font_are_escaped():
+    shown = texts(head_maps(uniform(1, 1, 6), ["a", "internationalisation", "ten__chars", "漢", "\n", "α"], "title"))
+    assert {"internati…", "ten__chars", "\\u6f22", "\\n", "α"} <= set(shown)
+    assert not any("international" in text for text in shown)
 
 
 @pytest.mark.parametrize("tokens", UNUSUAL.values(), ids=UNUSUAL)
-def test_unusual_tokens_are_drawn_without_a_complaint(tmp_path, tokens):
-    """Warnings are errors here."""
-    picture = head_maps(uniform(1, 2, len(tokens)), tokens, "after $5 a_b")
-    require_readable(picture)
-    assert imread(save_png(picture, tmp_path / "map.png")).ndim == 3
+def test_unusual_tokens_are_drawn_without_warnings(tokens):
+    """Warnings are errors in tests."""
+    require_readable(head_maps(uniform(1, 2, len(tokens)), tokens, "after $5 a_b"))
 
 
-def test_what_no_font_has_is_written_as_its_number():
-    assert {"\\u6f22", "\\n", "α"} <= set(texts(head_maps(uniform(1, 1, 3), ["漢", "\n", "α"], "title")))
-
-
-def test_all_byte_tokens_are_drawn(tmp_path):
+def test_all_byte_tokens_are_drawn():
     tokenizer = ByteTokenizer().build([])
     labels = tokenizer.labels(range(tokenizer.vocab_size))
     for start in range(0, len(labels), 64):
-        some = labels[start : start + 64]
-        save_png(head_maps(uniform(1, 1, len(some)), some, "bytes"), tmp_path / "map.png")
+        head_maps(uniform(1, 1, len(labels[start : start + 64])), labels[start : start + 64], "bytes").image()
 
 
 def test_letters_are_dark_on_white_and_differ():
@@ -153,16 +146,6 @@ def test_letters_are_dark_on_white_and_differ():
         assert ink.max() == 1.0
         shapes.add(ink.tobytes())
     assert len(shapes) == 3
-
-
-def test_the_file_is_the_picture(tmp_path):
-    picture = head_maps(uniform(2, 3, 4), list("abcd"), "title")
-    path = save_png(picture, tmp_path / "new" / "folder" / "map.png")
-    np.testing.assert_allclose(imread(path)[..., :3], pixels(picture), atol=1e-6)
-
-
-def test_half_precision_maps_are_drawn():
-    head_maps([layer.bfloat16() for layer in uniform(1, 1, 3)], list("abc"), "title")
 
 
 # Measures.
@@ -179,58 +162,57 @@ def numbers(names, scale=1.0):
 
 @pytest.mark.parametrize(
     "names",
-    [names_of(1, 1), names_of(4, 4), names_of(12, 12), names_of(12, 12, "ab"), names_of(30, 2)],
-    ids=["1x1", "4x4", "12x12", "12x12-differential", "30x2"],
+    [names_of(1, 1), names_of(12, 12), names_of(6, 6, "ab"), names_of(30, 2)],
+    ids=["1x1", "12x12", "6x6-differential", "30x2"],
 )
-def test_labels_of_measures_can_be_read(names):
+def test_labels_of_measures_are_legible(names):
     picture = measure_maps(numbers(names, 900.0), MEANINGS, names, "measures of each head after 2000 steps")
     captions = [label for label in picture.labels if label.text in [*MEANINGS, *MEANINGS.values()]]
     assert len(captions) == 2 * len(MEANINGS)
-    fields = len(MEANINGS) * len(names) * len(names[0])
-    assert len(picture.labels) == fields + len(MEANINGS) * (2 + len(names) + 1 + len(names[0])) + 1
+    cells = len(MEANINGS) * len(names) * len(names[0])
+    assert len(picture.labels) == cells + len(MEANINGS) * (2 + len(names) + 1 + len(names[0])) + 1
     assert picture.pixels.shape[1] < 4 * picture.pixels.shape[0]
     require_readable(picture)
 
 
-def field(picture, text):
-    """The colour right and left of a number."""
+def cell_of(picture, text):
+    """The colours right and left of a number, and its label."""
     (label,) = labelled(picture, text)
     y = (label.top + label.bottom) // 2
     return {int(picture.pixels[y, label.left - 2]), int(picture.pixels[y, label.right + 1])}, label
 
 
-def test_colours_go_from_the_least_value_to_the_largest():
+def test_colours_run_from_the_minimum_to_the_maximum():
     values = {"entropy": [[1.0, 2.0], [3.0, 5.0]]}
     picture = measure_maps(values, {"entropy": "nats"}, names_of(2, 2), "title")
     for value, share in {"1.00": 0.0, "2.00": 0.25, "3.00": 0.5, "5.00": 1.0}.items():
-        assert field(picture, value)[0] == {round(share * (COLOURS - 1) + 0.01)}
-    assert field(picture, "1.00")[1].left < field(picture, "2.00")[1].left
-    assert field(picture, "1.00")[1].top < field(picture, "3.00")[1].top
-    assert labelled(picture, "layer 1")[0].top == field(picture, "3.00")[1].top
+        assert cell_of(picture, value)[0] == {round(share * (COLOURS - 1) + 0.01)}
+    assert cell_of(picture, "1.00")[1].left < cell_of(picture, "2.00")[1].left
+    assert cell_of(picture, "1.00")[1].top < cell_of(picture, "3.00")[1].top
+    assert labelled(picture, "layer 1")[0].top == cell_of(picture, "3.00")[1].top
     assert (labelled(picture, "01")[0].left + labelled(picture, "01")[0].right) / 2 == pytest.approx(
-        (field(picture, "2.00")[1].left + field(picture, "2.00")[1].right) / 2, abs=1
+        (cell_of(picture, "2.00")[1].left + cell_of(picture, "2.00")[1].right) / 2, abs=1
     )
 
 
-def test_numbers_are_light_on_dark_and_dark_on_light():
+def test_values_contrast_with_their_cell():
     picture = measure_maps({"a": [[0.0, 1.0]]}, {"a": "b"}, names_of(1, 2), "title")
     for value, brightness in {"0.00": 1.0, "1.00": 0.0}.items():
-        label = field(picture, value)[1]
+        label = cell_of(picture, value)[1]
         inked = palette()[picture.pixels[label.top : label.bottom, label.left : label.right]].reshape(-1, 3) / 255
         assert (inked == brightness).all(axis=1).any()
 
 
-def test_what_is_not_there_is_left_white():
-    """A head that was pruned from the first layer, and a measure without a value."""
+def test_pruned_heads_and_undefined_values_are_white():
     names = [["00", "02"], ["00", "01", "02"]]
     picture = measure_maps({"a": [[1.0, 2.0], [float("nan"), 3.0, 4.0]]}, {"a": "b"}, names, "title")
     assert {"1.00", "2.00", "3.00", "4.00"} <= set(texts(picture))
-    assert field(picture, "2.00")[1].left == field(picture, "4.00")[1].left
-    third = field(picture, "3.00")[1]
-    assert picture.pixels[field(picture, "1.00")[1].top + 5, third.left] == WHITE
-    assert picture.pixels[third.top + 5, field(picture, "1.00")[1].left] == WHITE
+    assert cell_of(picture, "2.00")[1].left == cell_of(picture, "4.00")[1].left
+    third = cell_of(picture, "3.00")[1]
+    assert picture.pixels[cell_of(picture, "1.00")[1].top + 5, third.left] == WHITE
+    assert picture.pixels[third.top + 5, cell_of(picture, "1.00")[1].left] == WHITE
 
 
-def test_alike_values_have_one_colour():
+def test_equal_values_have_one_colour():
     picture = measure_maps({"a": [[0.5], [0.5]]}, {"a": "b"}, names_of(2, 1), "title")
     assert {int(picture.pixels[label.top, label.left - 2]) for label in labelled(picture, "0.50")} == {0}

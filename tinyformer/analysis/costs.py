@@ -1,21 +1,21 @@
-"""What a network costs, from the shapes of its layers alone: parameters, floating-point operations, cache.
+"""Parameters, floating-point operations and KV-cache size of a network, from the shapes of its layers alone.
 
-A network on torch's meta device has shapes and no memory, so that the largest is counted in no time:
+On torch's meta device a network has shapes but no memory, so that networks of any size can be counted:
 `with torch.device("meta"): network = …`.
 
-One multiply-add is two floating-point operations (FLOPs). Matrix products are counted and nothing else: softmax,
-norms, activations, rotations, lookups and everything else elementwise is left out, as in `torch.utils.flop_counter`.
-For each token of a sequence of T tokens:
+One multiply-add is two floating-point operations (FLOPs). Only matrix products are counted, as in
+`torch.utils.flop_counter`, and no elementwise operations such as softmax, norms and activations. For each token of a
+sequence of T tokens:
 
     forward   2 · weights of the projections, the feed-forward networks and the readout
             + 2 · T · num_heads · (head_dim + v_head_dim) in each layer, for the scores and the weighted values
     training  3 · forward
 
-The first is Kaplan et al. 2020 (arXiv 2001.08361, §2.1), with the readout, which they leave out; the second is
-Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), whose 12 L H Q T for training is its threefold, where keys
-and values have the same size. It takes every query to meet all T keys. A kernel that skips the keys that a causal mask
-or a window hides computes less: `attended_flops_per_token`. A backward pass has two products for each one of the
-forward pass; what activation checkpointing computes again is not counted.
+The first term is Kaplan et al. 2020 (arXiv 2001.08361, §2.1), plus the readout. The second is Chowdhery et al. 2022
+(PaLM, arXiv 2204.02311, appendix B): three times it is their 12 L H Q T for training, if keys and values have the same
+size. It assumes that every query attends to all T keys; `attended_flops_per_token` is for kernels that skip the keys
+hidden by a causal mask or a window. The backward pass has two products for each of the forward pass; recomputation by
+activation checkpointing is not counted.
 """
 
 import functools
@@ -24,34 +24,35 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from tinyformer.errors import require_choice
 from tinyformer.nn import BaseAttention, LatentAttention, ShawPosition, Transformer
 from tinyformer.nn.score import GeneralScore, LocalGaussian
 
 BYTES = {"bf16": 2, "fp32": 4}
-"""Of a number in the cache."""
+"""Bytes of an element of the KV cache, by dtype."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a network costs.
+    """Parameters, FLOPs and KV-cache size of a network.
 
     Args:
         vocab_size: number of tokens in the vocabulary.
-        seq_len: T, the longest sequence, at which FLOPs are counted.
-        num_parameters: all of them; a tied readout counts once.
-        attention_parameters: all within the attention layers.
-        attention_weights: those in matrices of projections (the output gate's too), so without biases.
-        attention_weights_per_layer: their mean over the layers, which are alike unless heads were pruned.
-        feed_forward_parameters: of the feed-forward networks.
-        embedding_parameters: of the embeddings of tokens and absolute positions.
-        flops_per_token: of a forward pass.
-        training_flops_per_token: of a forward and a backward pass.
-        flops_per_token_by_part: of a forward pass, see `flops_per_token`.
-        attended_flops_per_token: of a forward pass whose kernel skips what a causal mask and windows hide.
-        cache_dtype: that of the cache, a name in `BYTES`.
-        cache_bytes_per_token: keys and values of all layers, or what they are made from.
-        cache_bytes: of a sequence of T tokens, of which a layer with a window holds no more than the window.
-        cache_reduction: how many times larger the cache of multi-head attention with such heads is.
+        seq_len: T, the context length, at which FLOPs are counted.
+        num_parameters: all parameters; a tied readout counts once.
+        attention_parameters: parameters of the attention layers.
+        attention_weights: parameters of the attention's projection matrices, without biases.
+        attention_weights_per_layer: their mean over the layers, which differ only if heads were pruned.
+        feed_forward_parameters: parameters of the feed-forward networks.
+        embedding_parameters: parameters of the embeddings of tokens and absolute positions.
+        flops_per_token: FLOPs of a forward pass.
+        training_flops_per_token: FLOPs of a forward and a backward pass.
+        flops_per_token_by_part: FLOPs of a forward pass by part, see `flops_per_token`.
+        attended_flops_per_token: FLOPs of a forward pass if the kernel skips the keys that the mask hides.
+        cache_dtype: dtype of the cache, a name in `BYTES`.
+        cache_bytes_per_token: cache size of a token, over all layers.
+        cache_bytes: cache size after T tokens; a layer with a window keeps only the window.
+        cache_reduction: how many times smaller the cache is than that of multi-head attention with the same heads.
     """
 
     vocab_size: int
@@ -73,17 +74,16 @@ class Costs:
 
 
 def count_costs(network: Transformer, cache_dtype: str = "bf16") -> Costs:
-    """All costs of a network.
+    """The costs of a network.
 
     Args:
-        network: on any device, "meta" included.
-        cache_dtype: a name in `BYTES`.
+        network: the network, on any device, "meta" included.
+        cache_dtype: dtype of the cache, a name in `BYTES`.
 
     Raises:
-        ValueError: there is no such dtype.
+        ArgumentError: the dtype is unknown.
     """
-    if cache_dtype not in BYTES:
-        raise ValueError(f"dtype={cache_dtype}: choose one of {', '.join(BYTES)}.")
+    require_choice("cache_dtype", cache_dtype, BYTES)
     encoder, attentions = network.encoder, network.attentions()
     embeddings = [encoder.token_embedding, *([encoder.position] if encoder.position else [])]
     by_part = flops_per_token(network)
@@ -110,23 +110,24 @@ def count_costs(network: Transformer, cache_dtype: str = "bf16") -> Costs:
 
 
 def num_parameters(modules: Iterable[nn.Module]) -> int:
-    """All parameters of some modules; what several of them share counts once."""
+    """The number of parameters of several modules; shared parameters count once."""
     return sum(parameter.numel() for parameter in nn.ModuleList(modules).parameters())
 
 
 def projection_weights(modules: Iterable[nn.Module]) -> int:
-    """The entries of the matrices of all linear layers in some modules; biases are none."""
+    """The number of weights of all linear layers within several modules, without biases."""
     layers = (layer for module in modules for layer in module.modules())
     return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
 
 
 def flops_per_token(network: Transformer) -> dict[str, int]:
-    """FLOPs of a forward pass over the longest sequence, for each of its T tokens.
+    """FLOPs of a forward pass over T tokens, divided by T.
 
-    - `attention_projections`, `feed_forward`, `readout`: 2 · weights, for each meets each token once.
-    - `attention_scores_and_values`: 2 · T · num_heads · (head_dim + v_head_dim) for each softmax of a head, and what
-      some scores and positions multiply queries with. A differential head has two softmaxes, each over half of its
-      queries and keys and all of its values. An additive score, vᵀ tanh(q + k), costs as much as a dot product.
+    - `attention_projections`, `feed_forward`, `readout`: 2 · weights.
+    - `attention_scores_and_values`: 2 · T · num_heads · (head_dim + v_head_dim) for each softmax of a head, plus the
+      products of queries with parameters of score functions and positions. A differential head has two softmaxes, each
+      over half of its queries and keys and all of its values. An additive score, vᵀ tanh(q + k), counts like a dot
+      product.
     """
     seq_len, attentions = network.encoder.max_seq_len, network.attentions()
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
@@ -140,16 +141,15 @@ def flops_per_token(network: Transformer) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TrainingFlops:
-    """FLOPs of training steps, whose sequences need not be the longest that the network takes.
+    """FLOPs of training steps on sequences of any length.
 
-    A weight that trains takes a product in the forward pass and two in the backward pass; of a frozen encoder no more
-    than the first is left, and of the readout on it no gradient goes further. What is computed again to save memory is
-    not counted.
+    A trained weight takes one product in the forward pass and two in the backward pass. A frozen encoder takes the
+    forward product only, and its readout no product for the gradient of its input. Recomputation is not counted.
 
     Args:
-        per_token: in the encoder.
-        per_pair: of a query and a key, all layers and heads together.
-        per_readout: for each token whose scores are made.
+        per_token: FLOPs of the encoder for each token.
+        per_pair: FLOPs for each pair of a query and a key, over all layers and heads.
+        per_readout: FLOPs for each token that is read out.
     """
 
     per_token: int
@@ -158,32 +158,32 @@ class TrainingFlops:
 
     @classmethod
     def of(cls, network: Transformer) -> "TrainingFlops":
-        """Those of a network."""
+        """The training FLOPs of a network."""
         attentions = network.attentions()
-        for_each = projection_weights(attentions)
-        for_each += projection_weights(layer.feed_forward for layer in network.encoder.layers)
-        for_each += sum(query_multiply_adds(layer) for layer in attentions)
+        per_token = projection_weights(attentions)
+        per_token += projection_weights(layer.feed_forward for layer in network.encoder.layers)
+        per_token += sum(query_multiply_adds(layer) for layer in attentions)
         trains = any(parameter.requires_grad for parameter in network.encoder.parameters())
         encoder, readout = (3, 3) if trains else (1, 2)
         return cls(
-            encoder * 2 * for_each,
+            encoder * 2 * per_token,
             encoder * 2 * sum(pair_multiply_adds(layer) for layer in attentions),
             readout * 2 * projection_weights([network.readout]),
         )
 
     def count(self, tokens: int, pairs: int, read_out: float) -> float:
-        """FLOPs of some batches.
+        """FLOPs of several batches.
 
         Args:
-            tokens: rows times the length of each.
-            pairs: rows times the square of that.
-            read_out: tokens whose scores are made.
+            tokens: number of tokens, rows · sequence length.
+            pairs: number of pairs, rows · sequence length².
+            read_out: number of tokens that are read out.
         """
         return self.per_token * tokens + self.per_pair * pairs + self.per_readout * read_out
 
 
 def hidden_flops_per_token(network: Transformer) -> int:
-    """How many FLOPs of the forward pass, for each token, go into pairs that a causal mask or a window hides."""
+    """FLOPs per token of a forward pass spent on pairs that a causal mask or a window hides."""
     seq_len = network.encoder.max_seq_len
     hidden = (
         pair_multiply_adds(layer) * (seq_len**2 - visible_pairs(seq_len, layer.window))
@@ -193,11 +193,11 @@ def hidden_flops_per_token(network: Transformer) -> int:
 
 
 def visible_pairs(seq_len: int, window: int | None = None) -> int:
-    """Σ_i min(i, W) = W T - W (W - 1) / 2: the pairs of a query and a key that a causal mask shows.
+    """Σ_i min(i, W) = W T - W (W - 1) / 2: the number of pairs of a query and a key that a causal mask allows.
 
     Args:
-        seq_len: T, the number of queries and keys.
-        window: W, how many keys a query sees, itself included; all before it if null.
+        seq_len: T, the number of queries and of keys.
+        window: W, the number of keys that a query may attend to, itself included; None for no limit.
     """
     width = min(window or seq_len, seq_len)
     return width * seq_len - width * (width - 1) // 2
