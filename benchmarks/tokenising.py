@@ -10,8 +10,8 @@ from typing import Any
 from measure import alternate
 from tokenizers import Tokenizer
 
-from tinyformer.data.cache import write_split
 from tinyformer.data.pydoc import Pydoc
+from tinyformer.data.stream import write_split
 from tinyformer.data.tokenizer_recipes import BPETokenizer
 
 ALONE = "tokenizers alone"

@@ -131,7 +131,7 @@ def test_unusual_tokens_are_drawn_without_warnings(tokens):
 
 def test_all_byte_tokens_are_drawn():
     tokenizer = ByteTokenizer().build([])
-    labels = tokenizer.labels(range(tokenizer.vocab_size))
+    labels = tokenizer.token_strings(range(tokenizer.vocab_size))
     for start in range(0, len(labels), 64):
         head_maps(uniform(1, 1, len(labels[start : start + 64])), labels[start : start + 64], "bytes").image()
 

@@ -1,4 +1,4 @@
-"""Docstrings and their packages: what the library here holds, and what is masked in a library of our own."""
+"""Docstrings and their packages: a small library of our own, and the one of this Python."""
 
 from collections import Counter
 
@@ -61,30 +61,21 @@ def test_the_fingerprint_follows_library_and_number(library):
     assert len({*before, *after}) == 4
 
 
-@pytest.mark.parametrize(
-    ("text", "masked"),
-    [
+def test_names_are_masked_as_words_and_parts_of_names():
+    for text, masked in [
         ("email emails Email _email_ email.mime (EMAIL)", "package package package _package_ package.mime (package)"),
         ("emailed female email2 xemail", "emailed female email2 xemail"),
         ("http.client, _pyemail, https", "package.client, package, package"),
         ("nothing", "nothing"),
-    ],
-)
-def test_names_are_masked_as_words_and_parts_of_names(text, masked):
-    assert mask_names(text, ["email", "http"]) == masked
+    ]:
+        assert mask_names(text, ["email", "http"]) == masked
 
 
-@pytest.mark.parametrize("text", ["an email", "Emails", "test_email", "_pyemail", "email.mime"])
-def test_a_name_is_found_as_it_is_masked(text):
-    assert names_package(text, "email")
-    assert not names_package(text, "mail")
-    assert not names_package(mask_names(text, ["email"]), "email")
-
-
-@pytest.mark.parametrize("number", [1, 0])
-def test_one_package_is_nothing_to_tell_apart(number):
-    with pytest.raises(ValueError, match=rf"data.num_packages={number}: .*data.num_packages=20 works"):
-        Docstrings(number)
+def test_a_masked_text_does_not_name_its_package():
+    for text in ["an email", "Emails", "test_email", "_pyemail", "email.mime"]:
+        assert names_package(text, "email")
+        assert not names_package(text, "mail")
+        assert not names_package(mask_names(text, ["email"]), "email")
 
 
 @pytest.mark.slow

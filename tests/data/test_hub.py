@@ -1,4 +1,4 @@
-"""The Hub, played by a server on this machine: downloads, streams, joined rows, and life without it."""
+"""The Hub, replaced by a server on this machine: downloads, streams, joined rows, and work without a network."""
 
 import io
 import json
@@ -77,7 +77,7 @@ def hub():
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs code in a fresh process that knows this Hub, and returns what it assigned to `answer`."""
+    """Run code in a new process that uses this Hub, and return what it assigned to `answer`."""
 
     def run_code(hub, code):
         preamble = "import json\nfrom tinyformer.data import *\n"
@@ -135,11 +135,11 @@ answer = [
     assert play == {"train": [PLAY]}
     assert articles == {"train": ARTICLES}
     assert ids == [0x68, 0xC3, 0xA9]
-    assert sentences[0].startswith("data.path=owner/none: the Hub has no such dataset")
-    assert sentences[1].startswith("data.path=owner/large data.name=other: BuilderConfig 'other' not found")
-    assert sentences[2] == "data.text_column=body: owner/large has no such column; it has id, text."
-    assert sentences[3].startswith("tokenizer.path=owner/none: the Hub has no such model")
-    assert sentences[4].startswith("tokenizer.path=owner/bare: it holds no tokenizer.json")
+    assert sentences[0].startswith("path='owner/none': this dataset does not exist on the Hub, or is private;")
+    assert sentences[1].startswith("name='other': owner/large: BuilderConfig 'other' not found")
+    assert sentences[2] == "text_column='body': owner/large has no such column; it has id, text."
+    assert sentences[3].startswith("path='owner/none': this model does not exist on the Hub")
+    assert sentences[4].startswith("path='owner/bare': this repository has no tokenizer.json; path='openai-com")
 
 
 PREPARE = (
@@ -169,7 +169,7 @@ def test_a_budget_streams_a_part_and_the_result_works_offline(run):
     assert text == PARTS[0][0][:999]
     assert own_validation
 
-    # The server is gone: what was prepared opens, the tokenizer too; anything else fails quickly and clearly.
+    # Without the server, what was prepared opens, the tokenizer included; anything else fails quickly and clearly.
     offline = (
         PREPARE
         + """
@@ -185,10 +185,10 @@ answer = [tokens, sentences, time.monotonic() - start]
     )
     tokens_again, sentences, seconds = run(hub, offline)
     assert tokens_again == tokens
-    assert sentences[0].startswith("data.path=owner/play: the Hugging Face Hub cannot be reached")
-    assert "`data=pydoc` or `data=text data.files=...` work offline" in sentences[0]
-    assert sentences[1].startswith("tokenizer.path=owner/other: the Hugging Face Hub cannot be reached")
-    assert sentences[2].startswith("data.path=owner/large: the Hugging Face Hub cannot be reached")
+    assert sentences[0].startswith("source.path='owner/play': the Hugging Face Hub cannot be reached (")
+    assert sentences[0].endswith("; local files work without a network.")
+    assert sentences[1].startswith("path='owner/other': the Hugging Face Hub cannot be reached")
+    assert sentences[2].startswith("path='owner/large': the Hugging Face Hub cannot be reached")
     assert seconds < 10
 
 
@@ -199,7 +199,7 @@ def test_rows_are_joined_where_a_document_starts():
     assert list(join_rows(rows, None)) == rows
 
 
-def test_taking_stops_reading_at_the_document_that_is_enough():
+def test_taking_characters_stops_at_the_document_that_reaches_them():
     read = []
     texts = (read.append(text) or text for text in ["abc", "de", "f", "g"])
     assert list(take_characters(texts, 4)) == ["abc", "de"]
@@ -253,8 +253,8 @@ answer = [
     assert texts == ["one|two", "x|None"]
     assert streamed == ["one\ntwo"]
     assert partly.startswith(
-        "data.label_column=label: owner/partly: row 2 of the split train has no label, the first of 2 among 3 rows;"
+        "source.label_column='label': row 2 of the split train of owner/partly has no label, the first of 2 among 3"
     )
-    assert unnamed.startswith("data.label_column=null: ")
-    assert unknown == "data.label_column=class: owner/reviews has no such column; it has idx, sentence, label."
+    assert unnamed.startswith("label_column=None: ")
+    assert unknown == "label_column='class': owner/reviews has no such column; it has idx, sentence, label."
     assert prints == 3

@@ -1,14 +1,15 @@
-"""The training loader: each window once an epoch, and resuming is exact, under Lightning too."""
+"""Training loaders: each item once an epoch, and resuming is exact, under Lightning too."""
 
 from itertools import chain
 from types import SimpleNamespace
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tinyformer.data import ResumableLoader, Windows
+from tinyformer.data import ByteTokenizer, ExampleLoader, LabelledSplit, ResumableLoader, Windows
 from tinyformer.data import loader as loader_module
 
 from .streams import split_of
@@ -20,8 +21,18 @@ def loader(**changes):
     return ResumableLoader(SPLIT, **({"seq_len": 5, "batch_size": 4, "seed": 1} | changes))
 
 
+def example_loader(**changes):
+    """Ten batches of examples in each epoch, with token dropout."""
+    lengths = np.arange(2, 39)
+    offsets = np.cumsum([0, *lengths])
+    tokenizer = ByteTokenizer().build([]).with_mask()
+    ids, labels = np.arange(1000, 1000 + offsets[-1], dtype=np.uint32), np.zeros(len(lengths), np.int64)
+    split = LabelledSplit(ids, offsets, labels, ["a"], tokenizer, 1, 0, 0)
+    return ExampleLoader(split, batch_size=4, token_dropout=0.5, seed=3, **changes)
+
+
 def first_targets(batches):
-    """The first target of each window, by batch: it names the window."""
+    """The first target of each window, by batch: it identifies the window."""
     return [batch["targets"][:, 0].tolist() for batch in batches]
 
 
@@ -37,32 +48,33 @@ def test_an_epoch_has_no_window_twice_and_leaves_out_less_than_a_batch(pack):
     assert len(training) == {"concat": 39 // 4, "document": 42 // 4}[pack]
 
 
-def test_epochs_differ_in_order_and_phase_and_seeds_repeat():
-    training = loader()
-    epochs = [list(chain.from_iterable(first_targets(training))) for _ in range(8)]
+def test_epochs_differ_in_order_and_phase_and_a_seed_repeats_them():
+    epochs, same = (
+        [list(chain.from_iterable(first_targets(training))) for _ in range(8)] for training in (loader(), loader())
+    )
+    assert epochs == same
     assert len({tuple(epoch) for epoch in epochs}) == 8
     assert len({min(epoch) for epoch in epochs}) > 2
-    again = loader()
-    assert epochs == [list(chain.from_iterable(first_targets(again))) for _ in range(8)]
     assert epochs[0] != list(chain.from_iterable(first_targets(loader(seed=2))))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("stop", [1, 4, 9, 12])
-def test_a_saved_state_goes_on_with_the_next_batch(stop, num_workers):
-    reference = loader()
-    expected = first_targets(batch for _ in range(3) for batch in reference)
-    interrupted = loader(num_workers=num_workers)
-    seen = []
+@pytest.mark.parametrize(
+    ("make", "stop", "num_workers"),
+    [(loader, 1, 0), (loader, 9, 0), (loader, 12, 0), (loader, 12, 2), (example_loader, 4, 0), (example_loader, 10, 0)],
+)
+def test_a_saved_state_goes_on_with_the_next_batch(make, stop, num_workers):
+    reference = make()
+    expected = [batch["inputs"].tolist() for _ in range(3) for batch in reference]
+    interrupted, seen = make(num_workers=num_workers), []
     while len(seen) < stop:
         for batch in interrupted:
-            seen += first_targets([batch])
+            seen.append(batch["inputs"].tolist())
             if len(seen) == stop:
                 break
-    resumed = loader(num_workers=num_workers)
+    resumed = make(num_workers=num_workers)
     resumed.load_state_dict(interrupted.state_dict())
     while len(seen) < len(expected):
-        seen += first_targets(resumed)
+        seen += [batch["inputs"].tolist() for batch in resumed]
     assert seen == expected
 
 
@@ -74,21 +86,15 @@ def test_ranks_share_an_epoch():
     assert not set(shares[0]) & set(shares[1])
 
 
-def test_fewer_windows_than_a_batch_make_a_smaller_batch():
-    training = loader(batch_size=1000)
-    assert len(training) == 1
-    assert [len(batch) for batch in first_targets(training)] == [39]
+def test_little_text_makes_one_small_batch():
+    assert [len(batch) for batch in first_targets(loader(batch_size=1000))] == [39]
+    for tokens in (5, 6, 9, 10):
+        training = ResumableLoader(split_of([tokens]), seq_len=5, batch_size=4, seed=0)
+        assert [len(list(training)) for _ in range(6)] == [len(training)] * 6 == [1] * 6
 
 
-@pytest.mark.parametrize("tokens", [5, 6, 9, 10])
-def test_a_text_of_barely_one_window_has_one_batch(tokens):
-    training = ResumableLoader(split_of([tokens]), seq_len=5, batch_size=4, seed=0)
-    for _ in range(6):
-        assert len(list(training)) == len(training) == 1
-
-
-def test_waiting_is_what_passes_between_asking_for_a_batch_and_getting_it(monkeypatch):
-    """By a clock that moves by 3 s when a batch is read, and by 100 s when it is used."""
+def test_seconds_are_the_time_from_requesting_a_batch_to_receiving_it(monkeypatch):
+    """By a clock that advances by 3 s when a batch is read, and by 100 s when it is used."""
     now = [0.0]
     monkeypatch.setattr(loader_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     read = Windows.__getitems__
@@ -106,8 +112,11 @@ def test_waiting_is_what_passes_between_asking_for_a_batch_and_getting_it(monkey
 
 
 @pytest.mark.parametrize("lengths", [[52, 33, 116], [6], [10]])
-def test_from_a_tensor_come_the_same_batches_bit_for_bit(lengths):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths, rank):
     settings = {"seq_len": 5, "batch_size": 4, "seed": 1}
+    if len(lengths) > 1:
+        settings |= {"rank": rank, "world_size": 2}
     mapped, held = (
         ResumableLoader(split_of(lengths), **settings, device=device) for device in (None, torch.device("cpu"))
     )
@@ -122,14 +131,8 @@ def test_from_a_tensor_come_the_same_batches_bit_for_bit(lengths):
         assert mapped.state_dict() == held.state_dict()
 
 
-def test_ranks_share_a_tensor_as_they_share_a_file():
-    for rank in range(2):
-        settings = {"rank": rank, "world_size": 2}
-        assert first_targets(loader(**settings)) == first_targets(loader(**settings, device=torch.device("cpu")))
-
-
 class Recorder(lightning.LightningModule):
-    """Learns nothing, and notes the windows that it is given."""
+    """Learns nothing, and records the windows of each step."""
 
     def __init__(self, **loader_changes):
         super().__init__()
@@ -151,15 +154,9 @@ class Recorder(lightning.LightningModule):
 def fit(folder, steps, ckpt_path=None, **loader_changes):
     recorder = Recorder(**loader_changes)
     saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(
-        max_steps=steps,
-        max_epochs=-1,
-        accelerator="cpu",
-        devices=1,
-        callbacks=[saver],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        max_steps=steps, max_epochs=-1, accelerator="cpu", devices=1, callbacks=[saver], **silent
     )
     trainer.fit(recorder, ckpt_path=ckpt_path)
     return recorder.seen
@@ -169,11 +166,10 @@ def fit(folder, steps, ckpt_path=None, **loader_changes):
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.")
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 @pytest.mark.filterwarnings("ignore:.*`weights_only` was not set")
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("stop", [5, 9, 10], ids=["within-an-epoch", "at-its-end", "after-its-end"])
-def test_lightning_resumes_without_repeating_or_skipping_a_window(tmp_path, stop, num_workers):
+def test_lightning_resumes_within_at_and_after_the_end_of_an_epoch(tmp_path):
     reference = loader()
     expected = first_targets(batch for _ in range(3) for batch in reference)[:22]
-    before = fit(tmp_path, stop, num_workers=num_workers)
-    after = fit(tmp_path, 22, ckpt_path=tmp_path / f"step={stop}.ckpt", num_workers=num_workers)
-    assert before + after == expected
+    assert fit(tmp_path, 10) == expected[:10]
+    for stop in (5, 9, 10):
+        assert fit(tmp_path, 22, ckpt_path=tmp_path / f"step={stop}.ckpt") == expected[stop:]
+    assert fit(tmp_path, 22, ckpt_path=tmp_path / "step=5.ckpt", num_workers=2) == expected[5:]

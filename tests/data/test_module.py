@@ -1,4 +1,4 @@
-"""The data module: splits, loaders, and a sentence for each mistake."""
+"""The data module of text: splits, loaders, and where tokens are kept."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tinyformer.data import IGNORED, ByteTokenizer, CharTokenizer, Masking, TextDataModule, TextFiles
+from tinyformer.errors import ArgumentError
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 
@@ -22,7 +23,7 @@ def make(tmp_path):
     return module
 
 
-def test_prepare_opens_tokenizer_and_splits(make):
+def test_every_token_of_every_split_is_scored_once(make):
     module = make(validation_fraction=0.1, test_fraction=0.2)
     module.prepare()
     n = len(TEXT)
@@ -33,11 +34,6 @@ def test_prepare_opens_tokenizer_and_splits(make):
     }
     assert module.tokenizer.decode(module.splits["train"].ids[1:20]) == TEXT[:19]
     assert not module.has_own_validation
-
-
-def test_evaluation_scores_every_token_once(make):
-    module = make()
-    module.prepare()
     for name, loader in (("validation", module.val_dataloader()), ("test", module.test_dataloader())):
         targets = torch.cat([batch["targets"].flatten() for batch in loader])
         assert targets[targets != IGNORED].tolist() == module.splits[name].ids[1:].tolist()
@@ -57,55 +53,40 @@ def test_processes_share_an_evaluation_without_repeating(make, monkeypatch):
 def test_whole_data_with_a_given_tokenizer(make):
     tokenizer = ByteTokenizer().build([])
     module = make(tokenizer=tokenizer)
+    assert not module.is_prepared(tokenizer, whole=True)
     module.prepare(whole=True)
+    assert module.is_prepared(tokenizer, whole=True)
+    assert not module.is_prepared(tokenizer.with_mask(), whole=True)
     assert set(module.splits) == {"all"}
     assert module.splits["all"].num_tokens == len(TEXT)
     assert module.tokenizer.fingerprint == tokenizer.fingerprint
     assert len(list(module.evaluation_dataloader("all"))) == -(-len(TEXT) // 16 // 8)
 
 
-def test_without_fractions_there_is_only_training_text(make):
+def test_splits_that_do_not_exist_or_are_empty(make):
     module = make(validation_fraction=0, test_fraction=0)
     module.prepare()
     assert set(module.splits) == {"train"}
     assert module.val_dataloader() == []
-    with pytest.raises(ValueError, match=r"no split test, only train; data.test_fraction=0.05"):
-        module.test_dataloader()
+    for split, cure in (("test", "; test_fraction=0.05 works"), ("all", "")):
+        with pytest.raises(ArgumentError, match=rf"^split_name='{split}': there is no such split, only train{cure}\."):
+            module.evaluation_dataloader(split)
+    small = make(text="x" * 45, validation_fraction=0.01, test_fraction=0.01)
+    small.prepare()
+    with pytest.raises(
+        ArgumentError, match=r"^validation_fraction=0.01: leaves the validation split empty.*n=0.1 works"
+    ):
+        small.val_dataloader()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"validation_fraction": 1.0},
-            r"data.validation_fraction=1.0: .* data.validation_fraction=0.05 works",
-        ),
-        ({"test_fraction": -0.1}, r"data.test_fraction=-0.1: must be at least 0"),
-        ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave no text to train on; 0.05 and 0.05 work"),
-        ({"pack": "tight"}, "data.pack=tight: must be concat or document"),
-        ({"batch_size": 0}, "data.batch_size=0: must be at least 1; data.batch_size=16 works"),
-        ({"seq_len": 0}, "model.max_seq_len=0: must be at least 1"),
-        ({"max_tokens": 0}, "data.max_tokens=0: must be at least 1"),
-        ({"num_workers": -1}, "data.num_workers=-1: must not be negative"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_mistakes_are_named_at_once(make, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make(**changes)
-
-
-def test_a_text_shorter_than_a_window_is_refused(make):
-    with pytest.raises(ValueError, match=r"model.max_seq_len=16: .* only 9 tokens; .*model.max_seq_len=9 works"):
-        make(text="0123456789", test_fraction=0.0).prepare()
-    make(text="0123456789", test_fraction=0.0, seq_len=9).prepare()
-
-
-def test_an_empty_validation_split_is_refused_when_asked_for(make):
-    module = make(text="x" * 45, validation_fraction=0.01, test_fraction=0.01)
-    module.prepare()
-    with pytest.raises(ValueError, match=r"the split validation holds no text; .*data.validation_fraction"):
-        module.val_dataloader()
+def test_a_window_needs_as_much_text(make):
+    for seq_len, sentence in ((16, "seq_len=16: the training text has only 9 tokens; seq_len=9 works"), (9, None)):
+        module = make(text="0123456789", test_fraction=0.0, seq_len=seq_len)
+        if sentence is None:
+            module.prepare()
+        else:
+            with pytest.raises(ArgumentError, match=f"^{sentence}"):
+                module.prepare()
 
 
 class Model(lightning.LightningModule):
@@ -119,8 +100,6 @@ class Model(lightning.LightningModule):
 
     def validation_step(self, batch):
         self.tokens += int((batch["targets"] != IGNORED).sum())
-
-    test_step = validation_step
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -142,7 +121,7 @@ def test_lightning_prepares_trains_and_evaluates(make, fraction):
 
 
 def strategy_on(device):
-    """What a module asks of its trainer."""
+    """What a module reads from its trainer."""
     return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)), global_rank=0, world_size=1)
 
 
@@ -158,7 +137,7 @@ def strategy_on(device):
         ({"masking": Masking()}, 10**6, None),
     ],
 )
-def test_tokens_lie_on_a_gpu_where_they_fit_and_windows_are_plain(make, monkeypatch, changes, free, device):
+def test_tokens_are_kept_on_a_gpu_if_they_fit_and_windows_are_plain(make, monkeypatch, changes, free, device):
     module = make(**changes)
     module.prepare()
     if changes.get("device") != "cuda":
@@ -170,18 +149,12 @@ def test_tokens_lie_on_a_gpu_where_they_fit_and_windows_are_plain(make, monkeypa
     assert module._token_device() == (torch.device(device) if device else None)
 
 
-def test_tokens_do_not_lie_on_a_gpu_that_the_run_is_not_on(make):
+def test_tokens_cannot_be_kept_on_another_device_than_the_run(make):
     module = make(device="cuda")
     module.prepare()
     module.trainer = strategy_on("cpu")
-    with pytest.raises(ValueError, match=r"data.device=cuda: the run is on cpu; data.device=auto works"):
+    with pytest.raises(ArgumentError, match=r"^device='cuda': the run is on cpu; device='auto' works"):
         module.train_dataloader()
-
-
-@pytest.mark.parametrize("changes", [{"pack": "document"}, {"document_mask": True}, {"masking": Masking()}])
-def test_windows_that_are_not_plain_do_not_lie_on_a_gpu(make, changes):
-    with pytest.raises(ValueError, match=r"data.device=cuda: windows within documents.*data.device=auto works"):
-        make(device="cuda", **changes)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Local files and Python's documentation: every character survives, every mistake has its sentence."""
+"""Sources of text on this machine: every character survives, and each label stays with its text."""
 
 import json
 import sys
@@ -8,13 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyformer.data import Pydoc, TextFiles
+from tinyformer.data import LabelledSource, LocalOrHub, Pydoc, Source, TextFiles
+from tinyformer.data.documents import natural_order
 
 AWKWARD = 'line\r\nline\rline\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
-
-
-def texts_of(splits):
-    return {name: list(split["text"]) for name, split in splits.items()}
+KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
 def write(folder, contents):
@@ -24,111 +22,144 @@ def write(folder, contents):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def write_rows(path, rows, column="text"):
-    """Rows in the file format that the path's extension names."""
-    quoted = ['"' + row.replace('"', '""') + '"' for row in rows]
+def write_table(path, rows, columns=("text", "label")):
+    """Rows in the format that the path's extension names, after a column of numbers."""
+    quoted = [['"' + value.replace('"', '""') + '"' for value in row] for row in rows]
+    table = {"id": [7] * len(rows), **{name: [row[i] for row in rows] for i, name in enumerate(columns)}}
+    objects = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+    def separated(delimiter):
+        lines = [["id", *columns], *(["7", *row] for row in quoted)]
+        return "\r\n".join(delimiter.join(line) for line in lines).encode()
+
     writers = {
-        ".csv": lambda: path.write_bytes("\r\n".join(["id," + column, *("7," + q for q in quoted)]).encode()),
-        ".tsv": lambda: path.write_bytes("\n".join([column + "\tid", *(q + "\t7" for q in quoted)]).encode()),
-        ".json": lambda: path.write_text(json.dumps([{column: row} for row in rows])),
-        ".jsonl": lambda: path.write_text("\n".join(json.dumps({column: r}, ensure_ascii=False) for r in rows)),
-        ".parquet": lambda: pq.write_table(pa.table({column: rows, "id": [7] * len(rows)}), path),
+        ".csv": lambda: path.write_bytes(separated(",")),
+        ".tsv": lambda: path.write_bytes(separated("\t")),
+        ".json": lambda: path.write_text(json.dumps(objects)),
+        ".jsonl": lambda: path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in objects)),
+        ".parquet": lambda: pq.write_table(pa.table(table), path),
     }
     writers[path.suffix]()
 
 
-@pytest.mark.parametrize("kind", [".csv", ".tsv", ".json", ".jsonl", ".parquet"])
-def test_a_row_is_a_document_and_every_character_survives(tmp_path, kind):
-    rows = [AWKWARD, "None", "NA", "", "  spaces  "]
-    write_rows(tmp_path / f"rows{kind}", rows)
-    assert texts_of(TextFiles(str(tmp_path / f"rows{kind}")).load()) == {"train": rows}
+def texts_of(path, **settings):
+    return {split: list(rows["text"]) for split, rows in TextFiles(path, **settings).load().items()}
 
 
-def test_a_text_file_is_one_document(tmp_path):
-    (tmp_path / "a.txt").write_bytes(AWKWARD.encode())
-    assert texts_of(TextFiles(str(tmp_path / "a.txt")).load()) == {"train": [AWKWARD]}
+def examples(path, **settings):
+    splits = TextFiles(str(path), **{"label_column": "label", **settings}).load_examples()
+    return {name: list(zip(*rows.to_dict().values(), strict=True)) for name, rows in splits.items()}
 
 
-def test_a_byte_order_mark_is_dropped_at_the_beginning_only(tmp_path):
-    write(tmp_path, {"a.txt": b"\xef\xbb\xbfone\xef\xbb\xbftwo"})
-    assert texts_of(TextFiles(str(tmp_path / "a.txt")).load()) == {"train": ["one\ufefftwo"]}
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_text_survives_with_its_label(tmp_path, kind):
+    rows = [(AWKWARD, "2"), ("", "10"), ("مرحبا 世界 👩‍👩‍👧 é", "1"), ("None", "NA"), ("  spaces  ", "x")]
+    path = tmp_path / f"rows{kind}"
+    write_table(path, rows)
+    assert examples(path) == {"train": rows}
+    assert texts_of(str(path)) == {"train": [text for text, _ in rows]}
+    assert texts_of(str(path), text_column="label") == {"train": [label for _, label in rows]}
 
 
-def test_rows_without_text_are_left_out(tmp_path):
-    write(tmp_path, {"a.jsonl": '{"text": "a"}\n\n{"text": null}\n{"text": "b"}\n'})
-    assert texts_of(TextFiles(str(tmp_path / "a.jsonl")).load()) == {"train": ["a", "b"]}
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_do_not_depend_on_the_order_of_the_columns(tmp_path, kind):
+    pairs = [("premise", "hypothesis", "yes"), ("", "x", "no"), ("y", "", "no")]
+    path = tmp_path / f"rows{kind}"
+    write_table(path, [row[::-1] for row in pairs], ("gold", "second", "first"))
+    settings = {"text_column": ["first", "second"], "label_column": "gold"}
+    assert examples(path, **settings) == {"train": pairs}
+    assert texts_of(str(path), **settings) == {"train": ["premise\nhypothesis", "\nx", "y\n"]}
 
 
-def test_another_column_can_be_named(tmp_path):
-    write_rows(tmp_path / "a.csv", ["hello"], column="body")
-    assert texts_of(TextFiles(str(tmp_path / "a.csv"), text_column="body").load()) == {"train": ["hello"]}
+def test_text_files_and_missing_texts(tmp_path):
+    write(tmp_path, {"awkward.txt": AWKWARD, "mark.txt": b"\xef\xbb\xbfone\xef\xbb\xbftwo"})
+    assert texts_of(str(tmp_path / "awkward.txt")) == {"train": [AWKWARD]}
+    assert texts_of(str(tmp_path / "mark.txt")) == {"train": ["one\ufefftwo"]}  # a mark at the beginning only
+    rows = '{"text": "a", "label": 1}\n\n{"text": null, "label": 0}\n{"text": "b", "label": 1}\n'
+    write(tmp_path, {"a.jsonl": rows})
+    assert texts_of(str(tmp_path / "a.jsonl")) == {"train": ["a", "b"]}
+    assert texts_of(str(tmp_path / "a.jsonl"), label_column="label") == {"train": ["a", "", "b"]}
+    assert examples(tmp_path / "a.jsonl") == {"train": [("a", "1"), ("", "0"), ("b", "1")]}
 
 
 def test_paths_patterns_and_folders(tmp_path):
     write(tmp_path, {"b.txt": "b", "a.txt": "a", "sub/c.txt": "c", "notes.md": "no text"})
-    paths = {
-        str(tmp_path): ["a", "b", "c"],
-        str(tmp_path / "*.txt"): ["a", "b"],
-        str(tmp_path / "**" / "*.txt"): ["a", "b", "c"],
-    }
-    for path, texts in paths.items():
-        assert texts_of(TextFiles(path).load()) == {"train": texts}
-    named = [str(tmp_path / "b.txt"), str(tmp_path / "a.txt"), str(tmp_path / "*.txt")]
-    assert texts_of(TextFiles(named).load()) == {"train": ["b", "a"]}
+    for path, texts in {"": ["a", "b", "c"], "*.txt": ["a", "b"], "**/*.txt": ["a", "b", "c"]}.items():
+        assert texts_of(str(tmp_path / path)) == {"train": texts}
+    assert texts_of([str(tmp_path / name) for name in ("b.txt", "a.txt", "*.txt")]) == {"train": ["b", "a"]}
 
 
-@pytest.mark.parametrize("validation", ["validation", "valid", "val", "dev"])
-def test_files_named_after_splits_are_these_splits(tmp_path, validation):
-    for name in ("train-00000-of-00002", "train-00001-of-00002", validation, "my_test"):
-        write_rows(tmp_path / f"{name}.parquet", [name])
-    assert texts_of(TextFiles(str(tmp_path)).load()) == {
-        "train": ["train-00000-of-00002", "train-00001-of-00002"],
-        "validation": [validation],
-        "test": ["my_test"],
-    }
+def test_names_of_files_make_splits(tmp_path):
+    for word in ("validation", "valid", "val", "dev"):
+        names = ("train-00000-of-00002", "train-00001-of-00002", word, "my_test", "latest", "a-test-b")
+        write(tmp_path, {f"{word}/{name}.txt": name for name in names})
+        splits = texts_of(str(tmp_path / word))
+        assert (splits["validation"], splits["test"]) == ([word], ["my_test"])
+        assert splits["train"] == ["a-test-b", "latest", "train-00000-of-00002", "train-00001-of-00002"]
+    assert texts_of(str(tmp_path / "dev" / "my_test.txt")) == {"train": ["my_test"]}  # no split without training text
 
 
-def test_a_lone_file_is_training_text_whatever_its_name(tmp_path):
-    write(tmp_path, {"test.txt": "text"})
-    assert texts_of(TextFiles(str(tmp_path / "test.txt")).load()) == {"train": ["text"]}
-
-
-def test_words_within_a_file_name_are_no_splits(tmp_path):
-    write(tmp_path, {"latest.txt": "a", "a-test-b.txt": "b", "train.txt": "c"})
-    assert set(TextFiles(str(tmp_path)).load()) == {"train"}
-
-
-def test_the_fingerprint_follows_the_content(tmp_path):
-    write(tmp_path, {"one/a.txt": "text", "two/b.txt": "text", "three/a.txt": "texT"})
+def test_the_fingerprint_depends_on_content_and_settings_and_not_on_paths(tmp_path):
+    write(
+        tmp_path, {"one/a.tsv": "text\tlabel\nx\t1\n", "two/b.tsv": "text\tlabel\nx\t1\n", "three/a.tsv": "text\nx\n"}
+    )
     one, two, three = (TextFiles(str(tmp_path / name)).fingerprint() for name in ("one", "two", "three"))
     assert one == two != three
+    settings = [{"label_column": "label"}, {"text_column": "other"}, {"text_column": ["text", "other"]}]
+    settings += [{"label_column": "other"}, {"columns": ["text", "label"]}, {"quoted": False}]
+    prints = [TextFiles(str(tmp_path / "one"), **changes).fingerprint() for changes in settings]
+    assert len({one, *prints}) == 1 + len(settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("none.txt", None, r"data.files=.*none.txt: there is no such file"),
-        ("empty.txt", b"", r"data.files=.*empty.txt: the file is empty"),
-        ("a.docx", b"x", r"data.files=.*a.docx: unknown kind of file '.docx'; .txt, .csv"),
-        ("latin.txt", "né".encode("latin1"), r"data.files=.*latin.txt: not UTF-8, at byte 1;"),
-        ("a.csv", b"id,body\n1,x\n", r"data.text_column=text: .*a.csv has no such column; it has id, body"),
-        ("a.jsonl", b'{"body": "x"}\n', r"data.text_column=text: .*has no such column; it has body"),
-        ("b.jsonl", b'{"text": 3}\n', r"data.text_column=text: .* holds 3 there"),
-        ("c.json", b"[1, 2]", r"data.files=.*c.json: holds 1; each row must be an object"),
-        ("d.json", b"[1, ", r"data.files=.*d.json: no JSON"),
-        ("e.parquet", b"PAR1", r"data.files=.*e.parquet: no parquet file"),
-    ],
-)
-def test_mistakes_are_named(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        TextFiles(str(tmp_path / name)).load()
+def test_without_a_header_and_quotes_each_line_is_a_row(tmp_path):
+    lines = ['"unbalanced at the beginning', 'an " in the middle', '"all of it"', "''", "text,label"]
+    write(tmp_path, {"train.tsv": "".join(f"{line}\t{i % 2}\n" for i, line in enumerate(lines))})
+    write(tmp_path, {"validation.tsv": b'"\t1\r\n\t0\r\n'})
+    splits = examples(tmp_path, columns=["text", "label"], quoted=False)
+    assert splits["train"] == [(line, str(i % 2)) for i, line in enumerate(lines)]
+    assert splits["validation"] == [('"', "1"), ("", "0")]
 
 
-def test_a_folder_without_text_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"data.files=.*: the folder holds no .txt, .csv"):
-        TextFiles(str(tmp_path)).load()
+def test_labels_are_names(tmp_path):
+    for values in ([1, 0, 10], [1.5, 2.0, -1.0], [True, False, True], ["a ", " b", "c d"]):
+        pq.write_table(pa.table({"text": ["x"] * 3, "label": values}), tmp_path / "a.parquet")
+        labels = [label for _, label in examples(tmp_path / "a.parquet")["train"]]
+        assert labels == [str(value).strip() for value in values]
+    names = ["10", "9", "b", "a10", "a9", "-1", "0", "É"]
+    assert sorted(names, key=natural_order) == ["0", "9", "10", "-1", "a9", "a10", "b", "É"]
+
+
+def test_a_split_may_have_no_labels_at_all(tmp_path):
+    write_table(tmp_path / "train.csv", [("x", "1")])
+    write_table(tmp_path / "test.csv", [("y", ""), ("z", "")])
+    assert examples(tmp_path)["test"] == [("y", None), ("z", None)]
+
+
+class Remote:
+    """A data set of the Hub of which only the name is used."""
+
+    name = "remote"
+
+    def fingerprint(self):
+        return "remote"
+
+    def load(self, max_characters=None):
+        raise AssertionError("not in use")
+
+    load_examples = load
+
+
+def test_local_files_replace_the_hub(tmp_path):
+    write_table(tmp_path / "train.csv", [("x", "1"), ("y", "0")])
+    local = LocalOrHub(str(tmp_path), lambda files: TextFiles(files, label_column="label"), Remote())
+    remote = LocalOrHub(None, TextFiles, Remote())
+    assert isinstance(local, Source)
+    assert isinstance(local, LabelledSource)
+    assert local.load_examples()["train"].to_dict() == {"text": ["x", "y"], "label": ["1", "0"]}
+    assert list(local.load()["train"]["text"]) == ["x", "y"]
+    assert local.name == remote.name == "remote"
+    assert local.fingerprint() != remote.fingerprint() == "remote"
+    assert (local.has_own_splits, remote.has_own_splits) == (False, True)
 
 
 @pytest.mark.slow
@@ -142,27 +173,24 @@ def test_pydoc_is_english_and_imports_nothing():
     assert len(texts) == len(set(texts)) > 5000
     assert any('"try" statement' in text for text in texts)  # the language reference
     assert any(text.startswith("Encode the bytes-like object s using Base64") for text in texts)  # a docstring
-    assert Pydoc().fingerprint() == Pydoc().fingerprint()
 
 
-def test_pydoc_reads_what_parses(tmp_path, monkeypatch):
-    write(
-        tmp_path,
-        {
-            "a.py": '"""Module."""\nclass A:\n    """Class.\n\n    More.\n    """\n'
-            '    if True:\n        async def f(self):\n            "Method."\n',
-            "bad.py": "def (",
-            "odd.py": b"\xff\xfe",
-            "escape.py": '"""Esc \\d."""',
-            "twice.py": '"""Module."""',
-            "test/b.py": '"""A test."""',
-            "pydoc_data/topics.py": '# comment\ntopics = {"b": "\\nB topic\\n", "a": "A topic"}\n',
-        },
-    )
+def test_pydoc_parses_docstrings_and_topics(tmp_path, monkeypatch):
+    module = '"""Module."""\nclass A:\n    """Class.\n\n    More.\n    """\n    if True:\n        async def f(self):\n'
+    contents = {
+        "a.py": module + '            "Method."\n',
+        "bad.py": "def (",
+        "odd.py": b"\xff\xfe",
+        "escape.py": '"""Esc \\d."""',
+        "twice.py": '"""Module."""',
+        "test/b.py": '"""A test."""',
+        "pydoc_data/topics.py": '# comment\ntopics = {"b": "\\nB topic\\n", "a": "A topic"}\n',
+    }
+    write(tmp_path, contents)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    source = Pydoc()
-    expected = ["A topic", "B topic", "Module.", "Class.\n\nMore.", "Method.", "Esc \\d."]
-    assert list(source.load()["train"]["text"]) == expected
-    before = source.fingerprint()
+    texts = ["A topic", "B topic", "Module.", "Class.\n\nMore.", "Method.", "Esc \\d."]
+    assert list(Pydoc().load()["train"]["text"]) == texts
+    before = Pydoc().fingerprint()
+    assert Pydoc().fingerprint() == before
     write(tmp_path, {"a.py": '"""Module!"""'})
     assert Pydoc().fingerprint() != before

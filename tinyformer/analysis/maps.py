@@ -58,7 +58,7 @@ class HeadMaps:
         with subject.precision():
             captured = capture_weights(subject.network, shown, subject.task.mask({"inputs": shown}))
         maps, measures = [weights[0] for weights in captured], self._measures(subject)
-        token_strings = subject.tokenizer.labels(tokens)
+        token_strings = subject.tokenizer.token_strings(tokens)
         names = [[name.removeprefix("0") for name in layer] for layer in measures.names]  # for people: 3, not 03
         descriptions = MEANINGS | {"importance": f"{MEANING}, nats per {subject.task.unit}"}
         atlas = write_atlas(

@@ -1,21 +1,23 @@
 """Text in, batches of token ids out."""
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.data.base import DataModule, TokenDataModule
-from tinyformer.data.cache import PreparedText, TextRecipe, TokenSplit, prepare_text
+from tinyformer.data.base import DataModule
+from tinyformer.data.cache import PreparedText, TextRecipe
 from tinyformer.data.docstrings import Docstrings
-from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples, prepare_examples
+from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples
 from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit
 from tinyformer.data.hub_dataset import HubDataset
 from tinyformer.data.induction import InductionDataModule
 from tinyformer.data.labelled import LabelledDataModule
 from tinyformer.data.loader import EpochLoader, ResumableLoader
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
-from tinyformer.data.module import TextDataModule
+from tinyformer.data.module import TextDataModule, TokenDataModule
 from tinyformer.data.near_copies import near_copy_groups
 from tinyformer.data.pydoc import Pydoc
 from tinyformer.data.sources import LabelledSource, LocalOrHub, Source, TextFiles
 from tinyformer.data.splits import hold_out
+from tinyformer.data.storage import default_cache_dir
+from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import (
     BPETokenizer,
@@ -66,8 +68,7 @@ __all__ = [
     "TokenizerFile",
     "TokenizerRecipe",
     "Windows",
+    "default_cache_dir",
     "hold_out",
     "near_copy_groups",
-    "prepare_examples",
-    "prepare_text",
 ]

@@ -1,8 +1,8 @@
-"""The data of a run as Lightning wants it, whatever the tokens stand for."""
+"""Lightning data modules: what all have in common, and what those of a source have."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import lightning
 import numpy as np
@@ -10,20 +10,16 @@ import torch
 from jaxtyping import UInt
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from tinyformer.batch import Batch
-from tinyformer.data.cache import TokenSplit
-from tinyformer.data.loader import EpochLoader, ResumableLoader, identity
-from tinyformer.data.masking import MaskedWindows, Masker, Masking
+from tinyformer.data.cache import Recipe
+from tinyformer.data.loader import EpochLoader, identity
+from tinyformer.data.sources import Source, lacks_own_splits
 from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.windows import Pack, Windows
-
-TokenDevice = Literal["auto", "cpu", "cuda"]
-SHARE_OF_GPU = 0.1
-"""Of a GPU's free memory, how much tokens may take unasked."""
+from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
+from tinyformer.errors import ArgumentError, require_at_least
 
 
 class Split(Protocol):
-    """What is known of a split, whatever it consists of."""
+    """What every kind of split has."""
 
     @property
     def ids(self) -> UInt[np.ndarray, " tokens"]:
@@ -37,44 +33,44 @@ class Split(Protocol):
 
     @property
     def num_unknown(self) -> int:
-        """Tokens that stand for text outside of the vocabulary."""
+        """Number of `<unk>` tokens."""
         ...
 
     @property
     def num_documents(self) -> int:
-        """Texts, or examples."""
+        """Number of texts, or of examples."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that count."""
+        """Number of scored tokens."""
         ...
 
     @property
     def num_targets(self) -> int:
-        """Tokens that a model reads to see everything once."""
+        """Number of tokens that a model reads in one pass over the split."""
         ...
 
 
 class DataModule(lightning.LightningDataModule):
-    """The data of a run; a subclass says in `prepare` where they come from, and what a batch consists of.
+    """The data of a run. A subclass prepares the splits and makes the batches.
 
     Args:
-        seq_len: Tokens in a row of a batch, at most.
-        batch_size: Rows in a batch, on each device.
-        num_workers: Processes that read training batches ahead. A batch takes less than 0.1 ms: 0 is fast.
-        seed: Decides the order of training.
+        seq_len: maximum number of tokens in a row of a batch.
+        batch_size: rows in a batch, on each device.
+        num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
+        seed: determines the order of training.
 
     Attributes:
-        tokenizer: After `prepare`, the tokenizer.
-        splits: After `prepare`, the tokens by split.
-        fingerprint: After `prepare`, identifies what is in all splits.
-        name: Short name, for the summary.
-        labels: After `prepare`, the names of the classes; None where there are none.
-        row: What a row of a batch is called.
+        tokenizer: after `prepare`, the tokenizer.
+        splits: after `prepare`, the tokens by split.
+        fingerprint: after `prepare`, identifies the content of all splits.
+        name: short name, for the summary.
+        labels: after `prepare`, the names of the classes; None where there are none.
+        row: what a row of a batch is, in the singular.
 
     Raises:
-        ValueError: If a number is not one that works.
+        ArgumentError: a number is out of range.
     """
 
     tokenizer: TextTokenizer
@@ -86,9 +82,8 @@ class DataModule(lightning.LightningDataModule):
 
     def __init__(self, seq_len: int, batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
-        require_at_least_one("data.batch_size", batch_size, 16)
-        if num_workers < 0:
-            raise ValueError(f"data.num_workers={num_workers}: must not be negative; data.num_workers=0 works.")
+        require_at_least(1, {"batch_size": 16}, batch_size=batch_size)
+        require_at_least(0, num_workers=num_workers)
         self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
 
     def __deepcopy__(self, memo: dict) -> "DataModule":
@@ -97,22 +92,25 @@ class DataModule(lightning.LightningDataModule):
 
     @abstractmethod
     def prepare(self, whole: bool = False) -> None:
-        """Makes the tokens, or opens what was made before.
+        """Make the tokens, or open what was made before.
 
         Args:
-            whole: Hold nothing out, where it would be held out: everything becomes the one split "all".
+            whole: hold nothing out: everything becomes the one split "all".
         """
 
     @abstractmethod
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
-        """Whether `prepare` has no work to do, and gives tokens of this tokenizer."""
+        """Whether `prepare` would only open files, and give the tokens of this tokenizer."""
 
     def require_device(self, device: str) -> None:
-        """Refuse to train on a device (its type) where the data cannot be put."""
+        """Refuse to train on a type of device that cannot hold the data."""
 
     @property
     def scored_whole(self) -> bool:
-        """Whether data other than the run's is scored whole, for want of a split that is meant for it."""
+        """Whether an evaluation on these data, if they are not the run's own, scores all of them.
+
+        True where no split is meant for evaluation.
+        """
         return False
 
     @abstractmethod
@@ -121,15 +119,19 @@ class DataModule(lightning.LightningDataModule):
 
     @abstractmethod
     def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader:
-        """A split's batches; under several processes, those of one of them."""
+        """A split's batches, or one process's share of them."""
 
     def setup(self, stage: str) -> None:
-        """Lightning's hook: prepares, unless that was done already."""
+        """Lightning's hook: prepare, unless that was done before."""
         if not hasattr(self, "splits"):
             self.prepare()
 
     def train_dataloader(self) -> EpochLoader:
-        """Shuffled training batches; their order is resumed from a checkpoint."""
+        """Shuffled training batches; their order is resumed from a checkpoint.
+
+        Raises:
+            ArgumentError: there are fewer rows than devices.
+        """
         loader = self._training_loader(
             batch_size=self.batch_size,
             seed=self.seed,
@@ -139,35 +141,32 @@ class DataModule(lightning.LightningDataModule):
             world_size=self._world_size,
         )
         if not len(loader):
-            raise ValueError(
-                f"trainer.devices={self._world_size}: there are fewer training {self.row}s than devices; "
-                "trainer.devices=1 works."
-            )
+            reason = f"there are fewer training {self.row}s than devices"
+            raise ArgumentError("trainer.devices", self._world_size, reason, {"devices": 1})
         return loader
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
-        """All of the validation split; an empty list where there is none."""
+        """The whole validation split; an empty list if there is none."""
         return self.evaluation_dataloader("validation") if "validation" in self.splits else []
 
     def test_dataloader(self) -> DataLoader:
-        """All of the test split."""
+        """The whole test split."""
         return self.evaluation_dataloader("test")
 
     def evaluation_dataloader(self, split_name: str) -> DataLoader:
-        """All of a split, each target once, in the same order each time; under several processes, each has its share.
+        """The whole split, each target once, always in the same order; under several processes, one's share of it.
 
         Raises:
-            ValueError: If there is no such split.
+            ArgumentError: the split does not exist, or is empty.
         """
         if split_name not in self.splits:
-            raise ValueError(
-                f"there is no split {split_name}, only {', '.join(self.splits)}{self._remedy(split_name)}."
-            )
+            reason = f"there is no such split, only {', '.join(self.splits)}"
+            raise ArgumentError("split_name", split_name, reason, self._remedy(split_name))
         return self._evaluation_loader(split_name, self._rank, self._world_size)
 
-    def _remedy(self, split_name: str) -> str:
-        """How a missing split can be had, if it can."""
-        return ""
+    def _remedy(self, split_name: str) -> dict[str, Any]:
+        """Arguments that would make a missing split, if any."""
+        return {}
 
     @property
     def _rank(self) -> int:
@@ -178,100 +177,97 @@ class DataModule(lightning.LightningDataModule):
         return self.trainer.world_size if self.trainer is not None else 1
 
 
-class TokenDataModule(DataModule):
-    """Batches of windows of token ids.
+class SourceDataModule(DataModule):
+    """Data from a source, tokenised once and kept in the cache folder.
 
     Args:
-        seq_len: Tokens in a window.
-        batch_size: Windows in a batch, on each device.
-        pack: See `Windows`.
-        document_mask: Whether batches say which document each token belongs to.
-        num_workers: See `DataModule`.
-        seed: Decides the order of the training windows, and what is hidden.
-        masking: How tokens are hidden, for a model that predicts them from both sides; None: it predicts the next.
-        device: Where training tokens lie: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is the GPU
-            where they fit into a tenth of its free memory and windows are plain: whole, across documents, none hidden.
+        source: where the text comes from.
+        tokenizer: a recipe, built on the training documents, or a finished tokenizer.
+        seq_len: see `DataModule`.
+        validation_fraction: share of the training text to hold out, unless the source has a validation split.
+        test_fraction: the same for testing.
+        group_near_copies: keep near-copies on one side of the hold-out.
+        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
+        settings: further arguments of `DataModule` or `TokenDataModule`.
 
     Raises:
-        ValueError: If windows that are not plain are asked for on the GPU.
+        ArgumentError: a number is out of range.
     """
-
-    splits: dict[str, TokenSplit]
 
     def __init__(
         self,
+        source: Source,
+        tokenizer: TokenizerRecipe,
         seq_len: int,
-        batch_size: int,
-        pack: Pack,
-        document_mask: bool,
-        num_workers: int,
-        seed: int,
-        masking: Masking | None = None,
-        device: TokenDevice = "auto",
+        *,
+        validation_fraction: float | int,
+        test_fraction: float | int,
+        group_near_copies: bool,
+        cache_dir: str | None,
+        **settings: Any,
     ) -> None:
-        super().__init__(seq_len, batch_size, num_workers, seed)
-        self.pack, self._document_mask, self._masking, self._device = pack, document_mask, masking, device
-        if device == "cuda" and not self._is_plain:
-            raise ValueError(
-                "data.device=cuda: windows within documents, or with hidden tokens, are read from the memory map; "
-                "data.device=auto works."
-            )
+        require_at_least(1, {"seq_len": 256}, seq_len=seq_len)
+        fractions = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+        for argument, fraction in fractions.items():
+            if not 0 <= fraction < 1:
+                raise ArgumentError(argument, fraction, "must be at least 0 and less than 1", {argument: 0.05})
+        if sum(fractions.values()) >= 1:
+            reason = f"leaves no text to train on, with `validation_fraction`={validation_fraction}"
+            raise ArgumentError("test_fraction", test_fraction, reason, dict.fromkeys(fractions, 0.05))
+        super().__init__(seq_len=seq_len, **settings)
+        self.source, self.name, self.cache_dir = source, source.name, cache_dir
+        self._tokenizer_recipe, self._fractions = tokenizer, fractions
+        self._held_out = {name: float(fraction) for name, fraction in fractions.items()}
+        self._group_near_copies = group_near_copies
 
-    def _training_loader(self, **settings: Any) -> ResumableLoader:
-        return ResumableLoader(
-            self.splits["train"],
-            self.seq_len,
-            pack=self.pack,
-            with_documents=self._document_mask,
-            masker=self._masker,
-            device=self._token_device(),
-            **settings,
-        )
+    @abstractmethod
+    def _recipe(self, whole: bool) -> Recipe:
+        """Everything that determines the tokens."""
+
+    def _hold_out(self, whole: bool) -> dict[str, Any]:
+        """The arguments of a recipe about holding out."""
+        if whole:
+            return {"whole": True}
+        return {**self._held_out, "group_near_copies": self._group_near_copies, "seed": self.seed}
 
     @property
-    def _is_plain(self) -> bool:
-        return self.pack == "concat" and not self._document_mask and self._masking is None
+    def scored_whole(self) -> bool:
+        """True for files without a validation split."""
+        return lacks_own_splits(self.source)
 
-    def require_device(self, device: str) -> None:
-        """Refuse to train on a device (its type) where the tokens cannot be put.
+    def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
+        """Whether the tokens of a given tokenizer (with a mask token if these data need one) are in the cache."""
+        if isinstance(self._tokenizer_recipe, MaskedTokenizer):
+            tokenizer = tokenizer.with_mask()
+        prepared = self._recipe(whole).open(self.cache_dir)
+        return prepared is not None and prepared.tokenizer.fingerprint == tokenizer.fingerprint
+
+    def _remedy(self, split_name: str) -> dict[str, Any]:
+        return {f"{split_name}_fraction": 0.05} if split_name in ("validation", "test") else {}
+
+    def _require_rows(self, split_name: str, number: int) -> None:
+        """Refuse to evaluate on an empty split.
 
         Raises:
-            ValueError: They are to lie on a GPU, and this is none.
+            ArgumentError: it is empty.
         """
-        if self._device == "cuda" and device != "cuda":
-            raise ValueError(f"data.device=cuda: the run is on {device}; data.device=auto works.")
-
-    def _token_device(self) -> torch.device | None:
-        """Where training tokens are put; None: they stay in the memory map."""
-        device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
-        self.require_device(device.type)
-        if device.type != "cuda":
-            return None
-        if self._device == "cuda":
-            return device
-        split = self.splits["train"]
-        fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
-        return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
-
-    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        split = self.splits[split_name]
-        windows = Windows(split, self.seq_len, self.pack, with_documents=self._document_mask)
-        dataset = MaskedWindows(windows, self._masker) if self._masker else windows
-        return share(dataset, self.batch_size, rank, world_size)
-
-    @property
-    def _masker(self) -> Masker | None:
-        return Masker(self._masking, self.tokenizer, self.seed) if self._masking else None
+        if number:
+            return
+        argument = f"{split_name}_fraction"
+        if self._held_out.get(argument):
+            reason = f"leaves the {split_name} split empty, as there is so little text"
+            raise ArgumentError(argument, self._fractions[argument], reason, {argument: 0.1})
+        raise ArgumentError("source", self.name, f"its {split_name} split is empty")
 
 
 def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) -> DataLoader:
-    """All items of a data set in order, or those of one of several processes.
+    """All items of a data set in order, or one process's share of them.
 
     Args:
-        dataset: Gives whole batches: through `__getitems__` of `batch_size` items, or, where that is None, as items.
-        batch_size: Items in a batch.
-        rank: Which of the processes.
-        world_size: Their number.
+        dataset: returns whole batches: from `__getitems__` of `batch_size` indices, or, where that is None, as items.
+        batch_size: items in a batch.
+        rank: index of the process.
+        world_size: number of processes.
     """
     return DataLoader(
         dataset,
@@ -279,12 +275,12 @@ def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) 
         sampler=_Share(dataset, world_size, rank, shuffle=False),
         collate_fn=identity,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # evaluating draws nothing from the numbers of training
+        generator=torch.Generator(),  # evaluating must not advance the random numbers of training
     )
 
 
 class _Share(DistributedSampler):
-    """Every `num_replicas`-th item; unlike its base class, it repeats none to make the shares equal.
+    """Every `num_replicas`-th item; unlike the base class, it repeats none to make the shares equal.
 
     It is a `DistributedSampler` because Lightning replaces any other under several processes.
     """
@@ -294,47 +290,3 @@ class _Share(DistributedSampler):
 
     def __len__(self) -> int:
         return len(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))
-
-
-def require_at_least_one(key: str, value: int, example: int) -> None:
-    """Refuse a number below 1.
-
-    Raises:
-        ValueError: It is one.
-    """
-    if value < 1:
-        raise ValueError(f"{key}={value}: must be at least 1; {key}={example} works.")
-
-
-def hold_out_settings(validation: float | int, test: float | int, group_near_copies: bool) -> dict[str, Any]:
-    """What `hold_out` is given beside a seed, by name.
-
-    Args:
-        validation: Share of the training text.
-        test: The same.
-        group_near_copies: Whether texts that nearly equal one another stay on one side.
-
-    Raises:
-        ValueError: One is no share, or they leave nothing to train on.
-    """
-    for name, fraction in (("validation", validation), ("test", test)):
-        if not 0 <= fraction < 1:
-            raise ValueError(
-                f"data.{name}_fraction={fraction}: must be at least 0 and less than 1; data.{name}_fraction=0.05 works."
-            )
-    if validation + test >= 1:
-        raise ValueError(
-            f"data.validation_fraction={validation} and data.test_fraction={test} leave no text to train on; "
-            "0.05 and 0.05 work."
-        )
-    return {
-        "validation_fraction": float(validation),
-        "test_fraction": float(test),
-        "group_near_copies": group_near_copies,
-    }
-
-
-def how_to_hold_out(split_name: str) -> str:
-    """What a sentence about a missing split ends with, if the split could be held out."""
-    held_out = ("validation", "test")
-    return f"; data.{split_name}_fraction=0.05 holds one out" if split_name in held_out else ""

@@ -1,4 +1,4 @@
-"""Which package of the standard library does a docstring come from?"""
+"""Docstrings of Python's standard library, to be classified by the package they come from."""
 
 import hashlib
 import json
@@ -11,37 +11,35 @@ import datasets
 
 from tinyformer.data.documents import from_columns
 from tinyformer.data.pydoc import Library
+from tinyformer.errors import require_at_least
 
 MASKED = "package"
-"""What stands for the name of a package."""
+"""The word that replaces the names of packages."""
 
 
 class Docstrings:
-    """Docstrings of the standard library, labelled with the package or module at its top that they stand in.
+    """Docstrings of the standard library, labelled with their top-level package or module.
 
-    Different between Python versions; no download. The packages with the most docstrings are kept. Their names are
-    masked in all texts, whichever package a text is of, as words and parts of `snake_case`, in upper and lower case:
-    without that, 11.2 % of the texts of Python 3.11 name their own package. A text that stands in two packages tells
-    nothing and is left out; only the first of identical ones is kept.
+    Different between Python versions; no download. The packages with the most docstrings are used. Their names are
+    replaced in all texts, as words and as parts of `snake_case`, in upper and lower case: otherwise 11.2 % of the texts
+    of Python 3.11 would name their own package. A text that occurs in two packages is left out; only the first of
+    identical texts is used.
 
     Args:
-        num_packages: How many packages are kept.
+        num_packages: the number of packages.
 
     Raises:
-        ValueError: If it is less than 2.
+        ArgumentError: `num_packages` is less than 2.
     """
 
     name = "docstrings"
 
     def __init__(self, num_packages: int = 20) -> None:
-        if num_packages < 2:
-            raise ValueError(
-                f"data.num_packages={num_packages}: there must be two to tell apart; data.num_packages=20 works."
-            )
+        require_at_least(2, {"num_packages": 20}, num_packages=num_packages)
         self._num_packages, self._library = num_packages, Library()
 
     def fingerprint(self) -> str:
-        """SHA-256 over the library and the number of packages."""
+        """SHA-256 of the library and the number of packages."""
         return hashlib.sha256(json.dumps([self._library.fingerprint(), self._num_packages]).encode()).hexdigest()
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
@@ -51,25 +49,26 @@ class Docstrings:
     def load_examples(self) -> dict[str, datasets.Dataset]:
         """All docstrings and their packages, as the split "train"."""
         modules = {file.relative_to(self._library.root).parts[0].removesuffix(".py") for file in self._library.files}
-        found = dict.fromkeys((_package(file, modules), text) for file, text in self._library.docstrings())
-        kept = [package for package, _ in Counter(package for package, _ in found).most_common(self._num_packages)]
+        docstrings = dict.fromkeys((_package(file, modules), text) for file, text in self._library.docstrings())
+        counts = Counter(package for package, _ in docstrings)
+        classes = [package for package, _ in counts.most_common(self._num_packages)]
         packages_of: dict[str, set[str]] = defaultdict(set)
-        for package, text in found:
-            if package in kept:
-                packages_of[mask_names(text, kept)].add(package)
+        for package, text in docstrings:
+            if package in classes:
+                packages_of[mask_names(text, classes)].add(package)
         package_of = {text: package for text, (package, *others) in packages_of.items() if not others}
         return {"train": from_columns(text=package_of, label=package_of.values())}
 
 
 def _package(file: Path, modules: Collection[str]) -> str:
-    """The top of a file's path; `_pydecimal` is `decimal` in Python, for machines without the one in C."""
+    """The top-level package of a file; `_pydecimal` is the Python version of `decimal`."""
     module = file.parts[0].removesuffix(".py")
     public = module.removeprefix("_py")
     return public if public in modules else module
 
 
 def mask_names(text: str, names: Collection[str]) -> str:
-    """A text with another word in the place of each of these names."""
+    """A text with the word `MASKED` in place of each of these names."""
     return _pattern(names).sub(MASKED, text)
 
 
@@ -79,5 +78,5 @@ def names_package(text: str, package: str) -> bool:
 
 
 def _pattern(names: Collection[str]) -> re.Pattern[str]:
-    # The underscore is no part of a word here: `test_email` and `_pyio` name their packages.
+    # The underscore separates words here: `test_email` and `_pyio` name their packages.
     return re.compile(rf"(?<![^\W_])(?:_py)?(?:{'|'.join(map(re.escape, names))})s?(?![^\W_])", re.IGNORECASE)

@@ -1,9 +1,17 @@
-"""Documents as a `datasets.Dataset`: the column `text`, and for pairs of texts the column `pair` beside it."""
+"""Documents and class labels in a `datasets.Dataset`.
 
-from collections.abc import Iterable, Iterator
+The column `text` holds a document; for pairs of texts, `pair` holds the second one. In labelled data, `label` holds
+the name of the class.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import datasets
 import pyarrow as pa
+
+from tinyformer.errors import ArgumentError
 
 TEXTS = ("text", "pair")
 """The columns of the first and the second text."""
@@ -12,12 +20,12 @@ _ROWS = 256  # rows read at a time: enough to hide the call, few enough for rows
 
 
 def from_texts(texts: Iterable[str]) -> datasets.Dataset:
-    """A dataset in memory that holds each text as one document."""
+    """A dataset in memory with each text as one document."""
     return from_columns(text=texts)
 
 
 def from_columns(**columns: Iterable[str | None]) -> datasets.Dataset:
-    """A dataset in memory with these columns of text."""
+    """A dataset in memory with these columns of strings."""
     # large_string: the offsets of a plain Arrow string end at 2 GB of text
     return datasets.Dataset(pa.table({name: pa.array(values, pa.large_string()) for name, values in columns.items()}))
 
@@ -28,12 +36,59 @@ def text_columns(documents: datasets.Dataset) -> list[str]:
 
 
 def iterate_rows(documents: datasets.Dataset) -> Iterator[tuple[str, ...]]:
-    """The text of each row in order, or its two texts; a missing one (null) is the empty text."""
+    """The text of each row in order, or its two texts; null is read as the empty text."""
     columns = text_columns(documents)
     for rows in documents.iter(batch_size=_ROWS):
         yield from zip(*([text or "" for text in rows[column]] for column in columns), strict=True)
 
 
 def iterate_texts(documents: datasets.Dataset) -> Iterator[str]:
-    """The texts of a dataset in order; a pair is one text of two lines."""
+    """The texts of a dataset in order; a pair is joined to one text of two lines."""
     return map("\n".join, iterate_rows(documents))
+
+
+def class_name(value: Any, column: str, place: str) -> str | None:
+    """The name of a class: a string, or a number in digits; None where there is no label.
+
+    Args:
+        value: what the column holds. The empty string, null and NaN are no label.
+        column: the name of the label column.
+        place: where the value stands, for the error.
+
+    Raises:
+        ArgumentError: the value is neither text nor a number.
+    """
+    if value is None or value != value:  # noqa: PLR0124 -- NaN
+        return None
+    if not isinstance(value, str | int | float):
+        raise ArgumentError(
+            "label_column", column, f"{place} holds {value!r:.60} there, not the name or number of one class"
+        )
+    return str(value).strip() or None
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """A sort key by which "2" comes before "10"."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: Callable[[int], str]) -> None:
+    """Refuse a split in which some examples have a label and others have none.
+
+    Args:
+        labels: of all examples of the split.
+        column: the name of the label column.
+        place: where an example stands, for the error.
+
+    Raises:
+        ArgumentError: some labels are missing.
+    """
+    missing = [row for row, label in enumerate(labels) if label is None]
+    if 0 < len(missing) < len(labels):
+        raise ArgumentError(
+            "label_column",
+            column,
+            f"{place(missing[0])} has no label, the first of {len(missing):,} among {len(labels):,} rows; label every "
+            "row, or remove those without a label",
+        )

@@ -1,6 +1,5 @@
-"""Tokenised examples and their labels on disk, built once."""
+"""Tokenised labelled examples in the cache folder."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -11,69 +10,29 @@ import datasets
 import numpy as np
 from jaxtyping import Int64
 
-from tinyformer.data.cache import Recipe, TokenSplit, open_split, with_progress, write_split
-from tinyformer.data.documents import iterate_rows, text_columns
-from tinyformer.data.labels import natural_order
+from tinyformer.data.cache import Recipe, write_meta
+from tinyformer.data.documents import iterate_rows, natural_order, text_columns
 from tinyformer.data.sources import SPLITS, LabelledSource
-from tinyformer.data.storage import build_once
+from tinyformer.data.stream import TokenSplit, with_progress, write_split
 from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.errors import ArgumentError, argument_path
 
-_FORMAT = 1  # raise it when the same input would give other files
+_FORMAT = 1  # increase it when the same input would give other files
 _LONGEST = 2**20  # characters of a text: more than a model reads, few enough to tokenise in seconds
 
 
 @dataclass(frozen=True)
-class ExampleRecipe(Recipe):
-    """Everything that shapes the tokenised examples of a source, which is a `LabelledSource`.
-
-    Args:
-        max_examples: Upper bound of the first split's examples (of the training split, or of the whole). They are
-            drawn by the seed: data sets may be sorted by label.
-    """
-
-    max_examples: int | None = None
-
-    def _parts(self) -> list[Any]:
-        return [*super()._parts(), self.max_examples, self.whole, "examples", _FORMAT]
-
-    def load(self) -> tuple[dict[str, datasets.Dataset], list[str], list[str]]:
-        """The examples of the splits, the classes, and the source's splits that have no labels.
-
-        The first split is the training split, or the whole: the one that the tokenizer is built on. The classes are
-        those of the training examples before any are held out, or of the whole.
-
-        Raises:
-            ValueError: If there is no label to train on.
-        """
-        found = cast(LabelledSource, self.source).load_examples()
-        own = {split: rows for split, rows in found.items() if _labels(rows)}
-        without = [split for split in SPLITS if split in found and split not in own]
-        if not own or not (self.whole or "train" in own):
-            raise ValueError(
-                f"data={self.source.name}: no example of the split {without[0]} has a label; data.label_column=label "
-                "names the column that holds them."
-            )
-        classes = set[str]().union(*map(_labels, own.values() if self.whole else [own["train"]]))
-        splits = self._divided(own, keep_whole=True)
-        first, rows = next(iter(splits.items()))
-        if self.max_examples is not None:
-            chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
-            splits[first] = rows.select(np.sort(chosen))
-        return splits, sorted(classes, key=natural_order), without
-
-
-@dataclass(frozen=True)
 class PreparedExamples:
-    """What `prepare_examples` leaves on disk, opened.
+    """Tokenised examples, opened.
 
     Attributes:
-        tokenizer: The tokenizer of all splits.
-        streams: Of each split, all its texts one after the other: `texts_per_example` for each example.
-        labels: Of each split, the number of each example's label in `names`.
-        names: All labels of all splits.
-        classes: Those that there are to train on.
+        tokenizer: the tokenizer of all splits.
+        streams: for each split, all its texts in order: `texts_per_example` for each example.
+        labels: for each split, the index in `names` of each example's label.
+        names: the names of all labels in any split.
+        classes: the names of the classes to train on.
         texts_per_example: 1, or 2 where examples are pairs of texts.
-        without_labels: The source's splits that were left out for want of labels.
+        without_labels: the source's splits that were left out because they have no labels.
         fingerprint: `ExampleRecipe.key`.
     """
 
@@ -87,58 +46,76 @@ class PreparedExamples:
     fingerprint: str
 
 
-def prepare_examples(recipe: ExampleRecipe, cache_dir: str | Path) -> PreparedExamples:
-    """Tokenises the source's examples, or opens what an earlier call (of any process) has left in `cache_dir`."""
-    key = recipe.key()
-    return build_once(
-        recipe.folder(cache_dir), lambda folder: _open(folder, key), lambda folder: _build(recipe, folder)
-    )
+@dataclass(frozen=True)
+class ExampleRecipe(Recipe[PreparedExamples]):
+    """Everything that determines the tokenised examples of a `LabelledSource`.
 
+    Args:
+        max_examples: upper bound of the examples of the first split (the training split, or "all"). They are drawn at
+            random, by `seed`, since data sets may be sorted by label.
+    """
 
-def open_examples(recipe: ExampleRecipe, cache_dir: str | Path) -> PreparedExamples | None:
-    """Opens what `prepare_examples` left; None if there is nothing, or nothing whole."""
-    return _open(recipe.folder(cache_dir), recipe.key())
+    max_examples: int | None = None
 
+    def _parts(self) -> list[Any]:
+        return [*super()._parts(), self.max_examples, self.whole, "examples", _FORMAT]
 
-def _open(folder: Path, key: str) -> PreparedExamples | None:
-    """None if the folder is missing, or lacks a part of its contents."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-        counts = meta.pop("splits")
-        streams = {name: open_split(folder, name, counts[name]) for name in counts}
-        labels = {name: np.load(folder / f"{name}.labels.npy") for name in counts}
-        tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
-        return PreparedExamples(tokenizer, streams, labels, fingerprint=key, **meta)
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
-        return None
+    def _prepared(
+        self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
+    ) -> PreparedExamples:
+        labels = {name: np.load(folder / f"{name}.labels.npy") for name in splits}
+        return PreparedExamples(tokenizer, splits, labels, fingerprint=self.key, **meta)
 
+    def _build(self, folder: Path) -> None:
+        splits, classes, without_labels = self._load()
+        first = next(iter(splits.values()))
+        with argument_path("tokenizer"):
+            tokenizer = self.tokenizer.build(_texts(first))
+        names = sorted(set[str]().union(*map(_labels, splits.values())), key=natural_order)
+        number = {name: i for i, name in enumerate(names)}
+        num_columns = len(text_columns(first))
+        folder.mkdir()
+        counts = {}
+        for name, rows in splits.items():
+            texts = with_progress(_texts(rows), len(rows) * num_columns, name)
+            counts[name] = write_split(texts, tokenizer, folder, name)
+            labels = np.fromiter((number[label] for label in rows["label"]), np.int64, len(rows))
+            np.save(folder / f"{name}.labels.npy", labels)
+        write_meta(
+            folder,
+            tokenizer,
+            counts,
+            names=names,
+            classes=classes,
+            texts_per_example=num_columns,
+            without_labels=without_labels,
+        )
 
-def _build(recipe: ExampleRecipe, folder: Path) -> None:
-    splits, classes, without_labels = recipe.load()
-    first = next(iter(splits.values()))
-    tokenizer = recipe.tokenizer.build(_texts(first))
-    names = sorted(set[str]().union(*map(_labels, splits.values())), key=natural_order)
-    number = {name: i for i, name in enumerate(names)}
-    folder.mkdir()
-    counts = {}
-    for name, rows in splits.items():
-        texts = with_progress(_texts(rows), len(rows) * len(text_columns(rows)), name)
-        counts[name] = write_split(texts, tokenizer, folder, name)
-        labels = np.fromiter((number[label] for label in rows["label"]), np.int64, len(rows))
-        np.save(folder / f"{name}.labels.npy", labels)
-    meta = {
-        "splits": counts,
-        "names": names,
-        "classes": classes,
-        "texts_per_example": len(text_columns(first)),
-        "without_labels": without_labels,
-    }
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    def _load(self) -> tuple[dict[str, datasets.Dataset], list[str], list[str]]:
+        """The examples of each split, the classes, and the source's splits that have no labels.
+
+        The classes are those of the training examples before any are held out, or of all examples.
+
+        Raises:
+            ArgumentError: there is no label to train on.
+        """
+        with argument_path("source"):
+            loaded = cast(LabelledSource, self.source).load_examples()
+        own = {split: rows for split, rows in loaded.items() if _labels(rows)}
+        without = [split for split in SPLITS if split in loaded and split not in own]
+        if not own or not (self.whole or "train" in own):
+            raise ArgumentError("source", self.source.name, f"no example of its split {without[0]} has a class label")
+        classes = set[str]().union(*map(_labels, own.values() if self.whole else [own["train"]]))
+        splits = self._divide(own, keep_whole=True)
+        first, rows = next(iter(splits.items()))
+        if self.max_examples is not None:
+            chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
+            splits[first] = rows.select(np.sort(chosen))
+        return splits, sorted(classes, key=natural_order), without
 
 
 def _texts(rows: datasets.Dataset) -> Iterator[str]:
-    """All texts of the examples, one after the other."""
+    """All texts of the examples, in order."""
     return (text[:_LONGEST] for text in chain.from_iterable(iterate_rows(rows)))
 
 

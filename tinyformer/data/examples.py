@@ -1,4 +1,4 @@
-"""Labelled sequences of tokens, and batches of them."""
+"""Labelled token sequences, and batches of them."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
-from tinyformer.data.cache import TokenSplit
-from tinyformer.data.hashing import mix
 from tinyformer.data.loader import EpochLoader
+from tinyformer.data.near_copies import splitmix64
+from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 
 _POOL = 50  # batches whose examples are sorted by length together
@@ -20,14 +20,14 @@ class LabelledSplit:
     """The examples of one split: sequences `[eos, *text]`, or `[eos, *first, eos, *second]`, and their classes.
 
     Attributes:
-        ids: The sequences one after the other, each cut to what the model takes.
-        offsets: Where in `ids` each sequence begins, and the length of `ids`.
-        labels: Of each example the number of its class in `classes`; -1 where it is none of them.
-        classes: Names of the classes.
-        tokenizer: What the ids are of.
-        num_bytes: Length of the raw texts in UTF-8, before anything was cut but what follows a million characters.
-        num_unknown: Tokens that stand for text outside of the vocabulary, before anything was cut.
-        num_truncated: Sequences that were cut.
+        ids: the sequences, concatenated, each truncated to the model's length.
+        offsets: the index in `ids` at which each sequence begins, and the length of `ids`.
+        labels: for each example, the index of its class in `classes`; -1 where it is none of them.
+        classes: names of the classes.
+        tokenizer: the tokenizer of the ids.
+        num_bytes: length of the raw texts in UTF-8 before truncation (each text up to a million characters).
+        num_unknown: number of `<unk>` tokens before truncation.
+        num_truncated: number of truncated sequences.
     """
 
     ids: UInt[np.ndarray, " tokens"]
@@ -41,59 +41,59 @@ class LabelledSplit:
 
     @property
     def num_documents(self) -> int:
-        """Examples, those without text too."""
+        """Number of examples, those without text included."""
         return len(self.labels)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences."""
+        """Number of tokens of all sequences."""
         return len(self.ids)
 
     @property
     def num_targets(self) -> int:
-        """Tokens that a model reads to see each example once."""
+        """Number of tokens that a model reads in one pass over the examples."""
         return self.num_tokens
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """How many examples each class has."""
+        """The number of examples of each class."""
         counts = np.bincount(self.labels[self.labels >= 0], minlength=len(self.classes))
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
     @property
     def majority_share(self) -> float:
-        """The accuracy of who always says the most frequent class."""
+        """The accuracy of always predicting the most frequent class."""
         return max(self.label_counts.values()) / len(self.labels)
 
     def text(self, row: int) -> str:
-        """An example's text, as far as the model reads it; `eos` stands between the texts of a pair."""
+        """An example's text, truncated as for the model; `eos` separates the texts of a pair."""
         return self.tokenizer.decode(self.ids[self.offsets[row] + 1 : self.offsets[row + 1]])
 
 
-def cut_sequences(
+def truncate(
     stream: TokenSplit, texts_per_example: int, max_length: int
 ) -> tuple[UInt[np.ndarray, " tokens"], Int64[np.ndarray, " examples_and_end"], int]:
-    """Sequences of limited length from a stream of texts; of a pair, the longer text is cut first.
+    """Sequences of limited length from a stream of texts; of a pair, the longer text is truncated first.
 
     Args:
-        stream: The texts, each with its `eos`.
-        texts_per_example: 1 or 2.
-        max_length: Tokens that a sequence may have.
+        stream: the texts, each with its `eos`.
+        texts_per_example: 1, or 2 for pairs.
+        max_length: maximum number of tokens of a sequence.
 
     Returns:
-        The sequences, where they begin and the last one ends, and how many were cut.
+        The sequences, their offsets (the end of the last one included), and the number of truncated sequences.
     """
     begins = stream.offsets[:-1]
     lengths = np.diff(stream.offsets).reshape(-1, texts_per_example)
-    kept = np.minimum(lengths, max_length)
+    new_lengths = np.minimum(lengths, max_length)
     if texts_per_example == 2:
         first, second = lengths.T
-        kept[:, 0] = np.minimum(first, np.maximum(max_length - second, max_length - max_length // 2))
-        kept[:, 1] = np.minimum(second, max_length - kept[:, 0])
-    num_cut = int((kept < lengths).any(axis=1).sum())
+        new_lengths[:, 0] = np.minimum(first, np.maximum(max_length - second, max_length - max_length // 2))
+        new_lengths[:, 1] = np.minimum(second, max_length - new_lengths[:, 0])
+    num_cut = int((new_lengths < lengths).any(axis=1).sum())
     if not num_cut:
         return stream.ids, stream.offsets[::texts_per_example], 0
-    sizes = kept.ravel()
+    sizes = new_lengths.ravel()
     ends = np.cumsum(sizes)
     positions = np.repeat(begins - (ends - sizes), sizes) + np.arange(ends[-1])
     offsets = np.concatenate([[0], ends[texts_per_example - 1 :: texts_per_example]])
@@ -103,17 +103,16 @@ def cut_sequences(
 class Examples(torch.utils.data.Dataset):
     """Batches of the examples of a split.
 
-    Token dropout replaces tokens by the tokenizer's mask token, each with the same probability, but never the first
-    of a sequence, from which a class may be read. So no single word decides ("word dropout": Iyyer et al. 2015, "Deep
-    Unordered Composition Rivals Syntactic Methods for Text Classification"; Dai and Le 2015, arXiv:1511.01432). They
-    remove a word, or put `<unk>` in its place; byte-level BPE has no `<unk>`, and a token of its own does not mean
-    anything else. Which tokens are replaced is a hash of the key and of their place in the split, whatever batch they
-    are in.
+    Token dropout replaces tokens by the tokenizer's mask token, each with the same probability, except the first of a
+    sequence, which a model may pool. It regularises by hiding single words ("word dropout": Iyyer et al. 2015, "Deep
+    Unordered Composition Rivals Syntactic Methods for Text Classification"; Dai and Le 2015, arXiv 1511.01432). These
+    papers remove a word or replace it by `<unk>`, which byte-level BPE lacks. Which tokens are replaced is a hash of
+    `key` and of their positions in the split, independent of the batch.
 
     Args:
-        split: The examples.
-        token_dropout: The probability.
-        key: Decides which tokens are replaced: the seed and the epoch.
+        split: the examples.
+        token_dropout: the probability.
+        key: determines which tokens are replaced: the seed and the epoch.
     """
 
     def __init__(
@@ -123,22 +122,22 @@ class Examples(torch.utils.data.Dataset):
         key: tuple[int, ...] = (0,),
     ) -> None:
         self._split = split
-        self._ids = split.ids.view(np.ndarray)  # an array's indexing is faster than a memory map's
-        self._most = np.uint64(token_dropout * 2**64)
+        self._ids = split.ids.view(np.ndarray)  # an array is indexed faster than a memory map
+        self._threshold = np.uint64(token_dropout * 2**64)
         self._key = np.random.SeedSequence(key).generate_state(1, np.uint64)
 
     def __len__(self) -> int:
         return self._split.num_documents
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The examples with these numbers as one batch, padded on the right with `eos` to the longest of them."""
+        """The examples with these indices as one batch, padded on the right with `eos` to the longest of them."""
         rows = np.asarray(indices)
         begin = self._split.offsets[rows]
         lengths = self._split.offsets[rows + 1] - begin
         place = np.arange(lengths.max())
         positions = begin[:, None] + place
         ids = self._ids.take(positions, mode="clip").astype(np.int64)
-        if self._most:
+        if self._threshold:
             ids = np.where((place > 0) & self._dropped(positions), self._split.tokenizer.mask_id, ids)
         ids = np.where(place < lengths[:, None], ids, self._split.tokenizer.eos_id)
         return {
@@ -149,28 +148,28 @@ class Examples(torch.utils.data.Dataset):
         }
 
     def _dropped(self, positions: Int64[np.ndarray, "batch seq"]) -> Bool[np.ndarray, "batch seq"]:
-        # SplitMix64 from the key on: the number that it gives at a position is known without those before.
-        return mix(self._key + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) < self._most
+        # The element of a SplitMix64 sequence at each position, which does not depend on those before.
+        return splitmix64(self._key + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) < self._threshold
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
 
 
 class ExampleLoader(EpochLoader):
-    """Batches of training examples, every example once an epoch, those of similar length together.
+    """Batches of training examples of similar length, every example once an epoch.
 
-    They are grouped anew in each epoch, see `group_by_length`. Batches differ by at most one example in size, and at
-    one step the batches of all ranks are of similar length, so that none waits long for another.
+    They are regrouped in each epoch, see `group_by_length`. The sizes of batches differ by at most one example, and at
+    each step the batches of all ranks have similar lengths, so that no rank waits long for another.
 
     Args:
-        split: The examples: at least one for each rank.
-        batch_size: Examples in a batch at most, on each rank.
-        token_dropout: See `Examples`.
-        seed: The order and the dropped tokens depend on it and on the epoch.
-        num_workers: See `EpochLoader`.
-        pin_memory: See `EpochLoader`.
-        rank: Which of `world_size` processes this is; each gets other examples, and equally many batches.
-        world_size: Number of processes that train together.
+        split: the examples, at least one for each rank.
+        batch_size: maximum number of examples in a batch, on each rank.
+        token_dropout: see `Examples`.
+        seed: determines the order and the dropped tokens, together with the epoch.
+        num_workers: see `EpochLoader`.
+        pin_memory: see `EpochLoader`.
+        rank: index of this process among `world_size`; each has different examples, and equally many batches.
+        world_size: number of processes that train together.
     """
 
     def __init__(
@@ -187,13 +186,13 @@ class ExampleLoader(EpochLoader):
     ) -> None:
         self._split, self._token_dropout, self._seed = split, token_dropout, seed
         self._rank, self._world_size = rank, world_size
-        # Rounded up so that all are read; but no rank is without a batch that another has.
+        # Rounded up so that all examples are read, but every rank must have as many batches.
         length = min(-(-split.num_documents // (batch_size * world_size)), split.num_documents // world_size)
         super().__init__(length, num_workers, pin_memory)
 
     def _epoch(self, epoch: int) -> tuple[Examples, list[list[int]]]:
         generator = np.random.default_rng((self._seed, epoch))
-        pool = min(_POOL, max(self._length // 4, 1))  # few batches: or they would be the same ones in each epoch
+        pool = min(_POOL, max(self._length // 4, 1))  # else few batches would be the same in each epoch
         steps = group_by_length(np.diff(self._split.offsets), self._length, pool, generator)
         batches = [step[self._rank :: self._world_size].tolist() for step in steps]
         return Examples(self._split, self._token_dropout, (self._seed, epoch)), batches
@@ -202,16 +201,17 @@ class ExampleLoader(EpochLoader):
 def group_by_length(
     lengths: Int64[np.ndarray, " examples"], num_groups: int, pool: int, generator: np.random.Generator
 ) -> list[Int64[np.ndarray, " group"]]:
-    """The numbers of examples in groups of similar length and of equal size, but for one more or less.
+    """The indices of examples in groups of similar length and of equal size, give or take one.
 
-    The examples are shuffled; of as many as fill `pool` groups, those of similar length make a group; and the groups
-    are shuffled.
+    The examples are shuffled and divided into pools of `pool` groups; a pool is sorted by length and divided into
+    groups; then the groups are shuffled.
 
     Args:
-        lengths: Of the examples.
-        num_groups: At most as many as there are examples.
-        pool: The larger it is, the less padding, and the more often the same examples meet in a group.
-        generator: Shuffles.
+        lengths: the lengths of the examples.
+        num_groups: at most the number of examples.
+        pool: number of groups in a pool. The larger, the less padding, and the more often the same examples share a
+            group.
+        generator: shuffles.
     """
     unsorted = np.array_split(generator.permutation(len(lengths)), num_groups)
     groups: list[Int64[np.ndarray, " group"]] = []
@@ -223,14 +223,14 @@ def group_by_length(
 
 
 class EvaluationBatches(torch.utils.data.Dataset):
-    """All examples of a split in batches of similar length, the same ones each time.
+    """All examples of a split in batches of similar length, the same batches each time.
 
-    The first batch is the one with the longest sequence: what does not fit into memory shows at once, and who looks at
-    a single batch sees as much text as there is. The others are a random sample, however the data are sorted.
+    The batch with the longest sequence comes first, so that running out of memory shows at once. The others are in
+    random order, so that the first few are a sample even of sorted data.
 
     Args:
-        split: At least one example.
-        batch_size: Examples in a batch, at most.
+        split: at least one example.
+        batch_size: maximum number of examples in a batch.
     """
 
     def __init__(self, split: LabelledSplit, batch_size: int) -> None:

@@ -1,10 +1,10 @@
-"""Finding and reading local text files, every character as it is."""
+"""Local text files: finding them, and reading them without changing a character."""
 
 import csv
 import glob
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,81 +12,101 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tinyformer.errors import ArgumentError
 
-def find_files(patterns: Sequence[str]) -> list[Path]:
-    """The files that paths, patterns and folders name, each once; within a folder they are sorted.
+
+def find_files(files: Sequence[str]) -> list[Path]:
+    """The files that paths, glob patterns and folders name, each once; those of a folder are sorted.
 
     Raises:
-        ValueError: If one of them names nothing that can be read, or a file of an unknown kind.
+        ArgumentError: a name matches no file, or a file of an unknown format.
     """
-    files: list[Path] = []
-    for pattern in patterns:
-        path = Path(pattern).expanduser()
+    found: list[Path] = []
+    for name in files:
+        path = Path(name).expanduser()
         if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.suffix.lower() in READERS and file.is_file())
-            problem = f"the folder holds no {_KINDS} file"
+            matches = sorted(file for file in path.rglob("*") if file.suffix.lower() in READERS and file.is_file())
+            reason = f"the folder contains no {_FORMATS} file"
         elif path.is_file():
-            found = [path]
+            matches = [path]
         else:
-            found = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
-            problem = "there is no such file"
-        if not found:
-            raise ValueError(f"data.files={pattern}: {problem}; name a text file, for instance data.files=book.txt.")
-        files += found
-    for file in files:
+            matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
+            reason = "the file does not exist; name a text file, e.g. book.txt"
+        if not matches:
+            raise ArgumentError("files", name, reason)
+        found += matches
+    for file in found:
         if file.suffix.lower() not in READERS:
-            raise ValueError(f"data.files={file}: unknown kind of file '{file.suffix}'; {_KINDS} can be read.")
-    return list(dict.fromkeys(files))
+            raise _error(file, f"the format '{file.suffix}' is not supported; {_FORMATS} are")
+    return list(dict.fromkeys(found))
+
+
+def _error(file: Path, reason: str, **works: Any) -> ArgumentError:
+    return ArgumentError("files", str(file), reason, works)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a file to read, and how the lines of a .csv or .tsv file make them.
+    """The columns to read from a file, and the dialect of .csv and .tsv files.
 
     Args:
-        wanted: The columns to read; the value is the config key that names it.
-        names: All columns, where the file has no header; None: its first line names them.
-        quoted: Whether quotation marks enclose fields, which then may hold the delimiter and line ends. If not,
-            they are characters like any other, and a line is a row.
+        text_columns: the columns that hold text.
+        label_column: the column that holds the label; None: labels are not read.
+        columns: all columns, where .csv and .tsv files have no header; None: their first line names them.
+        quoted: whether quotation marks enclose fields, which then may contain the delimiter and line ends. If not,
+            they are plain characters, and a line is a row.
     """
 
-    wanted: Mapping[str, str]
-    names: Sequence[str] | None = None
+    text_columns: Sequence[str]
+    label_column: str | None = None
+    columns: Sequence[str] | None = None
     quoted: bool = True
+
+    @property
+    def selected(self) -> list[str]:
+        """The columns to read: those of the text, then that of the label."""
+        return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
+
+    def require_columns(self, place: Path | str, existing: Sequence[str]) -> None:
+        """Refuse a file or row that lacks a column.
+
+        Raises:
+            ArgumentError: it does.
+        """
+        for column in self.selected:
+            if column not in existing:
+                raise self.error(column, f"{place} has no such column; it has {', '.join(existing)}")
+
+    def error(self, column: str, reason: str) -> ArgumentError:
+        """An error about the argument that names a column."""
+        return ArgumentError("label_column" if column == self.label_column else "text_column", column, reason)
 
 
 def read_rows(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    """The rows of one file: of each, what it has in the columns that are wanted.
+    """The rows of one file, each as its values in the selected columns.
 
     Raises:
-        ValueError: If the file is empty, is not UTF-8, is not laid out like that, or lacks a column.
+        ArgumentError: the file is empty, is not UTF-8, has another layout, or lacks a column.
     """
     if file.stat().st_size == 0:
-        raise ValueError(f"data.files={file}: the file is empty; name one that holds text.")
+        raise _error(file, "the file is empty")
     yield from READERS[file.suffix.lower()](file, layout)
 
 
 def _decode(file: Path) -> str:
-    """A file's text, with its line ends as they are and without a byte-order mark."""
+    """A file's text, with its line ends unchanged and without a byte-order mark."""
     try:
         return file.read_bytes().decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"data.files={file}: not UTF-8, at byte {error.start}; convert it, for instance with "
-            f"`iconv -f latin1 -t utf-8 {file.name}`."
+        raise _error(
+            file, f"not UTF-8, at byte {error.start}; convert it, e.g. with `iconv -f latin1 -t utf-8 {file.name}`"
         ) from error
 
 
-def _check_columns(place: Path | str, layout: Layout, columns: Sequence[str]) -> None:
-    for column, key in layout.wanted.items():
-        if column not in columns:
-            raise ValueError(f"{key}={column}: {place} has no such column; it has {', '.join(columns)}.")
-
-
 def _read_text(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    """One row of one column, whatever the column's name."""
-    for column, key in list(layout.wanted.items())[1:]:
-        raise ValueError(f"{key}={column}: {file} has no columns; name a .csv, .tsv, .jsonl or .parquet file.")
+    """One row with one column, whatever the column's name."""
+    for column in layout.selected[1:]:
+        raise layout.error(column, f"{file} has no columns; .csv, .tsv, .jsonl and .parquet files have")
     yield (_decode(file),)
 
 
@@ -95,24 +115,26 @@ def _read_table(file: Path, layout: Layout, delimiter: str) -> Iterator[Sequence
     csv.field_size_limit(2**31 - 1)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
     # newline="" leaves line ends within quotes as they are; splitlines would also split at U+2028 and others.
-    # Not strict, the reader would take a lone quotation mark at the beginning of a field for the beginning of one
-    # that ends many lines later.
+    # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
     lines = csv.reader(io.StringIO(_decode(file), newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     try:
-        names = layout.names or next(lines, [])
-        _check_columns(file, layout, names)
-        wanted = [names.index(column) for column in layout.wanted]
+        names = layout.columns or next(lines, [])
+        layout.require_columns(file, names)
+        selected = [names.index(column) for column in layout.selected]
         for number, line in enumerate(filter(None, lines), start=1):
             if len(line) > len(names):
-                raise ValueError(
-                    f"data.files={file}: row {number} has {len(line)} fields, and there are {len(names)} columns "
-                    f"({', '.join(names)}); put texts that hold the delimiter in quotation marks."
+                raise _error(
+                    file,
+                    f"row {number} has {len(line)} fields, but there are {len(names)} columns ({', '.join(names)}); "
+                    "put texts that contain the delimiter in quotation marks",
                 )
-            yield [line[column] if column < len(line) else None for column in wanted]
+            yield [line[column] if column < len(line) else None for column in selected]
     except csv.Error as error:
-        raise ValueError(
-            f"data.files={file}: a quotation mark near line {lines.line_num} opens or closes no field ({error}); "
-            "data.quoted=false takes them for plain characters, and each line for a row."
+        raise _error(
+            file,
+            f"a quotation mark near line {lines.line_num} opens or closes no field ({error}); to read quotation marks "
+            "as plain characters",
+            quoted=False,
         ) from error
 
 
@@ -125,35 +147,30 @@ def _read_tsv(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
 
 
 def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    """A list of objects, or an object on each line."""
+    """The rows of a list of objects, or of an object on each line."""
     text = _decode(file)
     try:
         # split, not splitlines: JSON allows U+2028 and others within a string
         lines = text.split("\n") if not text.lstrip().startswith("[") else []
         rows = [json.loads(line) for line in lines if line.strip()] if lines else json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"data.files={file}: no JSON ({error}); a list of objects, or an object on each line can be read."
-        ) from error
+        raise _error(file, f"not JSON ({error}); must be a list of objects, or an object on each line") from error
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise ValueError(  # noqa: TRY004
-                f"data.files={file}: holds {row!r:.60}; each row must be an object with a key "
-                f"'{next(iter(layout.wanted))}'."
-            )
-        _check_columns(f"row {number} of {file}", layout, list(row))
-        yield [row[column] for column in layout.wanted]
+            raise _error(file, f"row {number} is {row!r:.60}; must be an object with a key '{layout.selected[0]}'")
+        layout.require_columns(f"row {number} of {file}", list(row))
+        yield [row[column] for column in layout.selected]
 
 
 def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     try:
         table = pq.ParquetFile(file)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"data.files={file}: no parquet file ({error}); write it again.") from error
-    _check_columns(file, layout, table.schema_arrow.names)
-    for batch in table.iter_batches(columns=list(layout.wanted)):
+        raise _error(file, f"not a parquet file ({error})") from error
+    layout.require_columns(file, table.schema_arrow.names)
+    for batch in table.iter_batches(columns=layout.selected):
         # By name: the batch has the columns in the order of the file.
-        yield from zip(*(batch.column(column).to_pylist() for column in layout.wanted), strict=True)
+        yield from zip(*(batch.column(column).to_pylist() for column in layout.selected), strict=True)
 
 
 READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {
@@ -164,4 +181,4 @@ READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {
     ".jsonl": _read_json,
     ".parquet": _read_parquet,
 }
-_KINDS = ", ".join(READERS)
+_FORMATS = ", ".join(READERS)

@@ -11,25 +11,30 @@ import datasets
 import filelock
 
 from tinyformer.data import hub
-from tinyformer.data.documents import TEXTS, from_columns, from_texts
-from tinyformer.data.labels import label_name, refuse_missing
+from tinyformer.data.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
 from tinyformer.data.sources import SPLIT_OF, SPLITS, one_or_two, require_label_column
+from tinyformer.data.storage import default_cache_dir
+from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
 
 class HubDataset:
-    """A data set of the Hugging Face Hub that holds data files (loading scripts are not run).
+    """A data set of the Hugging Face Hub that consists of data files (loading scripts are not run).
 
     Args:
-        path: The repository, "owner/name".
-        name: The configuration, where the repository has several.
-        revision: Branch, tag or commit; None is the main branch.
-        text_column: The column that holds the text, or the two that hold a pair of texts.
-        label_column: The one that holds the label: a class, whose name the data set gives, a text or a number.
-        rejoin_splits: The splits are consecutive parts of one text: join all of it into one document again.
-        document_start: Rows are parts of documents; a new document starts with each row that this regular
-            expression matches. None: each row is a document.
-        cache_dir: Where to note the commit that was used last, so that a prepared data set works offline.
+        path: the repository, "owner/name".
+        name: the configuration, where the repository has several.
+        revision: a branch, tag or commit; None: the main branch.
+        text_column: the column that holds the text, or the two that hold a pair of texts.
+        label_column: the column that holds the label: a class whose name the data set gives, a text or a number.
+        rejoin_splits: whether the splits are consecutive parts of one text, to be joined to one document again.
+        document_start: a regular expression; rows are parts of documents, and a document starts with each row that
+            matches. None: each row is a document.
+        cache_dir: where the last commit used is noted, so that a prepared data set works offline; None: see
+            `default_cache_dir`.
+
+    Raises:
+        ArgumentError: `text_column` is not one column or two.
     """
 
     def __init__(
@@ -42,7 +47,7 @@ class HubDataset:
         label_column: str | None = None,
         rejoin_splits: bool = False,
         document_start: str | None = None,
-        cache_dir: str = "data/cache",
+        cache_dir: str | None = None,
     ) -> None:
         self.path = path
         self.config = name
@@ -50,7 +55,7 @@ class HubDataset:
         self.text_columns, self.label_column = one_or_two(text_column), label_column
         self.rejoin_splits = rejoin_splits
         self.document_start = document_start
-        self._commits_file = Path(cache_dir) / "hub_commits.json"
+        self._commits_file = (default_cache_dir() if cache_dir is None else Path(cache_dir)) / "hub_commits.json"
 
     @property
     def name(self) -> str:
@@ -58,21 +63,19 @@ class HubDataset:
         return "-".join(filter(None, [self.path.rsplit("/", 1)[-1], self.config]))
 
     def fingerprint(self) -> str:
-        """SHA-256 over the commit and what is made of it; offline, over the commit that was used last.
+        """SHA-256 of the commit and of how it is read; without a network, of the commit used last.
 
         Raises:
-            ValueError: If the Hub cannot be reached and this data set was never used before, or does not
-                exist.
+            ArgumentError: the data set does not exist, or the Hub cannot be reached and it was never used before.
         """
-        commits = self._noted()
         key = f"{self.path}@{self.revision}"
         try:
-            commit = hub.resolve(self.path, self.revision, hub.DATASET)
+            commit = hub.resolve(self.path, self.revision, "dataset")
         except hub.HubUnreachableError:
-            if key not in commits:
+            if key not in self._noted():
                 raise
-            commit = commits[key]
-        if commits.get(key) != commit:
+            commit = self._noted()[key]
+        if self._noted().get(key) != commit:
             self._note(key, commit)
         parts = [self.path, self.config, commit, self.text_columns, self.rejoin_splits, self.document_start]
         return hashlib.sha256(json.dumps([*parts, self.label_column]).encode()).hexdigest()
@@ -83,18 +86,19 @@ class HubDataset:
             temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1))
 
     def _noted(self) -> dict[str, str]:
+        """The commits used last, by repository and revision."""
         return json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The documents of each split; with `max_characters`, streamed and no further than that.
+        """The documents of each split; with `max_characters`, streamed up to that many characters.
 
         Raises:
-            ValueError: If the Hub cannot be reached, or has no such data set, configuration or column.
+            ArgumentError: the Hub cannot be reached, or the data set, configuration or column does not exist.
         """
         streaming = max_characters is not None
-        splits = self._open(hub.resolve(self.path, self.revision, hub.DATASET), streaming)
+        splits = self._open(streaming)
         if not streaming and not self.rejoin_splits and not self.document_start:
-            return {split: self._text_only(rows) for split, rows in splits.items()}  # stays a memory map
+            return {split: self._text_only(rows) for split, rows in splits.items()}  # remains a memory map
         documents = {
             split: take_characters(join_rows(map(self._text, rows), self.document_start), max_characters)
             for split, rows in splits.items()
@@ -104,54 +108,56 @@ class HubDataset:
             return {"train": from_texts([whole])}
         return {split: from_texts(texts) for split, texts in documents.items()}
 
-    def _open(self, commit: str, streaming: bool) -> dict[str, Any]:
+    def _open(self, streaming: bool) -> dict[str, Any]:
+        commit = hub.resolve(self.path, self.revision, "dataset")
         try:
             loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
         except (FileNotFoundError, ValueError) as error:  # no data files, gated, or an unknown configuration
-            raise ValueError(f"data.path={self.path} data.name={self.config}: {error}") from error
+            if self.config is None:
+                raise ArgumentError("path", self.path, str(error).rstrip(".")) from error
+            raise ArgumentError("name", self.config, f"{self.path}: {error}".rstrip(".")) from error
         splits = {SPLIT_OF[split]: rows for split, rows in loaded.items() if split in SPLIT_OF}
         if "train" not in splits:
-            raise ValueError(f"data.path={self.path}: there is no split `train`, only {', '.join(map(str, loaded))}.")
+            raise ArgumentError("path", self.path, f"there is no split `train`, only {', '.join(map(str, loaded))}")
         return splits
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The rows of each split with their labels; -1 in the place of a class is no label.
+        """The rows of each split with their labels; the class number -1 means no label.
 
         Raises:
-            ValueError: As `load` does; if no column is named for the labels, or only some rows have one.
+            ArgumentError: as for `load`; or `label_column` is missing, or only some rows have a label.
         """
         column = require_label_column(self.label_column, self.text_columns)
-        splits = self._open(hub.resolve(self.path, self.revision, hub.DATASET), streaming=False)
-        return {split: self._with_labels(split, rows, column) for split, rows in splits.items()}
+        return {split: self._with_labels(split, rows, column) for split, rows in self._open(streaming=False).items()}
 
     def _with_labels(self, split: str, rows: datasets.Dataset, column: str) -> datasets.Dataset:
-        self._check(rows.column_names, "data.label_column", column)
-        feature, key = rows.features[column], f"data.label_column={column}: {self.path}"
+        self._require_column(rows.column_names, "label_column", column)
+        feature = rows.features[column]
         if isinstance(feature, datasets.ClassLabel):
             labels = [None if number in (None, -1) else feature.int2str(number) for number in rows[column]]
         else:
-            labels = [label_name(value, key) for value in rows[column]]
-        refuse_missing(labels, lambda row: f"{key}: row {row + 1} of the split {split}")
+            labels = [class_name(value, column, self.path) for value in rows[column]]
+        require_all_or_no_labels(labels, column, lambda row: f"row {row + 1} of the split {split} of {self.path}")
         return datasets.concatenate_datasets([self._text_only(rows), from_columns(label=labels)], axis=1)
 
     def _text_only(self, rows: datasets.Dataset) -> datasets.Dataset:
         for column in self.text_columns:
-            self._check(rows.column_names, "data.text_column", column)
+            self._require_column(rows.column_names, "text_column", column)
         rows = rows.select_columns(self.text_columns)
         return rows.rename_columns(dict(zip(self.text_columns, TEXTS, strict=False)))
 
     def _text(self, row: Mapping[str, Any]) -> str:
         for column in self.text_columns:
-            self._check(row, "data.text_column", column)
+            self._require_column(row, "text_column", column)
         return "\n".join(row[column] or "" for column in self.text_columns)
 
-    def _check(self, columns: Iterable[str], key: str, column: str) -> None:
-        if column not in columns:
-            raise ValueError(f"{key}={column}: {self.path} has no such column; it has {', '.join(columns)}.")
+    def _require_column(self, existing: Iterable[str], argument: str, column: str) -> None:
+        if column not in existing:
+            raise ArgumentError(argument, column, f"{self.path} has no such column; it has {', '.join(existing)}")
 
 
 def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:
-    """Documents from rows: each row is one, or one starts where a row matches the regular expression."""
+    """Documents from rows: each row is one, or a document starts at each row that matches a regular expression."""
     if document_start is None:
         yield from rows
         return
@@ -166,7 +172,7 @@ def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:
 
 
 def take_characters(texts: Iterable[str], max_characters: int | None) -> Iterator[str]:
-    """The first texts, up to the one that reaches so many characters; None: all of them."""
+    """The first texts, up to the one that reaches this many characters; None: all of them."""
     taken = 0
     for text in texts:
         yield text

@@ -1,4 +1,4 @@
-"""Generated sequences that repeat themselves: what induction heads are found with."""
+"""Random sequences that repeat themselves, to find induction heads with."""
 
 import hashlib
 import json
@@ -7,48 +7,48 @@ import string
 import numpy as np
 from jaxtyping import Bool, UInt8, UInt16
 
-from tinyformer.data.base import TokenDataModule, require_at_least_one
-from tinyformer.data.cache import TokenSplit
 from tinyformer.data.masking import Masking
+from tinyformer.data.module import TokenDataModule
+from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import CharTokenizer
+from tinyformer.errors import ArgumentError, require_at_least
 
 SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
-"""What sequences are written with; the first `num_symbols` of them."""
+"""The symbols of sequences; the first `num_symbols` of them are used."""
 
-_FORMAT = 1  # raise it when the same arguments would give other sequences
+_FORMAT = 1  # increase it when the same arguments would give other sequences
 
 
 class InductionDataModule(TokenDataModule):
     """Sequences that repeat a random block: `<eos> b_1 … b_p b_1 … b_p b_1 …` (Olsson et al. 2022, arXiv 2209.11895).
 
-    The symbols of a block are distinct and drawn uniformly, its length p uniformly from a range. So no symbol is
-    likelier than another, none always follows another, and no distance back is right for all sequences: what comes
-    next is known only from what followed when the last symbol was there before. A head that looks it up is an
-    induction head, and it needs a head of an earlier layer (Elhage et al. 2021, "A Mathematical Framework for
-    Transformer Circuits").
+    The symbols of a block are distinct and drawn uniformly, and its length p is drawn uniformly from a range. So all
+    symbols are equally frequent, none predicts the next, and no fixed distance is right for all sequences: the next
+    symbol can be predicted only from the one that followed the previous occurrence of the current symbol. A head that
+    attends there is an induction head, which composes with a head of an earlier layer (Elhage et al. 2021, "A
+    Mathematical Framework for Transformer Circuits").
 
-    Only what can be known so is scored: targets whose input stands for the second time or later. The first symbol of
-    the second period is not among them, since nothing says yet that the block has ended. Each sequence fills one
-    window, and no sequence of the validation split is in the training split.
+    Only these predictable targets are scored: those whose input symbol has occurred before. The first symbol of the
+    second period is not one of them, since the end of the block cannot be foreseen. Each sequence fills one window, and
+    no sequence of the validation split is in the training split.
 
     Args:
-        seq_len: Tokens in a window, `<eos>` included.
-        max_seq_len: What the model can take.
-        batch_size: Sequences in a batch, on each device.
-        num_symbols: How many there are.
-        min_period: The smallest p.
-        max_period: The largest p.
-        num_sequences: To train on; more steps go through them again, in another order.
-        num_validation_sequences: To validate on.
-        tokenizer: One that has a token for each symbol, such as that of a checkpoint; by default there is a token for
-            each symbol and no other.
-        masking: Refused: the task is to tell what follows.
-        num_workers: See `TokenDataModule`.
-        seed: Decides the sequences and their order.
+        seq_len: tokens in a window, `<eos>` included.
+        max_seq_len: the maximum length of the model.
+        batch_size: sequences in a batch, on each device.
+        num_symbols: number of different symbols.
+        min_period: the smallest p.
+        max_period: the largest p.
+        num_sequences: number of training sequences; longer runs repeat them in another order.
+        num_validation_sequences: number of validation sequences.
+        tokenizer: has a token for each symbol, such as a checkpoint's; None: one with exactly these tokens.
+        masking: not supported, since the task is to predict the next token.
+        num_workers: see `TokenDataModule`.
+        seed: determines the sequences and their order.
 
     Raises:
-        ValueError: If a number is not one that works.
+        ArgumentError: a number is out of range, or `masking` is given.
     """
 
     name = "induction"
@@ -70,13 +70,16 @@ class InductionDataModule(TokenDataModule):
         seed: int = 0,
     ) -> None:
         if masking is not None:
-            raise ValueError(
-                "task=masked_lm: what repeats in data=induction is seen from both sides; task=causal_lm works."
-            )
+            reason = "a repeated block is seen from both sides; induction needs a model that predicts the next token"
+            raise ArgumentError("masking", masking, reason)
         _check_periods(num_symbols, min_period, max_period)
         _check_length(seq_len, max_seq_len, max_period)
-        require_at_least_one("data.num_sequences", num_sequences, 65_536)
-        require_at_least_one("data.num_validation_sequences", num_validation_sequences, 512)
+        require_at_least(
+            1,
+            {"num_sequences": 65_536, "num_validation_sequences": 512},
+            num_sequences=num_sequences,
+            num_validation_sequences=num_validation_sequences,
+        )
         super().__init__(seq_len, batch_size, "document", False, num_workers, seed)
         self._periods = min_period, max_period
         self._num_sequences = {"train": num_sequences, "validation": num_validation_sequences}
@@ -84,13 +87,13 @@ class InductionDataModule(TokenDataModule):
         self.tokenizer = tokenizer or CharTokenizer().build([self._symbols])
 
     def prepare(self, whole: bool = False) -> None:
-        """Draws the sequences; they are the same for the same arguments.
+        """Draw the sequences; the same arguments give the same sequences.
 
         Args:
-            whole: Changes nothing: nothing is held out of what is drawn.
+            whole: has no effect, since nothing is held out.
 
         Raises:
-            ValueError: If the tokenizer lacks a symbol, or there are too few different sequences.
+            ArgumentError: the tokenizer lacks a symbol, or there are too few different sequences.
         """
         symbol_ids = self._symbol_ids()
         drawn = {
@@ -101,10 +104,11 @@ class InductionDataModule(TokenDataModule):
         symbols, scored = drawn["validation"]
         unseen = np.array([row.tobytes() not in seen for row in symbols])
         if not unseen.any():
-            raise ValueError(
-                f"data.num_sequences={len(seen)} different sequences leave none to validate on; "
-                "fewer, or a larger data.max_period, works."
+            reason = (
+                f"they include all {len(seen)} different sequences, so that none is left for validation; draw fewer, "
+                "or increase `max_period`"
             )
+            raise ArgumentError("num_sequences", self._num_sequences["train"], reason)
         drawn["validation"] = symbols[unseen], scored[unseen]
         self.splits = {split: self._split(symbol_ids[rows], scored) for split, (rows, scored) in drawn.items()}
         parts = [_FORMAT, self._symbols, self._periods, self._num_sequences, self.seq_len, self.seed]
@@ -112,16 +116,16 @@ class InductionDataModule(TokenDataModule):
         self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
 
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
-        """Whether the tokens are those of a given tokenizer: the sequences are drawn in no time."""
+        """Whether the tokens are those of a given tokenizer; drawing the sequences takes no time."""
         return tokenizer.fingerprint == self.tokenizer.fingerprint
 
     def _draw(
         self, generator: np.random.Generator, number: int
     ) -> tuple[UInt8[np.ndarray, "sequences symbols"], Bool[np.ndarray, "sequences symbols"]]:
-        """Sequences, as numbers of symbols, and which of them are scored as targets."""
+        """Sequences of symbol indices, and which of these are scored as targets."""
         smallest, largest = self._periods
         period = generator.integers(smallest, largest, (number, 1), endpoint=True)
-        position = np.arange(self.seq_len - 1)  # <eos> stands before them
+        position = np.arange(self.seq_len - 1)  # <eos> comes before them
         alphabet = np.arange(len(self._symbols), dtype=np.uint8)
         blocks = generator.permuted(np.tile(alphabet, (number, 1)), axis=1)
         return np.take_along_axis(blocks, position % period, axis=1), position > period
@@ -143,7 +147,7 @@ class InductionDataModule(TokenDataModule):
         """The token of each symbol.
 
         Raises:
-            ValueError: If one has none, as in the vocabulary of a text that lacks it.
+            ArgumentError: a symbol has no token, as in the vocabulary of a text without it.
         """
         tokens = self.tokenizer.encode_batch(list(self._symbols))
         lacking = [
@@ -152,38 +156,30 @@ class InductionDataModule(TokenDataModule):
             if len(ids) != 1 or ids == [self.tokenizer.unk_id]
         ]
         if lacking:
-            raise ValueError(
-                f"data.num_symbols={len(self._symbols)}: the checkpoint's vocabulary has no token for "
-                f"{' '.join(lacking)}; data=induction needs one for each of its symbols."
-            )
+            reason = f"the tokenizer has no token for the symbols {' '.join(lacking)}"
+            raise ArgumentError("num_symbols", len(self._symbols), reason)
         return np.array(tokens, np.uint16).ravel()
 
 
 def _check_periods(num_symbols: int, smallest: int, largest: int) -> None:
     if not 1 <= num_symbols <= len(SYMBOLS):
-        raise ValueError(
-            f"data.num_symbols={num_symbols}: must be from 1 to {len(SYMBOLS)}; data.num_symbols=26 works."
-        )
-    require_at_least_one("data.min_period", smallest, 1)
+        raise ArgumentError("num_symbols", num_symbols, f"must be from 1 to {len(SYMBOLS)}", {"num_symbols": 26})
+    require_at_least(1, min_period=smallest)
     if largest < smallest:
-        raise ValueError(
-            f"data.max_period={largest} is less than data.min_period={smallest}; data.max_period={smallest} works."
+        raise ArgumentError(
+            "max_period", largest, f"must be at least `min_period`={smallest}", {"max_period": smallest}
         )
     if largest > num_symbols:
-        raise ValueError(
-            f"data.max_period={largest}: the symbols of a block are distinct, and there are only {num_symbols}; "
-            f"data.max_period={num_symbols} works, or a larger data.num_symbols."
-        )
+        reason = f"must be at most `num_symbols`={num_symbols}, since the symbols of a block are distinct"
+        raise ArgumentError("max_period", largest, reason, {"max_period": num_symbols})
 
 
 def _check_length(seq_len: int, max_seq_len: int, largest: int) -> None:
-    needed = largest + 3  # <eos>, the block, and the one symbol after it that is scored as an input and a target
+    needed = largest + 3  # <eos>, the block, and one repeated symbol as input and one as target
     if seq_len < needed:
-        raise ValueError(
-            f"data.seq_len={seq_len}: a block of data.max_period={largest} and a repeat to score need {needed} tokens; "
-            f"data.seq_len={needed} works."
-        )
+        reason = f"must be at least {needed}, for a block of `max_period`={largest} and one scored repetition"
+        raise ArgumentError("seq_len", seq_len, reason, {"seq_len": needed})
     if seq_len > max_seq_len:
-        raise ValueError(
-            f"data.seq_len={seq_len} is longer than model.max_seq_len={max_seq_len}; data.seq_len={max_seq_len} works."
+        raise ArgumentError(
+            "seq_len", seq_len, f"must be at most `max_seq_len`={max_seq_len}", {"seq_len": max_seq_len}
         )

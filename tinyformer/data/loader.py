@@ -1,4 +1,4 @@
-"""Training batches in an order that a checkpoint can go on with."""
+"""Loaders of training batches that resume from a checkpoint within an epoch."""
 
 import time
 from abc import ABC, abstractmethod
@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from tinyformer.data.cache import TokenSplit
 from tinyformer.data.masking import MaskedWindows, Masker
+from tinyformer.data.stream import TokenSplit
 from tinyformer.data.windows import Pack, TensorWindows, Windows
 
 
 class EpochLoader(ABC):
-    """Training batches, epoch after epoch; it goes on where its saved state was.
+    """Training batches, epoch after epoch, with a state that can be saved and resumed.
 
-    Each iteration is one epoch, or the rest of one. A subclass says in `_epoch` what an epoch consists of.
+    Each iteration is one epoch, or the rest of one. A subclass defines an epoch in `_epoch`.
 
     Args:
-        length: Batches in an epoch.
-        num_workers: Processes that read ahead; 0 reads in this one.
-        pin_memory: Put batches into page-locked memory, from which copying to a CUDA device is faster.
+        length: number of batches in an epoch.
+        num_workers: processes that read ahead; 0: batches are read in this process.
+        pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
 
     Attributes:
-        seconds: That whoever iterates has waited so far; with workers that is less than reading takes.
+        seconds: total time that the training loop has waited for batches.
     """
 
     def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
@@ -34,17 +34,17 @@ class EpochLoader(ABC):
 
     @abstractmethod
     def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]]]:
-        """What batches are read from (`__getitems__` gives a whole one), and the numbers of the items of each.
+        """The data set (whose `__getitems__` returns a whole batch), and the indices of the items of each batch.
 
-        Both depend on nothing but the epoch, so that a run that was interrupted sees what it would have seen.
+        Both are functions of the epoch alone, so that an interrupted run goes on with the same batches.
         """
 
     def __len__(self) -> int:
-        """Batches in a whole epoch."""
+        """Number of batches in a whole epoch."""
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         epoch, done = self._current_epoch, self._batch
         dataset, batches = self._epoch(epoch)
         loader = torch.utils.data.DataLoader(
@@ -53,47 +53,46 @@ class EpochLoader(ABC):
             collate_fn=identity,
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
-            generator=torch.Generator(),  # or it would draw its workers' seed from the numbers of dropout
+            generator=torch.Generator(),  # else the global generator, which dropout uses, would be advanced
         )
         for batch in loader:
             done += 1
-            # Noted before the batch is handed out (workers are ahead of it), and an epoch's end is the next
-            # one's beginning: Lightning never asks for the batch after the last.
+            # Updated before the batch is returned, since workers read ahead. The end of an epoch is the beginning of
+            # the next: Lightning never requests the batch after the last.
             self._current_epoch, self._batch = divmod(epoch * self._length + done, self._length)
-            self.seconds += time.perf_counter() - asked
+            self.seconds += time.perf_counter() - requested
             yield batch
-            asked = time.perf_counter()
+            requested = time.perf_counter()
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its batches were handed out."""
+        """The epoch, and how many of its batches were returned."""
         return {"epoch": self._current_epoch, "batch": self._batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on after the batch that `state` was saved at, in the next iteration."""
+        """Continue after the batch at which `state` was saved, in the next iteration."""
         self._current_epoch, self._batch = state["epoch"], state["batch"]
 
 
 class ResumableLoader(EpochLoader):
-    """Batches of training windows, shuffled anew in each epoch.
+    """Batches of training windows, reshuffled in each epoch.
 
-    In an epoch no window comes twice. With `pack="concat"` the windows begin at another phase in each epoch, so that
-    a token is not always at the same position. The windows that do not fill a batch are left out, unless there are
-    fewer than one batch.
+    No window occurs twice in an epoch. With `pack="concat"`, each epoch has its own random phase, so that a token is
+    not always at the same position. Windows that do not fill a batch are left out, unless there is less than one batch.
 
     Args:
-        split: The tokens: at least one window for each rank.
-        seq_len: Length of a window.
-        batch_size: Windows in a batch, on each rank.
-        pack: See `Windows`.
-        with_documents: See `Windows`.
-        masker: Hides tokens, others in each epoch.
-        seed: The order depends on it and on the epoch.
-        num_workers: See `EpochLoader`.
-        pin_memory: See `EpochLoader`.
-        rank: Which of `world_size` processes this is; each gets other windows, and equally many batches.
-        world_size: Number of processes that train together.
-        device: Where all tokens are put, to make batches there; None: batches come from the memory map. Only for
-            windows that run across documents and are scored whole, in which nothing is hidden.
+        split: the tokens, at least one window for each rank.
+        seq_len: length of a window.
+        batch_size: windows in a batch, on each rank.
+        pack: see `Windows`.
+        with_documents: see `Windows`.
+        masker: masks tokens, different ones in each epoch.
+        seed: determines the order, together with the epoch.
+        num_workers: see `EpochLoader`.
+        pin_memory: see `EpochLoader`.
+        rank: index of this process among `world_size`; each has different windows, and equally many batches.
+        world_size: number of processes that train together.
+        device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. Only
+            for windows that run across documents, are scored whole and are not masked.
     """
 
     def __init__(
@@ -115,8 +114,8 @@ class ResumableLoader(EpochLoader):
         self._split, self._seq_len, self._pack, self._seed = split, seq_len, pack, seed
         self._with_documents, self._masker = with_documents, masker
         self._rank, self._world_size = rank, world_size
-        # The last phase at which at least one window is left; the number of windows is the smallest over all
-        # phases, because Lightning asks for an epoch's length only once.
+        # The last phase that leaves at least one window. The number of windows is the minimum over all phases, because
+        # Lightning asks for an epoch's length only once.
         self._last_phase = max(min(seq_len - 1, split.num_targets - seq_len), 0) if pack == "concat" else 0
         windows = len(self._windows(self._last_phase))
         self.batch_size = min(batch_size, windows // world_size)
@@ -128,7 +127,7 @@ class ResumableLoader(EpochLoader):
             assert not with_documents
             assert split.scored is None
             self._tokens = torch.from_numpy(split.ids.astype(np.int32)).to(device)
-        # There is nothing for workers to read, and no memory to pin.
+        # With the tokens on a device, there is nothing for workers to read and no memory to pin.
         super().__init__(length, 0 if device else num_workers, pin_memory and device is None)
 
     def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]]]:
@@ -153,5 +152,5 @@ class ResumableLoader(EpochLoader):
 
 
 def identity(batch: Any) -> Any:
-    """Collates nothing: whole batches are read."""
+    """The batch itself: data sets return whole batches, so that nothing has to be collated."""
     return batch

@@ -1,4 +1,4 @@
-"""Hiding tokens, for a model that predicts them from both sides."""
+"""Masking tokens, for a model that predicts them from both sides."""
 
 from dataclasses import dataclass
 
@@ -9,28 +9,29 @@ from jaxtyping import Bool, Float, Int64
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.windows import Windows
+from tinyformer.errors import ArgumentError
 
 EVALUATION = 0
-"""The epoch whose masks an evaluation has; those of training are numbered from 1."""
+"""The epoch of the masks used in evaluation; training epochs are numbered from 1."""
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Which tokens are hidden, and what stands in their place (Devlin et al. 2018, arXiv 1810.04805).
+    """Which tokens are masked, and what replaces them (Devlin et al. 2018, arXiv 1810.04805).
 
-    Each token is chosen with the same probability, but for those between documents; at least one of each window is.
-    Of the chosen ones, `mask_share` become `<mask>`, `random_share` any token of the vocabulary, and the others stay
-    as they are. BERT's shares are 0.8 and 0.1; with 1 and 0, every one becomes `<mask>`.
+    Each token, except `eos`, is selected with the same probability; at least one of each window is. Of the selected
+    tokens, `mask_share` become `<mask>`, `random_share` become a random token, and the others stay as they are. BERT's
+    shares are 0.8 and 0.1; with 1 and 0, all become `<mask>`.
 
     Args:
-        rate: Probability of a token to be chosen. BERT's is 0.15; Wettig et al. 2022 (arXiv 2202.08005) find 0.4 to be
+        rate: probability that a token is selected. BERT's is 0.15; Wettig et al. 2022 (arXiv 2202.08005) find 0.4
             better for large models.
-        mask_share: Of the chosen tokens.
-        random_share: Of the chosen tokens.
-        whole_words: Choose all tokens of a word or none.
+        mask_share: share of the selected tokens that become `<mask>`.
+        random_share: share of the selected tokens that become a random token.
+        whole_words: select all tokens of a word or none.
 
     Raises:
-        ValueError: If a share is none.
+        ArgumentError: `rate` is not between 0 and 1, or the shares are negative or exceed 1 together.
     """
 
     rate: float = 0.15
@@ -40,21 +41,27 @@ class Masking:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
-            raise ValueError(f"task.masking.rate={self.rate}: no share between 0 and 1; task.masking.rate=0.15 works.")
-        if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
-            raise ValueError(
-                f"task.masking.mask_share={self.mask_share} and task.masking.random_share={self.random_share} are no "
-                "shares of the chosen tokens; 0.8 and 0.1 are."
+            raise ArgumentError("rate", self.rate, "must be greater than 0 and less than 1", {"rate": 0.15})
+        for argument, example in (("mask_share", 0.8), ("random_share", 0.1)):
+            value = getattr(self, argument)
+            if not 0 <= value <= 1:
+                raise ArgumentError(argument, value, "must be from 0 to 1", {argument: example})
+        if self.mask_share + self.random_share > 1:
+            raise ArgumentError(
+                "random_share",
+                self.random_share,
+                f"must be at most 1 - `mask_share`, and `mask_share`={self.mask_share}",
+                {"mask_share": 0.8, "random_share": 0.1},
             )
 
 
 class Masker:
-    """Hides tokens of windows. A window's mask depends on the seed, the epoch and the window alone, not on its batch.
+    """Masks tokens of windows. The mask of a window depends on seed, epoch and window only, not on the batch.
 
     Args:
-        masking: How.
-        tokenizer: Of the windows.
-        seed: Decides what is hidden.
+        masking: which tokens are masked, and how.
+        tokenizer: the tokenizer of the windows; it has a mask token.
+        seed: determines the masks.
     """
 
     def __init__(self, masking: Masking, tokenizer: TextTokenizer, seed: int) -> None:
@@ -64,34 +71,33 @@ class Masker:
         self._joins = tokenizer.joins() if masking.whole_words else None
 
     def __call__(self, batch: Batch, windows: list[int], epoch: int) -> Batch:
-        """The batch of these windows with tokens hidden, which become its targets; all other targets are ignored."""
+        """The batch of these windows, masked; the selected tokens are its targets."""
         tokens = batch["inputs"].numpy()
-        # Targets are the next tokens, which end where the text does.
+        # The original targets are the next tokens, which end where the text ends.
         lengths = (batch["targets"] != IGNORED).sum(dim=1)
         eligible = (np.arange(tokens.shape[1]) < lengths.numpy()[:, None]) & (tokens != self._eos_id)
         chance, fate, other = self._draw(windows, epoch, tokens.shape[1])
         if self._joins is not None:
-            chance = self._of_words(tokens, chance)
+            chance = self._one_per_word(tokens, chance)
         chance = np.where(eligible, chance, np.inf)
-        chosen = (chance < self._masking.rate) | (chance == chance.min(axis=1, keepdims=True)) & eligible
-        hidden = chosen & (fate < self._masking.mask_share)
-        replaced = chosen & ~hidden & (fate < self._masking.mask_share + self._masking.random_share)
-        inputs = np.where(
-            hidden, self._mask_id, np.where(replaced, (other * self._vocab_size).astype(np.int64), tokens)
-        )
-        masked: Batch = {**batch, "inputs": torch.from_numpy(inputs)}
-        masked["targets"] = torch.from_numpy(np.where(chosen, tokens, IGNORED))
-        return masked
+        selected = (chance < self._masking.rate) | (chance == chance.min(axis=1, keepdims=True)) & eligible
+        masked = selected & (fate < self._masking.mask_share)
+        randomised = selected & ~masked & (fate < self._masking.mask_share + self._masking.random_share)
+        random_tokens = (other * self._vocab_size).astype(np.int64)
+        inputs = np.where(masked, self._mask_id, np.where(randomised, random_tokens, tokens))
+        result: Batch = {**batch, "inputs": torch.from_numpy(inputs)}
+        result["targets"] = torch.from_numpy(np.where(selected, tokens, IGNORED))
+        return result
 
     def _draw(self, windows: list[int], epoch: int, seq: int) -> Float[np.ndarray, "3 batch seq"]:
-        """Three numbers from 0 to 1 for each token."""
+        """Three uniform numbers in [0, 1) for each token: to select it, to decide what replaces it, and by which."""
         draws = [np.random.default_rng((self._seed, epoch, window)).random((3, seq)) for window in windows]
         return np.stack(draws, axis=1)
 
-    def _of_words(
+    def _one_per_word(
         self, tokens: Int64[np.ndarray, "batch seq"], chance: Float[np.ndarray, "batch seq"]
     ) -> Float[np.ndarray, "batch seq"]:
-        """The numbers of each word's first token, for all of its tokens."""
+        """For every token of a word, the number of its first token."""
         assert self._joins is not None
         begins, ends = self._joins
         joined: Bool[np.ndarray, "batch seq"] = begins[tokens]
@@ -101,12 +107,12 @@ class Masker:
 
 
 class MaskedWindows(torch.utils.data.Dataset):
-    """Windows with tokens hidden.
+    """Windows with masked tokens.
 
     Args:
-        windows: The text.
-        masker: Hides.
-        epoch: `EVALUATION`, or that of training from 1.
+        windows: the text.
+        masker: masks it.
+        epoch: `EVALUATION`, or the training epoch from 1.
     """
 
     def __init__(self, windows: Windows, masker: Masker, epoch: int = EVALUATION) -> None:
@@ -116,7 +122,7 @@ class MaskedWindows(torch.utils.data.Dataset):
         return len(self._windows)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The windows with these numbers, as one batch; with their lengths, if windows of this kind may be padded."""
+        """The windows with these indices, as one batch; with `lengths`, if such windows may be padded."""
         batch = self._windows.__getitems__(indices)
         masked = self._masker(batch, indices, self._epoch)
         if self._windows.may_be_padded:

@@ -1,54 +1,139 @@
-"""Text as the data of a run."""
+"""Windows of token ids as the data of a run."""
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import torch
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
-from tinyformer.data.base import (
-    TokenDataModule,
-    TokenDevice,
-    hold_out_settings,
-    how_to_hold_out,
-    require_at_least_one,
-)
-from tinyformer.data.cache import TextRecipe, open_prepared, prepare_text
-from tinyformer.data.masking import Masking
-from tinyformer.data.sources import Source, lacks_own_splits
-from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.base import DataModule, SourceDataModule, share
+from tinyformer.data.cache import TextRecipe
+from tinyformer.data.loader import ResumableLoader
+from tinyformer.data.masking import MaskedWindows, Masker, Masking
+from tinyformer.data.sources import Source
+from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.data.windows import PACKS, Pack
+from tinyformer.data.windows import PACKS, Pack, Windows
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
+
+TokenDevice = Literal["auto", "cpu", "cuda"]
+SHARE_OF_GPU = 0.1
+"""The share of a GPU's free memory that tokens may take with `device="auto"`."""
 
 
-class TextDataModule(TokenDataModule):
+class TokenDataModule(DataModule):
+    """Batches of windows of token ids.
+
+    Args:
+        seq_len: tokens in a window.
+        batch_size: windows in a batch, on each device.
+        pack: see `Windows`.
+        document_mask: whether batches contain the document of each token.
+        num_workers: see `DataModule`.
+        seed: determines the order of the training windows, and the masks.
+        masking: how tokens are masked, for a model that predicts them from both sides; None: no token is masked.
+        device: where training tokens are kept: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is
+            the GPU if they fit into a tenth of its free memory and windows run across documents, unmasked and without
+            `document_mask`.
+
+    Raises:
+        ArgumentError: the GPU is requested for windows that only the memory map supports.
+    """
+
+    splits: dict[str, TokenSplit]
+
+    def __init__(
+        self,
+        seq_len: int,
+        batch_size: int,
+        pack: Pack,
+        document_mask: bool,
+        num_workers: int,
+        seed: int,
+        masking: Masking | None = None,
+        device: TokenDevice = "auto",
+    ) -> None:
+        super().__init__(seq_len, batch_size, num_workers, seed)
+        self.pack, self._document_mask, self._masking, self._device = pack, document_mask, masking, device
+        if device == "cuda" and not self._is_plain:
+            reason = "windows within documents, or with masked tokens, are read from the memory map"
+            raise ArgumentError("device", device, reason, {"device": "auto"})
+
+    def _training_loader(self, **settings: Any) -> ResumableLoader:
+        return ResumableLoader(
+            self.splits["train"],
+            self.seq_len,
+            pack=self.pack,
+            with_documents=self._document_mask,
+            masker=self._masker,
+            device=self._token_device(),
+            **settings,
+        )
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.pack == "concat" and not self._document_mask and self._masking is None
+
+    def require_device(self, device: str) -> None:
+        """Refuse to train on a type of device that cannot hold the tokens.
+
+        Raises:
+            ArgumentError: the tokens are to be kept on a GPU, and this is another device.
+        """
+        if self._device == "cuda" and device != "cuda":
+            raise ArgumentError("device", self._device, f"the run is on {device}", {"device": "auto"})
+
+    def _token_device(self) -> torch.device | None:
+        """The device that holds the training tokens; None: the memory map."""
+        device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
+        self.require_device(device.type)
+        if device.type != "cuda":
+            return None
+        if self._device == "cuda":
+            return device
+        split = self.splits["train"]
+        fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
+        return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
+
+    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        split = self.splits[split_name]
+        windows = Windows(split, self.seq_len, self.pack, with_documents=self._document_mask)
+        dataset = MaskedWindows(windows, self._masker) if self._masker else windows
+        return share(dataset, self.batch_size, rank, world_size)
+
+    @property
+    def _masker(self) -> Masker | None:
+        return Masker(self._masking, self.tokenizer, self.seed) if self._masking else None
+
+
+class TextDataModule(SourceDataModule, TokenDataModule):
     """Windows of token ids from a source of text.
 
     Args:
-        source: Where the text comes from.
-        tokenizer: A recipe, built on the training documents, or a finished tokenizer.
-        seq_len: Tokens in a window.
-        batch_size: Windows in a batch, on each device.
-        pack: See `Windows`.
-        validation_fraction: Share of the training text to hold out, unless the source has its own validation
-            split.
-        test_fraction: The same for testing.
-        document_mask: Whether batches say which document each token belongs to.
-        max_tokens: Train on no more tokens than this.
-        group_near_copies: Keep documents that nearly equal one another on one side of the hold-out.
-        masking: See `TokenDataModule`; the tokenizer then has a token that stands for a hidden one.
-        device: See `TokenDataModule`.
-        cache_dir: Where tokenised text is kept.
-        num_workers: Processes that read training batches ahead. A batch takes less than 0.1 ms: 0 is fast.
-        seed: Decides which documents are held out, and the order of the training windows.
+        source: where the text comes from.
+        tokenizer: a recipe, built on the training documents, or a finished tokenizer.
+        seq_len: tokens in a window.
+        batch_size: windows in a batch, on each device.
+        pack: see `Windows`.
+        validation_fraction: share of the training text to hold out, unless the source has a validation split.
+        test_fraction: the same for testing.
+        document_mask: whether batches contain the document of each token.
+        max_tokens: maximum number of training tokens.
+        group_near_copies: keep near-copies of documents on one side of the hold-out.
+        masking: see `TokenDataModule`; the tokenizer then has a mask token.
+        device: see `TokenDataModule`.
+        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
+        num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
+        seed: determines which documents are held out, and the order of the training windows.
 
     Attributes:
-        tokenizer: After `prepare`, the tokenizer.
-        splits: After `prepare`, the tokens by split: train, validation, test, or "all" alone.
-        fingerprint: After `prepare`, identifies text, tokenizer and hold-out together.
-        has_own_validation: After `prepare`, whether the source brought its own validation split.
+        tokenizer: after `prepare`, the tokenizer.
+        splits: after `prepare`, the tokens by split: train, validation, test, or "all" alone.
+        fingerprint: after `prepare`, identifies text, tokenizer and hold-out together.
+        has_own_validation: after `prepare`, whether the source has a validation split of its own.
 
     Raises:
-        ValueError: If a number or `pack` is not one that works.
+        ArgumentError: a number is out of range, or `pack` or `device` is not supported.
     """
 
     has_own_validation: bool
@@ -68,68 +153,54 @@ class TextDataModule(TokenDataModule):
         group_near_copies: bool = True,
         masking: Masking | None = None,
         device: TokenDevice = "auto",
-        cache_dir: str = "data/cache",
+        cache_dir: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        require_at_least_one("model.max_seq_len", seq_len, 256)
-        if max_tokens is not None:
-            require_at_least_one("data.max_tokens", max_tokens, 1_000_000)
-        if pack not in PACKS:
-            raise ValueError(f"data.pack={pack}: must be {' or '.join(PACKS)}.")
-        held_out = hold_out_settings(validation_fraction, test_fraction, group_near_copies)
-        super().__init__(seq_len, batch_size, cast(Pack, pack), document_mask, num_workers, seed, masking, device)
-        tokenizer = MaskedTokenizer(tokenizer) if masking else tokenizer
-        self.source, self.name, self.cache_dir, self._recipe = source, source.name, cache_dir, tokenizer
-        self._held_out = held_out
+        require_at_least(1, {"max_tokens": 1_000_000}, max_tokens=max_tokens)
+        require_choice("pack", pack, PACKS)
+        super().__init__(
+            source,
+            MaskedTokenizer(tokenizer) if masking else tokenizer,
+            seq_len,
+            validation_fraction=validation_fraction,
+            test_fraction=test_fraction,
+            group_near_copies=group_near_copies,
+            cache_dir=cache_dir,
+            batch_size=batch_size,
+            pack=cast(Pack, pack),
+            document_mask=document_mask,
+            num_workers=num_workers,
+            seed=seed,
+            masking=masking,
+            device=device,
+        )
         self._max_tokens = max_tokens
 
-    @property
-    def scored_whole(self) -> bool:
-        """True for text files without a validation split of their own."""
-        return lacks_own_splits(self.source)
-
     def prepare(self, whole: bool = False) -> None:
-        """Tokenises the text, or opens what was tokenised before.
+        """Tokenise the text, or open what was tokenised before.
 
         Args:
-            whole: Hold nothing out: all documents become the one split "all", to evaluate other data than
-                trained on.
+            whole: hold nothing out: all documents become the one split "all", to evaluate on other than the run's data.
 
         Raises:
-            ValueError: If the source cannot be read, or the training text is shorter than one window.
+            ArgumentError: the source or the tokenizer cannot be read, or the training text is shorter than one window.
         """
-        prepared = prepare_text(self._text_recipe(whole), self.cache_dir)
+        prepared = self._recipe(whole).prepare(self.cache_dir)
         self.tokenizer, self.splits = prepared.tokenizer, prepared.splits
         self.fingerprint, self.has_own_validation = prepared.fingerprint, prepared.own_validation
         if not whole:
-            self._check_length(self.splits["train"].num_tokens)
+            self._require_window(self.splits["train"].num_tokens)
 
-    def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
-        """Whether the text lies in the cache already, in the tokens of a given tokenizer."""
-        prepared = open_prepared(self._text_recipe(whole), self.cache_dir)
-        return prepared is not None and prepared.tokenizer.fingerprint == tokenizer.fingerprint
-
-    def _text_recipe(self, whole: bool) -> TextRecipe:
-        settings: dict[str, Any] = {} if whole else self._held_out | {"seed": self.seed}
-        return TextRecipe(self.source, self._recipe, max_tokens=self._max_tokens, whole=whole, **settings)
+    def _recipe(self, whole: bool) -> TextRecipe:
+        hold_out = self._hold_out(whole)
+        return TextRecipe(self.source, self._tokenizer_recipe, max_tokens=self._max_tokens, **hold_out)
 
     def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        if self.splits[split_name].num_tokens == 0:
-            raise ValueError(
-                f"the split {split_name} holds no text; give more text in data.files, or a larger "
-                f"data.{split_name}_fraction, for instance 0.1."
-            )
+        self._require_rows(split_name, self.splits[split_name].num_tokens)
         return super()._evaluation_loader(split_name, rank, world_size)
 
-    def _remedy(self, split_name: str) -> str:
-        return how_to_hold_out(split_name)
-
-    def _check_length(self, num_tokens: int) -> None:
-        needed = self.seq_len if self.pack == "concat" else 1
-        if num_tokens < needed:
-            shorter = f"model.max_seq_len={num_tokens}" if num_tokens else "data=pydoc"
-            raise ValueError(
-                f"model.max_seq_len={self.seq_len}: the training text has only {num_tokens} tokens; "
-                f"give more text in data.files, or {shorter} works."
-            )
+    def _require_window(self, num_tokens: int) -> None:
+        if num_tokens < (self.seq_len if self.pack == "concat" else 1):
+            works = {"seq_len": num_tokens} if num_tokens else {}
+            raise ArgumentError("seq_len", self.seq_len, f"the training text has only {num_tokens} tokens", works)

@@ -1,4 +1,4 @@
-"""The English text that comes with every CPython: the language reference and the library's docstrings."""
+"""The English text that comes with CPython: the language reference and the library's docstrings."""
 
 import ast
 import hashlib
@@ -14,39 +14,38 @@ from pathlib import Path
 import datasets
 
 from tinyformer.data.documents import from_texts
+from tinyformer.errors import ArgumentError
 
-# Not the library's own prose, or (byte for byte) different on every machine.
+# Not the library's own text, or different on every machine.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _SKIPPED_PREFIX = "_sysconfigdata"
 
 
 class Library:
-    """The source files of the standard library of the Python that runs; nothing is imported."""
+    """The source files of the standard library of the running Python; nothing is imported."""
 
     @cached_property
     def root(self) -> Path:
-        """The folder that holds them."""
+        """The folder of the standard library."""
         return Path(sysconfig.get_path("stdlib"))
 
     @cached_property
     def files(self) -> list[Path]:
-        """All of them but tests, and what is not the library's own.
+        """All source files, except tests and packages that were installed later.
 
         Raises:
-            ValueError: If this Python comes without them.
+            ArgumentError: this Python comes without the library's sources.
         """
         files = []
         for folder, subfolders, names in os.walk(self.root):
             subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
             files += [Path(folder, n) for n in names if n.endswith(".py") and not n.startswith(_SKIPPED_PREFIX)]
         if not files:
-            raise ValueError(
-                f"data=pydoc: this Python has no sources of its library at {self.root}; data=text data.files=... works."
-            )
+            raise ArgumentError("library", str(self.root), "this Python has no library sources there; text files work")
         return sorted(files, key=lambda file: file.relative_to(self.root).as_posix())
 
     def fingerprint(self) -> str:
-        """SHA-256 over the version of Python and the contents of every file."""
+        """SHA-256 of the version of Python and the contents of every file."""
         digest = hashlib.sha256(sys.version.split()[0].encode())
         for file in self.files:
             digest.update(hashlib.sha256(file.read_bytes()).digest())
@@ -55,7 +54,7 @@ class Library:
     def docstrings(self) -> Iterator[tuple[Path, str]]:
         """The docstrings of modules, classes and functions, each with its file's path from the root.
 
-        Files that do not parse (templates, other versions' syntax) are left out.
+        Files that do not parse (templates, another version's syntax) are left out.
         """
         for file in self.files:
             try:
@@ -68,10 +67,9 @@ class Library:
 class Pydoc:
     """About 2 MB of English in 8,000 documents, different between Python versions; no download.
 
-    A document is a topic of the language reference (`pydoc_data.topics`) or the docstring of a module, class
-    or function of the standard library. Only the first of several identical ones is kept. Nothing is
-    imported: the files are parsed, and those that do not parse (templates, other versions' syntax) are left
-    out.
+    A document is a topic of the language reference (`pydoc_data.topics`) or the docstring of a module, class or
+    function of the standard library. Only the first of several identical documents is kept. Files are parsed, not
+    imported.
     """
 
     name = "pydoc"
@@ -80,7 +78,7 @@ class Pydoc:
         self._library = Library()
 
     def fingerprint(self) -> str:
-        """SHA-256 over the version of Python and the contents of every file that is read."""
+        """The fingerprint of `Library`."""
         return self._library.fingerprint()
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
@@ -89,7 +87,7 @@ class Pydoc:
         return {"train": from_texts(list(dict.fromkeys([*self._topics(), *docstrings])))}
 
     def _topics(self) -> Iterator[str]:
-        # Read from the file, as the rest is, so that the fingerprint covers it.
+        # Read from the file, not imported, so that the fingerprint covers it.
         for file in self._library.files:
             if file.parts[-2:] == ("pydoc_data", "topics.py"):
                 topics = next(node.value for node in _parse(file).body if isinstance(node, ast.Assign))
@@ -98,7 +96,7 @@ class Pydoc:
 
 def _parse(file: Path) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a library file's invalid escape is nobody's business here
+        warnings.simplefilter("ignore")  # such as a library file's invalid escape
         return ast.parse(file.read_bytes())
 
 
@@ -107,7 +105,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
         docstring = ast.get_docstring(node, clean=False)
         if docstring and (text := inspect.cleandoc(docstring)):
             yield text
-    # Only statements hold definitions: walking expressions too would take twice as long.
+    # Only statements contain definitions: walking expressions too would take twice as long.
     for field in ("body", "orelse", "handlers", "finalbody"):
         for child in getattr(node, field, ()):
             yield from _docstrings(child)

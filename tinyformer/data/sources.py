@@ -1,19 +1,19 @@
-"""Where text comes from, with or without labels: local files, or a copy in local files of what the Hub has."""
+"""Sources of text, with or without labels: local files, or a data set of the Hub that local files may replace."""
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import datasets
 
-from tinyformer.data.documents import TEXTS, from_columns, from_texts
+from tinyformer.data.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
 from tinyformer.data.files import Layout, find_files, read_rows
-from tinyformer.data.labels import label_name, refuse_missing
+from tinyformer.errors import ArgumentError, argument_path
 
-# Words in file and split names, and the split that they stand for.
 SPLIT_OF = {
     "train": "train",
     "training": "train",
@@ -23,16 +23,18 @@ SPLIT_OF = {
     "dev": "validation",
     "test": "test",
 }
+"""Words in the names of files and splits, and the split that they stand for."""
+
 SPLITS = ("train", "validation", "test")
 
 
 @runtime_checkable
 class Source(Protocol):
-    """What text comes from."""
+    """A source of text."""
 
     @property
     def name(self) -> str:
-        """Short name for folder names."""
+        """Short name, for folder names."""
         ...
 
     def fingerprint(self) -> str:
@@ -40,47 +42,48 @@ class Source(Protocol):
         ...
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The documents, in the column `text`, of the splits that the source has: "train" at least.
+        """The documents of each split that the source has, in the column `text`; it has a split "train".
 
         A document that is a pair of texts has the second one in the column `pair`.
 
         Args:
-            max_characters: So many characters of each split are enough. A source that streams stops there.
+            max_characters: a source that streams may stop after this many characters of each split.
         """
         ...
 
 
 @runtime_checkable
 class LabelledSource(Source, Protocol):
-    """What text with labels comes from."""
+    """A source of text with class labels."""
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The documents that `load` gives, those without text too, with the column `label`.
+        """The documents of `load`, those without text included, with the column `label`.
 
-        A split of which nothing is known has null in the place of all labels.
+        A split without labels has null in place of all of them.
 
         Raises:
-            ValueError: If some rows of a split have a label and others none.
+            ArgumentError: some rows of a split have a label and others have none.
         """
         ...
 
 
 class TextFiles:
-    r"""Local .txt (a file is one document), .csv, .tsv, .json, .jsonl and .parquet files (a row is one).
+    r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
 
     Files whose names begin or end with a word such as `train`, `validation` (`valid`, `val`, `dev`) or `test`
-    (`train.txt`, `train-00000-of-00002.parquet`) are the source's own splits, if there is one for training
-    among them. Every character survives, `\r\n` too; only a byte-order mark at the beginning of a file is
-    dropped. Rows without text (null) are left out, unless they have a label: then their text is empty. All texts
-    are held in memory.
+    (`train.txt`, `train-00000-of-00002.parquet`) become these splits, if one of them is for training. Every character
+    is kept, `\r\n` included, except a byte-order mark at the beginning of a file. Rows without text (null) are left
+    out, unless they have a label: then their text is empty. All texts are held in memory.
 
     Args:
-        files: A path, a pattern such as `texts/*.txt`, a folder (searched through), or a list of these.
-        text_column: The column or key that holds the text, or the two that hold a pair of texts; .txt files have
-            none.
-        label_column: The one that holds the label. A label is a name: the number 1 is "1".
-        columns: The columns of .csv and .tsv files without a header.
-        quoted: Whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
+        files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
+        text_column: the column or key that holds the text, or the two that hold a pair of texts; .txt files have none.
+        label_column: the column that holds the label. A label is a name: the number 1 is "1".
+        columns: the columns of .csv and .tsv files without a header.
+        quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
+
+    Raises:
+        ArgumentError: `text_column` is not one column or two.
     """
 
     name = "text"
@@ -99,11 +102,15 @@ class TextFiles:
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether the files bring a validation split."""
+        """Whether the files include a validation split."""
         return "validation" in self._files_of_splits()
 
     def fingerprint(self) -> str:
-        """SHA-256 over the contents of the files, their kinds and splits; not over their places."""
+        """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
+
+        Raises:
+            ArgumentError: a file does not exist, or its format is not supported.
+        """
         settings = [self.text_columns, self.label_column, self.columns, self.quoted]
         digest = hashlib.sha256(json.dumps(settings).encode())
         for split, files in self._files_of_splits().items():
@@ -117,10 +124,10 @@ class TextFiles:
         """All documents, in the order of the files.
 
         Raises:
-            ValueError: If a file is missing, unreadable, of an unknown kind, or has no such column.
+            ArgumentError: a file is missing, unreadable or of an unknown format, or lacks a column.
         """
         return {
-            split: from_texts("\n".join(texts) for texts, _, _ in self._rows(files, {}))
+            split: from_texts("\n".join(texts) for texts, _, _ in self._rows(files, None))
             for split, files in self._files_of_splits().items()
         }
 
@@ -128,32 +135,32 @@ class TextFiles:
         """All documents with their labels, in the order of the files.
 
         Raises:
-            ValueError: As `load` does; if no column is named for the labels, or only some rows have one.
+            ArgumentError: as for `load`; or `label_column` is missing, or only some rows have a label.
         """
-        label = {require_label_column(self.label_column, self.text_columns): "data.label_column"}
-        return {split: self._examples(files, label) for split, files in self._files_of_splits().items()}
+        column = require_label_column(self.label_column, self.text_columns)
+        return {split: self._examples(files, column) for split, files in self._files_of_splits().items()}
 
-    def _examples(self, files: Sequence[Path], label: Mapping[str, str]) -> datasets.Dataset:
-        rows = list(self._rows(files, label))
-        labels = [name for _, name, _ in rows]
-        refuse_missing(labels, lambda row: f"data.label_column={self.label_column}: {rows[row][2]}")
+    def _examples(self, files: Sequence[Path], label_column: str) -> datasets.Dataset:
+        rows = list(self._rows(files, label_column))
+        labels = [label for _, label, _ in rows]
+        require_all_or_no_labels(labels, label_column, lambda row: rows[row][2])
         texts = zip(*(texts for texts, _, _ in rows), strict=True) if rows else [[] for _ in self.text_columns]
         return from_columns(**dict(zip(TEXTS, texts, strict=False)), label=labels)
 
-    def _rows(self, files: Iterable[Path], label: Mapping[str, str]) -> Iterator[tuple[list[str], str | None, str]]:
-        """The texts of each row, its label if that is asked for, and where it stands."""
-        layout = Layout({**dict.fromkeys(self.text_columns, "data.text_column"), **label}, self.columns, self.quoted)
+    def _rows(self, files: Iterable[Path], label_column: str | None) -> Iterator[tuple[list[str], str | None, str]]:
+        """The texts of each row, its label if there is a label column, and its place, for errors."""
+        layout = Layout(self.text_columns, label_column, self.columns, self.quoted)
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
                 texts = [self._text(file, *named) for named in zip(self.text_columns, values, strict=False)]
                 if self.label_column or any(text is not None for text in texts):
-                    name = label_name(values[-1], f"data.label_column={self.label_column}: {file}") if label else None
-                    yield [text or "" for text in texts], name, f"row {number} of {file}"
+                    label = None if label_column is None else class_name(values[-1], label_column, str(file))
+                    yield [text or "" for text in texts], label, f"row {number} of {file}"
 
     @staticmethod
     def _text(file: Path, column: str, value: Any) -> str | None:
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"data.text_column={column}: {file} holds {value!r} there, not text; name another column.")
+            raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
         return value
 
     def _files_of_splits(self) -> dict[str, list[Path]]:
@@ -170,71 +177,73 @@ def _split_of(file: Path) -> str:
 
 
 class LocalOrHub:
-    """A data set of the Hub, or a copy of it in local files, where these are named.
+    """A data set of the Hub, or local files in its place if they are given.
 
     Args:
-        files: See `TextFiles`; None: the Hub's.
-        local: Makes the source of the files; called with `files`.
-        hub: The source without them.
+        files: see `TextFiles`; None: the data set is loaded from the Hub.
+        local: makes the source of the files; called with `files`.
+        hub: the source that is used without files.
     """
 
     def __init__(
         self, files: str | Iterable[str] | None, local: Callable[..., LabelledSource], hub: LabelledSource
     ) -> None:
         self.name = hub.name
-        self._chosen = hub if files is None else local(files=files)
+        self._argument = "hub" if files is None else "local"
+        with self._path():
+            self._source = hub if files is None else local(files=files)
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether a validation split comes with it; the Hub's have one, or are divided as in training."""
-        return getattr(self._chosen, "has_own_splits", True)
+        """Whether the files include a validation split; True for the Hub, whose splits training used as well."""
+        return getattr(self._source, "has_own_splits", True)
 
     def fingerprint(self) -> str:
-        """That of the source that was chosen."""
-        return self._chosen.fingerprint()
+        """The fingerprint of the source in use."""
+        with self._path():
+            return self._source.fingerprint()
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The documents of the source that was chosen."""
-        return self._chosen.load(max_characters)
+        """The documents of the source in use."""
+        with self._path():
+            return self._source.load(max_characters)
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The examples of the source that was chosen."""
-        return self._chosen.load_examples()
+        """The examples of the source in use."""
+        with self._path():
+            return self._source.load_examples()
+
+    def _path(self) -> AbstractContextManager[None]:
+        return argument_path(self._argument, passed={"files": "files"})
 
 
 def lacks_own_splits(source: Source) -> bool:
-    """Whether a source is files that bring no validation split."""
+    """Whether a source consists of files without a validation split."""
     return not getattr(source, "has_own_splits", True)
 
 
 def one_or_two(text_column: str | Sequence[str]) -> list[str]:
-    """The columns of a text, or of a pair of texts.
+    """The column of a text, or the two columns of a pair of texts.
 
     Raises:
-        ValueError: If they are more than two, or none.
+        ArgumentError: there are more than two, none, or the same twice.
     """
     columns = [text_column] if isinstance(text_column, str) else list(text_column)
     if not 1 <= len(set(columns)) == len(columns) <= len(TEXTS):
-        raise ValueError(
-            f"data.text_column={columns}: must be one column, or two for pairs of texts; "
-            "data.text_column=[premise,hypothesis] works."
-        )
+        works = {"text_column": ["premise", "hypothesis"]}
+        raise ArgumentError("text_column", columns, "must be one column, or two for pairs of texts", works)
     return columns
 
 
-def require_label_column(column: str | None, text_columns: Sequence[str]) -> str:
+def require_label_column(label_column: str | None, text_columns: Sequence[str]) -> str:
     """The column of the labels.
 
     Raises:
-        ValueError: If none is named, or one that holds a text.
+        ArgumentError: it is None, or one of the columns that hold text.
     """
-    if column is None:
-        raise ValueError(
-            "data.label_column=null: classification needs the column that holds the labels; "
-            "data.label_column=label names it."
-        )
-    if column in text_columns:
-        raise ValueError(
-            f"data.label_column={column}: that column is the text (data.text_column); name the one with the labels."
-        )
-    return column
+    if label_column is None:
+        works = {"label_column": "label"}
+        raise ArgumentError("label_column", None, "classification needs the column that holds the labels", works)
+    if label_column in text_columns:
+        raise ArgumentError("label_column", label_column, "this column holds the text (`text_column`)")
+    return label_column

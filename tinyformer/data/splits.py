@@ -21,22 +21,21 @@ def hold_out(
 ) -> dict[str, datasets.Dataset]:
     """The splits train, validation and test; those that a source lacks are taken from its training documents.
 
-    Many documents are divided by document, at random, near-copies together. Where documents are too few or
-    too large for that, each is cut by position into train, validation and test, in this order; or, if they are to be
-    kept whole, the fractions are of the number of documents.
+    Many documents are divided by document, at random, near-copies together. Where documents are too few or too large
+    for that, each is cut by position into train, validation and test, in this order; with `keep_whole`, the fractions
+    are then of the number of documents.
 
     Args:
-        splits: What the source has, "train" at least.
-        validation_fraction: Share of the training characters; 0: no validation split, unless the source has
-            one.
-        test_fraction: The same for the test split.
-        seed: Decides which documents are held out.
-        group_near_copies: Find near-copies (see `near_copy_groups`); all texts are held in memory meanwhile.
-        keep_whole: Cut no document.
+        splits: the source's splits, "train" among them.
+        validation_fraction: share of the training characters; 0: no validation split, unless the source has one.
+        test_fraction: the same for the test split.
+        seed: determines which documents are held out.
+        group_near_copies: find near-copies (see `near_copy_groups`), for which all texts are held in memory.
+        keep_whole: never cut a document.
     """
-    wanted = {"validation": validation_fraction, "test": test_fraction}
-    # Through the decimal text: int(100 * (1 - 0.05 - 0.05)) is 89
-    fractions = {s: Fraction(str(f)) for s, f in wanted.items() if f > 0 and s not in splits}
+    requested = {"validation": validation_fraction, "test": test_fraction}
+    # From the decimal text, since int(100 * (1 - 0.05 - 0.05)) is 89.
+    fractions = {s: Fraction(str(f)) for s, f in requested.items() if f > 0 and s not in splits}
     if not fractions:
         return dict(splits)
     train = splits["train"]
@@ -55,7 +54,7 @@ def hold_out(
 
 
 def _can_divide(sizes: Int[np.ndarray, " groups"], fractions: Mapping[str, Fraction]) -> bool:
-    """Whether the groups that fit into each held-out split hold twice what is to be held out."""
+    """Whether the groups that fit into each held-out split contain twice the text to hold out."""
     total = int(sizes.sum())
     fitting = sizes[sizes <= float(total * min(fractions.values()))]
     return bool(fitting.sum() >= 2 * total * float(sum(fractions.values()))) and total > 0
@@ -64,7 +63,7 @@ def _can_divide(sizes: Int[np.ndarray, " groups"], fractions: Mapping[str, Fract
 def _divide(
     sizes: Int[np.ndarray, " groups"], fractions: Mapping[str, Fraction], seed: int
 ) -> Int[np.ndarray, " groups"]:
-    """For each group 0 (train), or 1 + the position of the held-out split that it goes to."""
+    """For each group 0 (train), or 1 + the index of the held-out split that it is assigned to."""
     choice = np.zeros(len(sizes), np.int64)
     order = np.random.default_rng(seed).permutation(len(sizes))
     for i, fraction in enumerate(fractions.values(), start=1):
@@ -77,7 +76,7 @@ def _divide(
 
 
 def _cut(train: datasets.Dataset, fractions: Mapping[str, Fraction]) -> dict[str, datasets.Dataset]:
-    """Each document in consecutive parts, one for each split."""
+    """Each document, cut into consecutive parts, one for each split."""
     names = ("train", *fractions)
     shares = (1 - sum(fractions.values()), *fractions.values())
     parts: dict[str, list[str]] = {name: [] for name in names}

@@ -1,4 +1,4 @@
-"""One thin wrapper over the Rust library `tokenizers`."""
+"""A thin wrapper of the Rust library `tokenizers`."""
 
 import hashlib
 import json
@@ -12,7 +12,9 @@ import numpy as np
 from jaxtyping import Bool
 from tokenizers import Tokenizer
 
-# Set explicitly, or the library warns and turns itself off in loader workers, which never tokenise.
+from tinyformer.errors import ArgumentError
+
+# Set explicitly, or the library warns and turns parallelism off in loader workers, which never tokenise.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 EOS = "<eos>"
@@ -24,10 +26,9 @@ _PIECE = 4096  # characters: long enough to hide the call, short enough to keep 
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Map from the printable character that stands for a byte in byte-level vocabularies to the byte.
+    """Map from the printable characters that represent bytes in byte-level vocabularies to the bytes.
 
-    Bytes that print stand for themselves, the others take the characters from U+0100 on (GPT-2's
-    `encoder.py`).
+    Printable bytes represent themselves, the others use the characters from U+0100 on (GPT-2's `encoder.py`).
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -40,16 +41,16 @@ BYTE_OF = _byte_alphabet()
 class TextTokenizer:
     """A `tokenizers.Tokenizer` that encodes raw text and nothing else.
 
-    It never adds, cuts or pads tokens, and a special token that is spelled out in the text ("<eos>") is
-    encoded as plain characters. It is its own recipe: what takes a recipe takes a finished tokenizer too.
+    It never adds, truncates or pads tokens, and a special token that is spelled out in the text ("<eos>") is encoded as
+    plain characters. It is also a `TokenizerRecipe`, which builds itself.
 
     Args:
-        tokenizer: Changed in place: its truncation and padding are taken off.
-        eos_token: The token that stands before each document. Where it is not named, it is the first of
-            `<eos>`, `<|endoftext|>`, `</s>`, `[SEP]` in the vocabulary.
+        tokenizer: changed in place: truncation and padding are turned off.
+        eos_token: the token before each document; None: the first of `<eos>`, `<|endoftext|>`, `</s>`, `[SEP]` in the
+            vocabulary.
 
     Raises:
-        ValueError: If the vocabulary holds no such token.
+        ArgumentError: the vocabulary has no such token.
     """
 
     name = "given"
@@ -57,7 +58,7 @@ class TextTokenizer:
     vocab_size: int
     eos_id: int
     unk_id: int | None  # None where every string can be encoded
-    mask_id: int | None  # None where no token stands for a hidden one, see `with_mask`
+    mask_id: int | None  # None where there is no mask token, see `with_mask`
 
     def __init__(self, tokenizer: Tokenizer, eos_token: str | None = None) -> None:
         tokenizer.no_truncation()
@@ -67,11 +68,11 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._eos_token = _find_eos(tokenizer, eos_token)
         self._byte_level = '"ByteLevel"' in json.dumps(spec["decoder"])
-        # Without merges, a normalizer and a pattern, no token depends on its neighbours: a long text can be
-        # cut anywhere and encoded in parallel, with the same result (1.1 MB in 0.15 s instead of 1.4 s).
+        # Without merges, a normalizer and a pattern, no token depends on its neighbours: a long text can be cut
+        # anywhere and encoded in parallel, with the same result (1.1 MB in 0.15 s instead of 1.4 s).
         self._context_free = spec["model"].get("merges") == [] and not spec["normalizer"]
         self._context_free &= not (spec["pre_tokenizer"] or {}).get("use_regex", False)
-        # Not the vocabulary's length: the ids of a foreign file may have holes.
+        # Not the vocabulary's length: the ids of other libraries' files may have gaps.
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.eos_id = tokenizer.get_vocab(with_added_tokens=True)[self._eos_token]
         self.unk_id = None if self._byte_level else _find_unknown(tokenizer, spec["model"])
@@ -79,13 +80,13 @@ class TextTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> "TextTokenizer":
-        """The tokenizer that `to_json`, or a `tokenizer.json`, describes."""
+        """The tokenizer of `to_json`, or of a `tokenizer.json`."""
         spec = json.loads(text)
         eos_token = spec.pop("eos_token", None)
         return cls(Tokenizer.from_str(json.dumps(spec)), eos_token)
 
     def to_json(self) -> str:
-        """Everything as one JSON text: a `tokenizer.json`, with one key more where `eos_token` was named."""
+        """A `tokenizer.json`, with the key `eos_token` where that was named."""
         spec = json.loads(self._tokenizer.to_str())
         named = {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
         return json.dumps(spec | named)
@@ -104,7 +105,7 @@ class TextTokenizer:
         return self
 
     def with_mask(self) -> "TextTokenizer":
-        """This tokenizer, or where it has no token that stands for a hidden one, with `<mask>` as its last token."""
+        """This tokenizer if it has a mask token, else a copy with `<mask>` as its last token."""
         if self.mask_id is not None:
             return self
         tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
@@ -128,49 +129,49 @@ class TextTokenizer:
         return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def prefix(self, text: str, num_tokens: int) -> str:
-        """The part of a text that its first `num_tokens` tokens cover."""
+        """The part of a text that its first `num_tokens` tokens encode."""
         if num_tokens <= 0:
             return ""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return text[: offsets[:num_tokens][-1][1]] if offsets else ""
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """The text that token ids stand for; special tokens are shown, not dropped."""
+        """The text of token ids, special tokens included."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
-        """The text that token ids stand for behind others: some vocabularies tell the first of a text from the rest."""
+        """The text of token ids that follow others: some decoders treat the first token of a text differently."""
         before, whole = self.decode(after), self.decode([*after, *ids])
         return whole[len(before) :] if whole.startswith(before) else self.decode(ids)
 
     def pieces(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """The text of `continuation`, piece by piece as the ids come.
+        """The text of `continuation`, in pieces, as the ids arrive.
 
-        A character whose bytes are spread over tokens comes with the last of them. What has come does not change, but
-        where a vocabulary of single bytes beside others (SentencePiece's) is given bytes that are no text.
+        A character whose bytes are spread over several tokens comes with the last of them. The pieces add up to the
+        text, except for vocabularies with byte fallback (SentencePiece's) and bytes that are not UTF-8.
         """
         seen: list[int] = []
-        told = ""
+        emitted = ""
         for token in ids:
             seen.append(token)
-            # Decoders write the replacement character for what may be the beginning of another.
+            # Decoders write the replacement character for the beginning of an incomplete character.
             text = self.continuation(seen, after).rstrip("\ufffd")
-            if text.startswith(told) and text != told:
-                yield text[len(told) :]
-                told = text
+            if text.startswith(emitted) and text != emitted:
+                yield text[len(emitted) :]
+                emitted = text
         text = self.continuation(seen, after)
-        if text.startswith(told) and text != told:
-            yield text[len(told) :]
+        if text.startswith(emitted) and text != emitted:
+            yield text[len(emitted) :]
 
-    def labels(self, ids: Iterable[SupportsInt]) -> list[str]:
-        r"""One printable label for each token, never empty: newline is "⏎", space "·", control "\xNN"."""
+    def token_strings(self, ids: Iterable[SupportsInt]) -> list[str]:
+        r"""A printable, non-empty string for each token: newline is "⏎", space "·", a control character "\xNN"."""
         return [_printable(self._raw(int(i))) for i in ids]
 
     def joins(self) -> tuple[Bool[np.ndarray, " vocab_size"], Bool[np.ndarray, " vocab_size"]]:
-        """For each token, whether it can go on a word, and whether a word can go on after it.
+        """For each token, whether it can continue a word, and whether a word can continue after it.
 
-        A word is a run of letters and digits. WordPiece marks what goes on a word; other vocabularies mark what does
-        not, by the space at its beginning.
+        A word is a run of letters and digits. WordPiece marks tokens that continue a word; other vocabularies mark
+        those that begin one, by a leading space.
         """
         names = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocab_size)]
         prefix = json.loads(self._tokenizer.to_str())["model"].get("continuing_subword_prefix")
@@ -178,7 +179,7 @@ class TextTokenizer:
             return np.array([name.startswith(prefix) for name in names]), np.ones(self.vocab_size, bool)
         special = {self.eos_id, self.unk_id, self.mask_id}
         raw = [b"" if i in special else self._raw(i) for i in range(self.vocab_size)]
-        # Half a character of several bytes is taken for a letter: most of them are.
+        # A part of a multi-byte character counts as a letter, which most of them are.
         begins = [text[:1].isalnum() or text[:1] >= b"\x80" for text in raw]
         ends = [text[-1:].isalnum() or text[-1:] >= b"\x80" for text in raw]
         return np.array(begins), np.array(ends)
@@ -197,15 +198,13 @@ def _known_eos(tokenizer: Tokenizer) -> str | None:
 def _find_eos(tokenizer: Tokenizer, named: str | None) -> str:
     eos_token = named or _known_eos(tokenizer)
     if eos_token is None or tokenizer.token_to_id(eos_token) is None:
-        raise ValueError(
-            f"tokenizer.eos_token={named}: the vocabulary has no {named or ', '.join(_KNOWN_EOS)}; "
-            "name a token of it that can stand between documents."
-        )
+        reason = f"the vocabulary has no {named or ', '.join(_KNOWN_EOS)}; name its token that separates documents"
+        raise ArgumentError("eos_token", named, reason)
     return eos_token
 
 
 def _find_unknown(tokenizer: Tokenizer, model: dict) -> int | None:
-    if isinstance(model.get("unk_id"), int):  # Unigram names the id, the others the token
+    if isinstance(model.get("unk_id"), int):  # Unigram stores the id, the others the token
         return model["unk_id"]
     unknown = model.get("unk_token")
     return tokenizer.token_to_id(unknown) if unknown else None

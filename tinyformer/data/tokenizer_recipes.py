@@ -1,4 +1,4 @@
-"""What builds a tokenizer: from the training text, from a file, or from the Hub."""
+"""Recipes that build a tokenizer: from the training text, from a file, or from the Hub."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,53 +10,54 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tinyformer.data import hub
 from tinyformer.data.tokenizer import BYTE_OF, EOS, MASK, UNK, TextTokenizer
+from tinyformer.errors import ArgumentError
 
 
 @runtime_checkable
 class TokenizerRecipe(Protocol):
-    """What builds a tokenizer."""
+    """A way to build a tokenizer."""
 
     @property
     def name(self) -> str:
-        """Short name for folder names."""
+        """Short name, for folder names."""
         ...
 
     def key(self) -> str:
-        """Identifies the result, given the texts."""
+        """Identifies the tokenizer that is built from given texts."""
         ...
 
     @property
     def characters_per_token(self) -> int:
-        """An upper bound of how many characters a token covers on average."""
+        """An upper bound of the mean number of characters per token."""
         ...
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """The tokenizer; recipes that learn look at nothing but `texts`, the training documents."""
+        """The tokenizer; recipes that learn use nothing but `texts`, the training documents."""
         ...
 
 
 @dataclass(frozen=True)
 class MaskedTokenizer:
-    """A recipe's tokenizer, with a token that stands for a hidden one.
+    """A recipe's tokenizer, with a mask token.
 
     Args:
-        recipe: Builds the tokenizer.
+        recipe: builds the tokenizer.
     """
 
     recipe: TokenizerRecipe
 
     @property
     def name(self) -> str:
-        """The recipe's."""
+        """See `TokenizerRecipe`."""
         return self.recipe.name
 
     @property
     def characters_per_token(self) -> int:
-        """The recipe's."""
+        """See `TokenizerRecipe`."""
         return self.recipe.characters_per_token
 
     def key(self) -> str:
-        """The recipe's, and that there is a mask."""
+        """The recipe's key, marked as masked."""
         return f"{self.recipe.key()} with {MASK}"
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
@@ -72,7 +73,7 @@ class CharTokenizer:
     characters_per_token = 1
 
     def key(self) -> str:
-        """The recipe itself: it has no options."""
+        """The name of the recipe, which has no options."""
         return repr(self)
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
@@ -95,7 +96,7 @@ class ByteTokenizer:
     characters_per_token = 1
 
     def key(self) -> str:
-        """The recipe itself: it has no options."""
+        """The name of the recipe, which has no options."""
         return repr(self)
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
@@ -111,10 +112,13 @@ class ByteTokenizer:
 class BPETokenizer:
     """Byte-level byte-pair encoding, learned on the training documents.
 
-    Sennrich et al. 2016, arXiv:1508.07909; on bytes: Radford et al. 2019 (GPT-2).
+    Sennrich et al. 2016, arXiv 1508.07909; on bytes: Radford et al. 2019 (GPT-2).
 
     Args:
-        vocab_size: Upper bound, `<eos>` and the 256 bytes included; little text gives fewer tokens.
+        vocab_size: upper bound, `<eos>` and the 256 bytes included; little text gives fewer tokens.
+
+    Raises:
+        ArgumentError: `vocab_size` is less than 257.
     """
 
     vocab_size: int = 2048
@@ -123,17 +127,15 @@ class BPETokenizer:
 
     def __post_init__(self) -> None:
         if self.vocab_size < 257:
-            raise ValueError(
-                f"tokenizer.vocab_size={self.vocab_size}: byte-level BPE needs 256 bytes and <eos>; "
-                "tokenizer.vocab_size=2048 works."
-            )
+            reason = "must be at least 257, for the 256 bytes and <eos>"
+            raise ArgumentError("vocab_size", self.vocab_size, reason, {"vocab_size": 2048})
 
     def key(self) -> str:
-        """The recipe and its size."""
+        """The recipe and its `vocab_size`."""
         return repr(self)
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """The tokenizer with the merges that are most frequent in `texts`."""
+        """The tokenizer with the most frequent merges of `texts`."""
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -152,8 +154,8 @@ class TokenizerFile:
     """The tokenizer in a `tokenizer.json`.
 
     Args:
-        path: The file.
-        eos_token: See `TextTokenizer`.
+        path: the file.
+        eos_token: see `TextTokenizer`.
     """
 
     path: str
@@ -166,7 +168,7 @@ class TokenizerFile:
         return _open_tokenizer(Path(self.path), self.path, self.eos_token)
 
     def key(self) -> str:
-        """The tokenizer's fingerprint: the same file elsewhere is the same tokenizer."""
+        """The tokenizer's fingerprint, whatever the path of its file."""
         return self._tokenizer.fingerprint
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
@@ -179,8 +181,8 @@ class HubTokenizer:
     """The `tokenizer.json` of a model on the Hugging Face Hub, downloaded once.
 
     Args:
-        path: The repository, "owner/name".
-        eos_token: See `TextTokenizer`.
+        path: the repository, "owner/name".
+        eos_token: see `TextTokenizer`.
     """
 
     path: str = "openai-community/gpt2"
@@ -207,9 +209,9 @@ class HubTokenizer:
 
 def _open_tokenizer(file: Path, path: str, eos_token: str | None) -> TextTokenizer:
     if not file.is_file():
-        raise ValueError(f"tokenizer.path={path}: there is no such file; name a tokenizer.json, or use tokenizer=bpe.")
+        raise ArgumentError("path", path, "the file does not exist; name a tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"tokenizer.path={path}: this is no tokenizer.json of `tokenizers` ({error}).") from error
+    except Exception as error:  # the library raises plain Exception
+        raise ArgumentError("path", path, f"not a tokenizer.json of the library tokenizers ({error})") from error
     return TextTokenizer(tokenizer, eos_token)

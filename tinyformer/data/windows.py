@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.data.cache import TokenSplit
+from tinyformer.data.stream import TokenSplit
 
 Pack = Literal["concat", "document"]
 PACKS: tuple[str, ...] = get_args(Pack)
@@ -17,16 +17,16 @@ PACKS: tuple[str, ...] = get_args(Pack)
 class Windows(torch.utils.data.Dataset):
     """Consecutive windows of a split: together they cover every target exactly once, in order.
 
-    A window that reaches past the end of its text is padded on the right: inputs with `eos`, targets with
-    `IGNORED`, as are those that the split does not score.
+    A window that extends past the end of its text is padded on the right: inputs with `eos`, targets with `IGNORED`.
+    Targets that the split does not score are `IGNORED` too.
 
     Args:
-        split: The tokens.
-        seq_len: Length of a window.
+        split: the tokens.
+        seq_len: length of a window.
         pack: "concat": windows run across documents; "document": each window lies within one document.
-        phase: Targets to leave out at the beginning, so that windows begin elsewhere; for "concat" only.
-        drop_partial: Leave out windows that would have to be padded.
-        with_documents: Say which document each token belongs to.
+        phase: number of targets to skip at the beginning, which shifts all windows; for "concat" only.
+        drop_partial: leave out windows that would be padded.
+        with_documents: add the document of each token to the batches.
     """
 
     def __init__(
@@ -41,28 +41,28 @@ class Windows(torch.utils.data.Dataset):
         self.seq_len, self.may_be_padded = seq_len, not drop_partial
         self._offsets = split.offsets if with_documents else None
         self._scored = split.scored
-        self._ids = split.ids.view(np.ndarray)  # an array's indexing is faster than a memory map's
-        # Each text is cut on its own: the whole stream, or a document (whose last target is the next eos).
+        self._ids = split.ids.view(np.ndarray)  # an array is indexed faster than a memory map
+        # Each text is cut separately: the whole stream, or a document (whose last target is the next eos).
         bounds = np.array([min(phase, split.num_targets), split.num_targets]) if pack == "concat" else split.offsets
         self._begin = bounds[:-1]
         self._end = np.minimum(bounds[1:], split.num_targets)
         lengths = self._end - self._begin
         windows = lengths // seq_len if drop_partial else -(-lengths // seq_len)
-        # The number of each text's first window, and at the end the number of windows.
+        # The index of each text's first window, and at the end the number of windows.
         self._first = np.concatenate([[0], np.cumsum(windows)])
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The windows with these numbers, as one batch."""
+        """The windows with these indices, as one batch."""
         window = np.asarray(indices)
         text = np.searchsorted(self._first, window, side="right") - 1
         start = self._begin[text] + (window - self._first[text]) * self.seq_len
-        ids = _stretches(self._ids, start, self.seq_len + 1)
+        ids = _slices(self._ids, start, self.seq_len + 1)
         inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if self._scored is not None:
-            targets = np.where(_stretches(self._scored, start + 1, self.seq_len), targets, IGNORED)
+            targets = np.where(_slices(self._scored, start + 1, self.seq_len), targets, IGNORED)
         length = self._end[text] - start
         if (length < self.seq_len).any():
             padding = np.arange(self.seq_len) >= length[:, None]
@@ -82,35 +82,35 @@ class Windows(torch.utils.data.Dataset):
         return self.__getitems__([index])
 
 
-def _stretches(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
-    """As many numbers from each start on; past the end, the last one again."""
+def _slices(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
+    """`length` numbers from each start; past the end, the last number is repeated."""
     if start.max() + length > len(numbers):
         return numbers.take(start[:, None] + np.arange(length), mode="clip")
-    # Rows of neighbours are copied four times as fast as their elements are gathered.
+    # Copying rows of a strided view is four times as fast as gathering their elements.
     shape = (len(numbers) - length + 1, length)
     return np.lib.stride_tricks.as_strided(numbers, shape, 2 * numbers.strides, writeable=False)[start]
 
 
 class TensorWindows(torch.utils.data.Dataset):
-    """The windows of `Windows` with `drop_partial`, of a stream that lies on a device: a batch is one gather there.
+    """The windows of `Windows` with `drop_partial`, for a stream held on a device: a batch is one gather there.
 
     Args:
-        ids: All tokens of a split.
-        seq_len: Length of a window.
-        phase: See `Windows`.
+        ids: all tokens of a split.
+        seq_len: length of a window.
+        phase: see `Windows`.
     """
 
     def __init__(self, ids: Int[Tensor, " tokens"], seq_len: int, phase: int = 0) -> None:
         self._ids, self._seq_len, self._phase = ids, seq_len, phase
-        self._ahead = phase + torch.arange(seq_len + 1, device=ids.device)
+        self._positions = phase + torch.arange(seq_len + 1, device=ids.device)
 
     def __len__(self) -> int:
         return (len(self._ids) - 1 - self._phase) // self._seq_len
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The windows with these numbers, as one batch."""
+        """The windows with these indices, as one batch."""
         start = torch.tensor(indices, device=self._ids.device) * self._seq_len
-        ids = self._ids[start[:, None] + self._ahead].long()
+        ids = self._ids[start[:, None] + self._positions].long()
         return {"inputs": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 
     def __getitem__(self, index: int) -> Batch:

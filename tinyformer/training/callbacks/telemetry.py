@@ -117,7 +117,7 @@ class AttentionTelemetry(L.Callback):
         ids = (
             data.tokenizer.encode(self.probe_text)[shown] if self.probe_text else data.splits[split].ids[shown].tolist()
         )
-        self.probe, self.labels = torch.tensor([ids]), data.tokenizer.labels(ids)
+        self.probe, self.labels = torch.tensor([ids]), data.tokenizer.token_strings(ids)
         self.probes: list[Probe] | None = None
         self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers)
 

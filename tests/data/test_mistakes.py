@@ -1,0 +1,212 @@
+"""Every mistake has one sentence that names the argument, the value, the reason and mostly a value that works."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tinyformer.data import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Docstrings,
+    InductionDataModule,
+    LabelledDataModule,
+    LocalOrHub,
+    Masking,
+    Pydoc,
+    TextDataModule,
+    TextFiles,
+    TokenizerFile,
+)
+from tinyformer.errors import ArgumentError
+
+
+def refused(call, sentence):
+    """Check the sentence, a regular expression, of the error that a call raises."""
+    with pytest.raises(ArgumentError, match=f"^{sentence}"):
+        call()
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,label\nx,1\ny,0\n")
+    return TextFiles(str(tmp_path / "rows.csv"), label_column="label")
+
+
+BOTH = [TextDataModule, LabelledDataModule]
+PLAIN = r"device='cuda': windows within documents, or with masked tokens, are read .*; device='auto' works\.$"
+MODULES = [
+    (BOTH, {"batch_size": 0}, r"batch_size=0: must be at least 1; batch_size=16 works\.$"),
+    (BOTH, {"num_workers": -1}, r"num_workers=-1: must be at least 0; num_workers=0 works\.$"),
+    (BOTH, {"seq_len": 0}, r"seq_len=0: must be at least 1; seq_len=256 works\.$"),
+    (BOTH, {"validation_fraction": 1.0}, "validation_fraction=1.0: must be .* less than 1; validation_fraction=0.05 w"),
+    (BOTH, {"test_fraction": -0.1}, "test_fraction=-0.1: must be at least 0"),
+    (
+        BOTH,
+        {"validation_fraction": 0.5, "test_fraction": 0.5},
+        "test_fraction=0.5: leaves no text to train on, with validation_fraction=0.5; validation_fraction=0.05 test_fr",
+    ),
+    ([TextDataModule], {"max_tokens": 0}, "max_tokens=0: must be at least 1; max_tokens=1000000 works"),
+    ([TextDataModule], {"pack": "tight"}, r"pack='tight': must be one of concat, document\.$"),
+    ([TextDataModule], {"device": "cuda", "pack": "document"}, PLAIN),
+    ([TextDataModule], {"device": "cuda", "document_mask": True}, PLAIN),
+    ([TextDataModule], {"device": "cuda", "masking": Masking()}, PLAIN),
+    ([LabelledDataModule], {"max_examples": 0}, "max_examples=0: must be at least 1; max_examples=1000 works"),
+    ([LabelledDataModule], {"token_dropout": 1.0}, "token_dropout=1.0: .* less than 1; token_dropout=0.3 works"),
+    ([LabelledDataModule], {"token_dropout": -0.1}, "token_dropout=-0.1: must be at least 0"),
+    ([LabelledDataModule], {"labels": ["a"]}, r"labels=\['a'\]: must be at least two different names; .*'yes'\] works"),
+    ([LabelledDataModule], {"labels": ["a", "a"]}, r"labels=\['a', 'a'\]: must be at least two"),
+    ([LabelledDataModule], {"source": Pydoc()}, "source='pydoc': its texts have no class labels; docstrings and files"),
+]
+
+
+def test_arguments_of_the_modules(labelled):
+    for modules, changes, sentence in MODULES:
+        for module in modules:
+            settings = {"source": labelled, "tokenizer": ByteTokenizer(), "seq_len": 8, "batch_size": 2} | changes
+            refused(lambda module=module, settings=settings: module(**settings), sentence)
+
+
+INDUCTION = {"seq_len": 40, "max_seq_len": 64, "batch_size": 8, "num_symbols": 16, "min_period": 6, "max_period": 12}
+INDUCTION |= {"num_sequences": 100, "num_validation_sequences": 50}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_sequences": 0}, "num_sequences=0: must be at least 1; num_sequences=65536 works"),
+        ({"num_validation_sequences": 0}, "num_validation_sequences=0: .*; num_validation_sequences=512 works"),
+        ({"num_symbols": 0}, "num_symbols=0: must be from 1 to 94; num_symbols=26 works"),
+        ({"num_symbols": 95}, "num_symbols=95: must be from 1 to 94"),
+        ({"min_period": 0}, "min_period=0: must be at least 1"),
+        ({"min_period": 13}, "max_period=12: must be at least min_period=13; max_period=13 works"),
+        ({"num_symbols": 11}, "max_period=12: must be at most num_symbols=11, since .*; max_period=11 works"),
+        ({"seq_len": 14}, "seq_len=14: must be at least 15, for a block of max_period=12 .*; seq_len=15 works"),
+        ({"max_seq_len": 39}, "seq_len=40: must be at most max_seq_len=39; seq_len=39 works"),
+        ({"masking": Masking()}, "masking=.*: a repeated block is seen from both sides"),
+        ({"tokenizer": CharTokenizer().build(["aceghijklmnop"])}, "num_symbols=16: .* no token for the symbols b d f"),
+        (
+            {"num_symbols": 3, "min_period": 3, "max_period": 3},
+            "num_sequences=100: they include all 6 different sequences, .* draw fewer, or increase max_period",
+        ),
+    ],
+)
+def test_arguments_of_induction(changes, sentence):
+    refused(lambda: InductionDataModule(**INDUCTION | changes).prepare(), sentence)
+
+
+def test_arguments_of_masking_and_recipes():
+    for options, sentence in [
+        ({"rate": 0.0}, "rate=0.0: must be greater than 0 and less than 1; rate=0.15 works"),
+        ({"rate": 1.0}, "rate=1.0: "),
+        (
+            {"mask_share": 0.8, "random_share": 0.3},
+            "random_share=0.3: must be at most 1 - mask_share, .*share=0.8; mask",
+        ),
+        ({"mask_share": -0.1}, "mask_share=-0.1: must be from 0 to 1; mask_share=0.8 works"),
+        ({"random_share": -0.1}, "random_share=-0.1: must be from 0 to 1; random_share=0.1 works"),
+    ]:
+        refused(lambda options=options: Masking(**options), sentence)
+    refused(lambda: BPETokenizer(256), "vocab_size=256: must be at least 257, for the 256 .*; vocab_size=2048 works")
+    refused(lambda: Docstrings(1), "num_packages=1: must be at least 2; num_packages=20 works")
+
+
+FILES = [
+    ("none.txt", None, {}, "files='.*none.txt': the file does not exist; name a text file, e.g. book.txt"),
+    ("", None, {}, "files='.*': the folder contains no .txt, .csv, .* file"),
+    ("empty.txt", b"", {}, "files='.*empty.txt': the file is empty"),
+    ("a.docx", b"x", {}, "files='.*a.docx': the format '.docx' is not supported; .txt, .csv, .* are"),
+    ("latin.txt", "né".encode("latin1"), {}, "files='.*latin.txt': not UTF-8, at byte 1; convert it, e.g. with `iconv"),
+    ("a.csv", b"id,body\n1,x\n", {}, "text_column='text': .*a.csv has no such column; it has id, body"),
+    ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 of .*a.jsonl has no such column; it has body"),
+    ("a.jsonl", b'{"text": 3}\n', {}, "text_column='text': .*a.jsonl holds 3 there, not text"),
+    ("a.json", b"[1, 2]", {}, "files='.*a.json': row 1 is 1; must be an object with a key 'text'"),
+    ("a.json", b"[1, ", {}, r"files='.*a.json': not JSON \("),
+    ("a.parquet", b"PAR1", {}, "files='.*a.parquet': not a parquet file"),
+    ("a.csv", b"text\nx\n", {"text_column": ["text", "b"]}, "text_column='b': .*no such column; it has text"),
+    ("a.csv", b"text\nx\n", {"text_column": ["a", "b", "c"]}, r"text_column=\['a', 'b', 'c'\]: must be one column, or"),
+    ("a.csv", b"text\nx\n", {"text_column": ["text", "text"]}, "text_column=.*'hypothesis'] works"),
+]
+L = {"label_column": "label"}
+LABELS = [
+    ("a.csv", b"text,label\nx,1\n", {}, "label_column=None: .* needs the column .*; label_column='label' works"),
+    ("a.csv", b"text,label\nx,1\n", {"label_column": "gold"}, "label_column='gold': .*it has text, label"),
+    (
+        "a.csv",
+        b"text,label\nx,1\n",
+        {"label_column": "text"},
+        r"label_column='text': .* holds the text \(text_column\)",
+    ),
+    ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*row 2 has 3 fields, but .* 2 columns \(text, label\)"),
+    ("a.txt", b"text", L, "label_column='label': .*a.txt has no columns; .csv"),
+    ("a.jsonl", b'{"text": "x", "label": ["a", "b"]}', L, r"label_column='label': .*a.jsonl holds \['a', 'b'\] there"),
+    ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}', L, "label_column='label': row 2 of .* has no such column"),
+    ("a.csv", b"text,label\nx,1\ny,\nz\nw,0\n", L, "label_column='label': row 2 of .*a.csv has no label, .* 2 among 4"),
+    (
+        "a.tsv",
+        b'text\tlabel\n"two\nlines"\t1\ny\t\n',
+        L,
+        "label_column='label': row 2 of .* the first of 1 among 2 rows",
+    ),
+    (
+        "a.tsv",
+        b'text\tlabel\nx\t1\n"open\t0\nz\t1\n',
+        L,
+        "files=.*: a quotation mark near line 4 .*; quoted=False works",
+    ),
+    (
+        "a.tsv",
+        b'text\tlabel\nx\t1\n"half" quoted\t0\n',
+        L,
+        "files=.*: a quotation mark near line 3 .*; quoted=False works",
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "rows"), [("load", FILES), ("load_examples", LABELS)])
+def test_contents_of_files(method, rows, tmp_path):
+    for number, (name, content, settings, sentence) in enumerate(rows):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        refused(lambda path=folder / name, s=settings: getattr(TextFiles(str(path), **s), method)(), sentence)
+
+
+def test_nan_is_a_missing_label(tmp_path):
+    pq.write_table(pa.table({"text": ["x", "y"], "label": [1.0, float("nan")]}), tmp_path / "a.parquet")
+    source = TextFiles(str(tmp_path / "a.parquet"), label_column="label")
+    refused(source.load_examples, "label_column='label': row 2 of .* has no label, the first of 1 among 2 rows")
+
+
+def test_tokenizer_files(tmp_path):
+    refused(TokenizerFile("none.json").key, "path='none.json': the file does not exist; name a tokenizer.json")
+    (tmp_path / "wrong.json").write_text('{"a": 1}')
+    refused(TokenizerFile(str(tmp_path / "wrong.json")).key, "path='.*wrong.json': not a tokenizer.json of the library")
+    (tmp_path / "bytes.json").write_text(ByteTokenizer().build([]).to_json().replace("<eos>", "<stop>"))
+    refused(
+        TokenizerFile(str(tmp_path / "bytes.json")).key, "eos_token=None: the vocabulary has no <eos>, .*; name its"
+    )
+    refused(TokenizerFile(str(tmp_path / "bytes.json"), "<no>").key, "eos_token='<no>': the vocabulary has no <no>")
+
+
+def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
+    """The path leads from the module's argument to that of the object at fault."""
+
+    def module(source, tokenizer=None, module=TextDataModule, **changes):
+        settings = {"seq_len": 4, "batch_size": 2, "validation_fraction": 0, "test_fraction": 0} | changes
+        return module(source, tokenizer or ByteTokenizer(), cache_dir=str(tmp_path), **settings)
+
+    missing, text = TextFiles("none.txt"), TextFiles(str(tmp_path / "rows.csv"))
+    remote = LocalOrHub("none.txt", lambda files: TextFiles(files, label_column="label"), labelled)
+    wrong = LocalOrHub(labelled.files, lambda files: TextFiles(files, label_column="gold"), labelled)
+    for data, sentence in [
+        (module(missing), "source.files='none.txt': the file does not exist"),
+        (module(text, TokenizerFile("none.json")), "tokenizer.path='none.json': the file does not exist"),
+        (module(text, TokenizerFile("none.json"), masking=Masking()), "tokenizer.path='none.json'"),
+        (module(text, module=LabelledDataModule), "source.label_column=None: "),
+        (module(remote, module=LabelledDataModule), "source.files='none.txt'"),
+        (module(wrong, module=LabelledDataModule), "source.local.label_column='gold'"),
+        (module(text, seq_len=9), "seq_len=9: the training text has only 3 tokens; seq_len=3 works"),
+    ]:
+        refused(data.prepare, sentence)

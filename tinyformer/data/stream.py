@@ -1,0 +1,160 @@
+"""Streams of token ids on disk: written once, then memory-mapped."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64, UInt
+from rich.console import Console
+from rich.progress import Progress
+
+from tinyformer.data.storage import ArrayWriter
+from tinyformer.data.tokenizer import TextTokenizer
+
+_BATCH = 2**21  # characters tokenised at a time: the encodings of two batches take about 1 GB at most
+
+
+@dataclass(frozen=True)
+class TokenSplit:
+    """The token ids of one split: `eos d1 eos d2 ... eos dn`, one `eos` before each document and none at the end.
+
+    Inputs are all ids but the last and targets all but the first, so every token of the text is scored exactly once,
+    unless `scored` excludes it.
+
+    Attributes:
+        ids: the stream, memory-mapped.
+        offsets: the index in `ids` of each document's `eos`, and the length of `ids`.
+        num_bytes: length of the raw text in UTF-8.
+        num_characters: length of the raw text in Unicode code points.
+        num_unknown: number of `<unk>` tokens.
+        scored: which ids are scored as targets; None: all of them.
+    """
+
+    ids: UInt[np.ndarray, " tokens"]
+    offsets: Int64[np.ndarray, " documents_and_end"]
+    num_bytes: int
+    num_characters: int
+    num_unknown: int
+    scored: Bool[np.ndarray, " tokens"] | None = None
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents; empty ones are left out."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_targets(self) -> int:
+        """Number of tokens that follow another, scored or not."""
+        return max(len(self.ids) - 1, 0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of scored tokens."""
+        return self.num_targets if self.scored is None else int(np.count_nonzero(self.scored[1:]))
+
+
+def open_split(folder: Path, name: str, counts: dict[str, Any]) -> TokenSplit:
+    """What `write_split` wrote.
+
+    Raises:
+        OSError, ValueError, EOFError: a file is missing or damaged.
+    """
+    ids = np.load(folder / f"{name}.npy", mmap_mode="r")
+    return TokenSplit(ids, np.load(folder / f"{name}.offsets.npy"), **counts)
+
+
+@dataclass
+class _Counts:
+    num_bytes: int = 0
+    num_characters: int = 0
+    num_unknown: int = 0
+
+
+def write_split(
+    texts: Iterable[str], tokenizer: TextTokenizer, folder: Path, name: str, limit: int | None = None
+) -> dict[str, int]:
+    """Write the stream `eos t1 eos t2 ...` and the offset of each text's `eos`.
+
+    Args:
+        texts: the texts to tokenise.
+        tokenizer: encodes them.
+        folder: where the files are written.
+        name: the split's.
+        limit: stop after this many scored tokens.
+
+    Returns:
+        The counts of `TokenSplit`, by name.
+    """
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    counts = _Counts()
+    with (
+        ArrayWriter(folder / f"{name}.npy", dtype) as ids,
+        ArrayWriter(folder / f"{name}.offsets.npy", np.dtype(np.int64)) as offsets,
+    ):
+        for texts_read, documents in _encode(texts, tokenizer, limit):
+            # All documents of a batch at once: one by one, arrays take a fifth of the time of their tokens.
+            stream = np.array([token for tokens in documents for token in (tokenizer.eos_id, *tokens)])
+            lengths = np.array([1 + len(tokens) for tokens in documents])
+            offsets.append(ids.length + lengths.cumsum() - lengths)
+            ids.append(stream)
+            counts.num_bytes += sum(len(text.encode()) for text in texts_read)
+            counts.num_characters += sum(map(len, texts_read))
+            counts.num_unknown += int((stream == tokenizer.unk_id).sum())  # 0 where unk_id is None
+        offsets.append(np.array([ids.length]))
+    return asdict(counts)
+
+
+def _encode(
+    documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None
+) -> Iterator[tuple[list[str], list[list[int]]]]:
+    """Batches of documents and their tokens; the last one is cut where the stream reaches `limit` scored tokens."""
+    room = sys.maxsize if limit is None else limit
+    for texts, encoded in _prefetched(_batches(documents), tokenizer.encode_batch):
+        for index, tokens in enumerate(encoded):
+            if len(tokens) >= room:
+                yield [*texts[:index], tokenizer.prefix(texts[index], room)], [*encoded[:index], tokens[:room]]
+                return
+            room -= len(tokens) + 1  # the next document's eos is scored too
+            if room <= 0:
+                yield texts[: index + 1], encoded[: index + 1]
+                return
+        if texts:
+            yield texts, encoded
+
+
+def _prefetched(
+    batches: Iterable[list[str]], encode: Callable[[list[str]], list[list[int]]]
+) -> Iterator[tuple[list[str], list[list[int]]]]:
+    """Each batch and its tokens; a thread encodes the next batch (outside of the GIL) while one is used."""
+    with ThreadPoolExecutor(1) as executor:
+        pending: tuple[list[str], Future[list[list[int]]]] | None = None
+        for texts in batches:
+            previous, pending = pending, (texts, executor.submit(encode, texts))
+            if previous is not None:
+                yield previous[0], previous[1].result()
+        if pending is not None:
+            yield pending[0], pending[1].result()
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Lists of texts of about `_BATCH` characters."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= _BATCH:
+            yield batch
+            batch, characters = [], 0
+    yield batch
+
+
+def with_progress(texts: Iterable[str], number: int, name: str) -> Iterator[str]:
+    """The texts, with a progress bar on standard error if that is a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        yield from progress.track(texts, number, description=f"Tokenising {name}")
