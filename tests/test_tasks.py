@@ -87,7 +87,7 @@ def test_a_masked_run_goes_on_as_if_unbroken(program: Program, book: Path) -> No
     ("overrides", "said"),
     [
         ("task.masking.rate=0", "task.masking.rate=0: "),
-        ("data=induction", "task=masked_lm: what repeats in data=induction is seen from both sides"),
+        ("data=induction", "a repeated block is seen from both sides"),
         ("generate.prompt=Hello", "generate.prompt=Hello: a model of MaskedLM goes on from no text"),
     ],
 )
@@ -215,11 +215,11 @@ def test_an_imagined_label_is_told(program: Program, reviews: None) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ("data=pydoc", "its texts have no labels to classify by; data=docstrings has"),
-        ("data=induction", "data=induction has no labels to classify by; data=docstrings has"),
+        ("data=pydoc", "its texts have no class labels; docstrings"),
+        ("data=induction", "data=induction: has no labels for classification; data=docstrings has"),
         ("data.label_column=stars", "data.label_column=stars"),
         ("data.label_column=null", "data.label_column=label"),
-        ("data.label_column=text", "data.label_column=text: that column is the text"),
+        ("data.label_column=text", "data.label_column=text: this column holds the text (data.text_column)"),
         ("task.readout.pooling=max", "task.readout.pooling=max: must be one of cls, mean, attention"),
         ("task.objective.label_smoothing=2", "task.objective.label_smoothing=2"),
         ("data.token_dropout=1.5", "data.token_dropout=1.5"),

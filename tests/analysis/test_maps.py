@@ -75,7 +75,7 @@ def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
     subject = make_subject(loud_transformer())
     found = HeadMaps(**settings)(subject, tmp_path)
     ids = TOKENIZER.encode(shown) if shown else subject.batches[0]["inputs"][0, : settings.get("num_tokens")].tolist()
-    assert page_of(tmp_path)["tokens"] == TOKENIZER.labels(ids)
+    assert page_of(tmp_path)["tokens"] == TOKENIZER.token_strings(ids)
     assert found.lines["atlas"].startswith(line)
     captions = [label.text for label in found.figures["maps"].labels if "layer" in label.text]
     assert captions == [f"layer {layer} head {head}" for layer in (0, 1) for head in range(4)]

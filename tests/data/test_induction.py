@@ -177,7 +177,7 @@ def test_nothing_is_held_out():
     module = InductionDataModule(**SETTINGS)
     module.prepare(whole=True)
     for split in ("test", "all"):
-        with pytest.raises(ArgumentError, match=rf"^split_name='{split}': there is no such split, only train, valid"):
+        with pytest.raises(ArgumentError, match=rf"^split='{split}': there is no such split, only train, valid"):
             module.evaluation_dataloader(split)
 
 

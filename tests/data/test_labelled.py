@@ -199,7 +199,7 @@ def test_few_examples_are_divided_whole(make):
     module = prepared(make(train=[("a", "0"), ("b", "1")], test_fraction=0))
     with pytest.raises(ArgumentError, match=r"^validation_fraction=0.05: leaves the validation split empty"):
         module.val_dataloader()
-    with pytest.raises(ArgumentError, match=r"^split_name='test': .* only train, validation; test_fraction=0.05 works"):
+    with pytest.raises(ArgumentError, match=r"^split='test': .* only train, validation; test_fraction=0.05 works"):
         module.test_dataloader()
 
 

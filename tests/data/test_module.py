@@ -69,7 +69,7 @@ def test_splits_that_do_not_exist_or_are_empty(make):
     assert set(module.splits) == {"train"}
     assert module.val_dataloader() == []
     for split, cure in (("test", "; test_fraction=0.05 works"), ("all", "")):
-        with pytest.raises(ArgumentError, match=rf"^split_name='{split}': there is no such split, only train{cure}\."):
+        with pytest.raises(ArgumentError, match=rf"^split='{split}': there is no such split, only train{cure}\."):
             module.evaluation_dataloader(split)
     small = make(text="x" * 45, validation_fraction=0.01, test_fraction=0.01)
     small.prepare()

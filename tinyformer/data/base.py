@@ -118,7 +118,7 @@ class DataModule(lightning.LightningDataModule):
         """The training split's batches; the settings are those that every `EpochLoader` takes."""
 
     @abstractmethod
-    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader:
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader:
         """A split's batches, or one process's share of them."""
 
     def setup(self, stage: str) -> None:
@@ -153,18 +153,18 @@ class DataModule(lightning.LightningDataModule):
         """The whole test split."""
         return self.evaluation_dataloader("test")
 
-    def evaluation_dataloader(self, split_name: str) -> DataLoader:
+    def evaluation_dataloader(self, split: str) -> DataLoader:
         """The whole split, each target once, always in the same order; under several processes, one's share of it.
 
         Raises:
             ArgumentError: the split does not exist, or is empty.
         """
-        if split_name not in self.splits:
+        if split not in self.splits:
             reason = f"there is no such split, only {', '.join(self.splits)}"
-            raise ArgumentError("split_name", split_name, reason, self._remedy(split_name))
-        return self._evaluation_loader(split_name, self._rank, self._world_size)
+            raise ArgumentError("split", split, reason, self._remedy(split))
+        return self._evaluation_loader(split, self._rank, self._world_size)
 
-    def _remedy(self, split_name: str) -> dict[str, Any]:
+    def _remedy(self, split: str) -> dict[str, Any]:
         """Arguments that would make a missing split, if any."""
         return {}
 
@@ -242,10 +242,10 @@ class SourceDataModule(DataModule):
         prepared = self._recipe(whole).open(self.cache_dir)
         return prepared is not None and prepared.tokenizer.fingerprint == tokenizer.fingerprint
 
-    def _remedy(self, split_name: str) -> dict[str, Any]:
-        return {f"{split_name}_fraction": 0.05} if split_name in ("validation", "test") else {}
+    def _remedy(self, split: str) -> dict[str, Any]:
+        return {f"{split}_fraction": 0.05} if split in ("validation", "test") else {}
 
-    def _require_rows(self, split_name: str, number: int) -> None:
+    def _require_rows(self, split: str, number: int) -> None:
         """Refuse to evaluate on an empty split.
 
         Raises:
@@ -253,11 +253,11 @@ class SourceDataModule(DataModule):
         """
         if number:
             return
-        argument = f"{split_name}_fraction"
+        argument = f"{split}_fraction"
         if self._held_out.get(argument):
-            reason = f"leaves the {split_name} split empty, as there is so little text"
+            reason = f"leaves the {split} split empty, as there is so little text"
             raise ArgumentError(argument, self._fractions[argument], reason, {argument: 0.1})
-        raise ArgumentError("source", self.name, f"its {split_name} split is empty")
+        raise ArgumentError("source", self.name, f"its {split} split is empty")
 
 
 def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) -> DataLoader:

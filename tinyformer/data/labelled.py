@@ -130,25 +130,25 @@ class LabelledDataModule(SourceDataModule):
     def _training_loader(self, **settings: Any) -> ExampleLoader:
         return ExampleLoader(self.splits["train"], token_dropout=self._token_dropout, **settings)
 
-    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        self._require_rows(split_name, self.splits[split_name].num_documents)
-        self._require_known_labels(split_name)
-        return share(EvaluationBatches(self.splits[split_name], self.batch_size), None, rank, world_size)
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        self._require_rows(split, self.splits[split].num_documents)
+        self._require_known_labels(split)
+        return share(EvaluationBatches(self.splits[split], self.batch_size), None, rank, world_size)
 
-    def _require_known_labels(self, split_name: str) -> None:
+    def _require_known_labels(self, split: str) -> None:
         """Refuse a split with labels that the model has no class for.
 
         Raises:
             ArgumentError: there is such a label.
         """
         assert self.labels is not None
-        unknown = [label for label in self._names[split_name] if label not in self.labels]
+        unknown = [label for label in self._names[split] if label not in self.labels]
         if unknown:
-            number = int((self.splits[split_name].labels < 0).sum())
+            number = int((self.splits[split].labels < 0).sum())
             raise ArgumentError(
                 "source",
                 self.name,
-                f"the label {unknown[0]} of the {split_name} split is not one of the classes trained on "
+                f"the label {unknown[0]} of the {split} split is not one of the classes trained on "
                 f"({', '.join(self.labels)}); {number:,} examples have such labels: rename or remove them",
             )
 

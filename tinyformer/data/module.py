@@ -95,9 +95,8 @@ class TokenDataModule(DataModule):
         fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
         return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
 
-    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        split = self.splits[split_name]
-        windows = Windows(split, self.seq_len, self.pack, with_documents=self._document_mask)
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        windows = Windows(self.splits[split], self.seq_len, self.pack, with_documents=self._document_mask)
         dataset = MaskedWindows(windows, self._masker) if self._masker else windows
         return share(dataset, self.batch_size, rank, world_size)
 
@@ -196,9 +195,9 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         hold_out = self._hold_out(whole)
         return TextRecipe(self.source, self._tokenizer_recipe, max_tokens=self._max_tokens, **hold_out)
 
-    def _evaluation_loader(self, split_name: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        self._require_rows(split_name, self.splits[split_name].num_tokens)
-        return super()._evaluation_loader(split_name, rank, world_size)
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        self._require_rows(split, self.splits[split].num_tokens)
+        return super()._evaluation_loader(split, rank, world_size)
 
     def _require_window(self, num_tokens: int) -> None:
         if num_tokens < (self.seq_len if self.pack == "concat" else 1):
