@@ -59,7 +59,7 @@ def test_defaults_are_gelu_and_swiglu():
     assert gated.gate_proj.bias is None
 
 
-@pytest.mark.parametrize("d_model", [8, 64, 100, 128, 384, 768])
+@pytest.mark.parametrize("d_model", [8, 100, 768])
 def test_default_widths_make_both_kinds_equally_large(d_model):
     plain, gated = FeedForward(d_model), GatedFeedForward(d_model)
     assert plain.up_proj.out_features == 4 * d_model
@@ -67,9 +67,3 @@ def test_default_widths_make_both_kinds_equally_large(d_model):
     assert d_ff % 8 == 0
     assert 8 * d_model / 3 <= d_ff < 8 * d_model / 3 + 8
     assert gated.gate_proj.out_features == gated.down_proj.in_features == d_ff
-
-
-def test_each_token_is_transformed_alone():
-    module = randomised(FeedForward(8))
-    x = torch.randn(1, 4, 8)
-    torch.testing.assert_close(module(x)[:, 2:3], module(x[:, 2:3]))

@@ -35,55 +35,6 @@ def test_an_ablated_head_is_its_columns_of_o_proj_zeroed(backend):
     assert torch.equal(ablated(x, mask), whole(x, mask))
 
 
-def test_an_ablated_head_learns_nothing_and_the_others_do():
-    attention = sized(Attention(32, 4, ablated_heads=[[0, 1], [0, 3]]))
-    attention(tokens(2, 7)).square().sum().backward()
-    for proj in (attention.q_proj, attention.k_proj, attention.v_proj):
-        by_head = proj.weight.grad.unflatten(0, (4, 8)).abs().amax(dim=(1, 2))
-        assert (by_head == 0).tolist() == [False, True, False, True]
-
-
-def test_the_gate_leaves_the_other_heads_alone():
-    heads = torch.randn(2, 4, 5, 8)
-    gated = HeadGate(4, [3])(heads)
-    assert torch.equal(gated[:, :3], heads[:, :3])
-    assert torch.count_nonzero(gated[:, 3]) == 0
-
-
-def test_an_open_gate_is_the_same_tensor():
-    heads = torch.randn(2, 4, 5, 8)
-    assert HeadGate(4)(heads) is heads
-
-
-def test_the_gate_is_no_part_of_the_weights():
-    ablated, whole = Attention(32, 4, ablated_heads=[[0, 1]]), Attention(32, 4)
-    assert ablated.state_dict().keys() == whole.state_dict().keys()
-    ablated.load_state_dict(whole.state_dict())
-    assert ablated.head_gate.factors.tolist() == [1, 0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "pair", [[2, 0], [0, 4], [-1, 0], [0, -1], [0], [0, 1, 1]], ids=lambda pair: ",".join(map(str, pair))
-)
-def test_a_pair_that_is_no_head_is_refused_with_the_last_one(pair):
-    with pytest.raises(ValueError, match=r"^ablated_heads=") as caught:
-        Attention(32, 4, ablated_heads=[[0, 0], pair], num_layers=2)
-    assert str(caught.value) == (
-        f"ablated_heads=[{pair}]: must hold [layer, head] pairs of a model with 2 layers of 4 heads; "
-        "ablated_heads=[[1, 3]] works."
-    )
-    assert Attention(32, 4, ablated_heads=[[1, 3]], num_layers=2, layer_index=1).head_gate.factors[3] == 0
-
-
-@pytest.mark.parametrize("name", ["mla", "differential", "gate", "sink"])
-def test_an_ablated_head_is_gone_from_every_variant(name):
-    ablated, whole = make(name, ablated_heads=[[0, 2]]), make(name)
-    with torch.no_grad():
-        whole.o_proj.weight[:, 16:24] = 0
-    assert torch.equal(ablated(tokens(), CAUSAL), whole(tokens(), CAUSAL))
-    assert not torch.equal(ablated(tokens(), CAUSAL), make(name)(tokens(), CAUSAL))
-
-
 def heads_before_o_proj(attention: Attention, x: torch.Tensor) -> list[torch.Tensor]:
     """The output of each head, as the output projection is given it."""
     found = []
@@ -94,10 +45,9 @@ def heads_before_o_proj(attention: Attention, x: torch.Tensor) -> list[torch.Ten
 
 
 @pytest.mark.parametrize("name", ["mha", "gqa", "mla", "differential", "gate", "sink", "shaw", "local_gaussian"])
-@pytest.mark.parametrize("head", range(4))
 @torch.no_grad()
-def test_a_head_goes_and_the_others_stay_bit_for_bit(name, head):
-    attention, x = make(name, "auto"), tokens()
+def test_a_head_goes_and_the_others_stay_bit_for_bit(name):
+    attention, x, head = make(name, "auto"), tokens(), 2
     before = heads_before_o_proj(attention, x)
     attention.head_gate.factors = torch.ones(4).index_fill_(0, torch.tensor(head), 0)
     after, out = heads_before_o_proj(attention, x), attention(x, CAUSAL)
@@ -112,8 +62,7 @@ def test_a_head_goes_and_the_others_stay_bit_for_bit(name, head):
 # Factors of each sequence.
 
 
-@pytest.mark.parametrize("backend", ON_CPU)
-@pytest.mark.parametrize("name", ["gqa", "mla", "differential", "gate", "t5", "sink+window"])
+@pytest.mark.parametrize(("name", "backend"), [("gqa", "flash"), ("differential", "sdpa"), ("sink+window", "flex")])
 @torch.no_grad()
 def test_each_sequence_has_factors_of_its_own(name, backend):
     attention, x = make(name, backend), tokens(4)
@@ -126,13 +75,6 @@ def test_each_sequence_has_factors_of_its_own(name, backend):
     assert torch.count_nonzero(together[2]) == 0
     attention.head_gate.factors = None
     assert error(together[3:], attention(x[3:], CAUSAL)) <= 1e-5
-
-
-def test_factors_by_hand():
-    gate = HeadGate(2)
-    gate.factors = torch.tensor([[2.0, 0.5], [0.0, 1.0]])
-    heads = torch.tensor([[[[1.0, 3.0]], [[2.0, 6.0]]], [[[5.0, 7.0]], [[4.0, 8.0]]]])  # two sequences of one token
-    assert gate(heads).tolist() == [[[[2, 6]], [[1, 3]]], [[[0, 0]], [[4, 8]]]]
 
 
 # What stands in for a head.
@@ -165,28 +107,10 @@ def test_something_stands_in_for_a_head(replacement, expected):
     assert gate(HEADS).squeeze(-1).tolist() == expected
 
 
-def test_nothing_stands_in_for_a_head_that_is_there():
-    gate = HeadGate(2)
-    gate.replacement = lambda heads: 0 / 0
-    assert gate(HEADS) is HEADS
-
-
-@torch.no_grad()
-def test_a_mean_in_a_heads_place_is_its_mean_through_o_proj():
-    attention, x = make("gqa"), tokens()
-    heads = heads_before_o_proj(attention, x)
-    heads[2] = heads[2].mean(dim=(0, 1), keepdim=True).expand_as(heads[2])
-    attention.head_gate.factors = torch.tensor([1.0, 1.0, 0.0, 1.0])
-    attention.head_gate.replacement = lambda heads: heads.mean(dim=(0, 2), keepdim=True)
-    assert error(attention(x, CAUSAL), attention.o_proj(torch.cat(heads, dim=-1))) <= 1e-6
-
-
 # The gradient of the factors, by which heads are ranked.
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
-@pytest.mark.parametrize("shape", [(4,), (3, 4)], ids=["shared", "each-sequence"])
-@pytest.mark.parametrize("replaced", [False, True], ids=["zero", "mean"])
+@pytest.mark.parametrize(("shape", "replaced", "backend"), [((4,), False, "flash"), ((3, 4), True, "eager")])
 def test_the_gradient_of_the_gate_is_a_finite_difference(shape, backend, replaced):
     model = network(partial(gqa, position=alibi, backend=backend, sink=True)).double()
     gate = model.attentions()[0].head_gate

@@ -36,11 +36,6 @@ def test_lengths_hide_the_keys_at_the_right():
     assert torch.equal(allowed.expand(3, 1, 2, 3)[:, 0, 1], grid(["xx.", "...", "xxx"]))
 
 
-def test_causal_and_lengths_must_both_hold():
-    allowed = AttentionMask(causal=True, lengths=torch.tensor([2])).dense(3, 3, CPU)
-    assert torch.equal(allowed[0, 0], grid(["x..", "xx.", "xx."]))
-
-
 @pytest.mark.parametrize(
     ("mask", "q_seq", "expected"),
     [
@@ -89,24 +84,6 @@ def test_only_full_and_causal_self_attention_need_no_mask_in_memory(mask, q_seq,
 )
 def test_windows_and_documents_as_drawn(mask, rows):
     assert torch.equal(mask.dense(5, 5, CPU)[0, 0], grid(rows))
-
-
-@pytest.mark.parametrize(
-    ("mask", "rows"),
-    [
-        pytest.param(AttentionMask(True, window=3), ["..xxx.", "...xxx"], id="causal-window"),
-        pytest.param(AttentionMask(window=4), ["..xxxx", "...xxx"], id="window"),
-        pytest.param(AttentionMask(True, documents=torch.tensor([[0, 0, 0, 1, 1, 1]])), ["...xx.", "...xxx"], id="doc"),
-    ],
-)
-def test_with_fewer_queries_they_are_the_last_rows(mask, rows):
-    assert torch.equal(mask.dense(2, 6, CPU)[0, 0], grid(rows))
-
-
-def test_documents_are_those_of_each_row():
-    allowed = AttentionMask(documents=torch.tensor([[0, 0, 1], [0, 1, 1]])).dense(3, 3, CPU)
-    assert torch.equal(allowed[0, 0], grid(["xx.", "xx.", "..x"]))
-    assert torch.equal(allowed[1, 0], grid(["x..", ".xx", ".xx"]))
 
 
 @pytest.mark.parametrize(

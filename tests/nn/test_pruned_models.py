@@ -100,34 +100,3 @@ def test_ablated_heads_are_numbered_as_before_pruning():
     for index, closed in enumerate(([1, 2], [0, 3])):
         whole.attentions()[index].head_gate.factors = torch.ones(4).index_fill_(0, torch.tensor(closed), 0)
     assert error(made(IDS, CAUSAL), whole(IDS, CAUSAL)) <= 1e-5
-
-
-@pytest.mark.parametrize("name", ["gqa", "mla", "differential", "t5-shared"])
-def test_a_model_without_memory_is_pruned_too(name):
-    with torch.device("meta"):
-        empty = build(name, pruned_heads=PAIRS["both-layers"]).state_dict()
-    full = build(name, pruned_heads=PAIRS["both-layers"]).state_dict()
-    assert all(tensor.is_meta for tensor in empty.values())
-    assert {key: tensor.shape for key, tensor in empty.items()} == {key: tensor.shape for key, tensor in full.items()}
-
-
-@pytest.mark.parametrize(
-    "pair", [[2, 0], [0, 4], [-1, 0], [0, -1], [0], [0, 1, 1]], ids=lambda pair: ",".join(map(str, pair))
-)
-def test_a_pair_that_is_no_head_of_the_model(pair):
-    with pytest.raises(ValueError, match="pruned_heads") as caught:
-        network(gqa, pruned_heads=[[0, 0], pair])
-    assert str(caught.value) == (
-        f"pruned_heads=[{pair}]: must hold [layer, head] pairs of a model with 2 layers of 4 heads; "
-        "pruned_heads=[[1, 3]] works."
-    )
-
-
-def test_a_layer_without_heads_has_a_setting_of_its_own():
-    pairs = [[1, 0], [0, 1], [1, 3], [1, 2], [1, 1]]
-    with pytest.raises(ValueError, match="pruned_heads") as caught:
-        network(gqa, pruned_heads=pairs)
-    assert str(caught.value) == (
-        "pruned_heads=[[1, 0], [0, 1], [1, 3], [1, 2], [1, 1]]: leaves no head in layer 1; "
-        "encoder.block.attention_residual.branch=[1, 0] works."
-    )

@@ -74,11 +74,3 @@ def test_padding_that_is_not_finite_harms_no_text(pooling):
     expected = readout(x, mask)
     x[1, 3] = torch.nan
     torch.testing.assert_close(readout(x, mask), expected)
-
-
-def test_dropout_is_on_the_pooled_vector_in_training():
-    x, _ = vectors()
-    readout = ClassReadout(nn.Embedding(11, 6), ["a", "b"], dropout=0.5)
-    assert not torch.equal(readout(x), readout(x))
-    readout.eval()
-    assert torch.equal(readout(x), readout(x))

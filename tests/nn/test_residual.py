@@ -23,7 +23,3 @@ def test_residual_is_skip_x_plus_branch_f(scales, expected):
 def test_a_list_holds_one_number_for_each_layer():
     layers = [Residual(skip=[1, 0, 3], branch=[0, 1, 0.5], layer_index=i, num_layers=3) for i in range(3)]
     assert [layer(X, UPDATE)[0, 0, 0].item() for layer in layers] == [1, 10, 8]
-
-
-def test_scales_show_in_the_printed_model():
-    assert "skip=0.0, branch=2.0" in repr(Residual(skip=0, branch=2))

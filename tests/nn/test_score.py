@@ -64,26 +64,12 @@ def test_additive_has_a_vector_for_each_head_and_no_scale():
     assert_loops(attention, lambda h, q, k, i, j: float(vectors[h] @ np.tanh(q + k)))
 
 
-def test_general_begins_with_the_spread_of_the_scaled_dot_product():
-    torch.manual_seed(0)
-    general = GeneralScore(64, 32)
-    q, k = torch.randn(2, 16, 64, 8, 32)
-    spread = (general(q) @ k.mT * general.scale).std().item()
-    assert spread == pytest.approx((q @ k.mT * 32**-0.5).std().item(), rel=0.02)
-
-
 def test_a_score_of_the_users_own():
     attention = prepared(lambda: gqa(score="nn_own_score.Negative"))
     plain = prepared(gqa)
     with torch.no_grad():
         plain.q_proj.weight.neg_()
     assert error(attention(tokens(), CAUSAL), plain(tokens(), CAUSAL)) <= 1e-6
-
-
-@pytest.mark.parametrize("name", ["cosine", "torch.nn.NoSuchScore", ""])
-def test_an_unknown_score_is_refused_with_the_known_ones(name):
-    with pytest.raises(ValueError, match=rf"^score='{name}': must be one of scaled_dot, dot, general, additive"):
-        gqa(score=name)
 
 
 # What is done to scores.
@@ -96,21 +82,10 @@ def test_softcap_by_hand():
     torch.testing.assert_close(capped, torch.tensor(expected))
 
 
-def test_softcap_bounds_scaled_scores():
-    cap, scale = 0.5, 8**-0.5
-    assert_loops(exact("softcap"), lambda h, q, k, i, j: cap * math.tanh(scale * float(q @ k) / cap))
-
-
 def test_positions_are_added_after_the_cap():
     slopes = [0.25, 0.0625, 0.015625, 0.00390625]
     capped = lambda q, k: 0.5 * math.tanh(8**-0.5 * float(q @ k) / 0.5)  # noqa: E731
     assert_loops(exact("alibi+softcap"), lambda h, q, k, i, j: capped(q, k) - slopes[h] * abs(i - j))
-
-
-@pytest.mark.parametrize("cap", [0.0, -3.0])
-def test_a_cap_is_above_zero(cap):
-    with pytest.raises(ValueError, match=rf"^softcap={cap}: must be above 0; softcap=50\.0 works"):
-        gqa(softcap=cap)
 
 
 # Sinks.
@@ -139,15 +114,6 @@ def test_a_sink_is_one_more_column_of_the_softmax(backend, mask):
     weights = torch.cat([column, scores], dim=-1).softmax(-1)[..., 1:]
     assert error(attention(x, mask), projected(weights @ v.repeat_interleave(2, 1), attention)) <= 1e-12
     assert error(attention.weights(x, mask), weights) <= 1e-12
-
-
-def test_a_sink_begins_as_one_more_key_of_score_zero():
-    attention = gqa(sink=True)
-    assert attention.sink.tolist() == [0, 0, 0, 0]
-    # The first query sees itself alone, with a score s: its weight is e^s / (1 + e^s).
-    q, k, _ = attention.project(tokens())
-    scores = (q[:, :, 0] * k.repeat_interleave(2, 1)[:, :, 0]).sum(-1) * 8**-0.5
-    torch.testing.assert_close(attention.weights(tokens(), CAUSAL)[:, :, 0, 0], torch.sigmoid(scores))
 
 
 # Local weights.
@@ -181,11 +147,6 @@ def test_the_local_gaussian_by_hand():
     )
 
 
-def test_the_local_gaussian_needs_a_window():
-    with pytest.raises(ValueError, match=r"^local_gaussian=True: needs a window; window=16 works"):
-        gqa(local_gaussian=True)
-
-
 # Windows over layers.
 
 
@@ -196,9 +157,3 @@ def test_a_pattern_of_windows_repeats_over_the_layers():
     assert [gqa(window=4, layer_index=i).window for i in range(3)] == [4, 4, 4]
     weights = layers[1].weights(tokens(), CAUSAL)
     assert ((weights > 0) == torch.ones(11, 11).tril().triu(-2).bool()).all()
-
-
-@pytest.mark.parametrize("window", [0, -1, [], [4, 0], [None, -2]], ids=str)
-def test_a_window_holds_the_token_itself(window):
-    with pytest.raises(ValueError, match=r"^window=.*: must be at least 1.*window=16 works"):
-        gqa(window=window)
