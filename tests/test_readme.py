@@ -1,198 +1,343 @@
-"""Every shell line and every Python block of the README does what it says.
+"""Every command and every Python block of README.md and docs/pages does what it says.
 
-Lines that train are shortened by `trainer.max_steps`. Only these are adapted otherwise:
-- the two `pip install` lines: `.ci/run` runs the second as it stands, and the first is its beginning;
-- `trainer=gpu` and the Hub (`data=tinystories`, `data=hub`, `experiment=` without `data=text`), which need what a test
-  machine may lack: they run on the CPU and on a local text;
-- `python -m tinyformer.doctor` looks at one variant; all of them are a slow test, `tests/test_doctor.py`;
-- placeholders: `outputs/…` and `multirun/…` are runs of the test's own, with two heads in a layer (so the third and
-  fourth become the first and second); `book.txt` and `other.txt` are texts that it writes.
+Commands run on a small model and a small text (`SMALL_RUN`, `ADAPTED`), as they stand otherwise; with `-m nightly` they
+run at full size, for two steps. `outputs/…` and `multirun/…` are runs that the test makes.
 """
 
+import importlib
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from programs import ROOT, SMALL, Program
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+from omegaconf import DictConfig, OmegaConf
+from programs import ROOT, Ended, Program
 
+from tinyformer.app.config import register_resolvers
 from tinyformer.nn import LACKS, Feature
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-SHELL = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines() if line]
-PYTHON = [block for language, block in BLOCKS if language == "python"]
-INSTALL = [line for line in SHELL if line.startswith("pip install")]
-MODULES = [line for line in SHELL if line.startswith("python -m")]
-PROGRAMS = [line for line in SHELL if line not in INSTALL + MODULES]
+DOCS = ROOT / "docs" / "pages"
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
+FENCE = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
+BLOCKS = [(kind, block) for page in PAGES.values() for kind, block in FENCE.findall(page)]
+PYTHON = {block for kind, block in BLOCKS if kind == "python"}
+LOADING = sorted(block for block in PYTHON if "tinyformer.load" in block)
+CAPTURING = [block for block in PYTHON if "capture_attention(" in block]
+MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
+# After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer.card`.
+SHELL = {
+    re.sub(
+        "^tinyformer (train|evaluate)",
+        r"python \1.py",
+        re.sub("^tinyformer (?!train|eval)", "python -m tinyformer.", line),
+    )
+    for kind, block in BLOCKS
+    if kind == "bash"
+    for line in block.splitlines()
+}
+INSTALL = {line for line in SHELL if line.startswith("pip install")}
+RUNS = sorted(line for line in SHELL if re.match(r"python (train|evaluate)\.py\b", line))
+MODULES = sorted(line for line in SHELL if line.startswith("python -m tinyformer."))
 
+SMALL_RUN = [
+    *("model.num_layers=4", "model.num_heads=4", "model.d_model=16", "model.max_seq_len=64", "data.batch_size=4"),
+    *("generate.num_tokens=3", "callbacks.attention.num_tokens=6", "trainer.precision=32-true"),
+    "trainer.limit_val_batches=2",
+]
 ADAPTED = {
-    "python -m tinyformer.doctor": "python -m tinyformer.doctor --variants mha --dtypes fp32",
-    "data=tinystories trainer=gpu": "data=text data.files=book.txt trainer=cpu model.num_layers=1",
+    "trainer=gpu": "trainer=cpu",
+    "data=tinystories": "data=text data.files=book.txt",
     "data=hub data.path=roneneldan/TinyStories": "data=text data.files=book.txt",
-    "experiment=shakespeare_gpu trainer=gpu": "experiment=shakespeare_gpu trainer=cpu data=text data.files=book.txt",
     "data.files=tinyshakespeare.txt": "data.files=book.txt",
-    "data.files=sst2": "data.files=sst2 data.batch_size=4",
+    "-m model.num_heads=1,2,4,8 seed=1,2,3": "-m model.num_heads=1,2 seed=1",
+    "trainer.max_steps=4000": "trainer.max_steps=6",
     "outputs/…": "outputs/run",
     "multirun/…": "multirun/sweep",
-    "[[1,2],[1,3]]": "[[1,0],[1,1]]",
-    "trainer.max_steps=4000": "trainer.max_steps=6",
 }
+"""What a command asks of the network or of an earlier run, and what stands in for it here."""
+
+FAST = {
+    "python train.py attention=gqa position=rotary",
+    'python evaluate.py checkpoint=outputs/…/checkpoints/last.ckpt split=test generate.prompt="The"',
+}
+"""The commands that every test run starts; the others are slow tests, but for those of several processes: nightly."""
 
 
-def adapted(line: str) -> str:
-    for written, run in ADAPTED.items():
-        line = line.replace(written, run)
-    if line == "python train.py experiment=shakespeare_cpu":
-        line += " data=text data.files=book.txt"
-    if "init_from=outputs" in line:
-        line += f" {SMALL}"  # the model that the run has
-    if "train.py" in line and "max_steps" not in line:
-        line += " trainer.max_steps=" + ("6" if "resume=" in line else "2")
-    return line
+def test_every_fence_is_a_command_a_python_block_or_plain_text() -> None:
+    assert {kind for kind, _ in BLOCKS} == {"bash", "python", "text"}
+    assert sum(page.count("```") + page.count("~~~") for page in PAGES.values()) == 2 * len(BLOCKS)
 
 
-def test_the_two_set_up_commands_are_there() -> None:
-    assert INSTALL == [
+def test_every_command_is_of_a_known_kind() -> None:
+    assert {*INSTALL, *RUNS, *MODULES} == SHELL
+    assert [line for line in PAGES["README.md"].splitlines() if line in INSTALL] == [
         "pip install -c constraints.txt -e . && python train.py",
         "pip install -c constraints.txt -e '.[test]' && pytest",
     ]
+    assert len(INSTALL) == 2
 
 
-def test_the_adaptations_are_of_lines_that_the_readme_has() -> None:
-    assert all(written in README for written in ADAPTED)
+def test_every_adaptation_is_of_a_command() -> None:
+    assert [part for part in ADAPTED if not any(part in line for line in SHELL)] == []
+    assert set(RUNS) >= FAST
+
+
+def words_of(line: str) -> tuple[str, list[str]]:
+    """The script and the arguments of a command."""
+    _, script, *arguments = shlex.split(line)
+    return script, arguments
+
+
+class Setting(NamedTuple):
+    """An override as it is written, of a sweep that of the first job, and its value; a group's is a choice."""
+
+    text: str
+    value: Any
+
+
+def settings_of(arguments: list[str]) -> dict[str, Setting]:
+    """The overrides of a command by their keys."""
+    settings = {}
+    for override in OverridesParser.create().parse_overrides([word for word in arguments if word != "-m"]):
+        key, value, text = override.get_key_element(), override.value(), override.input_line
+        if override.is_sweep_override():
+            value, text = next(override.sweep_iterator()), f"{key}={next(override.sweep_string_iterator())}"
+        settings[key.lstrip("+")] = Setting(str(text), value.text if isinstance(value, QuotedString) else value)
+    return settings
+
+
+def is_group(key: str) -> bool:
+    return (ROOT / "conf" / key).is_dir()
+
+
+def has(config: DictConfig, key: str, value: Any) -> bool:
+    found = OmegaConf.select(config, key)
+    return value == (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found)
+
+
+def test_every_override_of_a_command_reaches_the_config() -> None:
+    # Composing takes a third of a second, so commands that do not contradict each other are composed together.
+    together: dict[str, list[dict[str, Setting | None]]] = {"train.py": [], "evaluate.py": []}
+    for line in RUNS:
+        script, arguments = words_of(line.replace("…", "run"))
+        settings = settings_of(arguments)
+        groups = {key.partition(".")[0] for key in settings}
+        wanted = {group: None for group in groups if is_group(group)} | settings  # None: the default choice
+        for merged in together[script]:
+            if all(merged.get(key, setting) == setting for key, setting in wanted.items()):
+                merged.update(wanted)
+                break
+        else:
+            together[script].append(dict(wanted))
+    GlobalHydra.instance().clear()
+    register_resolvers(ROOT / "conf")
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+        stored = OmegaConf.to_container(compose("train"), resolve=False)
+        ConfigStore.instance().store(name="stored_run", node=stored, package="_global_")
+        for script, merged in ((script, merged) for script, several in together.items() for merged in several):
+            given = {key: setting for key, setting in merged.items() if setting is not None}
+            config = compose(script.removesuffix(".py"), [setting.text for setting in given.values()])
+            ignored = [key for key, (_, value) in given.items() if not is_group(key) and not has(config, key, value)]
+            assert ignored == []
+
+
+def adapted(line: str) -> str:
+    """The command on a small text; its own overrides come last."""
+    for written, run in ADAPTED.items():
+        line = line.replace(written, run)
+    own_text = re.search(r"\bdata=|data\.files=", line)
+    if "train.py" in line and not own_text and "resume=" not in line:
+        labelled = "task=classification" in line
+        line += " data=text data.files=" + ("reviews.csv data.label_column=stars" if labelled else "book.txt")
+    if "train.py" in line and "max_steps" not in line:
+        line += f" trainer.max_steps={6 if 'resume=' in line else 2}"
+    return line
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the run that lines speak of is kept: it is trained once."""
-    return tmp_path_factory.mktemp("kept") / "run"
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run that commands call `outputs/…`, which the first one makes."""
+    return tmp_path_factory.mktemp("trained") / "run"
 
 
-LONG = (
-    *("-m ", "shakespeare_gpu", "logger=wandb", "num_layers=1", "backend=flash", "block=", "position=none", "resample"),
-    *("mine.Sharper", "data=hub", "=[[", "analysis=importance", "split=test", "analysis=residual", "tinyformer.card"),
-    *(
-        "task=",
-        "experiment=",
-        "position=alibi",
-        "tokenizer=char",
-        "convert",
-        "compare",
-        "doctor",
-        "attention=gqa",
-        "[The cat,A dog]",
-        "profiler",
-        "checkpoint_activations",
-    ),
-)
-"""Parts of lines that take seconds, and show little that others do not: slow tests."""
-
-
-def marked(lines: list[str]) -> list[Any]:
-    return [
-        pytest.param(line, marks=pytest.mark.slow)
-        if any(part in line.replace("python -m", "") for part in LONG)
-        else line
-        for line in lines
-    ]
-
-
-def write_reviews() -> None:
-    """A table with a header, and the folder of a data set without."""
+@pytest.fixture
+def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with everything that commands name: a run, texts, labelled texts, and `mine.py`."""
+    Path("other.txt").write_text("Once there was a cat.\n" * 9)
+    Path("mine.py").write_text(MINE[-1])
     rows = [(f"film {n} is {('dull', 'fine')[n % 2]}", n % 2) for n in range(40)]
     Path("reviews.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "stars"), *rows]))
     Path("sst2").mkdir()
     for split in ("train", "validation", "test"):
         Path("sst2", f"{split}.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in rows))
-
-
-@pytest.mark.parametrize("line", ["python train.py", *marked(PROGRAMS)])
-def test_shell_line(line: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
-    Path("other.txt").write_text("Once there was a cat.\n" * 9)
-    Path("mine.py").write_text(next(block for block in PYTHON if "Sharper" in block))
-    write_reviews()
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    if "outputs/…" in line:
-        if not kept.exists():
-            small = f"{SMALL} data=text data.files=book.txt tokenizer=char"
-            assert program("train.py", small, "hydra.run.dir=outputs/run").code == 0
-            shutil.copytree("outputs/run", kept)
-        shutil.copytree(kept, "outputs/run", dirs_exist_ok=True)
-    _, script, *arguments = shlex.split(adapted(line))
-    ended = program(script, *arguments, split=False)
-    assert ended.code == 0, ended.err
-    assert "val loss" in ended.out or "test loss" in ended.out
+    if not trained.exists():
+        text = "data=text data.files=book.txt tokenizer=byte trainer.max_steps=4 hydra.run.dir=outputs/run"
+        ended = program("train.py", *SMALL_RUN, text)
+        assert ended.code == 0, ended.err
+        shutil.copytree("outputs/run", trained)
+    shutil.copytree(trained, "outputs/run", dirs_exist_ok=True)
+    return Path.cwd()
 
 
-@pytest.mark.parametrize("line", marked(MODULES))
-def test_module_line(line: str, program: Program, book: Path, tmp_path: Path) -> None:
-    if "convert" in line:
-        run = f"{SMALL} data=text data.files=book.txt tokenizer=byte hydra.run.dir=outputs/run"
-        assert program("train.py", run).code == 0
-    if "convert hf" in line:
-        export = [sys.executable, "-m", "tinyformer.convert", "export", "outputs/run/checkpoints/last.ckpt", "exported"]
-        subprocess.run(export, cwd=tmp_path, check=True)
-    if "multirun/…" in line:
-        sweep = f"-m attention=mha,gqa {SMALL} data=text data.files=book.txt tokenizer=char"
-        assert program("train.py", sweep, "hydra.sweep.dir=multirun/sweep").code == 0
-    command = [sys.executable, *shlex.split(adapted(line))[1:]]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ("ported" if "convert" in line else "mha") in ended.stdout
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation printed and left behind."""
+
+    ended: Ended
+    results: dict[str, Any]
+    folder: Path
+
+
+EVIDENCE: dict[str, Callable[[Evaluation], Any]] = {
+    "split=test": lambda done: done.results["split"] == "test",
+    "backend=eager": lambda done: done.results["attention_kernel"] == "eager",
+    "data.files=other.txt": lambda done: done.results["split"] == "all",
+    'prompt="The"': lambda done: "The" in done.ended.out,
+    "One, two, ": lambda done: "One, two, " in done.ended.out,
+    "[The cat,A dog]": lambda done: "The cat" in done.ended.out and "A dog" in done.ended.out,
+    "prompt_file": lambda done: "Once there was a cat." in done.ended.out,
+    "analysis=heads": lambda done: (done.folder / "heads.csv").exists(),
+    "mode=resample": lambda done: "resample" in done.ended.out,
+    "analysis=importance": lambda done: (done.folder / "importance.csv").exists(),
+    "analysis=prune": lambda done: (done.folder / "pruned.ckpt").exists(),
+    "analysis=residual": lambda done: (done.folder / "residual.csv").exists(),
+    "analysis=maps": lambda done: (done.folder / "atlas.html").exists(),
+    "mine.WorstWindow": lambda done: done.results["worst_window"] > 0,
+    "ablated_heads": lambda done: done.results["val/loss"] != losses_of("outputs/run")["val/loss"],
+}
+"""What shows that an override of an evaluation acted."""
+
+
+def losses_of(folder: str | Path) -> dict[str, Any]:
+    return json.loads(Path(folder, "results.json").read_text())
 
 
 @pytest.mark.parametrize(
-    ("part", "printed"),
-    [
-        pytest.param("tinyformer.load", "['The cat", marks=pytest.mark.slow),
-        ("capture_attention", "torch.Size([1, 4, 32, 32])"),
-    ],
+    "line", [line if line in FAST else pytest.param(line, marks=pytest.mark.slow) for line in RUNS if "ddp" not in line]
 )
-def test_python_blocks(part: str, printed: str, program: Program, book: Path, tmp_path: Path) -> None:
-    block = adapted(next(block for block in PYTHON if part in block))
-    if "outputs/run" in block:
-        run = f"{SMALL} data=text data.files=book.txt tokenizer=byte model.max_seq_len=32 hydra.run.dir=outputs/run"
-        assert program("train.py", run).code == 0
-    ended = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_command(line: str, program: Program, place: Path) -> None:
+    script, arguments = words_of(adapted(line))
+    if script == "evaluate.py":
+        ended = program(script, *arguments, "hydra.run.dir=evaluation", split=False)
+        assert ended.code == 0, ended.err
+        done = Evaluation(ended, losses_of("evaluation"), Path("evaluation"))
+        assert [part for part, holds in EVIDENCE.items() if part in line and not holds(done)] == []
+        return
+    if "resume=" in line:
+        ended = program(script, *arguments, split=False)
+        assert (ended.code, losses_of("outputs/run")["steps"]) == (0, 6), ended.err
+        return
+    sweep = "-m" in arguments
+    arguments = sorted([*SMALL_RUN, *arguments, f"hydra.{'sweep' if sweep else 'run'}.dir=run"], key="-m".__ne__)
+    ended = program(script, *arguments, split=False)
+    assert ended.code == 0, ended.err
+    assert "val loss" in ended.out
+    stored = OmegaConf.load("run/0/config.yaml" if sweep else "run/config.yaml")
+    assert isinstance(stored, DictConfig)
+    values = {key: setting.value for key, setting in settings_of(arguments).items()}
+    for group in filter(is_group, list(values)):
+        values = scalars(OmegaConf.load(ROOT / "conf" / group / f"{values.pop(group)}.yaml"), group) | values
+    assert [key for key, value in values.items() if not key.startswith("hydra.") and not has(stored, key, value)] == []
+
+
+def scalars(node: Any, path: str) -> dict[str, Any]:
+    """The numbers and names that a config file sets, by their keys."""
+    plain = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(plain, dict)
+    plain.pop("defaults", None)
+    prefix = "" if path == "experiment" else f"{path}."
+    return {
+        f"{prefix}{key}": value
+        for key, value in plain.items()
+        if isinstance(value, int | float | str) and "$" not in str(value) and value != "???"
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", MODULES)
+def test_module_command(line: str, program: Program, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if "multirun/…" in line:
+        sweep = "attention=mha,gqa data=text data.files=book.txt trainer.max_steps=2 hydra.sweep.dir=multirun/sweep"
+        assert program("train.py", "-m", *SMALL_RUN, sweep).code == 0
+    small = " --variants mha --dtypes fp32" if "doctor" in line else ""
+    _, _, name, *arguments = shlex.split(adapted(line) + small)
+    if "convert hf" in line:
+        assert main_of(name)(["export", "outputs/run/checkpoints/last.ckpt", "exported"]) == 0
+    capsys.readouterr()
+    assert main_of(name)(arguments) == 0
+    assert ("ported" if "convert" in line else "mha") in capsys.readouterr().out
+
+
+def main_of(module: str) -> Callable[[list[str]], int]:
+    """The program that `python -m MODULE` runs."""
+    package = importlib.import_module(module)
+    return importlib.import_module(f"{module}.__main__").main if hasattr(package, "__path__") else package.main
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("line", [line for line in RUNS if "train.py" in line and "resume=" not in line])
+def test_command_at_full_size(line: str, place: Path) -> None:
+    script, arguments = words_of(adapted(line))
+    command = [sys.executable, str(ROOT / script), *arguments, "trainer.limit_val_batches=2"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert printed in ended.stdout
+    assert "val loss" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", LOADING)
+def test_loading_in_python(block: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block.replace("outputs/…", "outputs/run"), {})
+    assert "['The cat" in capsys.readouterr().out
+
+
+def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = CAPTURING
+    exec(block, {})
+    assert "torch.Size([1, 4, 32, 32])" in capsys.readouterr().out
+
+
+def test_every_python_block_is_run() -> None:
+    assert {*LOADING, *CAPTURING, *MINE} == PYTHON
+    classes = {part for block in MINE for part in block.split("\n\n\n")[1:]}
+    assert all(part.strip() in MINE[-1] for part in classes)  # commands run with the whole
 
 
 def test_the_table_of_axes_lists_every_choice() -> None:
-    rows = {row.split("|")[1].strip(" `"): row for row in README.splitlines() if row.startswith("| `")}
-    for group in (
-        "attention",
-        "position",
-        "block",
-        "feed_forward",
-        "norm",
-        "model",
-        "task",
-        "data",
-        "tokenizer",
-        "optimizer",
-        "analysis",
-    ):
-        choices = {file.stem for file in (ROOT / "conf" / group).glob("[!_]*.yaml")}
-        assert choices <= set(re.findall(r"`(\w+)`", rows[group])), group
+    rows = {row.split("|")[1].strip(" `"): row for row in PAGES["README.md"].splitlines() if row.startswith("| `")}
+    for group in (path for path in (ROOT / "conf").iterdir() if path.is_dir()):
+        if group.name in ("callbacks", "experiment", "generate"):
+            continue
+        choices = {file.stem for file in group.glob("[!_]*.yaml")}
+        assert choices <= set(re.findall(r"`(\w+)`", rows[group.name])), group.name
 
 
 def test_the_table_of_backends_is_that_of_the_code() -> None:
     def where(backend: str, feature: Feature) -> str:
-        able = [device.upper() for device in ("cpu", "cuda") if feature not in LACKS[backend, device]]
-        return " ".join(able) or "–"
+        devices = [device.upper() for device in ("cpu", "cuda") if feature not in LACKS[backend, device]]
+        return " ".join(devices) or "–"
 
-    for feature in Feature:
-        cells = [feature.value, "CPU CUDA", *(where(backend, feature) for backend in ("sdpa", "flash", "flex"))]
-        assert f"| {' | '.join(cells)} |" in README
+    rows = [
+        f"| {' | '.join([feature.value, 'CPU CUDA', *(where(name, feature) for name in ('sdpa', 'flash', 'flex'))])} |"
+        for feature in Feature
+    ]
+    assert "\n".join(rows) in PAGES["docs/pages/backends.md"]
 
 
 def test_the_pictures_are_there() -> None:
-    paths = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert len(paths) == 3
-    assert all((ROOT / path).stat().st_size > 10_000 for path in paths)
+    pictures = [(page, path) for page, text in PAGES.items() for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)]
+    assert len(pictures) == 7
+    assert all((ROOT / page).parent.joinpath(path).stat().st_size > 10_000 for page, path in pictures)

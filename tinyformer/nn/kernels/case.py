@@ -78,7 +78,7 @@ def features_of(
 class AttentionCase(NamedTuple):
     """A call as a kernel sees it: all that decides whether the kernel can compute it, and how fast.
 
-    Args:
+    Attributes:
         device: the type, "cpu" or "cuda".
         dtype: of queries, keys and values inside the kernel; the lower one under autocast.
         head_dim: the larger of the head sizes of keys and values.

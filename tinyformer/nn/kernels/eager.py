@@ -47,7 +47,7 @@ def eager(
 class AttentionMaps(NamedTuple):
     """The attention weights of a layer, and their logits.
 
-    Args:
+    Attributes:
         weights: rows sum to 1, to less with a sink, or to 0 where the mask allows no key.
         logits: the scores before the softmax, -inf where the mask hides the key.
     """
