@@ -13,6 +13,7 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
+from tinyformer.app.scores import require_trusted_score
 from tinyformer.checkpoint import (
     KEY,
     UntrustedTargetError,
@@ -280,19 +281,22 @@ def test_interpolations_that_could_create_a_node_are_refused():
         require_trusted({"a": text}, FILE)
 
 
+TRUSTED = frozenset({"mine.Known"})
+
+
 def test_a_score_is_checked_like_a_target():
-    for score in ("os.system", "mine.Score", "${data.name}", "tinyformer.checkpoint.torch.load"):
+    for score in ("os.system", "mine.Score", "tinyformer.checkpoint.torch.load"):
         with pytest.raises(UntrustedTargetError, match=r"attention\.score"):
-            require_trusted({"attention": {"_target_": "tinyformer.nn.Attention", "score": score}}, FILE)
-    for score in ("scaled_dot", "additive", "tinyformer.nn.ScaledDotScore", None):
-        require_trusted({"attention": {"score": score}}, FILE)
+            require_trusted_score({"attention": {"_target_": "tinyformer.nn.Attention", "score": score}}, FILE, TRUSTED)
+    for score in ("scaled_dot", "additive", "tinyformer.nn.ScaledDotScore", "mine.Known", "${data.name}", None):
+        require_trusted_score({"attention": {"score": score}}, FILE, TRUSTED)
 
 
 def test_targets_that_the_user_names_are_trusted():
-    config = {"block": {"_target_": "mine.Block"}, "attention": {"score": "mine.Score"}}
-    require_trusted(config, FILE, frozenset({"mine.Block", "mine.Score"}))
+    config = {"block": {"_target_": "mine.Block"}}
+    require_trusted(config, FILE, frozenset({"mine.Block"}))
     with pytest.raises(UntrustedTargetError, match=r"'mine\.Block' \(block\._target_\).* name it in trusted\.$"):
-        require_trusted(config, FILE, frozenset({"mine.Other", "mine.Score"}))
+        require_trusted(config, FILE, frozenset({"mine.Other"}))
 
 
 # Random states.

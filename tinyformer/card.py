@@ -90,12 +90,14 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from torch import device
 
     from tinyformer.analysis.costs import count_costs
+    from tinyformer.app.scores import register_score
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
     with config_keys(config):
         check_types(config, "network", config.hydra.runtime.choices)
         with device("meta"):
+            register_score(config)
             network = instantiate(sized.network, _convert_="all")
         with argument_path(passed={"cache_dtype": "dtype"}):
             costs = count_costs(network, str(config.dtype))

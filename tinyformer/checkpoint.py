@@ -20,14 +20,10 @@ from torch import Tensor
 
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
-from tinyformer.nn.score import SCORES
 
 KEY = "tinyformer"
 NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 EMBEDDING = "encoder.token_embedding.weight"
-
-CALLED = ("_target_", "score")
-"""Config keys whose values name something to call; a `score` without a dot is a name in `SCORES`."""
 
 
 class UntrustedTargetError(ArgumentError):
@@ -211,10 +207,10 @@ def require_trusted(config: Any, path: Path, trusted: frozenset[str] = frozenset
         )
         raise ArgumentError("path", str(path), reason)
     if isinstance(config, dict):
-        for name in CALLED:
-            target = config.get(name)
-            if target is not None and not _is_trusted(target, name, trusted):
-                raise UntrustedTargetError(path, _join(location, name), target)
+        target = config.get("_target_")
+        is_trusted = isinstance(target, str) and (target in trusted or is_our_class(target))
+        if target is not None and not is_trusted:
+            raise UntrustedTargetError(path, _join(location, "_target_"), target)
         children = list(config.items())
     else:
         children = list(enumerate(config)) if isinstance(config, list | tuple) else []
@@ -226,12 +222,6 @@ def _join(location: str, name: Any) -> str:
     return f"{location}.{name}" if location else str(name)
 
 
-def _is_trusted(target: Any, name: str, trusted: frozenset[str]) -> bool:
-    if not isinstance(target, str):
-        return name != "_target_"  # a node, which is checked by itself
-    return target in trusted or _is_our_class(target) or (name == "score" and target in SCORES)
-
-
 def _computes(text: str) -> bool:
     """Whether a text contains an interpolation that could create a node: `${oc.create:{_target_:os.system}}` does."""
     plain = re.compile(r"\$\{(?:(?:default_num_kv_heads|oc\.env):)?[^${}:]*\}")
@@ -240,7 +230,8 @@ def _computes(text: str) -> bool:
     return "${" in text
 
 
-def _is_our_class(target: str) -> bool:
+def is_our_class(target: str) -> bool:
+    """Whether a target is the dotted name of a class of this package."""
     if not target.startswith("tinyformer."):
         return False
     module_name, _, name = target.rpartition(".")

@@ -14,6 +14,7 @@ from torch import Tensor
 from tinyformer.app.config import register_head_resolver
 from tinyformer.app.errors import cause_of
 from tinyformer.app.parts import make_network
+from tinyformer.app.scores import require_trusted_score
 from tinyformer.app.stored_run import NOT_INHERITED
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_trusted
 from tinyformer.data import TextTokenizer
@@ -48,6 +49,7 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         stored = load_checkpoint(checkpoint)
         plain = {key: value for key, value in stored.config.items() if key not in NOT_INHERITED}
         require_trusted(plain, stored.path, frozenset(trusted))
+        require_trusted_score(plain, stored.path, frozenset(trusted))
     register_head_resolver()
     config = OmegaConf.create(plain)
     config.attention.backend = backend

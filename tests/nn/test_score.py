@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import error
+from nn_own_score import Negative
 from variants import attend_by_loops, gqa, make, prepared, projected, tokens
 
 from tinyformer.nn import BACKENDS, SCORES, Attention, AttentionMask, Scoring, attention_weights
@@ -65,7 +66,7 @@ def test_additive_has_a_vector_for_each_head_and_no_scale():
 
 
 def test_a_score_of_the_users_own():
-    attention = prepared(lambda: gqa(score="nn_own_score.Negative"))
+    attention = prepared(lambda: gqa(score=Negative))
     plain = prepared(gqa)
     with torch.no_grad():
         plain.q_proj.weight.neg_()

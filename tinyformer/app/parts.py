@@ -8,6 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.errors import ConfigError
+from tinyformer.app.scores import register_score
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Transformer
@@ -55,4 +56,5 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Transfo
         reason = f"must be at least {needed}, the size of the tokenizer's vocabulary"
         raise ArgumentError("model.vocab_size", vocab_size, reason, {"vocab_size": needed})
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size or needed}})
+    register_score(config)
     return instantiate(sized.network, _convert_="all")

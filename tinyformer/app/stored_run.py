@@ -49,15 +49,19 @@ def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
 
 def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str]) -> dict[str, Any]:
     """The part of a checkpoint's config that an evaluation inherits; it names our classes and the user's only."""
-    from tinyformer.checkpoint import CALLED, UntrustedTargetError, require_trusted
+    from tinyformer.app.scores import require_trusted_score
+    from tinyformer.checkpoint import UntrustedTargetError, require_trusted
 
     overrides = [argument.partition("=") for argument in arguments]
     # A group that is chosen replaces the run's: merged with it, the run's own keys would be left over.
     chosen = {key for key, _, _ in overrides if isinstance(checkpoint.config.get(key), dict)}
     config = {key: value for key, value in checkpoint.config.items() if key not in (*NOT_INHERITED, *chosen)}
-    allowed = frozenset(_unquoted(value) for key, _, value in overrides if key.endswith(CALLED))
+    allowed = frozenset(
+        _unquoted(value) for key, _, value in overrides if key.endswith(("_target_", "attention.score"))
+    )
     try:
         require_trusted(config, checkpoint.path, allowed)
+        require_trusted_score(config, checkpoint.path, allowed)
     except UntrustedTargetError as error:
         problem = f"would call {error.target!r}, which is not a class of tinyformer and could run any code"
         reason = f"{problem}; if you trust it, add {error.location}={error.target}"

@@ -1,13 +1,12 @@
-"""How much a query wants a key: score functions, and what is added to their scores.
+"""Attention score functions, and modifications of scores and weights.
 
-The second half of what a backend is told (the first is the mask): a `Scoring`, made anew for each call.
+A kernel is given two descriptions: the mask, and the `Scoring` that a layer makes for each call.
 """
 
 import math
-import pydoc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -22,14 +21,14 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Te
 
 @dataclass(frozen=True)
 class ScoreMod:
-    """A change of the scores.
+    """A modification of the scores.
 
     Args:
-        function: in FlexAttention's signature.
-        additive: whether it adds something that does not depend on the score, so that a bias can stand for it.
-        learned: whether a gradient flows into what it adds.
-        by_head: whether it looks up the head in a table of all the heads that the model was made with, so that it is
-            told the number which a head had before others were pruned.
+        function: the modification, in FlexAttention's signature.
+        additive: whether it adds a bias that does not depend on the score.
+        learned: whether gradients flow into the bias.
+        by_head: whether it looks up heads in a table of all heads of the original model, so that a pruned layer has to
+            pass the original head numbers.
     """
 
     function: ScoreFunction
@@ -38,28 +37,28 @@ class ScoreMod:
     by_head: bool = False
 
     def of_heads(self, head_ids: Int[Tensor, " heads"]) -> "ScoreMod":
-        """This change for some heads of the model, known by their numbers."""
+        """This modification for the heads of a pruned layer, given their original numbers."""
         if not self.by_head:
             return self
 
-        def translated(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        def renumbered(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             return self.function(score, batch, head_ids[head], q_idx, kv_idx)
 
-        return replace(self, function=translated)
+        return replace(self, function=renumbered)
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """What becomes of queries and keys until they are weights, and of the weights until they are an output.
+    """How a kernel computes scores from queries and keys, weights from scores, and outputs from weights.
 
     Args:
-        scale: of the dot product.
-        compare: scores of `q` and `k` where these are no dot product.
-        mods: changes of the scores, in order.
-        sink: one logit for each head, which takes its share of the softmax and gives no value (Agarwal et al. 2025,
-            arXiv 2508.10925, gpt-oss).
-        reweigh: a change of the weights, given the grid that they are on.
-        mix: what the weights add to the output besides the values.
+        scale: factor of the dot product.
+        compare: computes the scores of `q` and `k`; None for scaled dot products.
+        mods: modifications of the scores, in order.
+        sink: a logit for each head that takes part in the softmax without a value, so that weights sum to less than 1
+            (Agarwal et al. 2025, arXiv 2508.10925, gpt-oss).
+        reweigh: computes new weights from the weights and their grid.
+        mix: computes from the weights what is added to the output besides the weighted values.
     """
 
     scale: float = 1.0
@@ -70,25 +69,25 @@ class Scoring:
     mix: Callable[[Tensor], Tensor] | None = None
 
     def modify(self, scores: Float[Tensor, "*scores"], grid: Grid) -> Float[Tensor, "*pairs"]:
-        """The scores after all changes, of the pairs in the grid."""
+        """The scores of the pairs in the grid after all modifications."""
         for mod in self.mods:
             scores = mod.function(scores, *grid)
         return scores
 
     def bias(self, grid: Grid) -> Float[Tensor, "#batch #heads q_seq k_seq"]:
-        """What additive changes come to, in fp32 at least."""
+        """The sum of all additive modifications, in fp32 at least."""
         pairs = (1, 1, grid.q_idx.shape[2], grid.kv_idx.shape[3])
         return self.modify(torch.zeros(pairs, device=grid.q_idx.device), grid)
 
 
 class ScaledDotScore(nn.Module):
-    """score(q, k) = qᵀk / √head_dim (Vaswani et al. 2017, arXiv 1706.03762).
+    """score(q, k) = qᵀk / √head_dim (Vaswani et al. 2017, arXiv 1706.03762); the base class of all score functions.
 
-    The parameters of a score function, if any, have the heads as their first axis.
+    The first axis of its parameters, if it has any, is the head.
     """
 
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
-    """The scores themselves, for a score that is no dot product; every kernel computes those that are."""
+    """Computes the scores of queries and keys in place of a dot product; only some kernels take such scores."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class ScaledDotScore(nn.Module):
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
     ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
-        """The queries whose dot product with the keys, times `scale`, is the score."""
+        """Transformed queries, whose dot product with the keys, times `scale`, is the score."""
         return q
 
 
@@ -112,7 +111,7 @@ class DotScore(ScaledDotScore):
 class GeneralScore(ScaledDotScore):
     """score(q, k) = qᵀ W k with a matrix for each head (Luong et al. 2015, arXiv 1508.04025, "general").
 
-    W begins as N(0, 1 / head_dim²), which gives its scores the spread of the scaled dot product.
+    W is initialised to N(0, 1 / head_dim²), so that the scores have the variance of scaled dot products.
     """
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
@@ -129,8 +128,8 @@ class GeneralScore(ScaledDotScore):
 class AdditiveScore(ScaledDotScore):
     """score(q, k) = vᵀ tanh(q + k) with a vector for each head (Bahdanau et al. 2014, arXiv 1409.0473).
 
-    The paper's W s + U h are the projected query and key. Luong's "concat", vᵀ tanh(W [s; h]), is the same with both
-    in one matrix. It holds `batch heads q_seq k_seq head_dim` numbers in memory.
+    The paper's W s + U h are the projected query and key. Luong's "concat", vᵀ tanh(W [s; h]), is the same with one
+    matrix. It stores `batch heads q_seq k_seq head_dim` numbers.
     """
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
@@ -142,7 +141,7 @@ class AdditiveScore(ScaledDotScore):
         q: Float[Tensor, "batch num_heads q_seq head_dim"],
         k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
     ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
-        """The scores of all pairs."""
+        """The scores of all pairs of a query and a key."""
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         hidden = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh_()  # in place: it is the largest tensor of all
         return (hidden @ self.weight.to(q.dtype).unsqueeze(1)).squeeze(-1)
@@ -154,37 +153,42 @@ SCORES: dict[str, Callable[..., ScaledDotScore]] = {
     "general": GeneralScore,
     "additive": AdditiveScore,
 }
-"""The values of `attention.score`."""
+"""The score functions by name."""
 
 
-def find_score(name: str) -> Callable[..., ScaledDotScore]:
-    """The score function of a name, ours or the dotted one of a user's class."""
-    found: Any = SCORES.get(name) or (pydoc.locate(name) if "." in name else None)
-    is_score = isinstance(found, type) and issubclass(found, ScaledDotScore)
-    if not is_score:
-        reason = f"must be one of {', '.join(SCORES)}, or a subclass of tinyformer.nn.ScaledDotScore"
-        raise ArgumentError("score", name, reason)
-    return found
+def make_score(score: str | Callable[..., ScaledDotScore], num_heads: int, head_dim: int) -> ScaledDotScore:
+    """The score function of a layer, from a name in `SCORES` or a subclass of `ScaledDotScore`.
+
+    Raises:
+        ArgumentError: there is no score function of this name, or the class is another.
+    """
+    made = SCORES[score](num_heads, head_dim) if isinstance(score, str) and score in SCORES else None
+    if made is None and not isinstance(score, str):
+        made = score(num_heads, head_dim)
+    if not isinstance(made, ScaledDotScore):
+        known = ", ".join(SCORES)
+        raise ArgumentError("score", score, f"must be one of {known}, or a subclass of tinyformer.nn.ScaledDotScore")
+    return made
 
 
 def softcap(cap: float) -> ScoreMod:
-    """`cap · tanh(score / cap)`: no score passes the cap (Gemma 2, Riviere et al. 2024, arXiv 2408.00118)."""
+    """A bound on absolute scores: cap · tanh(score / cap) (Gemma 2, Riviere et al. 2024, arXiv 2408.00118)."""
     if cap <= 0:
         raise ArgumentError("softcap", cap, "must be above 0", {"softcap": 50.0})
     return ScoreMod(lambda score, batch, head, q_idx, kv_idx: cap * torch.tanh(score / cap))
 
 
 class LocalGaussian(nn.Module):
-    """Weights fall off with the distance from a centre that the query predicts (Luong et al. 2015, "local-p").
+    """Weights times a Gaussian around a centre predicted from the query (Luong et al. 2015, "local-p").
 
-    w ← w · exp(-(s - p)² / 2σ²) with σ half of the window's reach D, as in the paper (arXiv 1508.04025, eq. 9 and 10),
-    and not normalised again. There p = S · sigmoid(vᵀ tanh(W q)) ranges over the whole source sentence; in
-    self-attention the query has a place of its own, so p ranges over its window: from the first key in it to the last.
+    w ← w · exp(-(s - p)² / 2σ²), where σ is half of the window's reach D, as in the paper (arXiv 1508.04025, eq. 9 and
+    10); the weights are not normalised again. There p = S · sigmoid(vᵀ tanh(W q)) ranges over the source sentence;
+    here, in self-attention, it ranges over the query's window, from its first key to its last.
 
     Args:
-        num_heads: each predicts a centre of its own.
-        head_dim: of the queries.
-        window: see `AttentionMask`.
+        num_heads: number of heads, each with its own centre.
+        head_dim: size of a query.
+        window: number of keys that a query sees, see `AttentionMask`.
     """
 
     def __init__(self, num_heads: int, head_dim: int, window: int) -> None:
@@ -196,12 +200,12 @@ class LocalGaussian(nn.Module):
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, span: tuple[int, int]
     ) -> Callable[[Tensor, Grid], Tensor]:
-        """The change of the weights of these queries, or of some of them.
+        """The function that reweighs the weights of these queries.
 
         Args:
-            q: the queries.
+            q: queries.
             k_seq: number of keys.
-            span: how many keys before and after itself a query sees.
+            span: how many keys before and after its position a query sees.
         """
         before, after = span
         hidden = torch.tanh(q @ self.weight.to(q.dtype))

@@ -13,7 +13,7 @@ from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps
 from tinyformer.nn.kernels.support import Backend, require_possible, select_backend
 from tinyformer.nn.mask import AttentionMask, window_of_layer
 from tinyformer.nn.position import RelativePosition
-from tinyformer.nn.score import LocalGaussian, Scoring, find_score
+from tinyformer.nn.score import LocalGaussian, ScaledDotScore, Scoring, make_score
 from tinyformer.nn.score import softcap as softcap_mod
 
 
@@ -52,7 +52,7 @@ class SoftmaxAttention(nn.Module):
         num_kv_heads: int | None = None,
         *,
         dropout: float = 0.0,
-        score: str = "scaled_dot",
+        score: str | Callable[..., ScaledDotScore] = "scaled_dot",
         window: int | Sequence[int | None] | None = None,
         local_gaussian: bool = False,
         softcap: float | None = None,
@@ -68,7 +68,7 @@ class SoftmaxAttention(nn.Module):
         self.head_dim, self.v_head_dim = head_dim, v_head_dim or head_dim
         self.position_dim = position_dim or head_dim
         self.dropout, self.backend, self.layer_index = dropout, backend, layer_index
-        self.score = find_score(score)(num_heads, head_dim)
+        self.score = make_score(score, num_heads, head_dim)
         self.window = window_of_layer(window, layer_index)
         if local_gaussian and (window is None or not (isinstance(window, int) or any(window))):
             raise ArgumentError("local_gaussian", True, "needs a `window`", {"window": 16})
