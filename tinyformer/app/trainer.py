@@ -70,6 +70,8 @@ def set_up_process() -> None:
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",
         # Flex is compiled on CUDA only; the summary names the kernel.
         r"flex_attention called without torch\.compile",
+        # The metrics that processes share are summed over all of them already.
+        r"It is recommended to use `self\.log\('val/",
         # A short run may end before the first report.
         r"The number of training batches .* is smaller than the logging interval",
     ):

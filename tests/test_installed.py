@@ -1,0 +1,85 @@
+"""The six programs from a wheel, in an empty folder: nothing of the repository is at hand."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import ROOT, SMALL
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the wheel, and with the packages of this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
+    subprocess.run(build, check=True)
+    venv.create(folder / "venv", with_pip=True)
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    # A .pth adds the folder alone: the editable install of this environment stays out.
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    programs = folder / "venv" / "bin"
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([programs / "pip", "install", "-q", "--no-deps", "--force-reinstall", wheel], check=True)
+    return programs
+
+
+@pytest.fixture
+def run(installed: Path, tmp_path: Path) -> Run:
+    """Run a program of the environment in an empty folder."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+    def run(program: str, arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [str(installed / program), *arguments.split()]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == code, ended.stderr
+        return ended
+
+    return run
+
+
+def test_a_run_is_trained_evaluated_compared_and_exported(run: Run, tmp_path: Path) -> None:
+    run("tinyformer", f"train attention=gqa model.bias=true {SMALL} hydra.run.dir=run")
+    run("tinyformer", "evaluate checkpoint=run/checkpoints/last.ckpt generate.num_tokens=3 hydra.run.dir=evaluated")
+    losses = [json.loads((tmp_path / name / "results.json").read_text())["val/loss"] for name in ("run", "evaluated")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert "Saved in run/" in run("tinyformer", "compare run").stdout
+    run("tinyformer", f"train {SMALL} model.bias=true hydra.run.dir=gpt2")
+    assert "GPT-2, saved in out" in run("tinyformer", "convert export gpt2/checkpoints/last.ckpt out").stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "evaluated", "gpt2", "out"}
+
+
+def test_a_card_and_the_doctor_run(run: Run) -> None:
+    assert "parameters" in run("tinyformer", "card attention=mha,gqa").stdout
+    arguments = "--variants mha --masks causal --dtypes fp32 --backends eager,sdpa"
+    assert "eager" in run("tinyformer", f"doctor {arguments}").stdout
+
+
+def test_two_processes_are_started_with_the_word_train(run: Run, tmp_path: Path) -> None:
+    settings = "trainer=ddp trainer.accelerator=cpu trainer.devices=2 hydra.run.dir=run"
+    run("tinyformer", f"train {SMALL} {settings}")
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 4
+
+
+def test_an_editable_install_is_found_from_the_folder_above_the_clone(tmp_path: Path) -> None:
+    """There, a clone called tinyformer is on the path itself, as a package without a file."""
+    (tmp_path / "tinyformer").mkdir()
+    build = f"import os, hatchling.build; os.chdir({str(ROOT)!r}); hatchling.build.build_editable({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    ask = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); import tinyformer; print(tinyformer.__file__)"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-S", "-c", ask]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == str(ROOT / "tinyformer" / "__init__.py")
