@@ -50,7 +50,7 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "bert": AS_BERT,
     "bert-bias": (*AS_BERT, "model.bias=true", "model.tied_readout=false", "norm.eps=0.1"),
 }
-FAST = ("gpt2", "llama-gqa", "mistral", "bert")
+FAST = ("gpt2", "llama-gqa", "mistral", "bert-bias")
 
 
 def require_same_logits(overrides: tuple[str, ...], tmp_path: Path) -> Any:

@@ -2,6 +2,7 @@
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 from nn.model_cases import make_transformer
 
 from tinyformer.data import ByteTokenizer, TextDataModule, TextFiles
@@ -45,6 +46,7 @@ def make_trainer(folder, callbacks=(), loggers=(), **changes):
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "limit_val_batches": 2,
     }
     return L.Trainer(**settings | changes, default_root_dir=folder, callbacks=list(callbacks), logger=list(loggers))

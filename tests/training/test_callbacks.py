@@ -53,14 +53,14 @@ def fit(tmp_path, callbacks=(), loggers=(), checkpoint=None, network=None, **tra
 # Checkpoints.
 
 
-class FixedLosses(L.Callback):
-    """Makes validation report these losses, one after the other."""
+class FixedScores(L.Callback):
+    """Makes validation log these scores, one after the other."""
 
-    def __init__(self, losses):
-        self.losses = iter(losses)
+    def __init__(self, scores, name="val/loss"):
+        self.scores, self.name = iter(scores), name
 
     def setup(self, trainer, module, stage):
-        module.on_validation_epoch_end = lambda: module.log("val/loss", torch.tensor(next(self.losses)))
+        module.on_validation_epoch_end = lambda: module.log(self.name, torch.tensor(next(self.scores)))
 
 
 def test_last_and_best_are_written_and_read_back(tmp_path):
@@ -80,8 +80,8 @@ def test_last_and_best_are_written_and_read_back(tmp_path):
     assert raw[KEY].keys() == {"config", "tokenizer", "facts", "random_state"}
 
 
-def test_a_checkpoint_leaves_its_metrics_beside_it(tmp_path):
-    """What a process that is killed leaves behind."""
+def test_metrics_are_saved_with_each_checkpoint(tmp_path):
+    """They survive if the process is killed afterwards."""
     path, seen = tmp_path / "metrics.csv", []
     look = AtStep(5, lambda: seen.extend(RunCSVLogger(path, first_step=100).rows))
     fit(tmp_path, [Report(), look, Checkpoints(tmp_path, CONTENTS)], [RunCSVLogger(path)])
@@ -89,40 +89,45 @@ def test_a_checkpoint_leaves_its_metrics_beside_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("losses", "best_step"),
-    [([3.0, 1.0, 2.0], 6), ([1.0, 2.0, 3.0], 3), ([3.0, 2.0, 1.0], 8), ([1.0, float("nan"), 1.0], 3)],
+    ("monitor", "scores", "best_step", "best"),
+    [
+        ("val/loss", [3.0, 1.0, 2.0], 6, 1.0),
+        ("val/loss", [1.0, 2.0, 1.0], 3, 1.0),  # of equal scores, the first is the best
+        ("val/loss", [2.0, float("nan"), 1.0], 8, 1.0),
+        ("val/accuracy", [0.5, 0.75, 0.75], 6, 0.75),
+        ("val/accuracy", [0.5, 0.25, 0.75], 8, 0.75),
+    ],
 )
-def test_best_is_the_lowest_loss(tmp_path, losses, best_step):
-    checkpoints = Checkpoints(tmp_path, CONTENTS)
-    fit(tmp_path, [FixedLosses(losses), checkpoints])
+def test_best_is_the_first_of_the_best_scores(tmp_path, monitor, scores, best_step, best):
+    checkpoints = Checkpoints(tmp_path, CONTENTS, monitor, higher_is_better=monitor == "val/accuracy")
+    fit(tmp_path, [FixedScores(scores, monitor), checkpoints])
     assert load_checkpoint(checkpoints.best).step == best_step
     assert load_checkpoint(checkpoints.last).step == 8
-    assert checkpoints.best_value == 1.0
+    assert checkpoints.best_value == best
 
 
-def test_a_resumed_run_must_beat_the_best_so_far(tmp_path):
-    fit(tmp_path, [FixedLosses([1.0]), Checkpoints(tmp_path, CONTENTS)], max_steps=3)
+def test_a_resumed_run_keeps_the_best_so_far(tmp_path):
+    fit(tmp_path, [FixedScores([1.0]), Checkpoints(tmp_path, CONTENTS)], max_steps=3)
     checkpoints = Checkpoints(tmp_path, CONTENTS)
-    fit(tmp_path, [FixedLosses([2.0, 1.5]), checkpoints], checkpoint=str(checkpoints.last))
+    fit(tmp_path, [FixedScores([2.0, 1.5]), checkpoints], checkpoint=str(checkpoints.last))
     assert load_checkpoint(checkpoints.best).step == 3
     assert load_checkpoint(checkpoints.last).step == 8
 
 
-@pytest.mark.parametrize("interval", [2, 3, 8, 100])
+@pytest.mark.parametrize("interval", [3, 8, 100])
 def test_the_last_step_is_validated_once(tmp_path, interval):
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    calls = []
+    steps = []
 
     class Count(L.Callback):
         def on_validation_end(self, trainer, module):
-            calls.append(trainer.global_step)
+            steps.append(trainer.global_step)
 
-    fit(tmp_path, [Count(), Checkpoints(tmp_path, CONTENTS)], [logger], val_check_interval=interval)
-    assert calls == [*range(interval, 8, interval), 8]
+    fit(tmp_path, [Count(), Checkpoints(tmp_path, CONTENTS)], val_check_interval=interval)
+    assert steps == [*range(interval, 8, interval), 8]
 
 
 def run_parts(folder, signal_at=None, sent=signal.SIGTERM, **trainer):
-    """A run of 8 steps with dropout; stopped by a signal and resumed, if asked."""
+    """A run of 8 steps with dropout, which is stopped by a signal and resumed if a step is given."""
     folder.mkdir()
     parts = lambda first: (  # noqa: E731
         Checkpoints(folder / "checkpoints", CONTENTS),
@@ -145,22 +150,23 @@ def run_parts(folder, signal_at=None, sent=signal.SIGTERM, **trainer):
     return module.network.state_dict(), logger.rows
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("step", [3, 5], ids=["where-it-validates", "between"])
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, sent, step):
+@pytest.mark.parametrize(
+    ("sent", "step"), [(signal.SIGINT, 3), (signal.SIGTERM, 5)], ids=["SIGINT-at-validation", "SIGTERM-between"]
+)
+def test_a_stopped_run_continues_bit_by_bit(tmp_path, sent, step):
     whole, rows = run_parts(tmp_path / "whole")
     resumed, resumed_rows = run_parts(tmp_path / "resumed", signal_at=step, sent=sent)
     for name, tensor in whole.items():
         assert torch.equal(tensor, resumed[name]), name
-    kept = [
+    metrics = [
         {s: {k: float(v) for k, v in row.items() if not k.startswith("throughput/")} for s, row in logged.items()}
         for logged in (rows, resumed_rows)
     ]
-    # A run that is stopped where it would validate does without that validation.
-    for logged in kept:
+    # A run that is stopped at a step with validation skips this validation.
+    for logged in metrics:
         logged.pop(step, None)
-    assert kept[0] == kept[1]
-    assert [s for s, row in kept[0].items() if "train/loss" in row] == [4, 8]
+    assert metrics[0] == metrics[1]
+    assert [s for s, row in metrics[0].items() if "train/loss" in row] == [4, 8]
 
 
 def fail():
@@ -168,7 +174,7 @@ def fail():
 
 
 @pytest.mark.parametrize("do", [lambda: None, fail], ids=["ends", "fails"])
-def test_the_signals_are_given_back(tmp_path, do):
+def test_signal_handlers_are_restored(tmp_path, do):
     before = [signal.getsignal(number) for number in SIGNALS]
     during = []
     watch = AtStep(2, lambda: during.extend(signal.getsignal(number) for number in SIGNALS))
@@ -205,9 +211,8 @@ SCRIPT = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("times", ["once", "twice"])
-def test_a_process_that_is_told_to_stop(tmp_path, number, times):
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGTERM, "once"), (signal.SIGINT, "twice")])
+def test_a_signal_stops_a_process(tmp_path, number, times):
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), str(int(number)), times],
@@ -219,7 +224,7 @@ def test_a_process_that_is_told_to_stop(tmp_path, number, times):
     )
     if times == "once":
         assert done.returncode == 128 + number, done.stderr
-        assert load_checkpoint(tmp_path / "last.ckpt").step == 5  # the step under way was finished
+        assert load_checkpoint(tmp_path / "last.ckpt").step == 5  # the current step was finished
     else:
         assert done.returncode == -number, done.stderr
         assert load_checkpoint(tmp_path / "last.ckpt").step == 3
@@ -229,7 +234,7 @@ def test_a_process_that_is_told_to_stop(tmp_path, number, times):
 
 
 class Clock(L.Callback):
-    """A clock that a step moves by a second, validation by 100 and what follows it by 1,000."""
+    """A clock that a step advances by a second, a validation batch by 100, and what follows validation by 1,000."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0
@@ -245,49 +250,32 @@ class Clock(L.Callback):
         self.now += 1000
 
 
-def test_speed_counts_neither_validation_nor_telemetry(tmp_path, monkeypatch):
-    clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
-    reporter = Report()
-    fit(tmp_path, [reporter, clock], [logger])
-    speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
-    assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
-    assert reporter.total.tokens_per_second == pytest.approx(64.0)
-    assert reporter.total.tokens == 8 * 64
-    assert reporter.seconds == 8 + 2 * (2 * 100 + 1000)
-
-
-class Beside(L.Callback):
-    """Takes time after steps and says so; what it does while the clock stands is left out anyhow."""
+class Excluded(L.Callback):
+    """Takes 10,000 seconds after steps and validations, and reports them as excluded."""
 
     def __init__(self, clock, reporter):
         self.clock, self.reporter = clock, reporter
 
-    def _work(self):
+    def _work(self, *args):
         self.clock.now += 10_000
         self.reporter.exclude(10_000)
 
-    def on_train_start(self, *args):
-        self._work()
-
-    def on_train_batch_end(self, *args):
-        self._work()
-
-    def on_validation_end(self, *args):
-        self._work()
+    on_train_start = on_train_batch_end = on_validation_end = _work
 
 
-def test_speed_does_not_count_what_others_do_between_steps(tmp_path, monkeypatch):
+@pytest.mark.parametrize("excluding", [False, True])
+def test_speed_counts_training_only(tmp_path, monkeypatch, excluding):
     clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
     reporter = Report()
-    fit(tmp_path, [reporter, clock, Beside(clock, reporter)], [logger])
+    fit(tmp_path, [reporter, clock, *([Excluded(clock, reporter)] if excluding else [])], [logger])
     speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
-    assert reporter.total.seconds == 8
-    assert reporter.seconds == 8 + 2 * (2 * 100 + 1000) + 11 * 10_000
+    assert (reporter.total.seconds, reporter.total.tokens) == (8, 8 * 64)
+    assert reporter.seconds == 8 + 2 * (2 * 100 + 1000) + 11 * 10_000 * excluding
 
 
 def test_throughput_by_hand(tmp_path, monkeypatch):
-    """Steps of a second each, and reading that takes a quarter of one beside it."""
+    """Steps take a second each, and reading a batch a quarter of one."""
     clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
     monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(report, "matmul_peak", lambda device, dtype: Peak(1e7, f"{device.type} {dtype}"))
@@ -303,13 +291,12 @@ def test_throughput_by_hand(tmp_path, monkeypatch):
     flops = 64 * count_costs(module.network).training_flops_per_token
     rows = [row for _, row in sorted(logger.rows.items()) if "train/loss" in row]
     assert len(rows) == 4
-    # Lightning reads a batch ahead, and what it reads when validation has just ended falls into the pause.
+    # Lightning reads a batch ahead, and a batch that it reads right after validation is not counted.
     for row in rows:
         seconds = 64 / row["throughput/tokens_per_second"]
         assert seconds in (1.125, 1.1875, 1.25)
         assert row["throughput/data_wait"] == pytest.approx((seconds - 1) / seconds)
         assert row["throughput/mfu"] == pytest.approx(flops / seconds / 1e7)
-        # Python and torch alone take more than that, and no test takes the upper bound.
         assert 0.05 < row["throughput/memory_gb"] < 50
     assert reporter.total.flops == pytest.approx(16 * flops)
     assert reporter.total.mfu(reporter.peak) == pytest.approx(16 * flops / reporter.total.seconds / 1e7)
@@ -317,14 +304,14 @@ def test_throughput_by_hand(tmp_path, monkeypatch):
     assert reporter.peak.source == "cpu torch.float32"
 
 
-def test_of_hidden_tokens_the_scores_are_counted_where_they_are_made():
+def test_only_logits_that_are_computed_count_as_read_out():
     batch = {"inputs": torch.zeros(2, 4), "targets": torch.tensor([[-100, 3, -100, -100], [-100, -100, -100, 5]])}
     assert report._read_out_fraction(batch) == 0.25
     assert report._read_out_fraction({"inputs": torch.zeros(2, 4), "labels": torch.zeros(2)}) == 0.25
 
 
 def test_measuring_the_peak_is_not_counted_as_training(tmp_path, monkeypatch):
-    clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
+    clock = Clock(monkeypatch)
 
     def slow_peak(device, dtype):
         clock.now += 1e6
@@ -332,32 +319,38 @@ def test_measuring_the_peak_is_not_counted_as_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(report, "matmul_peak", slow_peak)
     reporter = Report()
-    fit(tmp_path, [reporter, clock], [logger])
+    fit(tmp_path, [reporter, clock])
     assert reporter.total.seconds == 8
 
 
-def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
-    losses, logger = [], RunCSVLogger(tmp_path / "metrics.csv")
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_loss_is_the_mean_since_the_last_report(tmp_path, accumulated):
+    """With accumulated gradients, too, it is the mean over batches of the task's loss."""
+    losses, logger, reporter = [], RunCSVLogger(tmp_path / "metrics.csv"), Report()
 
-    class Listen(L.Callback):
-        def on_train_batch_end(self, trainer, module, outputs, *args):
-            losses.append(float(outputs["loss"]))
+    class Record(L.Callback):
+        def setup(self, trainer, module, stage):
+            step = module.training_step
+            module.training_step = lambda *args: losses.append((loss := step(*args)).item()) or loss
 
-    reporter = Report()
-    fit(tmp_path, [reporter, Listen()], [logger], log_every_n_steps=3)
+    settings = {"log_every_n_steps": 3, "accumulate_grad_batches": accumulated, "val_check_interval": 100}
+    fit(tmp_path, [reporter, Record()], [logger], **settings)
     assert [step for step, row in logger.rows.items() if "train/loss" in row] == [3, 6]
-    assert logger.rows[3]["train/loss"] == pytest.approx(sum(losses[:3]) / 3)
-    assert logger.rows[6]["train/loss"] == pytest.approx(sum(losses[3:6]) / 3)
+    for step in (3, 6):
+        batches = losses[(step - 3) * accumulated : step * accumulated]
+        assert logger.rows[step]["train/loss"] == pytest.approx(sum(batches) / len(batches))
     assert reporter.latest["train/loss"] == logger.rows[6]["train/loss"]
+    assert reporter.total.tokens == 6 * accumulated * 64
     assert logger.rows[3]["train/learning_rate"] > 0
 
 
-def test_accumulated_batches_count_as_one_step(tmp_path):
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    reporter = Report()
-    fit(tmp_path, [reporter], [logger], accumulate_grad_batches=2, max_steps=4, val_check_interval=100)
-    assert [step for step, row in logger.rows.items() if "train/loss" in row] == [2, 4]
-    assert reporter.total.tokens == 8 * 64
+def test_tokens_of_all_processes_are_counted_and_the_flops_of_one(tmp_path, monkeypatch):
+    alone, two = Report(), Report()
+    fit(tmp_path, [alone])
+    monkeypatch.setattr(L.Trainer, "world_size", property(lambda trainer: 2))
+    fit(tmp_path, [two])
+    assert (alone.total.tokens, two.total.tokens) == (8 * 64, 2 * 8 * 64)
+    assert alone.total.flops == two.total.flops
 
 
 # Progress.
@@ -368,7 +361,7 @@ def reporter():
     return Report()
 
 
-def shown_in(file):
+def text_of(file):
     with file:
         file.seek(0)
         return file.read()
@@ -376,21 +369,21 @@ def shown_in(file):
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """A clock that each look at it moves by a second."""
+    """A clock that advances by a second each time it is read."""
     ticks = iter(range(10_000))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
 
 
 @pytest.mark.usefixtures("seconds")
-def test_a_file_gets_plain_lines_at_intervals(tmp_path, reporter):
+def test_a_file_gets_lines_at_intervals(tmp_path, reporter):
     stream = (tmp_path / "output.txt").open("w+")
     bar = StepProgress(reporter, interval=4.0, stream=stream)
     fit(tmp_path, [reporter, bar], enable_progress_bar=True, log_every_n_steps=1, max_steps=20)
-    text = shown_in(stream)
+    text = text_of(stream)
     assert not re.search(r"[\r\x1b]", text)
     lines = text.splitlines()
     steps = [int(re.match(r"step (\d+)/20  loss \d+\.\d{3}  ", line)[1]) for line in lines]
-    # A line looks at the clock once itself, so at one look a step the lines are three to four steps apart.
+    # The clock is read once a step and once a line, so lines are three to four steps apart.
     assert all(second - first >= 3 for first, second in pairwise(steps[:-1]))
     assert steps[-1] == 20
     assert 4 <= len(lines) <= 7
@@ -400,16 +393,16 @@ def test_a_file_gets_plain_lines_at_intervals(tmp_path, reporter):
 def test_a_short_run_gets_its_last_line(tmp_path, reporter):
     stream = (tmp_path / "output.txt").open("w+")
     fit(tmp_path, [reporter, StepProgress(reporter, stream=stream)], enable_progress_bar=True)
-    (line,) = shown_in(stream).splitlines()
+    (line,) = text_of(stream).splitlines()
     assert line.startswith("step 8/8  loss ")
 
 
-def test_other_processes_show_nothing(tmp_path, reporter):
+def test_a_disabled_bar_shows_nothing(tmp_path, reporter):
     stream = (tmp_path / "output.txt").open("w+")
     bar = StepProgress(reporter, interval=0.0, stream=stream)
     bar.disable()
     fit(tmp_path, [reporter, bar], enable_progress_bar=True)
-    assert shown_in(stream) == ""
+    assert text_of(stream) == ""
 
 
 def test_a_terminal_gets_a_bar(tmp_path, reporter, monkeypatch):

@@ -1,4 +1,4 @@
-"""Devices and number formats."""
+"""Devices, precisions and memory."""
 
 import subprocess
 import sys
@@ -16,25 +16,22 @@ from tinyformer.training.hardware import (
 )
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [
-        ("bf16-mixed", torch.bfloat16),
-        ("bf16-true", torch.bfloat16),
-        ("16-mixed", torch.float16),
-        (16, torch.float16),
-        ("32-true", torch.float32),
-        (32, torch.float32),
-        ("64-true", torch.float64),
-        (None, torch.float32),
-    ],
-)
-def test_the_dtype_of_a_precision(precision, dtype):
-    assert compute_dtype(precision) == dtype
+def test_the_dtype_of_a_precision():
+    for precision, dtype in {
+        "bf16-mixed": torch.bfloat16,
+        "bf16-true": torch.bfloat16,
+        "16-mixed": torch.float16,
+        16: torch.float16,
+        "32-true": torch.float32,
+        32: torch.float32,
+        "64-true": torch.float64,
+        None: torch.float32,
+    }.items():
+        assert compute_dtype(precision) == dtype
 
 
 @pytest.mark.parametrize(("native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
-def test_auto_is_bf16_where_that_is_native(monkeypatch, native, precision):
+def test_auto_precision_is_bf16_if_the_hardware_has_it(monkeypatch, native, precision):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert has_native_bf16("cpu") is native
@@ -47,7 +44,7 @@ def test_auto_is_bf16_where_that_is_native(monkeypatch, native, precision):
     ("cuda", "mps", "device"),
     [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
 )
-def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, device):
+def test_auto_device_is_the_fastest(monkeypatch, cuda, mps, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert resolve_device("auto") == device
@@ -57,7 +54,7 @@ def test_auto_takes_the_fastest_device(monkeypatch, cuda, mps, device):
 
 
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda", "mps"])
-def test_a_device_that_is_not_there_is_refused(monkeypatch, accelerator):
+def test_a_missing_device_is_refused(monkeypatch, accelerator):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ArgumentError, match=rf"^accelerator='{accelerator}': .*; accelerator='cpu' works\.$"):
@@ -74,7 +71,7 @@ import resource
 import torch
 from tinyformer.memory import keep_freed_memory
 
-if {keeps}:
+if {keep}:
     keep_freed_memory()
 
 def steps():
@@ -90,11 +87,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep memory")
-def test_freed_memory_is_taken_again_without_page_faults():
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
+def test_freed_memory_is_reused_without_page_faults():
     processes = [
-        subprocess.Popen([sys.executable, "-c", STEPS_AFTER_STEPS.format(keeps=keeps)], stdout=subprocess.PIPE)
-        for keeps in (False, True)
+        subprocess.Popen([sys.executable, "-c", STEPS_AFTER_STEPS.format(keep=keep)], stdout=subprocess.PIPE)
+        for keep in (False, True)
     ]
     returned, kept = (int(process.communicate()[0]) for process in processes)
     assert kept < returned / 5

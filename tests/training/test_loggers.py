@@ -34,12 +34,13 @@ def test_a_row_for_each_step_and_a_column_for_each_metric(tmp_path):
     assert float(second["val/loss"]) == 0.1 + 0.2
 
 
-def test_a_resumed_run_goes_on_from_its_step(tmp_path):
+def test_a_resumed_run_continues_from_its_step(tmp_path):
     path = tmp_path / "metrics.csv"
     logger = RunCSVLogger(path)
     for step in (10, 20, 30):
         logger.log_metrics({"loss": step / 10}, step=step)
     logger.finalize("success")
+    assert RunCSVLogger(path).rows == {}
     resumed = RunCSVLogger(path, first_step=20)
     resumed.log_metrics({"loss": 9.0, "new": 4.0}, step=30)
     resumed.log_metrics({"new": 5.0}, step=20)
@@ -51,14 +52,7 @@ def test_a_resumed_run_goes_on_from_its_step(tmp_path):
     ]
 
 
-def test_a_new_run_does_not_keep_rows_of_later_steps(tmp_path):
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    logger.log_metrics({"loss": 1.0}, step=5)
-    logger.save()
-    assert RunCSVLogger(tmp_path / "metrics.csv").rows == {}
-
-
-def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
+def test_the_file_is_written_atomically(tmp_path, monkeypatch):
     path = tmp_path / "metrics.csv"
     logger = RunCSVLogger(path)
     logger.log_metrics({"loss": 1.0}, step=1)
@@ -74,8 +68,8 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_saving_often_writes_what_saving_once_does(tmp_path):
-    """New steps are appended; a new metric, or one more of an old step, changes lines that are there."""
+def test_saving_often_and_once_write_the_same(tmp_path):
+    """New steps are appended; a new metric, or another one for an old step, rewrites the file."""
     often, once = (RunCSVLogger(tmp_path / f"{name}.csv") for name in ("often", "once"))
     entries = [(1, "a", 1.0), (2, "a", 2.0), (3, "b", 3.0), (4, "a", 4.0), (2, "b", 5.0), (5, "a", 6.0), (5, "a", 7.0)]
     inodes = []
@@ -90,13 +84,13 @@ def test_saving_often_writes_what_saving_once_does(tmp_path):
     assert appended == [True, False, True, False, True, False]
 
 
-def test_a_line_that_was_cut_short_is_left_out(tmp_path):
+def test_a_truncated_line_is_ignored(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,loss\n10,1.0\n20,2.0\n3")
     assert list(RunCSVLogger(path, first_step=100).rows) == [10, 20]
 
 
-def test_a_run_that_logged_nothing_leaves_a_header(tmp_path):
+def test_a_run_that_logged_nothing_writes_a_header(tmp_path):
     RunCSVLogger(tmp_path / "metrics.csv").finalize("failed")
     assert (tmp_path / "metrics.csv").read_text().split() == ["step"]
     assert RunCSVLogger(tmp_path / "metrics.csv", first_step=100).rows == {}
@@ -113,43 +107,28 @@ def no_key(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
-def test_without_a_key_there_is_none():
+def test_an_api_key_is_found_in_the_environment_and_in_netrc(tmp_path, monkeypatch):
+    def write(file, text):
+        (tmp_path / file).write_text(text)
+        (tmp_path / file).chmod(0o600)
+
+    ours, other = (
+        "machine api.wandb.ai\n  login user\n  password secret\n",
+        "machine wandb.example.org login a password b\n",
+    )
     assert not has_wandb_key()
-
-
-def test_a_key_in_the_environment(monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert has_wandb_key()
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("machine api.wandb.ai\n  login user\n  password secret\n", True),
-        ("machine example.org login user password secret\n", False),
-        ("machine", False),
-        ("", False),
-    ],
-    ids=["ours", "another", "broken", "empty"],
-)
-def test_a_key_in_netrc(tmp_path, text, found):
-    (tmp_path / "netrc").write_text(text)
-    (tmp_path / "netrc").chmod(0o600)
-    assert has_wandb_key() is found
-
-
-def test_a_key_in_netrc_of_the_home(tmp_path, monkeypatch):
-    monkeypatch.delenv("NETRC")
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert has_wandb_key()
-
-
-def test_a_key_for_a_server_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "netrc").write_text("machine wandb.example.org login user password secret\n")
-    (tmp_path / "netrc").chmod(0o600)
-    assert not has_wandb_key()
+    for text, found in ((ours, True), (other, False), ("machine", False), ("", False)):
+        write("netrc", text)
+        assert has_wandb_key() is found
+    write("netrc", other)
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
+    assert has_wandb_key()
+    monkeypatch.delenv("WANDB_BASE_URL")
+    monkeypatch.delenv("NETRC")
+    write(".netrc", ours)
+    assert has_wandb_key()
+    (tmp_path / ".netrc").unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert has_wandb_key()
 
 
@@ -166,9 +145,9 @@ def test_online_only_with_a_key(tmp_path, monkeypatch, mode, key, offline):
     assert RunWandbLogger(tmp_path, "id").is_offline is offline
 
 
-def test_an_offline_run_keeps_everything_and_asks_nothing(tmp_path, monkeypatch, capfd):
+def test_an_offline_run_stores_everything_without_a_prompt(tmp_path, monkeypatch, capfd):
     def asked(*args):
-        raise AssertionError("a question")
+        raise AssertionError("a prompt")
 
     monkeypatch.setattr("builtins.input", asked)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
@@ -181,11 +160,11 @@ def test_an_offline_run_keeps_everything_and_asks_nothing(tmp_path, monkeypatch,
     logger.log_metrics({"train/loss": 2.5, "attention/layer_00/head_00/entropy": 0.5}, step=10)
     logger.log_image("attention/maps", [str(picture)], step=10)
     logger.log_metrics({"train/loss": 1.25}, step=20)
-    where = logger.location()
+    location = logger.location()
     logger.finish(failed=False)
 
     (file,) = run_dir.glob("wandb/offline-run-*/run-abc123.wandb")
-    assert f"wandb sync {file.parent.relative_to(tmp_path)}" in where
+    assert f"wandb sync {file.parent.relative_to(tmp_path)}" in location
     assert logger.experiment.name == "2026-01-31/12-00-00"
     rows = read_history(file)
     losses = {row["trainer/global_step"]: row["train/loss"] for row in rows if "train/loss" in row}
@@ -200,7 +179,7 @@ def test_an_offline_run_keeps_everything_and_asks_nothing(tmp_path, monkeypatch,
     assert capfd.readouterr().err == ""
 
 
-def test_the_reader_follows_records_across_blocks(tmp_path):
+def test_the_reader_reads_records_across_blocks(tmp_path):
     logger = RunWandbLogger(tmp_path, "long")
     for step in range(40):
         logger.log_metrics({f"metric_{i:04d}": step + i / 1000 for i in range(100)}, step=step)

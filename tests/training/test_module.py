@@ -1,4 +1,4 @@
-"""What validation reports, and that learning rates follow the schedule."""
+"""Validation metrics, learning rates and accumulated gradients."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ def metrics_of(sums, split):
     return CausalLM().metrics({name: torch.tensor(value) for name, value in sums.items()}, split)
 
 
-# Numbers.
+# Metrics.
 
 
 def test_metrics_by_hand():
@@ -42,33 +42,18 @@ def test_metrics_by_hand():
             "accuracy_top5": 0.75,
         }
     )
-
-
-def test_a_part_of_the_split_stands_for_the_whole():
-    sums = {"nats": 20.0, "tokens": 10.0, "top1": 0.0, "top5": 0.0}
-    bits = metrics_of(sums, split_of(num_tokens=60, num_bytes=240))["bits_per_byte"]
+    # A part of the split stands for all of it.
+    part = {"nats": 20.0, "tokens": 10.0, "top1": 5.0, "top5": 10.0}
+    bits = metrics_of(part, split_of(num_tokens=60, num_bytes=240))["bits_per_byte"]
     assert bits == pytest.approx(2.0 * 60 / (math.log(2) * 240))
+    # Unknown characters, or tokens without a score, leave no bits per byte.
+    assert metrics_of(part, split_of(10, 10, num_unknown=1))["bits_per_byte"] is None
+    partly_scored = metrics_of(part, replace(split_of(20, 20), scored=np.arange(21) > 10))
+    assert (partly_scored["bits_per_byte"], partly_scored["loss"], partly_scored["accuracy"]) == (None, 2.0, 0.5)
+    assert math.isfinite(metrics_of(part | {"nats": 1e6}, split_of(10, 10))["perplexity"])
 
 
-def test_unknown_characters_leave_no_bits_per_byte():
-    sums = {"nats": 20.0, "tokens": 10.0, "top1": 0.0, "top5": 0.0}
-    assert metrics_of(sums, split_of(10, 10, num_unknown=1))["bits_per_byte"] is None
-
-
-def test_tokens_that_are_not_scored_leave_no_bits_per_byte():
-    sums = {"nats": 20.0, "tokens": 10.0, "top1": 5.0, "top5": 10.0}
-    split = replace(split_of(20, 20), scored=np.arange(21) > 10)
-    assert split.num_tokens == 10
-    metrics = metrics_of(sums, split)
-    assert (metrics["bits_per_byte"], metrics["loss"], metrics["accuracy"]) == (None, 2.0, 0.5)
-
-
-def test_a_huge_loss_has_a_perplexity():
-    sums = {"nats": 1e6, "tokens": 1.0, "top1": 0.0, "top5": 0.0}
-    assert math.isfinite(metrics_of(sums, split_of(10, 10))["perplexity"])
-
-
-# Validation as a whole.
+# Validation.
 
 
 def scores(trainer, module, data):
@@ -79,18 +64,18 @@ def scores(trainer, module, data):
 def validate(tmp_path, text, tokenizer, batches=1.0, **data):
     data = make_data(tmp_path, text, tokenizer, **data)
     module = make_module(data, tied=False, first_step=7)
-    torch.nn.init.zeros_(module.network.readout.proj.weight)  # all tokens are equally likely
+    torch.nn.init.zeros_(module.network.readout.proj.weight)  # all tokens are equally probable
     logger = RunCSVLogger(tmp_path / "metrics.csv")
     trainer = make_trainer(tmp_path, loggers=[logger], limit_val_batches=batches)
     return data, scores(trainer, module, data), logger
 
 
-def test_a_uniform_model_costs_the_log_of_the_vocabulary(tmp_path):
+def test_a_uniform_model_has_the_loss_log_vocab_size(tmp_path):
     data, metrics, logger = validate(tmp_path, GREEK, CharTokenizer())
     split, vocab_size = data.splits["validation"], data.tokenizer.vocab_size
     text = GREEK[int(len(GREEK) * 0.95) :]
     assert (split.num_tokens, split.num_bytes) == (len(text), len(text.encode()))
-    assert split.num_bytes > 1.5 * split.num_tokens  # Greek and emoji: not a byte each
+    assert split.num_bytes > 1.5 * split.num_tokens  # Greek and emoji take several bytes each
     expected = math.log2(vocab_size) * len(text) / len(text.encode())
     assert metrics["val/bits_per_byte"] == pytest.approx(expected, rel=1e-6)
     assert metrics["val/loss"] == pytest.approx(math.log(vocab_size), rel=1e-6)
@@ -98,20 +83,25 @@ def test_a_uniform_model_costs_the_log_of_the_vocabulary(tmp_path):
     assert logger.rows[7]["val/loss"] == pytest.approx(metrics["val/loss"])  # at the step of the weights
 
 
-def test_unknown_characters_are_counted_and_leave_no_bits_per_byte(tmp_path):
-    text = "abc " * 200 + "ж" * 20
-    data, metrics, _ = validate(tmp_path, text, CharTokenizer())
-    assert data.splits["validation"].num_unknown == 20
-    assert "val/bits_per_byte" not in metrics
-    assert metrics["val/loss"] == pytest.approx(math.log(data.tokenizer.vocab_size), rel=1e-6)
-
-
-def test_validating_twice_begins_anew(tmp_path):
+def test_validating_twice_gives_the_same(tmp_path):
     data = make_data(tmp_path)
     module, trainer = make_module(data), make_trainer(tmp_path)
     first, second = (scores(trainer, module, data) for _ in range(2))
     assert first == second
     assert first["val/loss"] > 0
+
+
+def test_scores_are_summed_in_fp32_whatever_the_precision(tmp_path):
+    """bf16 has 8 bits: it cannot count the tokens of a split, nor add a batch to a large sum."""
+    data = make_data(tmp_path)
+    module = make_module(data)
+    scored, score = [], module.task.score
+    module.task.score = lambda *args: scored.append(score(*args)) or scored[-1]
+    metrics = scores(make_trainer(tmp_path, precision="bf16-true", limit_val_batches=1.0), module, data)
+    assert len(scored) > 2
+    nats, tokens = (sum(batch[name].double() for batch in scored) for name in ("nats", "tokens"))
+    assert metrics["val/loss"] == pytest.approx(float(nats / tokens), rel=1e-6)
+    assert int(tokens) == data.splits["validation"].num_tokens
 
 
 # Training.
