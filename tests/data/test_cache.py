@@ -2,10 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tinyformer.data import ByteTokenizer, CharTokenizer, TextRecipe, stream
+from tinyformer.data import ByteTokenizer, CharTokenizer, ExampleRecipe, TextRecipe, stream
 from tinyformer.data.documents import from_texts
 from tinyformer.data.hub_dataset import take_characters
 
@@ -69,8 +65,9 @@ def test_a_second_call_opens_what_the_first_built(tmp_path):
         assert replace(split, ids=second.splits[name].ids, offsets=second.splits[name].offsets) == second.splits[name]
 
 
-def test_everything_that_shapes_the_result_is_in_the_key():
-    recipe = TextRecipe(Texts("text" * 30), CharTokenizer(), 0.1)
+@pytest.mark.parametrize(("kind", "limit"), [(TextRecipe, "max_tokens"), (ExampleRecipe, "max_examples")])
+def test_everything_that_shapes_the_result_is_in_the_key(kind, limit):
+    recipe = kind(Texts("text" * 30), CharTokenizer(), 0.1)
     changes = [
         {"source": Texts("other" * 30)},
         {"tokenizer": ByteTokenizer()},
@@ -79,7 +76,7 @@ def test_everything_that_shapes_the_result_is_in_the_key():
         {"test_fraction": 0.2},
         {"seed": 1},
         {"group_near_copies": True},
-        {"max_tokens": 50},
+        {limit: 50},
         {"whole": True},
     ]
     assert len({recipe.key, *(replace(recipe, **change).key for change in changes)}) == 1 + len(changes)
@@ -107,17 +104,14 @@ def test_max_tokens_are_reached_although_a_part_is_held_out(tmp_path):
     assert sum(split.num_documents for split in splits.values()) < 200  # not all of the source was read
 
 
-def test_whole_is_one_split_of_all_documents(tmp_path):
-    recipe = TextRecipe(Texts("ab", validation=["c"], test=["d"]), ByteTokenizer(), whole=True)
-    splits = recipe.prepare(tmp_path).splits
-    assert {name: split.ids.tolist() for name, split in splits.items()} == {"all": [256, 97, 98, 256, 99, 256, 100]}
-
-
-def test_documents_of_any_size_are_written_in_order(tmp_path, monkeypatch):
+def test_whole_is_one_split_of_all_documents_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "_BATCH", 100)
     texts = ["x" * length for length in (1, 99, 250, 3, 0, 100, 7)]
-    split = TextRecipe(Texts(*texts), ByteTokenizer()).prepare(tmp_path).splits["train"]
-    assert np.diff(split.offsets).tolist() == [2, 100, 251, 4, 101, 8]
+    recipe = TextRecipe(Texts(*texts, validation=["c"], test=["de"]), ByteTokenizer(), whole=True)
+    splits = recipe.prepare(tmp_path).splits
+    assert set(splits) == {"all"}
+    assert np.diff(splits["all"].offsets).tolist() == [2, 100, 251, 4, 101, 8, 2, 3]
+    assert splits["all"].ids[-3:].tolist() == [256, *b"de"]
 
 
 def test_a_damaged_folder_is_built_again(tmp_path):
@@ -158,44 +152,7 @@ def test_an_error_leaves_nothing_behind(tmp_path, monkeypatch):
     assert recipe.prepare(tmp_path).splits["train"].num_documents == 5
 
 
-SLOW_BUILD = textwrap.dedent("""
-    import sys, time
-    from tinyformer.data import ByteTokenizer, TextFiles, TextRecipe, TextTokenizer
-    encode = TextTokenizer.encode_batch
-    def slow(self, texts):
-        print("tokenising", flush=True)
-        time.sleep(float(sys.argv[3]))
-        return encode(self, texts)
-    TextTokenizer.encode_batch = slow
-    TextRecipe(TextFiles(sys.argv[1]), ByteTokenizer()).prepare(sys.argv[2])
-""")
-
-
-def start_build(tmp_path, seconds):
-    (tmp_path / "a.txt").write_text("text")
-    arguments = [str(tmp_path / "a.txt"), str(tmp_path / "cache"), str(seconds)]
-    command = [sys.executable, "-c", SLOW_BUILD, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-
-
-@pytest.mark.slow
-def test_an_interrupted_build_leaves_nothing_behind(tmp_path):
-    process = start_build(tmp_path, 1)
-    assert process.stdout.readline() == "tokenising\n"
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) != 0
-    process.stdout.close()
-    assert folders(tmp_path / "cache") == []
-
-
-@pytest.mark.slow
-def test_two_processes_build_once(tmp_path):
-    processes = [start_build(tmp_path, 0.5) for _ in range(2)]
-    assert sum(process.communicate(timeout=60)[0].count("tokenising") for process in processes) == 1
-    assert [process.returncode for process in processes] == [0, 0]
-
-
-def test_threads_build_once(tmp_path):
+def test_concurrent_calls_build_once(tmp_path):
     class Slow(Texts):
         def load(self, max_characters=None):
             time.sleep(0.1)

@@ -64,8 +64,3 @@ def test_sst2_reads_local_files_in_place_of_the_hub(build, tmp_path):
         "train": {"text": ['"quoted" or not', "flat"], "label": ["1", "0"]},
         "validation": {"text": ["dull"], "label": ["0"]},
     }
-
-
-def test_settings_reach_the_source(build):
-    source = instantiate(build("data", "hub", "data.text_column=body", "data.revision=v1").data.source)
-    assert (source.path, source.text_columns, source.revision) == ("owner/name", ["body"], "v1")

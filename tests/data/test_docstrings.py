@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tinyformer.data import ByteTokenizer, Docstrings, LabelledDataModule, near_copy_groups
-from tinyformer.data.docstrings import mask_names, names_package
+from tinyformer.data.docstrings import mask_names
 
 LIBRARY = {
     "alpha/__init__.py": '"""The Alpha package: alphas, alphabet, test_alpha and alpha.beta."""',
@@ -46,19 +46,11 @@ def test_a_docstring_belongs_to_the_top_of_its_path(library):
         "Like package.": "io",
     }
     assert set(examples(num_packages=9).values()) == {"alpha", "beta", "io", "_pyrepl", "small"}
-
-
-def test_its_text_is_what_a_language_model_reads(library):
     source = Docstrings(num_packages=3)
-    assert list(source.load()["train"]["text"]) == list(examples(num_packages=3))
-    assert source.load()["train"].column_names == ["text"]
-
-
-def test_the_fingerprint_follows_library_and_number(library):
-    before = [Docstrings(n).fingerprint() for n in (2, 3)]
+    assert source.load()["train"].to_dict() == {"text": [*examples(num_packages=3)]}
+    prints = {source.fingerprint(), Docstrings(num_packages=2).fingerprint()}
     (library / "small.py").write_text('"""Smaller."""')
-    after = [Docstrings(n).fingerprint() for n in (2, 3)]
-    assert len({*before, *after}) == 4
+    assert len({*prints, source.fingerprint()}) == 3
 
 
 def test_names_are_masked_as_words_and_parts_of_names():
@@ -66,41 +58,30 @@ def test_names_are_masked_as_words_and_parts_of_names():
         ("email emails Email _email_ email.mime (EMAIL)", "package package package _package_ package.mime (package)"),
         ("emailed female email2 xemail", "emailed female email2 xemail"),
         ("http.client, _pyemail, https", "package.client, package, package"),
-        ("nothing", "nothing"),
+        ("an email of emails", "an package of package"),
     ]:
         assert mask_names(text, ["email", "http"]) == masked
 
 
-def test_a_masked_text_does_not_name_its_package():
-    for text in ["an email", "Emails", "test_email", "_pyemail", "email.mime"]:
-        assert names_package(text, "email")
-        assert not names_package(text, "mail")
-        assert not names_package(mask_names(text, ["email"]), "email")
-
-
 @pytest.mark.slow
-def test_the_library_here_names_no_package_and_no_near_copy_crosses(tmp_path, monkeypatch):
+def test_the_library_of_this_python_is_masked_and_divided(tmp_path, monkeypatch):
     source = Docstrings()
     rows = source.load_examples()["train"]
-    assert sorted(Counter(rows["label"]).values())[0] > 50
-    assert len(rows) > 3000
-    assert not any(names_package(text, label) for text, label in zip(rows["text"], rows["label"], strict=True))
+    texts = dict(zip(rows["text"], near_copy_groups(list(rows["text"])).tolist(), strict=True))
+    assert min(Counter(rows["label"]).values()) > 50
+    assert len(texts) > 3000
+    assert all(mask_names(text, [label]) == text for text, label in zip(rows["text"], rows["label"], strict=True))
 
-    monkeypatch.setattr(source, "load_examples", lambda: {"train": rows})  # parsing the library again takes seconds
+    monkeypatch.setattr(source, "load_examples", lambda: {"train": rows})  # parsing the library takes seconds
     fractions = {"validation_fraction": 0.1, "test_fraction": 0.1}
     module = LabelledDataModule(source, ByteTokenizer(), 2**20, 32, **fractions, cache_dir=str(tmp_path))
     module.prepare()
     assert len(module.labels) == 20
     assert {"asyncio", "email", "unittest"} < set(module.labels)
-    group_of = dict(zip(rows["text"], near_copy_groups(list(rows["text"])).tolist(), strict=True))
     groups = []
     for split in module.splits.values():
         assert split.num_truncated == 0
         assert 0.05 < split.majority_share < 0.25
         assert split.num_documents > 200
-        groups.append({group_of[split.text(row)] for row in range(split.num_documents)})
-    train, validation, test = groups
-    assert not train & validation
-    assert not train & test
-    assert not validation & test
-    assert sum(map(len, groups)) < len(rows)  # there are near-copies
+        groups.append({texts[split.text(row)] for row in range(split.num_documents)})
+    assert sum(map(len, groups)) == len(set.union(*groups)) < len(rows)  # near-copies are in one split

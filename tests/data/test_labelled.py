@@ -3,20 +3,14 @@
 import random
 from itertools import chain
 
-import lightning
 import numpy as np
 import pytest
-import torch
 
 from tinyformer.data import (
-    BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
     LabelledDataModule,
-    TextDataModule,
-    TextFiles,
     example_cache,
-    near_copy_groups,
 )
 from tinyformer.data.documents import from_columns
 from tinyformer.errors import ArgumentError
@@ -118,16 +112,6 @@ def test_processes_share_an_evaluation_without_repeating(make, monkeypatch):
         module.train_dataloader()
 
 
-def test_tokens_are_dropped_in_training_only(make):
-    module = prepared(make(train=list(reviews(200)), token_dropout=0.3, seq_len=256))
-    mask_id = module.tokenizer.mask_id
-    batches = list(module.train_dataloader())
-    dropped = sum(int((batch["inputs"] == mask_id).sum()) for batch in batches)
-    assert dropped / sum(int(batch["lengths"].sum()) for batch in batches) == pytest.approx(0.3, abs=0.02)
-    for name in module.splits:
-        assert not any((batch["inputs"] == mask_id).any() for batch in module.evaluation_dataloader(name))
-
-
 def test_texts_of_every_kind(make):
     texts = ["", "x", "👩‍👩‍👧 مرحبا 世界", "<eos> <mask> é", "long " * 100, "\u2028\x85"]
     rows = [(text, str(i % 2)) for i, text in enumerate(texts)]
@@ -148,14 +132,6 @@ def test_no_more_of_a_text_is_tokenised_than_a_model_could_read(make, monkeypatc
     assert split.text(1) == ("long " * 1000)[:31]
 
 
-def test_characters_are_learned_from_training_texts_and_counted(make):
-    module = prepared(
-        make(CharTokenizer(), train=[("ab", "0"), ("ba", "1")], validation=[("abc👩", "0")], test_fraction=0)
-    )
-    assert [split.num_unknown for split in module.splits.values()] == [0, 2]
-    assert module.splits["validation"].text(0) == "ab<unk><unk>"
-
-
 def test_pairs_are_one_sequence(make):
     module = make(train=[("one", "two", "yes"), ("", "", "no"), ("a" * 9, "b" * 9, "yes")], seq_len=10)
     split, eos = prepared(module, whole=True).splits["all"], module.tokenizer.eos_id
@@ -163,32 +139,6 @@ def test_pairs_are_one_sequence(make):
     assert sequences == [[eos, *b"one", eos, *b"two"], [eos, eos], [eos, *b"aaaa", eos, *b"bbbb"]]
     assert split.num_truncated == 1
     assert split.text(0) == "one<eos>two"
-
-
-def test_the_same_texts_are_held_out_as_for_a_language_model(make, tmp_path):
-    rows = [*reviews(300), ("", "0")]
-    module = prepared(make(train=rows, seed=3, seq_len=256))
-    cache = str(tmp_path / "cache")
-    text = prepared(TextDataModule(module.source, ByteTokenizer(), seq_len=16, batch_size=4, seed=3, cache_dir=cache))
-    for name, split in module.splits.items():
-        stream = text.splits[name]
-        documents = [text.tokenizer.decode(part[1:]) for part in np.split(stream.ids, stream.offsets[1:-1])]
-        assert documents == [found for found, _ in examples(split) if found]
-    assert sum(split.num_documents for split in module.splits.values()) == len(rows)
-
-
-def test_near_copies_never_cross_the_hold_out(make):
-    generator = random.Random(0)
-    originals = [[f"w{generator.randrange(10**6)}" for _ in range(12)] for _ in range(60)]
-    rows = [(" ".join([*words, f"x{copy}"]), str(copy % 2)) for words in originals for copy in range(4)]
-    generator.shuffle(rows)
-    module = prepared(make(train=rows, validation_fraction=0.2, test_fraction=0.2, seq_len=512))
-    texts = {name: [text for text, _ in examples(split)] for name, split in module.splits.items()}
-    assert min(map(len, texts.values())) > 20
-    groups = near_copy_groups(list(chain.from_iterable(texts.values()))).tolist()
-    assert len(set(groups)) == 60
-    parts = [set(part) for part in np.split(groups, np.cumsum([len(part) for part in texts.values()])[:-1])]
-    assert sum(map(len, parts)) == 60
 
 
 def test_few_examples_are_divided_whole(make):
@@ -258,48 +208,21 @@ def test_a_split_without_labels_is_left_out_with_a_line(make, capsys):
         make(train=[("x", None)], test=[("y", "1")]).prepare()
 
 
-def test_a_second_call_opens_and_gives_the_same(make):
+def test_prepared_examples_are_opened_again(make):
     source = Labelled(train=list(reviews(80)))
     first, second = make(source=source), make(source=source)
-    assert not first.is_prepared(ByteTokenizer().build([]))
+    tokenizer = ByteTokenizer().build([])
+    assert not first.is_prepared(tokenizer)
     prepared(first), prepared(second)
-    assert source.loads == 1
     assert first.fingerprint == second.fingerprint
-    assert first.tokenizer.fingerprint == second.tokenizer.fingerprint
     assert [examples(split) for split in first.splits.values()] == [examples(s) for s in second.splits.values()]
-    for tokenizer in (ByteTokenizer().build([]), second.tokenizer):  # with a mask token or without
-        assert second.is_prepared(tokenizer)
+    assert second.is_prepared(tokenizer)
+    assert second.is_prepared(tokenizer.with_mask())
     assert not second.is_prepared(CharTokenizer().build(["abc"]))
-    assert not second.is_prepared(second.tokenizer, whole=True)
+    assert not second.is_prepared(tokenizer, whole=True)
     shorter = prepared(make(source=source, seq_len=8))  # another length needs no other tokens
     assert source.loads == 1
     assert shorter.splits["train"].num_truncated > 50
-
-
-def test_a_damaged_folder_is_built_again(make, tmp_path):
-    source = Labelled(train=list(reviews(80)))
-    make(source=source).prepare()
-    for loads, name in enumerate(("train.labels.npy", "meta.json"), start=2):
-        (file,) = tmp_path.glob(f"cache/*/{name}")
-        file.write_bytes(file.read_bytes()[:100])
-        assert prepared(make(source=source)).splits["train"].num_documents > 50
-        assert source.loads == loads
-
-
-def test_the_fingerprint_covers_everything_that_shapes_the_examples(make):
-    rows = list(reviews(80))
-    changes = [
-        {},
-        {"train": [*rows[:-1], ("other", "0")]},
-        {"train": [(text, {"0": "1", "1": "0"}[label]) for text, label in rows]},
-        {"tokenizer": CharTokenizer()},
-        {"validation_fraction": 0.3},
-        {"test_fraction": 0.3},
-        {"group_near_copies": False},
-        {"max_examples": 10},
-        {"seed": 1},
-    ]
-    assert len({prepared(make(**({"train": rows} | change))).fingerprint for change in changes}) == len(changes)
 
 
 def test_max_examples_are_drawn_from_all_and_keep_their_order(make):
@@ -311,63 +234,3 @@ def test_max_examples_are_drawn_from_all_and_keep_their_order(make):
     places = [every.index(example) for example in chosen]
     assert places == sorted(places)
     assert examples(part.splits["validation"]) == examples(whole.splits["validation"])
-
-
-def test_files_with_labels(tmp_path):
-    (tmp_path / "train.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in reviews(40)))
-    source = TextFiles(str(tmp_path), label_column="label", columns=["text", "label"], quoted=False)
-    module = LabelledDataModule(source, ByteTokenizer(), 256, 8, cache_dir=str(tmp_path / "cache"))
-    assert module.scored_whole
-    assert examples(prepared(module, whole=True).splits["all"]) == list(reviews(40))
-
-
-class Bag(lightning.LightningModule):
-    """A bag of tokens: a weight for each token and class, enough to tell these reviews apart."""
-
-    def __init__(self, vocab_size):
-        super().__init__()
-        self.weight = torch.nn.EmbeddingBag(vocab_size, 2, mode="sum")
-        self.seen = []
-
-    def forward(self, batch):
-        real = torch.arange(batch["inputs"].shape[1]) < batch["lengths"][:, None]
-        return self.weight(batch["inputs"], per_sample_weights=real.float())
-
-    def training_step(self, batch):
-        self.seen.append(batch["rows"].tolist())
-        return torch.nn.functional.cross_entropy(self(batch), batch["labels"])
-
-    def validation_step(self, batch):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), 0.05)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.")
-@pytest.mark.filterwarnings("ignore:.*`weights_only` was not set")
-def test_lightning_trains_evaluates_and_resumes_mid_epoch(make, tmp_path):
-    settings = {"train": list(reviews(300)), "validation": list(reviews(100, 1)), "test_fraction": 0}
-    settings |= {"seq_len": 128, "batch_size": 16, "token_dropout": 0.1}
-
-    def fit(steps, checkpoint=None):
-        module = prepared(make(BPETokenizer(600), **settings))
-        torch.manual_seed(0)
-        bag = Bag(module.tokenizer.vocab_size)
-        silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        silent |= {"enable_checkpointing": False, "num_sanity_val_steps": 0}
-        trainer = lightning.Trainer(max_steps=steps, max_epochs=-1, accelerator="cpu", **silent)
-        trainer.fit(bag, datamodule=module, ckpt_path=checkpoint)
-        trainer.save_checkpoint(tmp_path / f"{steps}.ckpt")
-        return bag, module
-
-    whole, module = fit(100)
-    assert len(module.train_dataloader()) == -(-module.splits["train"].num_documents // 16)
-    before, _ = fit(25)  # in the middle of the second epoch
-    after, _ = fit(100, tmp_path / "25.ckpt")
-    assert before.seen + after.seen == whole.seen
-    assert torch.equal(after.weight.weight, whole.weight.weight)
-    with torch.no_grad():
-        right = sum(int((whole(batch).argmax(1) == batch["labels"]).sum()) for batch in module.val_dataloader())
-    assert right > 80

@@ -3,11 +3,9 @@
 from itertools import chain
 from types import SimpleNamespace
 
-import lightning
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tinyformer.data import ByteTokenizer, ExampleLoader, LabelledSplit, ResumableLoader, Windows
 from tinyformer.data import loader as loader_module
@@ -129,47 +127,3 @@ def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths, ran
                 assert tensor.dtype == other[name].dtype
                 assert other[name].is_contiguous()
         assert mapped.state_dict() == held.state_dict()
-
-
-class Recorder(lightning.LightningModule):
-    """Learns nothing, and records the windows of each step."""
-
-    def __init__(self, **loader_changes):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.loader_changes = loader_changes
-        self.seen = []
-
-    def training_step(self, batch):
-        self.seen += first_targets([batch])
-        return self.weight.sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-    def train_dataloader(self):
-        return loader(**self.loader_changes)
-
-
-def fit(folder, steps, ckpt_path=None, **loader_changes):
-    recorder = Recorder(**loader_changes)
-    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
-    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        max_steps=steps, max_epochs=-1, accelerator="cpu", devices=1, callbacks=[saver], **silent
-    )
-    trainer.fit(recorder, ckpt_path=ckpt_path)
-    return recorder.seen
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.")
-@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
-@pytest.mark.filterwarnings("ignore:.*`weights_only` was not set")
-def test_lightning_resumes_within_at_and_after_the_end_of_an_epoch(tmp_path):
-    reference = loader()
-    expected = first_targets(batch for _ in range(3) for batch in reference)[:22]
-    assert fit(tmp_path, 10) == expected[:10]
-    for stop in (5, 9, 10):
-        assert fit(tmp_path, 22, ckpt_path=tmp_path / f"step={stop}.ckpt") == expected[stop:]
-    assert fit(tmp_path, 22, ckpt_path=tmp_path / "step=5.ckpt", num_workers=2) == expected[5:]

@@ -2,11 +2,21 @@
 
 from types import SimpleNamespace
 
-import lightning
 import pytest
 import torch
 
-from tinyformer.data import IGNORED, ByteTokenizer, CharTokenizer, Masking, TextDataModule, TextFiles
+from tinyformer.data import (
+    IGNORED,
+    CharTokenizer,
+    Docstrings,
+    ExampleRecipe,
+    LabelledDataModule,
+    MaskedTokenizer,
+    Masking,
+    TextDataModule,
+    TextFiles,
+    TextRecipe,
+)
 from tinyformer.errors import ArgumentError
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
@@ -34,33 +44,25 @@ def test_every_token_of_every_split_is_scored_once(make):
     }
     assert module.tokenizer.decode(module.splits["train"].ids[1:20]) == TEXT[:19]
     assert not module.has_own_validation
+    assert module.is_prepared(module.tokenizer)
+    assert not module.is_prepared(module.tokenizer.with_mask())
+    assert not module.is_prepared(module.tokenizer, whole=True)
     for name, loader in (("validation", module.val_dataloader()), ("test", module.test_dataloader())):
         targets = torch.cat([batch["targets"].flatten() for batch in loader])
         assert targets[targets != IGNORED].tolist() == module.splits[name].ids[1:].tolist()
 
 
-def test_processes_share_an_evaluation_without_repeating(make, monkeypatch):
-    module = make()
-    module.prepare()
-    targets = []
-    for rank in range(3):
-        monkeypatch.setattr(TextDataModule, "_rank", rank)
-        monkeypatch.setattr(TextDataModule, "_world_size", 3)
-        targets += [t for batch in module.val_dataloader() for t in batch["targets"].flatten().tolist() if t >= 0]
-    assert sorted(targets) == sorted(module.splits["validation"].ids[1:].tolist())
-
-
-def test_whole_data_with_a_given_tokenizer(make):
-    tokenizer = ByteTokenizer().build([])
-    module = make(tokenizer=tokenizer)
-    assert not module.is_prepared(tokenizer, whole=True)
-    module.prepare(whole=True)
-    assert module.is_prepared(tokenizer, whole=True)
-    assert not module.is_prepared(tokenizer.with_mask(), whole=True)
-    assert set(module.splits) == {"all"}
-    assert module.splits["all"].num_tokens == len(TEXT)
-    assert module.tokenizer.fingerprint == tokenizer.fingerprint
-    assert len(list(module.evaluation_dataloader("all"))) == -(-len(TEXT) // 16 // 8)
+def test_settings_determine_the_recipe(make):
+    settings = {"validation_fraction": 0.1, "test_fraction": 0.2, "seed": 3}
+    for changes in ({"group_near_copies": True}, {"group_near_copies": False}):
+        text = make(**settings, **changes, max_tokens=50)
+        recipe = TextRecipe(text.source, CharTokenizer(), **settings, **changes, max_tokens=50)
+        assert text._recipe(whole=False) == recipe
+        assert text._recipe(whole=True) == TextRecipe(text.source, CharTokenizer(), max_tokens=50, whole=True)
+        labelled = LabelledDataModule(Docstrings(), CharTokenizer(), 8, 2, **settings, **changes, max_examples=50)
+        tokenizer = MaskedTokenizer(CharTokenizer())
+        recipe = ExampleRecipe(labelled.source, tokenizer, **settings, **changes, max_examples=50)
+        assert labelled._recipe(whole=False) == recipe
 
 
 def test_splits_that_do_not_exist_or_are_empty(make):
@@ -77,47 +79,6 @@ def test_splits_that_do_not_exist_or_are_empty(make):
         ArgumentError, match=r"^validation_fraction=0.01: leaves the validation split empty.*n=0.1 works"
     ):
         small.val_dataloader()
-
-
-def test_a_window_needs_as_much_text(make):
-    for seq_len, sentence in ((16, "seq_len=16: the training text has only 9 tokens; seq_len=9 works"), (9, None)):
-        module = make(text="0123456789", test_fraction=0.0, seq_len=seq_len)
-        if sentence is None:
-            module.prepare()
-        else:
-            with pytest.raises(ArgumentError, match=f"^{sentence}"):
-                module.prepare()
-
-
-class Model(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.tokens = 0
-
-    def training_step(self, batch):
-        return self.weight.sum()
-
-    def validation_step(self, batch):
-        self.tokens += int((batch["targets"] != IGNORED).sum())
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.")
-@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
-@pytest.mark.parametrize("fraction", [0.0, 0.1])
-def test_lightning_prepares_trains_and_evaluates(make, fraction):
-    module, model = make(validation_fraction=fraction), Model()
-    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", num_sanity_val_steps=0, enable_checkpointing=False, **silent
-    )
-    trainer.fit(model, datamodule=module)
-    assert trainer.global_step == len(module.train_dataloader())
-    assert model.tokens == (module.splits["validation"].num_tokens if fraction else 0)
 
 
 def strategy_on(device):

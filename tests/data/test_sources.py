@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyformer.data import LabelledSource, LocalOrHub, Pydoc, Source, TextFiles
+from tinyformer.data import Pydoc, TextFiles
 from tinyformer.data.documents import natural_order
 
 AWKWARD = 'line\r\nline\rline\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
@@ -133,33 +133,6 @@ def test_a_split_may_have_no_labels_at_all(tmp_path):
     write_table(tmp_path / "train.csv", [("x", "1")])
     write_table(tmp_path / "test.csv", [("y", ""), ("z", "")])
     assert examples(tmp_path)["test"] == [("y", None), ("z", None)]
-
-
-class Remote:
-    """A data set of the Hub of which only the name is used."""
-
-    name = "remote"
-
-    def fingerprint(self):
-        return "remote"
-
-    def load(self, max_characters=None):
-        raise AssertionError("not in use")
-
-    load_examples = load
-
-
-def test_local_files_replace_the_hub(tmp_path):
-    write_table(tmp_path / "train.csv", [("x", "1"), ("y", "0")])
-    local = LocalOrHub(str(tmp_path), lambda files: TextFiles(files, label_column="label"), Remote())
-    remote = LocalOrHub(None, TextFiles, Remote())
-    assert isinstance(local, Source)
-    assert isinstance(local, LabelledSource)
-    assert local.load_examples()["train"].to_dict() == {"text": ["x", "y"], "label": ["1", "0"]}
-    assert list(local.load()["train"]["text"]) == ["x", "y"]
-    assert local.name == remote.name == "remote"
-    assert local.fingerprint() != remote.fingerprint() == "remote"
-    assert (local.has_own_splits, remote.has_own_splits) == (False, True)
 
 
 @pytest.mark.slow

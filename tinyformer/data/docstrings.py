@@ -69,14 +69,6 @@ def _package(file: Path, modules: Collection[str]) -> str:
 
 def mask_names(text: str, names: Collection[str]) -> str:
     """A text with the word `MASKED` in place of each of these names."""
-    return _pattern(names).sub(MASKED, text)
-
-
-def names_package(text: str, package: str) -> bool:
-    """Whether a text names a package."""
-    return _pattern([package]).search(text) is not None
-
-
-def _pattern(names: Collection[str]) -> re.Pattern[str]:
     # The underscore separates words here: `test_email` and `_pyio` name their packages.
-    return re.compile(rf"(?<![^\W_])(?:_py)?(?:{'|'.join(map(re.escape, names))})s?(?![^\W_])", re.IGNORECASE)
+    pattern = rf"(?<![^\W_])(?:_py)?(?:{'|'.join(map(re.escape, names))})s?(?![^\W_])"
+    return re.sub(pattern, MASKED, text, flags=re.IGNORECASE)

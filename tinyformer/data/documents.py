@@ -51,7 +51,7 @@ def class_name(value: Any, column: str, place: str) -> str | None:
     """The name of a class: a string, or a number in digits; None where there is no label.
 
     Args:
-        value: what the column holds. The empty string, null and NaN are no label.
+        value: the value in the column. The empty string, null and NaN mean no label.
         column: the name of the label column.
         place: where the value stands, for the error.
 

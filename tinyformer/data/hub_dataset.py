@@ -118,7 +118,7 @@ class HubDataset:
             raise ArgumentError("name", self.config, f"{self.path}: {error}".rstrip(".")) from error
         splits = {SPLIT_OF[split]: rows for split, rows in loaded.items() if split in SPLIT_OF}
         if "train" not in splits:
-            raise ArgumentError("path", self.path, f"there is no split `train`, only {', '.join(map(str, loaded))}")
+            raise ArgumentError("path", self.path, f"it has no split train, only {', '.join(map(str, loaded))}")
         return splits
 
     def load_examples(self) -> dict[str, datasets.Dataset]:

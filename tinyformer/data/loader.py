@@ -36,7 +36,7 @@ class EpochLoader(ABC):
     def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]]]:
         """The data set (whose `__getitems__` returns a whole batch), and the indices of the items of each batch.
 
-        Both are functions of the epoch alone, so that an interrupted run goes on with the same batches.
+        Both are functions of the epoch alone, so that an interrupted run continues with the same batches.
         """
 
     def __len__(self) -> int:
