@@ -35,6 +35,7 @@ BLOCKS = [(kind, block) for page in PAGES.values() for kind, block in FENCE.find
 PYTHON = {block for kind, block in BLOCKS if kind == "python"}
 LOADING = sorted(block for block in PYTHON if "tinyformer.load" in block)
 CAPTURING = [block for block in PYTHON if "capture_attention(" in block]
+TRAINING = [block for block in PYTHON if "compose_run(" in block]
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
 # After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer.card`.
 SHELL = {
@@ -304,6 +305,14 @@ def test_loading_in_python(block: str, place: Path, capsys: pytest.CaptureFixtur
     assert "['The cat" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_training_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = TRAINING
+    small = [*SMALL_RUN, "data=text", "data.files=book.txt", "trainer.max_steps=2"]
+    exec(block.replace('"trainer.max_steps=200"', f"*{small}"), {})
+    assert str(losses_of("outputs/gqa")["val/loss"]) in capsys.readouterr().out
+
+
 def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = CAPTURING
     exec(block, {})
@@ -311,7 +320,7 @@ def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_python_block_is_run() -> None:
-    assert {*LOADING, *CAPTURING, *MINE} == PYTHON
+    assert {*LOADING, *CAPTURING, *TRAINING, *MINE} == PYTHON
     classes = {part for block in MINE for part in block.split("\n\n\n")[1:]}
     assert all(part.strip() in MINE[-1] for part in classes)  # commands run with the whole
 
