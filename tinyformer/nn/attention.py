@@ -1,7 +1,8 @@
 """Multi-head, grouped-query and multi-query attention.
 
-A layer projects tokens to queries, keys and values, adds positions, attends, gates its heads and projects back. What
-"attends" means, softmax(q kᵀ / √head_dim) v, stands in `kernels.eager`; the options that change it, in `softmax`.
+`BaseAttention.forward` projects tokens to queries, keys and values, attends, gates the heads and projects back;
+`Attention.project` makes queries, keys and values with their positions. `attend` is softmax(q kᵀ / √head_dim) v: its
+definition opens `kernels.eager`, and the options that change it are in `softmax`.
 """
 
 from abc import abstractmethod
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.gate import HeadGate, OutputGate, ablated_in_layer
-from tinyformer.nn.heads import head_dim_of
+from tinyformer.nn.heads import head_dim_of, split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
@@ -39,16 +40,11 @@ class BaseAttention(SoftmaxAttention):
 
     Args:
         d_model: width of the residual stream.
-        num_heads: query heads.
-        head_dim: size of a query and of a key, as one softmax compares them.
-        v_head_dim: size of a value; None for `head_dim`.
-        position_dim: size of the part of queries and keys that the relative position acts on; None for `head_dim`.
-        num_kv_heads: key and value heads; None for `num_heads`.
+        num_heads: query heads; for the other sizes see `SoftmaxAttention`, which has more `options`.
         gate: whether each token gates each head's output, see `OutputGate`.
         ablated_heads: `[layer, head]` pairs of the whole model whose heads output zero.
         layer_index: index of the layer, from 0.
         num_layers: number of layers.
-        options: of `SoftmaxAttention`.
     """
 
     q_proj: nn.Linear
@@ -111,7 +107,10 @@ class BaseAttention(SoftmaxAttention):
         context: Float[Tensor, "batch k_seq d_model"] | None = None,
         cache: LayerCache | None = None,
     ) -> QKV:
-        """Queries, keys and values, normalised and positioned."""
+        """Queries, keys and values, normalised and positioned.
+
+        With a cache, `cache.extend(..., window=self.window)` appends the new keys and values to the earlier ones.
+        """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
         """The output of each head."""
@@ -160,16 +159,11 @@ class BaseAttention(SoftmaxAttention):
         if cache is None:
             return mask
         if context is not None:
-            raise ArgumentError(
-                "cache", cache, "must be None with a `context`: it holds keys of the input sequence", {"cache": None}
-            )
+            reason = "must be None with a `context`: it holds keys of the input sequence"
+            raise ArgumentError("cache", cache, reason, {"cache": None})
         if cache.length and not mask.causal:
-            raise ArgumentError(
-                "mask.causal",
-                False,
-                "must be True: cached tokens do not attend to new ones",
-                {"causal": True},
-            )
+            reason = "must be True: cached tokens do not attend to new ones"
+            raise ArgumentError("mask.causal", False, reason, {"causal": True})
         return mask.without_first(cache.num_behind(self.window))
 
 
@@ -230,10 +224,3 @@ class Attention(BaseAttention):
         if cache is not None:
             k, v = cache.extend(k, v, window=self.window)
         return QKV(q, k, v)
-
-
-def split_heads(
-    x: Float[Tensor, "batch seq heads_times_dim"], head_dim: int
-) -> Float[Tensor, "batch heads seq {head_dim}"]:
-    """One vector for each head out of the concatenated vectors of all heads."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What a layer remembers of the tokens before, so that the next one costs a step and not the whole sequence."""
+"""The KV cache: keys and values of earlier tokens, so that decoding computes the new token alone."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,19 @@ from tinyformer.errors import ArgumentError
 
 
 class LayerCache:
-    """The keys and values of one layer (or the latent that they are made of), growing along the sequence.
+    """The cached keys and values of one layer, or the latents that they are projected from.
 
-    Under a window W it holds the last W tokens, the most that the next one may see, itself included.
+    With a window of W keys it holds the last W tokens, which include all that the next query attends to.
 
     Args:
-        room: for how many tokens there is memory from the start; it doubles when it is full. A window needs none.
+        room: number of tokens to allocate memory for at the start; it doubles when it is full. Unused with a window.
     """
 
     def __init__(self, room: int = 0) -> None:
         self.length = 0
-        """Tokens that came, those included that a window has left behind."""
+        """Number of tokens so far, including those outside the window."""
         self.num_held = 0
-        """Tokens that are held."""
+        """Number of tokens in memory."""
         self._room = room
         self._memory: tuple[Tensor, ...] = ()
 
@@ -28,26 +28,26 @@ class LayerCache:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is held of the last `num_held` tokens; axis -2 is the sequence."""
+        """The cached tensors of the last `num_held` tokens; axis -2 is the sequence."""
         return tuple(memory[..., : self.num_held, :] for memory in self._memory)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the tokens that are held, without the room for more."""
+        """Bytes of the tokens in memory, without the room for more."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def extend(self, *new: Tensor, window: int | None = None) -> tuple[Tensor, ...]:
-        """Remember some more tokens.
+        """Append the keys and values of new tokens.
 
         Args:
-            new: what is held of them; axis -2 is the sequence.
-            window: how many tokens one may see, itself included; all before it unless given.
+            new: the tensors of the new tokens; axis -2 is the sequence.
+            window: number of keys that a query attends to, its own position included; None for all.
 
         Returns:
-            All that one of the new tokens may see, themselves at the end.
+            The tensors of all tokens that one of the new tokens attends to, the new ones at the end.
 
         Raises:
-            ValueError: they carry a gradient, for which memory that is written to again is no place.
+            ArgumentError: the tensors require gradients, which memory that is overwritten cannot keep.
         """
         if any(tensor.requires_grad for tensor in new):
             raise ArgumentError(
@@ -57,11 +57,11 @@ class LayerCache:
         return self._append(new) if window is None else self._slide(new, window)
 
     def num_behind(self, window: int | None) -> int:
-        """How many of the tokens so far the next one cannot see through a window of this size; see `extend`."""
+        """Number of cached tokens outside the window of the next query; `extend` does not return them."""
         return 0 if window is None else self.length - min(self.num_held, window - 1)
 
     def copy(self) -> "LayerCache":
-        """The same, with memory of its own."""
+        """A copy with memory of its own."""
         other = LayerCache(self._room)
         other.length, other.num_held = self.length, self.num_held
         other._memory = tuple(tensor.clone() for tensor in self.tensors)
@@ -70,7 +70,7 @@ class LayerCache:
     def _append(self, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         first, end = self.num_held, self.num_held + new[0].shape[-2]
         if not self._memory or end > self._memory[0].shape[-2]:
-            # Twice as much each time: all copies together are no more than the sequence.
+            # Doubling keeps the total size of all copies below that of the sequence.
             room, held = max(end, 2 * first, self._room), self.tensors
             self._memory = tuple(tensor.new_empty(*tensor.shape[:-2], room, tensor.shape[-1]) for tensor in new)
             for memory, tensor in zip(self._memory, held, strict=False):
@@ -81,24 +81,24 @@ class LayerCache:
         return self.tensors
 
     def _slide(self, new: tuple[Tensor, ...], window: int) -> tuple[Tensor, ...]:
-        # The first of the new tokens sees window - 1 before itself.
+        # The first of the new tokens attends to window - 1 tokens before it.
         first = max(0, self.num_held - (window - 1))
         seen = new
         if self._memory:
             pairs = zip(self.tensors, new, strict=True)
             seen = tuple(torch.cat([tensor[..., first:, :], more], dim=-2) for tensor, more in pairs)
         self.num_held = min(window, seen[0].shape[-2])
-        # Of a long prompt a copy of its end, so that its memory goes.
+        # Of a long prompt the end is copied, so that the memory of the rest is freed.
         long = self.num_held < seen[0].shape[-2]
         self._memory = tuple(tensor[..., -window:, :].clone() for tensor in seen) if long else seen
         return seen
 
 
 class Cache:
-    """A `LayerCache` for each layer of a model.
+    """The KV cache of a model: one `LayerCache` for each layer.
 
     Args:
-        num_layers: of the model.
+        num_layers: number of layers.
         room: see `LayerCache`.
     """
 
@@ -107,10 +107,10 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Tokens that came."""
+        """Number of tokens so far."""
         return self.layers[0].length
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the tokens that all layers hold."""
+        """Bytes of the tokens in memory, over all layers."""
         return sum(layer.num_bytes for layer in self.layers)

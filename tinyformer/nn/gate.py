@@ -1,4 +1,4 @@
-"""Factors on the heads' outputs, between the backend and the output projection."""
+"""Gates on the outputs of heads, between attention and the output projection."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,15 +10,15 @@ from tinyformer.nn.heads import not_a_head
 
 
 class HeadGate(nn.Module):
-    """head_h ← g_h · head_h + (1 - g_h) · r_h before `o_proj`: a factor of 0 takes the head away, on every backend.
+    """head_h ← g_h · head_h + (1 - g_h) · r_h: a factor g_h of 0 ablates the head, on every backend.
 
     Args:
-        num_heads: of the layer.
-        ablated: the heads whose factor is 0.
+        num_heads: number of heads of the layer.
+        ablated: heads whose factor is 0.
 
     Attributes:
-        factors: g, `heads` or `batch heads`; None where all are 1.
-        replacement: makes r, what stands in for a head that is taken away; zero where it is None.
+        factors: g, of shape `heads` or `batch heads`; None if all factors are 1.
+        replacement: computes r, the replacement of an ablated head, from the outputs; None for zero.
     """
 
     factors: Tensor | None
@@ -30,7 +30,7 @@ class HeadGate(nn.Module):
         if ablated:
             factors = torch.ones(num_heads)
             factors[list(ablated)] = 0.0
-        # It follows from the config, so it is no part of the weights.
+        # Not persistent: the factors follow from the config.
         self.register_buffer("factors", factors, persistent=False)
         self.replacement = None
 
@@ -40,18 +40,16 @@ class HeadGate(nn.Module):
         if self.factors is None:
             return heads
         factors = self.factors.to(heads.dtype).unflatten(-1, (-1, 1, 1))
-        kept = heads * factors
-        return kept if self.replacement is None else kept + (1 - factors) * self.replacement(heads)
+        gated = heads * factors
+        return gated if self.replacement is None else gated + (1 - factors) * self.replacement(heads)
 
 
 class OutputGate(nn.Module):
-    """head_h ← head_h · sigmoid(W x)_h: each token opens or closes each head (Qiu et al. 2025, arXiv 2505.06708).
-
-    The paper's head-wise gate: one number for each head and token.
+    """head_h ← head_h · sigmoid(W x)_h, the head-wise gate of Qiu et al. 2025 (arXiv 2505.06708).
 
     Args:
         d_model: width of the residual stream.
-        num_heads: of the layer.
+        num_heads: number of heads of the layer.
     """
 
     def __init__(self, d_model: int, num_heads: int) -> None:
@@ -61,7 +59,7 @@ class OutputGate(nn.Module):
     def forward(
         self, heads: Float[Tensor, "batch num_heads seq head_dim"], x: Float[Tensor, "batch seq d_model"]
     ) -> Float[Tensor, "batch num_heads seq head_dim"]:
-        """Gate the heads by the tokens that asked."""
+        """Gate the heads by sigmoid(W x + b) of the query token."""
         return heads * torch.sigmoid(self.proj(x)).transpose(1, 2).unsqueeze(-1).to(heads.dtype)
 
 

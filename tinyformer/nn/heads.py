@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, require_at_least
@@ -25,6 +26,13 @@ def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int |
             "num_kv_heads", num_kv_heads, f"must divide `num_heads`={num_heads}", {"num_kv_heads": works}
         )
     return head_dim or d_model // num_heads
+
+
+def split_heads(
+    x: Float[Tensor, "batch seq heads_times_dim"], head_dim: int
+) -> Float[Tensor, "batch heads seq {head_dim}"]:
+    """One vector for each head out of the concatenated vectors of all heads."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
 def not_a_head(argument: str, pair: Sequence[int], num_layers: int, num_heads: int) -> ArgumentError:

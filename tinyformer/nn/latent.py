@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn.attention import QKV, BaseAttention, split_heads
+from tinyformer.nn.attention import QKV, BaseAttention
 from tinyformer.nn.cache import LayerCache
-from tinyformer.nn.heads import head_dim_of
+from tinyformer.nn.heads import head_dim_of, split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm

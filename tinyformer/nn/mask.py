@@ -1,4 +1,4 @@
-"""Who may attend to whom: one description, rendered for each backend."""
+"""Attention masks: one description, which each kernel takes in its own form."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Grid(NamedTuple):
-    """The indices of all pairs of a query and a key, as four tensors that broadcast to `batch heads q_seq k_seq`."""
+    """The indices of all pairs of a query and a key: four tensors that broadcast to `batch heads q_seq k_seq`."""
 
     batch: Int[Tensor, "batch 1 1 1"]
     head: Int[Tensor, "1 heads 1 1"]
@@ -32,15 +32,15 @@ class Grid(NamedTuple):
         device: torch.device,
         rows: Int[Tensor, " rows"] | None = None,
     ) -> "Grid":
-        """The grid of these sizes. The last query stands at the last key, so `q_idx` may begin above 0.
+        """The grid of these sizes. The last query is at the position of the last key, so `q_idx` may start above 0.
 
         Args:
             batch: number of sequences.
-            num_heads: of each.
+            num_heads: number of heads.
             q_seq: number of queries.
             k_seq: number of keys.
-            device: of the indices.
-            rows: which of the queries; all unless given.
+            device: device of the indices.
+            rows: indices of the queries; None for all.
         """
         q_idx = torch.arange(k_seq - q_seq, k_seq, device=device)
         return cls(
@@ -55,16 +55,16 @@ class Grid(NamedTuple):
 class AttentionMask:
     """The keys that each query may attend to; without arguments, all of them.
 
-    The last query stands at the last key: with fewer queries than keys (decoding against a cache), query `i` is
-    at position `k_seq - q_seq + i`. A query that may attend to nothing yields zeros on every backend.
+    The last query is at the position of the last key: with fewer queries than keys (decoding with a cache), query `i`
+    is at position `k_seq - q_seq + i`. The output of a query without any key is zero on every backend.
 
     Args:
-        causal: a query sees the keys at its own position and before.
-        lengths: how many of a row's keys are real; the rest is padding, at the right, and seen by nobody.
-        documents: which document of its row each key belongs to, where rows are packed with several; ids never
-            fall along a row. A query sees the keys of its own document.
-        window: how many keys a query sees, itself included (Beltagy et al. 2020, arXiv 2004.05150): the last ones
-            if causal, else `window // 2` before itself and `(window - 1) // 2` after.
+        causal: whether a query attends only to keys at its own position and before.
+        lengths: number of real keys in each row; the rest is padding at the end, which is masked.
+        documents: index of the document that each key belongs to, in rows packed with several documents; it never
+            decreases along a row. A query attends to keys of its own document only.
+        window: number of keys that a query attends to, its own position included (Beltagy et al. 2020, arXiv
+            2004.05150): the last ones if causal, else `window // 2` before and `(window - 1) // 2` after it.
     """
 
     causal: bool = False
@@ -73,13 +73,13 @@ class AttentionMask:
     window: int | None = None
 
     def within(self, window: int | None) -> "AttentionMask":
-        """This mask, narrowed to a window."""
+        """This mask with a window of at most this size."""
         if window is None or (self.window is not None and self.window <= window):
             return self
         return replace(self, window=window)
 
     def without_first(self, num_keys: int) -> "AttentionMask":
-        """This mask for the keys that are left when the first are gone, as in a cache under a window."""
+        """This mask without the first keys, as in a cache with a window."""
         if not num_keys:
             return self
         return replace(
@@ -89,19 +89,19 @@ class AttentionMask:
         )
 
     def for_last(self, k_seq: int) -> "AttentionMask":
-        """This mask for the last query alone: from it causality hides nothing, nor does a window of all the keys."""
+        """This mask for the last query alone, without what hides nothing from it: causality, a window of all keys."""
         is_wide = self.window is None or k_seq <= self.window
         return replace(self, causal=False, window=None) if self.causal and is_wide else self
 
     @property
     def span(self) -> tuple[int, int]:
-        """How many keys before and after itself a query sees at most; -1 is any number."""
+        """Maximum number of keys before and after its own position that a query attends to; -1 for no limit."""
         if self.window is None:
             return -1, 0 if self.causal else -1
         return (self.window - 1, 0) if self.causal else (self.window // 2, (self.window - 1) // 2)
 
     def mask_mods(self) -> list[MaskMod]:
-        """The conditions that must all hold for a query to attend to a key."""
+        """The conditions under which a query attends to a key; all of them must be met."""
         mods: list[MaskMod] = []
         before, after = self.span
         if before >= 0:
@@ -113,7 +113,7 @@ class AttentionMask:
             mods.append(lambda batch, head, q_idx, kv_idx: kv_idx < lengths[batch])
         if self.documents is not None:
             documents = self.documents
-            # A query before the first key is in no document.
+            # A query before the first key belongs to no document.
             mods.append(
                 lambda batch, head, q_idx, kv_idx: (
                     (q_idx >= 0) & (documents[batch, q_idx.clamp(min=0)] == documents[batch, kv_idx])
@@ -124,13 +124,13 @@ class AttentionMask:
     def dense(
         self, q_seq: int, k_seq: int, device: torch.device, rows: Int[Tensor, " rows"] | None = None
     ) -> Bool[Tensor, "#batch 1 #q_seq k_seq"] | None:
-        """The mask on its grid, True where the query may attend; None where everybody sees everything.
+        """The dense mask, True where the query may attend; None if nothing is masked.
 
         Args:
             q_seq: number of queries.
             k_seq: number of keys.
-            device: of the mask.
-            rows: which of the queries; all unless given.
+            device: device of the mask.
+            rows: indices of the queries; None for all.
         """
         mods = self.mask_mods()
         if not mods:
@@ -143,23 +143,27 @@ class AttentionMask:
 
     @property
     def num_rows(self) -> int:
-        """Of the batch, where they differ in what may be seen; else 1."""
+        """Batch size of the mask; 1 if it is the same for all rows."""
         per_row = self.lengths if self.lengths is not None else self.documents
         return 1 if per_row is None else len(per_row)
 
     def is_plain(self, q_seq: int, k_seq: int) -> bool:
-        """Whether this is no mask, or plain causal self-attention: what every kernel computes without a mask."""
-        shaped = self.lengths is not None or self.documents is not None or self.window is not None
-        return not shaped and (not self.causal or q_seq == k_seq)
+        """Whether nothing is masked, or causality alone in self-attention: every kernel has a flag for these."""
+        is_special = self.lengths is not None or self.documents is not None or self.window is not None
+        return not is_special and (not self.causal or q_seq == k_seq)
 
     def may_leave_rows_empty(self, q_seq: int, k_seq: int) -> bool:
-        """Whether some query may have no key at all: a row of length zero, or more queries than keys."""
-        # A document may lie behind the padding; a window before the first key.
+        """Whether all keys of a query may be masked: in a row of length zero, or with more queries than keys."""
+        # With lengths, a whole document or window may be padding, too.
         return self.lengths is not None or (q_seq > k_seq and not self.is_plain(q_seq, k_seq))
 
 
 def window_of_layer(window: int | Sequence[int | None] | None, layer_index: int) -> int | None:
-    """The window of one layer."""
+    """The window of one layer, from one number or a pattern over the layers.
+
+    Raises:
+        ArgumentError: a window is below 1, or the pattern is empty.
+    """
     pattern = [window] if window is None or isinstance(window, int) else list(window)
     if not pattern or any(width is not None and width < 1 for width in pattern):
         raise ArgumentError(
