@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
-from nn.variants import VARIANTS, documents, mla, network
+from nn.variants import documents, factory, gqa, mla, network
 
 from tinyformer.analysis import capture_attention
 from tinyformer.doctor.speed import peak_memory
@@ -127,13 +127,13 @@ MASKS = {
     "documents": AttentionMask(True, documents=documents()),
 }
 CHOSEN = (
-    *("mha", "gqa", "mqa", "mla", "differential", "additive", "rotary", "alibi", "t5", "shaw", "window-even"),
-    *("local_gaussian", "softcap", "sink", "sink+window", "alibi+softcap", "mla+rotary", "mla+alibi", "mla+shaw-keys"),
-    *("mla+additive", "differential+rotary", "differential+t5", "differential+sink+window", "differential+softcap"),
-    "differential+local_gaussian",
+    *("mha", "gqa", "mqa", "mla", "differential", "additive", "rotary", "alibi", "t5", "relative", "window"),
+    *("local_gaussian", "softcap", "sink", "sink+window", "alibi+softcap", "mla+rotary", "mla+alibi"),
+    *("mla+relative_keys", "mla+additive", "differential+rotary", "differential+t5", "differential+sink+window"),
+    *("differential+softcap", "differential+local_gaussian"),
 )
-EVERY = {name: partial(network, VARIANTS[name][0]) for name in CHOSEN} | {
-    "learned": partial(network, VARIANTS["gqa"][0], partial(LearnedPosition, 16, 32)),
+EVERY = {name: partial(network, factory(name)) for name in CHOSEN} | {
+    "learned": partial(network, gqa, partial(LearnedPosition, 16, 32)),
     "learned+mla": partial(network, mla, partial(LearnedPosition, 16, 32)),
 }
 CELLS = [

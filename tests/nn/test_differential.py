@@ -39,7 +39,7 @@ def test_the_formula(layer_index):
 
 @torch.no_grad()
 def test_the_maps_are_both_softmaxes_of_each_head():
-    module, x = make("differential").double(), tokens().double()
+    module, x = make("gqa+differential").double(), tokens().double()
     maps = module.weights(x, CAUSAL)
     assert maps.shape == (3, 8, 11, 11)
     torch.testing.assert_close(maps.sum(-1), torch.ones(3, 8, 11, dtype=torch.float64))
@@ -69,7 +69,7 @@ def test_lambda_begins_as_the_paper_says():
 
 
 def test_qk_norm_is_that_of_each_half():
-    module = make("differential", qk_norm=True)
+    module = make("gqa+differential", qk_norm=True)
     q, _, _ = module.project(tokens())
     raw = (tokens() @ module.q_proj.weight.T).unflatten(-1, (8, 4)).transpose(1, 2)
     expected = raw / (raw.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.q_norm.weight

@@ -44,7 +44,7 @@ def heads_before_o_proj(attention: Attention, x: torch.Tensor) -> list[torch.Ten
     return list(found[0].unflatten(-1, (4, -1)).unbind(-2))
 
 
-@pytest.mark.parametrize("name", ["mha", "gqa", "mla", "differential", "gate", "sink", "shaw", "local_gaussian"])
+@pytest.mark.parametrize("name", ["mha", "gqa", "mla", "differential", "gqa+gate", "sink", "relative"])
 @torch.no_grad()
 def test_a_head_goes_and_the_others_stay_bit_for_bit(name):
     attention, x, head = make(name, "auto"), tokens(), 2
@@ -148,7 +148,7 @@ def test_each_token_gates_each_head_by_hand():
 
 @torch.no_grad()
 def test_the_gate_stands_between_the_heads_and_their_projection():
-    gated, plain = make("gate"), make("gqa")
+    gated, plain = make("gqa+gate"), make("gqa")
     plain.load_state_dict(gated.state_dict(), strict=False)
     x, parts = tokens(), []
     for head in range(4):
@@ -162,7 +162,7 @@ def test_the_gate_stands_between_the_heads_and_their_projection():
 
 @torch.no_grad()
 def test_across_sequences_those_who_ask_gate():
-    attention, context = make("gate"), tokens(seq=6, seed=4)
+    attention, context = make("gqa+gate"), tokens(seq=6, seed=4)
     out = attention(tokens(), context=context)
     with torch.no_grad():
         attention.output_gate.proj.bias -= 100

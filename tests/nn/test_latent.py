@@ -78,7 +78,7 @@ def test_sizes_are_the_papers_unless_given():
 
 @torch.no_grad()
 def test_shaws_vectors_join_the_decoupled_part_alone():
-    attention, x = make("mla+shaw-keys").double(), tokens(2, 9).double()
+    attention, x = make("mla+relative_keys").double(), tokens(2, 9).double()
     vectors = attention.position.keys.weight.numpy()
 
     def score(h: int, q: np.ndarray, k: np.ndarray, i: int, j: int) -> float:

@@ -90,7 +90,7 @@ def test_tables_are_no_part_of_the_weights(position):
 
 def assert_loops(attention: Attention, score, causal: bool, **rest) -> None:
     attention, x = attention.double(), tokens(2, 9).double()
-    heads = attend_by_loops(*attention.project(x), score, sees=lambda i, j: not causal or j <= i, **rest)
+    heads = attend_by_loops(*attention.project(x), score, may_attend=lambda i, j: not causal or j <= i, **rest)
     assert error(attention(x, AttentionMask(causal)), projected(heads, attention)) <= 1e-12
 
 
@@ -108,7 +108,7 @@ def test_alibis_slopes_are_those_of_the_paper():
 def test_alibi_takes_off_the_slope_times_the_distance(causal):
     slopes = [0.25, 0.0625, 0.015625, 0.00390625]
     score = lambda h, q, k, i, j: 8**-0.5 * float(q @ k) - slopes[h] * abs(i - j)  # noqa: E731
-    assert_loops(make("alibi"), score, causal)
+    assert_loops(make("gqa+alibi"), score, causal)
 
 
 BIDIRECTIONAL = {0: 0, -1: 1, -7: 7, -8: 8, -11: 8, -12: 9, -15: 9, -16: 10, -22: 10, -23: 11, -32: 12, -64: 14}
@@ -125,7 +125,7 @@ def test_t5s_buckets_at_known_distances(causal, known):
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_t5_adds_its_bucket_of_each_head(causal):
-    attention = make("t5")
+    attention = make("gqa+t5")
     table = attention.position.embedding.weight.detach().double().numpy()
     # 8 buckets up to distance 10: one way 0, 1, 2, 3, then 4 + ⌊4 · ln(d / 4) / ln 2.5⌋;
     # both ways 0, 1, then 2 + ⌊2 · ln(d / 2) / ln 5⌋, and 4 more for keys behind the query.
@@ -135,7 +135,7 @@ def test_t5_adds_its_bucket_of_each_head(causal):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-@pytest.mark.parametrize("name", ["shaw", "shaw-keys"])
+@pytest.mark.parametrize("name", ["relative", "relative_keys"])
 def test_shaws_vectors_of_clipped_distances_join_keys_and_values(name, causal):
     attention = make(name)
     keys = attention.position.keys.weight.detach().double().numpy()

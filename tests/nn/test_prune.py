@@ -1,33 +1,44 @@
-"""A pruned layer computes what the layer with those heads gated off computes, and is smaller."""
+"""Pruned layers and models compute what those with closed gates compute, and are smaller.
+
+`test_laws` prunes one head of four in every variant; here are groups of several and uneven groups, gradients, weights,
+and whole models.
+"""
 
 import copy
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from attention_cases import error
 from torch import Tensor
-from variants import ANY, BY_HAND, CAPPED, LEARNED, prepared, tokens
+from variants import factory, gqa, network, prepared, t5, tokens
 
 from tinyformer.analysis import map_names
+from tinyformer.analysis.costs import cache_elements
 from tinyformer.nn import (
     ALiBi,
     Attention,
     AttentionMask,
     BaseAttention,
+    Cache,
     DifferentialAttention,
     LatentAttention,
     RotaryPosition,
+    Shared,
     ShawPosition,
     T5Position,
+    Transformer,
     kernel_of_layer,
     prune_heads,
     resolve_backend,
 )
+from tinyformer.nn.prune import prune_model
 
 D_MODEL, NUM_HEADS = 24, 6
 CAUSAL = AttentionMask(causal=True)
+X = tokens(2, 9, d_model=D_MODEL).double()
 SHARINGS: dict[str, Callable[..., BaseAttention]] = {
     "mha": partial(Attention, D_MODEL, NUM_HEADS),
     "gqa": partial(Attention, D_MODEL, NUM_HEADS, 2),
@@ -35,51 +46,30 @@ SHARINGS: dict[str, Callable[..., BaseAttention]] = {
     "mla": partial(LatentAttention, D_MODEL, NUM_HEADS, kv_rank=8),
     "differential": partial(DifferentialAttention, D_MODEL, NUM_HEADS, 2),
 }
-POSITIONS = {
-    "none": (None, ANY),
-    "rotary": (partial(RotaryPosition, 32), ANY),
-    "alibi": (partial(ALiBi, NUM_HEADS), ANY),
-    "t5": (partial(T5Position, NUM_HEADS, num_buckets=8, max_distance=10), LEARNED),
-    "shaw": (partial(ShawPosition, max_distance=3), BY_HAND),
-    "shaw-keys": (partial(ShawPosition, max_distance=3, values=False), LEARNED),
-}
+SEVERAL = {"bias": True, "sink": True, "gate": True, "qk_norm": True, "score": "general"}
 EXTRAS = {
-    "plain": ({}, ANY),
-    "bias": ({"bias": True}, ANY),
-    "sink": ({"sink": True}, ANY),
-    "gate": ({"gate": True}, ANY),
-    "qk_norm": ({"qk_norm": True}, ANY),
-    "general": ({"score": "general"}, ANY),
-    "additive": ({"score": "additive"}, BY_HAND),
-    "softcap": ({"softcap": 0.5}, CAPPED),
-    "local_gaussian": ({"window": 4, "local_gaussian": True}, BY_HAND),
-    "several": ({"bias": True, "sink": True, "gate": True, "qk_norm": True, "score": "general"}, ANY),
+    "several": SEVERAL,
+    "rotary": SEVERAL | {"position": partial(RotaryPosition, 32)},
+    "alibi": SEVERAL | {"position": partial(ALiBi, NUM_HEADS)},
+    "t5": SEVERAL | {"position": partial(T5Position, NUM_HEADS, num_buckets=8, max_distance=10)},
+    "relative_keys": {"position": partial(ShawPosition, max_distance=3, values=False)},
+    "additive": {"score": "additive"},
+    "local_gaussian": {"window": 4, "local_gaussian": True},
 }
-# Of two K/V heads the first serves heads 0 to 2, the second 3 to 5.
-PRUNED = {
-    "one": [1],
-    "evenly": [0, 4],
-    "a-group": [3, 4, 5],
-    "unevenly": [0, 1, 4],
-    "all-but-one": [0, 1, 2, 4, 5],
-}
+PRUNED = {"evenly": [0, 4], "a-group": [3, 4, 5], "unevenly": [0, 1, 4], "all-but-one": [0, 1, 2, 4, 5]}
+"""Of two K/V heads the first serves heads 0 to 2, the second 3 to 5."""
 
 
-def make(sharing: str, position: str = "none", extra: str = "plain", **options: object) -> BaseAttention:
-    """A layer in float64, where nothing but rounding is 1e-10."""
-    options = {"position": POSITIONS[position][0], "backend": "eager"} | EXTRAS[extra][0] | options
+def make(sharing: str, extra: str | None = None, **options: object) -> BaseAttention:
+    """A layer in float64, with errors below 1e-10."""
+    options = {"backend": "eager"} | (EXTRAS[extra] if extra else {}) | options
     return prepared(partial(SHARINGS[sharing], **options)).double()
 
 
-def factors_without(heads: list[int]) -> Tensor:
-    """A gate that is closed for some heads."""
-    return torch.ones(NUM_HEADS).index_fill_(0, torch.tensor(heads), 0)
-
-
 def gated(attention: BaseAttention, heads: list[int]) -> BaseAttention:
-    """A copy of the layer with some heads gated off."""
+    """A copy of the layer with the gates of some heads closed."""
     closed = copy.deepcopy(attention)
-    closed.head_gate.factors = factors_without(heads)
+    closed.head_gate.factors = torch.ones(NUM_HEADS).index_fill_(0, torch.tensor(heads), 0)
     return closed
 
 
@@ -88,46 +78,6 @@ def pruned(attention: BaseAttention, heads: list[int]) -> BaseAttention:
     smaller = copy.deepcopy(attention)
     prune_heads(smaller, heads)
     return smaller
-
-
-X = tokens(2, 9, d_model=D_MODEL).double()
-CASES = [
-    (sharing, position, extra)
-    for sharing in SHARINGS
-    for position in POSITIONS
-    for extra in EXTRAS
-    # Shaw's values need heads that compare as many dimensions as they mix; without them, one sharing is as another.
-    if position != ("shaw" if sharing in ("mla", "differential") else "shaw-keys")
-]
-SIMPLE = [case for case in CASES if case[1] == "none" or case[2] in ("plain", "several")]
-# Each sharing, position and extra at least once, in the part of the grid that runs at every push.
-DIAGONAL = [case for case in SIMPLE if case[0] in ("gqa", "differential")] + [
-    ("mha", "none", "plain"),
-    ("mqa", "alibi", "several"),
-    ("mla", "rotary", "several"),
-]
-
-
-def ids(case: tuple[str, ...]) -> str:
-    return "-".join(case)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=() if case in DIAGONAL else pytest.mark.nightly, id="-".join(case)) for case in CASES],
-)
-@torch.no_grad()
-def test_pruned_is_gated(case):
-    whole, x = make(*case), X[:1]
-    # Groups are a matter of those that have several.
-    names = PRUNED if case[0] in ("gqa", "differential") else ("one", "all-but-one")
-    closed = [factors_without(PRUNED[name]) for name in names]
-    whole.head_gate.factors = torch.stack([torch.ones(NUM_HEADS), *closed])
-    open_, *expected = whole(x.expand(1 + len(closed), -1, -1), CAUSAL).split(1)
-    whole.head_gate.factors = None
-    for name, out in zip(names, expected, strict=True):
-        assert error(pruned(whole, PRUNED[name])(x, CAUSAL), out) <= 1e-10, name
-        assert error(open_, out) > 1e-2, name  # the heads that went did something
 
 
 def learn(attention: BaseAttention) -> tuple[Tensor, dict[str, Tensor]]:
@@ -140,48 +90,54 @@ def learn(attention: BaseAttention) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def sliced(attention: BaseAttention, gradients: dict[str, Tensor], heads: list[int]) -> dict[str, Tensor]:
-    """The gradients that a layer without some heads has: those that are left if the layer's weights are gradients."""
+    """The gradients that remain when the weights are replaced by their gradients and pruned."""
     other = copy.deepcopy(attention)
     other.load_state_dict({name: gradients[name] for name, _ in other.named_parameters()}, strict=True)
-    return {"x": gradients["x"]} | {
-        name: parameter.detach() for name, parameter in pruned(other, heads).named_parameters()
-    }
+    left = {name: parameter.detach() for name, parameter in pruned(other, heads).named_parameters()}
+    return {"x": gradients["x"]} | left
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("case", SIMPLE, ids=ids)
-def test_what_is_left_learns_alike_on_every_backend(case):
-    able = [POSITIONS[case[1]][1], EXTRAS[case[2]][1]]
-    training = {"eager"}.union(set.intersection(*(set(part.training) for part in able)))
-    evaluation = training.union(set.intersection(*(set(part.evaluation) for part in able)))
-    whole = make(*case)
-    for name in ("evenly", "unevenly"):
-        heads = PRUNED[name]
-        expected, all_gradients = learn(gated(whole, heads))
-        left = sliced(whole, all_gradients, heads)
-        # Nothing of what went had a gradient, so all of it is in what is left.
-        total, total_left = (sum(g.square().sum() for g in found.values()) for found in (all_gradients, left))
-        assert total_left.item() == pytest.approx(total.item(), rel=1e-10)
-        smaller = pruned(whole, heads)
-        for backend in evaluation:
-            smaller.backend = backend
-            if backend not in training:
-                with torch.no_grad():
-                    assert error(smaller(X, CAUSAL), expected) <= 1e-10, (name, backend)
-                continue
-            out, gradients = learn(smaller)
-            assert error(out, expected) <= 1e-10, (name, backend)
-            assert gradients.keys() == left.keys()
-            for key, gradient in gradients.items():
-                assert error(gradient, left[key]) <= 1e-9, (name, backend, key)
+def cells():
+    """Sharings, extras and groups; each sharing with each extra for one of the groups is fast."""
+    for index, (sharing, extra, group) in enumerate(product(SHARINGS, EXTRAS, PRUNED)):
+        is_fast = index % len(PRUNED) == (index // len(PRUNED)) % len(PRUNED)
+        yield pytest.param(sharing, extra, group, marks=[] if is_fast else [pytest.mark.nightly])
 
 
-# What a pruned layer is.
+@pytest.mark.parametrize(("sharing", "extra", "group"), list(cells()))
+def test_pruned_heads_equal_closed_gates_in_output_gradients_and_maps(sharing, extra, group):
+    whole, heads = make(sharing, extra), PRUNED[group]
+    expected, all_gradients = learn(gated(whole, heads))
+    left = sliced(whole, all_gradients, heads)
+    # The pruned weights had no gradient.
+    total, total_left = (sum(g.square().sum() for g in grads.values()) for grads in (all_gradients, left))
+    assert total_left.item() == pytest.approx(total.item(), rel=1e-10)
+    smaller = pruned(whole, heads)
+    for backend in ("eager", *(("sdpa",) if extra in ("several", "rotary", "alibi") else ())):
+        smaller.backend = backend
+        out, gradients = learn(smaller)
+        assert error(out, expected) <= 1e-10, backend
+        assert gradients.keys() == left.keys()
+        for key, gradient in gradients.items():
+            assert error(gradient, left[key]) <= 1e-9, (backend, key)
+    places, rows = [map_names(whole).index(name) for name in map_names(smaller)], torch.tensor([8, 3])
+    for ours, theirs in zip(smaller.maps(X, CAUSAL, rows=rows), whole.maps(X, CAUSAL, rows=rows), strict=True):
+        torch.testing.assert_close(ours, theirs[:, places], rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_pruning_in_cross_attention():
+    whole, context = make("gqa", "alibi"), tokens(2, 5, seed=3, d_model=D_MODEL).double()
+    out = pruned(whole, [0, 1, 4])(X, context=context)
+    assert error(out, gated(whole, [0, 1, 4])(X, context=context)) <= 1e-10
+
+
+# A pruned layer.
 
 
 def test_the_weights_of_a_head_by_hand():
-    """Three of six heads of 4 dimensions go; heads 0 to 2 read K/V head 0, which stays, heads 3 to 5 head 1, too."""
-    whole = make("gqa", extra="several")
+    """Three of six heads of 4 dimensions go; heads 0 to 2 share K/V head 0, heads 3 to 5 head 1, and both stay."""
+    whole = make("gqa", "several")
     smaller = pruned(whole, [0, 2, 5])
     rows = [4, 5, 6, 7, 12, 13, 14, 15, 16, 17, 18, 19]  # of heads 1, 3 and 4
     state, left = whole.state_dict(), smaller.state_dict()
@@ -195,7 +151,7 @@ def test_the_weights_of_a_head_by_hand():
     assert left.keys() == state.keys()
     assert (smaller.num_heads, smaller.num_kv_heads, smaller.head_map.ids) == (3, 2, [1, 3, 4])
     assert smaller.head_map.kv_heads == [0, 1, 1]
-    # For each head 4 queries and 4 columns of o_proj of 24, 4 biases, 24 + 1 of its gate, a sink, 4 x 4 of its score.
+    # Per head: 4 queries and 4 columns of o_proj of 24, 4 biases, 24 + 1 of its gate, a sink, 4 x 4 of its score.
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in (whole, smaller)]
     assert sizes[0] - sizes[1] == 3 * (4 * 24 + 4 * 24 + 4 + 25 + 1 + 16)
 
@@ -208,14 +164,13 @@ def test_the_weights_of_a_head_by_hand():
         ("gqa", [1], 2, [0, 0, 1, 1, 1]),
         ("gqa", [3, 4, 5], 1, None),
         ("gqa", [0, 3, 4, 5], 1, None),
-        ("gqa", [0, 1, 3, 4], 2, None),
         ("mqa", [0, 5], 1, None),
         ("mla", [2], 5, None),
         ("differential", [3, 4, 5], 1, None),
         ("differential", [4, 5], 2, [0, 0, 0, 1]),
     ],
 )
-def test_a_kv_head_goes_with_the_last_that_reads_it(sharing, heads, kv_heads, kv_index):
+def test_a_kv_head_goes_with_the_last_head_that_attends_to_it(sharing, heads, kv_heads, kv_index):
     smaller = pruned(make(sharing), heads)
     assert smaller.num_heads == 6 - len(heads)
     assert smaller.num_kv_heads == kv_heads
@@ -232,12 +187,39 @@ def test_heads_keep_their_numbers():
     assert map_names(smaller) == ["01", "02", "03", "05"]
     assert map_names(pruned(make("differential"), [0, 1, 2, 4])) == ["03a", "03b", "05a", "05b"]
     assert map_names(make("differential"))[:3] == ["00a", "00b", "01a"]
-    maps = smaller.maps(X, CAUSAL)
-    torch.testing.assert_close(maps.weights, make("gqa").maps(X, CAUSAL).weights[:, [1, 2, 3, 5]])
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@torch.no_grad()
+def test_pruned_twice_equals_pruned_at_once(sharing):
+    whole = make(sharing, "alibi")
+    for first, second in (([], [1]), ([1], [0, 4]), ([3, 4], [5])):
+        once, twice = pruned(whole, first + second), pruned(pruned(whole, first), second)
+        assert twice.head_map.ids == once.head_map.ids
+        assert torch.equal(twice(X, CAUSAL), once(X, CAUSAL))
+        assert twice.head_map.kv_heads == once.head_map.kv_heads
+        for name, tensor in once.state_dict().items():
+            assert torch.equal(twice.state_dict()[name], tensor)
 
 
 @torch.no_grad()
-def test_the_gate_of_each_sequence_is_pruned_with_its_heads():
+def test_frozen_weights_copies_and_dtypes_survive_pruning():
+    whole = make("gqa", "t5")
+    whole.q_proj.requires_grad_(False)
+    whole.sink.requires_grad_(False)
+    smaller = pruned(whole, [0, 1, 4])
+    frozen = {name for name, parameter in smaller.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"q_proj.weight", "q_proj.bias", "sink"}
+    expected, copied = smaller(X, CAUSAL), copy.deepcopy(smaller)
+    assert copied.head_map._ids is not smaller.head_map._ids
+    single = copied.float()
+    assert single.head_map._ids.dtype == single.head_map._kv_index.dtype == torch.long
+    assert error(single(X.float(), CAUSAL), expected) <= 1e-5
+    assert torch.equal(smaller(X, CAUSAL), expected)
+
+
+@torch.no_grad()
+def test_gate_factors_of_each_sequence_are_pruned_with_their_heads():
     whole = make("gqa")
     whole.head_gate.factors = torch.tensor([[1.0, 0.0, 2.0, 1.0, 0.5, 3.0], [1.0, 0.0, -1.0, 0.0, 4.0, 1.0]])
     smaller = pruned(whole, [1])
@@ -246,21 +228,88 @@ def test_the_gate_of_each_sequence_is_pruned_with_its_heads():
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_the_kernel_of_uneven_groups_is_found(sharing, backend):
-    smaller = pruned(make(sharing, backend=backend), [0, 1, 4])
-    expected = smaller(X, CAUSAL)
-    assert resolve_backend(smaller, "cpu", torch.float64, CAUSAL).name == backend
-    assert kernel_of_layer(smaller, "cpu", torch.float64, CAUSAL) == ("eager" if backend == "eager" else "flash")
-    assert torch.equal(smaller(X, CAUSAL), expected)
+def test_the_kernel_of_uneven_groups_is_found(backend):
+    for sharing in SHARINGS:
+        smaller = pruned(make(sharing, backend=backend), [0, 1, 4])
+        expected = smaller(X, CAUSAL)
+        assert resolve_backend(smaller, "cpu", torch.float64, CAUSAL).name == backend
+        assert kernel_of_layer(smaller, "cpu", torch.float64, CAUSAL) == ("eager" if backend == "eager" else "flash")
+        assert torch.equal(smaller(X, CAUSAL), expected)
 
 
-@pytest.mark.parametrize("case", [case for case in SIMPLE if case[2] == "several"], ids=ids)
+# Whole models: two layers with 4 heads of 8 dimensions, in fp32.
+
+MODELS = ("mha", "gqa", "mqa", "mla", "differential", "alibi", "t5-shared")
+PAIRS = {"one": [[0, 1]], "a-group": [[0, 0], [0, 1]], "both-layers": [[0, 3], [1, 0], [1, 2], [1, 3], [0, 3]]}
+IDS = torch.randint(50, (2, 11), generator=torch.Generator().manual_seed(0))
+
+
+def build(name: str, **options: object) -> Transformer:
+    # The layers of one model share a table; two models do not.
+    shared = partial(gqa, position=Shared(t5), sink=True, gate=True)
+    return network(shared if name == "t5-shared" else factory(name), **options)
+
+
+def smaller_than(model: Transformer, pairs: list[list[int]]) -> Transformer:
+    smaller = copy.deepcopy(model)
+    prune_model(smaller.attentions(), pairs)
+    return smaller
+
+
+@pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_the_maps_of_those_that_are_left(case):
-    whole, rows = make(*case), torch.tensor([8, 3])
-    for heads in ([0, 4], [0, 1, 4]):
-        smaller = pruned(whole, heads)
-        places = [map_names(whole).index(name) for name in map_names(smaller)]
-        for found, expected in zip(smaller.maps(X, CAUSAL, rows=rows), whole.maps(X, CAUSAL, rows=rows), strict=True):
-            torch.testing.assert_close(found, expected[:, places], rtol=1e-10, atol=1e-10)
+def test_a_pruned_model_equals_a_gated_one_decodes_and_is_rebuilt(name, pairs):
+    whole = build(name)
+    smaller = smaller_than(whole, pairs)
+    for index, layer in enumerate(whole.attentions()):
+        layer.head_gate.factors = torch.tensor([float([index, head] not in pairs) for head in range(4)])
+    out = smaller(IDS, CAUSAL)
+    assert error(out, whole(IDS, CAUSAL)) <= 1e-5
+    cache = Cache(2)
+    parts = [smaller(chunk, CAUSAL, cache) for chunk in IDS.split([6, 1, 4], dim=1)]
+    assert error(torch.cat(parts, dim=1), out) <= 1e-5
+    assert cache.num_bytes == 2 * 11 * 4 * sum(cache_elements(layer) for layer in smaller.attentions())
+
+    rebuilt, state = build(name, pruned_heads=pairs), smaller.state_dict()
+    assert {key: tensor.shape for key, tensor in rebuilt.state_dict().items()} == {k: t.shape for k, t in state.items()}
+    for parameter in rebuilt.parameters():
+        parameter.fill_(0.5)
+    rebuilt.load_state_dict(state, strict=True)
+    assert torch.equal(rebuilt(IDS, CAUSAL), out)
+    for ours, theirs in zip(rebuilt.attentions(), smaller.attentions(), strict=True):
+        assert ours.head_map.ids == theirs.head_map.ids
+    assert state.keys() == build(name).state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "share"),
+    [("mha", "one", 7 / 8), ("gqa", "one", 1), ("gqa", "a-group", 3 / 4), ("mla", "both-layers", 1)],
+)
+def test_the_cache_shrinks_by_the_pruned_kv_heads(name, pairs, share):
+    whole = build(name)
+    before, after = (
+        sum(map(cache_elements, model.attentions())) for model in (whole, smaller_than(whole, PAIRS[pairs]))
+    )
+    assert after == share * before
+
+
+@torch.no_grad()
+def test_ablated_heads_keep_their_numbers_after_pruning():
+    pairs, ablated = [[0, 1], [1, 0]], [[0, 2], [1, 3], [1, 0]]
+    whole = network(gqa)
+    made = network(partial(gqa, ablated_heads=ablated), pruned_heads=pairs)
+    made.load_state_dict(smaller_than(whole, pairs).state_dict())
+    assert [layer.head_gate.factors.tolist() for layer in made.attentions()] == [[1, 0, 1], [1, 1, 0]]
+    for index, closed in enumerate(([1, 2], [0, 3])):
+        whole.attentions()[index].head_gate.factors = torch.ones(4).index_fill_(0, torch.tensor(closed), 0)
+    assert error(made(IDS, CAUSAL), whole(IDS, CAUSAL)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", "t5-shared"])
+def test_a_model_on_the_meta_device_is_pruned_too(name):
+    with torch.device("meta"):
+        empty = build(name, pruned_heads=PAIRS["both-layers"]).state_dict()
+    full = build(name, pruned_heads=PAIRS["both-layers"]).state_dict()
+    assert all(tensor.is_meta for tensor in empty.values())
+    assert {key: tensor.shape for key, tensor in empty.items()} == {key: tensor.shape for key, tensor in full.items()}

@@ -84,9 +84,7 @@ def test_a_learned_bias_runs_unfused_in_training_and_on_flash_after(position):
 
 
 @pytest.mark.parametrize("mask", [PADDED, AttentionMask(True, documents=documents(2, 9))], ids=["padded", "documents"])
-@pytest.mark.parametrize(
-    "name", ["gqa", "mla", "differential", "alibi", "sink", "window-even", "sink+window", "qk_norm"]
-)
+@pytest.mark.parametrize("name", ["gqa", "mla", "differential", "alibi", "sink", "window", "sink+window", "qk_norm"])
 def test_all_that_flash_serves_runs_the_flash_kernel(name, mask):
     attention = make(name, "auto")
     for described in (mask, CAUSAL):

@@ -23,8 +23,8 @@ def exact(name: str, **options) -> Attention:
 
 def assert_loops(attention: Attention, score, mask: AttentionMask = CAUSAL, **rest) -> None:
     x = tokens(2, 9).double()
-    sees = lambda i, j: bool(mask.dense(9, 9, torch.device("cpu"))[0, 0, i, j])  # noqa: E731
-    heads = attend_by_loops(*attention.project(x), score, sees=sees, **rest)
+    may_attend = lambda i, j: bool(mask.dense(9, 9, torch.device("cpu"))[0, 0, i, j])  # noqa: E731
+    heads = attend_by_loops(*attention.project(x), score, may_attend=may_attend, **rest)
     assert error(attention(x, mask), projected(heads, attention)) <= 1e-12
 
 
@@ -49,18 +49,18 @@ def test_the_scores_of_one_query_and_two_keys_by_hand():
 
 
 def test_dot_is_not_scaled():
-    attention = exact("dot")
+    attention = exact("gqa+dot")
     assert_loops(attention, lambda h, q, k, i, j: float(q @ k))
 
 
 def test_general_has_a_matrix_for_each_head():
-    attention = exact("general")
+    attention = exact("gqa+general")
     matrices = attention.score.weight.detach().numpy()
     assert_loops(attention, lambda h, q, k, i, j: float(np.einsum("d,de,e->", q, matrices[h], k)))
 
 
 def test_additive_has_a_vector_for_each_head_and_no_scale():
-    attention = exact("additive")
+    attention = exact("gqa+additive")
     vectors = attention.score.weight.detach().numpy()[..., 0]
     assert_loops(attention, lambda h, q, k, i, j: float(vectors[h] @ np.tanh(q + k)))
 
@@ -86,7 +86,7 @@ def test_softcap_by_hand():
 def test_positions_are_added_after_the_cap():
     slopes = [0.25, 0.0625, 0.015625, 0.00390625]
     capped = lambda q, k: 0.5 * math.tanh(8**-0.5 * float(q @ k) / 0.5)  # noqa: E731
-    assert_loops(exact("alibi+softcap"), lambda h, q, k, i, j: capped(q, k) - slopes[h] * abs(i - j))
+    assert_loops(exact("gqa+alibi+softcap"), lambda h, q, k, i, j: capped(q, k) - slopes[h] * abs(i - j))
 
 
 # Sinks.
@@ -105,7 +105,7 @@ def test_a_sink_by_hand():
 @pytest.mark.parametrize("mask", [AttentionMask(), CAUSAL], ids=["full", "causal"])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 def test_a_sink_is_one_more_column_of_the_softmax(backend, mask):
-    attention = exact("sink+gqa", backend=backend)
+    attention = exact("gqa+sink", backend=backend)
     x = tokens(2, 9).double()
     q, k, v = attention.project(x)
     scores = q @ k.repeat_interleave(2, 1).mT * 8**-0.5
@@ -122,7 +122,7 @@ def test_a_sink_is_one_more_column_of_the_softmax(backend, mask):
 
 @pytest.mark.parametrize(("causal", "span"), [(True, (3, 0)), (False, (2, 1))], ids=["causal", "full"])
 def test_the_local_gaussian_is_the_papers(causal, span):
-    attention = exact("local_gaussian")
+    attention = exact("gqa+local_gaussian")
     matrices = attention.gaussian.weight.detach().numpy()
     vectors = attention.gaussian.vector.detach().numpy()[..., 0]
     before, after = span

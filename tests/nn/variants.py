@@ -1,13 +1,15 @@
-"""Every variant of attention, small, and which backend computes it on CPU: a table written by hand."""
+"""The variants of `tinyformer.doctor` at a size for tests, combinations of them, and what their tests share."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tinyformer.doctor.cases import factory_of
+from tinyformer.doctor.variants import VARIANTS, Variant, combine
 from tinyformer.nn import (
     ALiBi,
     Attention,
@@ -29,22 +31,8 @@ from tinyformer.nn import (
 
 D_MODEL, NUM_HEADS = 32, 4
 
-
-class Able(NamedTuple):
-    """The backends that compute a variant on CPU beside eager and auto: with a backward pass, and without."""
-
-    training: tuple[str, ...]
-    evaluation: tuple[str, ...]
-
-
-ANY = Able(("sdpa", "flash"), ("sdpa", "flash", "flex"))
-LEARNED = Able(("sdpa",), ("sdpa", "flash", "flex"))
-CAPPED = Able((), ("flex",))
-BY_HAND = Able((), ())
-
 mha = partial(Attention, D_MODEL, NUM_HEADS)
-gqa = partial(Attention, D_MODEL, NUM_HEADS, 2)
-mqa = partial(Attention, D_MODEL, NUM_HEADS, 1)
+gqa, mqa = (partial(mha, num_kv_heads=num_kv_heads) for num_kv_heads in (2, 1))
 mla = partial(LatentAttention, D_MODEL, NUM_HEADS, kv_rank=12)
 differential = partial(DifferentialAttention, D_MODEL, NUM_HEADS, 2)
 rotary = partial(RotaryPosition, 64)
@@ -53,64 +41,67 @@ t5 = partial(T5Position, NUM_HEADS, num_buckets=8, max_distance=10)
 shaw = partial(ShawPosition, max_distance=3)
 shaw_keys = partial(ShawPosition, max_distance=3, values=False)
 
-VARIANTS: dict[str, tuple[Callable[..., BaseAttention], Able]] = {
-    "mha": (mha, ANY),
-    "gqa": (gqa, ANY),
-    "mqa": (mqa, ANY),
-    "mla": (mla, ANY),
-    "mla-q_rank": (partial(mla, q_rank=10, rope_head_dim=6), ANY),
-    "differential": (differential, ANY),
-    "dot": (partial(gqa, score="dot"), ANY),
-    "general": (partial(gqa, score="general"), ANY),
-    "additive": (partial(gqa, score="additive"), BY_HAND),
-    "rotary": (partial(gqa, position=rotary), ANY),
-    "alibi": (partial(gqa, position=alibi), ANY),
-    "t5": (partial(gqa, position=t5), LEARNED),
-    "shaw": (partial(gqa, position=shaw), BY_HAND),
-    "shaw-keys": (partial(gqa, position=shaw_keys), LEARNED),
-    "window-odd": (partial(gqa, window=3), ANY),
-    "window-even": (partial(gqa, window=4), ANY),
-    "local_gaussian": (partial(gqa, window=4, local_gaussian=True), BY_HAND),
-    "softcap": (partial(gqa, softcap=0.5), CAPPED),
-    "sink": (partial(mha, sink=True), ANY),
-    "gate": (partial(gqa, gate=True), ANY),
-    "qk_norm": (partial(gqa, qk_norm=True), ANY),
-    "ablated": (partial(gqa, ablated_heads=[[0, 1]]), ANY),
-    "sink+gqa": (partial(gqa, sink=True), ANY),
-    "sink+dot": (partial(gqa, sink=True, score="dot"), ANY),
-    "sink+window": (partial(gqa, sink=True, window=3), ANY),
-    "sink+softcap": (partial(gqa, sink=True, softcap=0.5), CAPPED),
-    "sink+additive": (partial(gqa, sink=True, score="additive"), BY_HAND),
-    "t5+sink": (partial(gqa, sink=True, position=t5), LEARNED),
-    "t5+mqa": (partial(mqa, position=t5), LEARNED),
-    "alibi+window": (partial(gqa, position=alibi, window=4), ANY),
-    "alibi+sink+window": (partial(mqa, position=alibi, sink=True, window=4), ANY),
-    "alibi+softcap": (partial(gqa, position=alibi, softcap=0.5), CAPPED),
-    "general+alibi": (partial(gqa, score="general", position=alibi), ANY),
-    "rotary+sink+gate+qk_norm": (partial(gqa, position=rotary, sink=True, gate=True, qk_norm=True), ANY),
-    "mla+rotary": (partial(mla, position=rotary, qk_norm=True), ANY),
-    "mla+alibi": (partial(mla, position=alibi), ANY),
-    "mla+shaw-keys": (partial(mla, position=shaw_keys), LEARNED),
-    "mla+sink+window": (partial(mla, sink=True, window=4), ANY),
-    "mla+additive": (partial(mla, score="additive"), BY_HAND),
-    "differential+rotary": (partial(differential, position=rotary, qk_norm=True), ANY),
-    "differential+t5": (partial(differential, position=t5), LEARNED),
-    "differential+sink+window": (partial(differential, sink=True, window=4), ANY),
-    "differential+general": (partial(differential, score="general"), ANY),
-    "differential+softcap": (partial(differential, softcap=0.5), CAPPED),
-    "differential+local_gaussian": (partial(differential, window=4, local_gaussian=True), BY_HAND),
+NAMES = (
+    *(name for name in VARIANTS if name not in ("cross", "dropout")),
+    *("gqa+additive", "gqa+rotary+sink+gate+qk_norm", "gqa+relative", "gqa+softcap", "gqa+local_gaussian"),
+    *("gqa+sink+dot", "gqa+sink+window", "gqa+sink+softcap", "gqa+sink+additive", "gqa+sink+t5", "mqa+t5"),
+    *("gqa+alibi+window", "mqa+alibi+sink+window", "gqa+alibi+softcap", "gqa+general+alibi"),
+    *("mla+rotary+qk_norm", "mla+alibi", "mla+relative_keys", "mla+sink+window", "mla+additive"),
+    *("gqa+differential", "gqa+differential+rotary+qk_norm", "differential+t5", "gqa+differential+sink+window"),
+    *("differential+general", "differential+softcap", "differential+local_gaussian"),
+)
+"""Variants and combinations, for which every law of attention is tested."""
+
+SMALL = {
+    "mla": {"kv_rank": 12},
+    "t5": {"position": ("T5Position", {"num_heads": NUM_HEADS, "num_buckets": 8, "max_distance": 10})},
+    "relative": {"position": ("ShawPosition", {"max_distance": 3})},
+    "relative_keys": {"position": ("ShawPosition", {"max_distance": 3, "values": False})},
+    "window": {"window": 4},
+    "local_gaussian": {"window": 4, "local_gaussian": True},
+    "softcap": {"softcap": 0.5},
 }
-POSITIONED = ("rotary", "alibi", "t5", "shaw", "window", "local_gaussian")
-"""What in a variant's name says that it tells places apart."""
+"""Options that take effect in sequences of 11 tokens."""
+
+
+def positioned(name: str) -> bool:
+    """Whether a variant depends on the order of the tokens without a mask."""
+    return bool({*name.split("+")} & {"rotary", "alibi", "t5", "relative", "relative_keys", "window", "local_gaussian"})
+
+
+def able(name: str, training: bool = True) -> tuple[str, ...]:
+    """The fused backends that compute a variant on CPU, as the documentation promises."""
+    parts = {*name.split("+")}
+    if parts & {"additive", "relative", "local_gaussian"}:
+        return ()
+    if "softcap" in parts:
+        return () if training else ("flex",)
+    if not training:
+        return ("sdpa", "flash", "flex")
+    return ("sdpa",) if parts & {"t5", "relative_keys"} else ("sdpa", "flash")
+
+
+def small(name: str) -> Variant:
+    """The variant of a name, with the options of `SMALL`."""
+    variant = combine(name)
+    options = dict(variant.options)
+    for part in name.split("+"):
+        options |= SMALL.get(part, {})
+    return replace(variant, options=options)
+
+
+def factory(name: str) -> Callable[..., BaseAttention]:
+    """A variant of `D_MODEL` and `NUM_HEADS` as a factory."""
+    return partial(factory_of(small(name)), D_MODEL, NUM_HEADS)
 
 
 def make(name: str, backend: str = "eager", seed: int = 0, **options: object) -> BaseAttention:
-    """A variant with default weights, and with sinks and norms that say something."""
-    return prepared(partial(VARIANTS[name][0], backend=backend, **options), seed)
+    """A variant with random weights, sinks and norms."""
+    return prepared(partial(factory(name), backend=backend, **options), seed)
 
 
 def prepared(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """What the factory makes, the same for the same seed; the parameters that begin alike are told apart."""
+    """The module of a factory, the same for the same seed, with random sinks and norms in place of zeros and ones."""
     torch.manual_seed(seed)
     module = factory()
     with torch.no_grad():
@@ -128,7 +119,7 @@ def network(
     kind: type[nn.Module] = PreNormBlock,
     **options: object,
 ) -> Transformer:
-    """A language model with two layers of an attention, whose weights tell heads and places apart."""
+    """A language model with two layers of an attention, with weights large enough to tell heads and positions apart."""
 
     def factory() -> Transformer:
         block = partial(kind, D_MODEL, attention, partial(FeedForward, D_MODEL), LayerNorm)
@@ -143,7 +134,7 @@ def tokens(batch: int = 3, seq: int = 11, seed: int = 1, d_model: int = D_MODEL)
 
 
 def documents(batch: int = 3, seq: int = 11) -> Tensor:
-    """Rows of several documents, each row cut elsewhere; the last one holds one."""
+    """Rows of four, two and one documents."""
     cuts = [[3, 4, 9], [6], []]
     ids = torch.zeros(batch, seq, dtype=torch.long)
     for row in range(batch):
@@ -167,12 +158,12 @@ def attend_by_loops(
     v: Tensor,
     score: Callable[[int, np.ndarray, np.ndarray, int, int], float],
     *,
-    sees: Callable[[int, int], bool] = lambda i, j: True,
+    may_attend: Callable[[int, int], bool] = lambda i, j: True,
     sink: np.ndarray | None = None,
     reweigh: Callable[[int, np.ndarray, int, int], float] | None = None,
     value: Callable[[int, int], np.ndarray] | None = None,
 ) -> Tensor:
-    """Attention one pair at a time, with nothing of tinyformer's: `score(head, query, key, i, j)`."""
+    """Attention one pair at a time, independent of tinyformer: `score(head, query, key, i, j)`."""
     queries, keys, values = (x.detach().double().numpy() for x in (q, k, v))
     batch, num_heads, seq = queries.shape[:3]
     group, k_seq = num_heads // keys.shape[1], keys.shape[2]
@@ -180,7 +171,7 @@ def attend_by_loops(
     for b in range(batch):
         for h in range(num_heads):
             for i in range(seq):
-                seen = [j for j in range(k_seq) if sees(i, j)]
+                seen = [j for j in range(k_seq) if may_attend(i, j)]
                 weights = {j: np.exp(score(h, queries[b, h, i], keys[b, h // group, j], i, j)) for j in seen}
                 total = sum(weights.values()) + (0.0 if sink is None else np.exp(sink[h]))
                 for j in seen:
@@ -193,5 +184,5 @@ def attend_by_loops(
 
 
 def projected(heads: Tensor, attention: BaseAttention) -> Tensor:
-    """The output of an attention whose heads are these."""
+    """The output of an attention layer, given the outputs of its heads."""
     return attention.o_proj(heads.transpose(1, 2).flatten(-2))
