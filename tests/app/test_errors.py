@@ -1,7 +1,5 @@
 """What is told about a mistake, and what keeps its traceback."""
 
-from pathlib import Path
-
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -9,12 +7,12 @@ from hydra.utils import instantiate
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
-from tinyformer.app.config import register_resolvers
-from tinyformer.app.errors import BUG, USER_MISTAKE, describe, report
+from tinyformer.app.config import config_dir, default_num_kv_heads, register_resolvers
+from tinyformer.app.errors import BUG, USER_MISTAKE, ConfigError, describe, report
 from tinyformer.app.hydra_errors import known_keys, nearest
 from tinyformer.generation import Sampling
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = config_dir()
 
 
 @pytest.fixture(autouse=True)
@@ -63,42 +61,28 @@ def described(call):
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes."),
         ("generate.prompt=a, b", "Ambiguous value for argument 'generate.prompt=a, b'; quote what"),
         ("model.num_heads", "model.num_heads: "),
+        ("generate.prompt=a=b=c{", "generate.prompt=a=b=c{: "),
+        (
+            "data=induction data.max_tokens=5",
+            "data.max_tokens: there is no such key. It belongs to data=ag_news or data=docstrings or ",
+        ),
+        (
+            "block.attention_residual.skp=0",
+            "block.attention_residual.skp: there is no such key. Did you mean block.attention_residual.skip",
+        ),
+        (
+            "task.masking.whole_word=true",
+            "task.masking.whole_word: there is no such key. Did you mean task.masking.whole_words",
+        ),
+        ("analysis=heads", "analysis: there is no such key here; evaluate has it."),
     ],
 )
 def test_mistakes_on_the_command_line(override, text):
-    found = described(lambda: compose_with(override))
+    overrides = override.split() if override.startswith("data=") else [override]
+    found = described(lambda: compose_with(*overrides))
+    assert "expecting" not in found
     assert found.startswith(text)
     assert "\n" not in found
-
-
-def test_a_key_that_only_other_choices_have():
-    found = described(lambda: compose_with("data=induction", "data.max_tokens=5"))
-    assert found.startswith("data.max_tokens: there is no such key. It belongs to data=ag_news or data=docstrings or ")
-    assert "induction" not in found
-
-
-def test_a_key_that_every_choice_has_in_part():
-    found = described(lambda: compose_with("block.attention_residual.skp=0"))
-    assert found.startswith(
-        "block.attention_residual.skp: there is no such key. Did you mean block.attention_residual.skip"
-    )
-
-
-def test_a_hint_to_quote_what_would_be_split():
-    found = described(lambda: compose_with("generate.prompt=a=b=c{"))
-    assert """'generate.prompt="a, b"'""" in found
-    assert "expecting" not in found
-
-
-def test_a_key_of_another_choice_a_letter_away():
-    assert described(lambda: compose_with("task.masking.whole_word=true")).startswith(
-        "task.masking.whole_word: there is no such key. Did you mean task.masking.whole_words"
-    )
-
-
-def test_a_value_that_is_needed_by_another():
-    found = described(lambda: compose_with("data=text").datamodule.source.files)
-    assert found == "data.files is needed, such as data.files=book.txt."
 
 
 @pytest.mark.parametrize(
@@ -127,38 +111,31 @@ def fail(error):
     raise error
 
 
-def test_our_refusals_are_told():
-    assert described(lambda: Sampling(top_k=0)) == str(caught(lambda: Sampling(top_k=0)))
-
-
-def test_our_refusals_inside_of_a_config_are_told():
-    node = {"_target_": "tinyformer.generation.Sampling", "top_k": 0}
-    assert described(lambda: instantiate(node)).startswith("top_k=0: must be at least 1")
+NODE = {"_target_": "tinyformer.generation.Sampling", "top_k": 0}
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "sentence"),
     [
-        lambda: int("abc"),
-        lambda: fail(ValueError("mine")),
-        lambda: instantiate({"_target_": "decimal.Decimal", "value": "abc"}),
-        lambda: instantiate({"_target_": "json.loads", "s": "{"}),
-        lambda: 1 / 0,
-        lambda: fail(KeyError("x")),
-        lambda: fail(AssertionError()),
+        (lambda: Sampling(top_k=0), "top_k=0: must be at least 1; top_k=1 works."),
+        (lambda: instantiate(NODE), "top_k=0: must be at least 1; top_k=1 works."),
+        (lambda: fail(ConfigError("a.b=1: no.")), "a.b=1: no."),
+        (lambda: fail(MisconfigurationException("so not")), "so not"),
+        (lambda: int("abc"), None),
+        (lambda: fail(ValueError("a bug of ours")), None),
+        (lambda: instantiate({"_target_": "decimal.Decimal", "value": "abc"}), None),
+        (lambda: fail(KeyError("x")), None),
+        (lambda: fail(AssertionError()), None),
     ],
-    ids=["builtin", "test", "in-a-config", "library", "zero", "key", "assert"],
+    ids=["ours", "in-a-config", "config", "lightning", "builtin", "bug", "library", "key", "assert"],
 )
-def test_what_others_raise_is_a_bug(call):
-    assert described(call) is None
+def test_mistakes_are_told_and_bugs_are_not(call, sentence):
+    assert described(call) == sentence
 
 
-def test_lightnings_own_refusals_are_told():
-    assert described(lambda: fail(MisconfigurationException("so not"))) == "so not"
-
-
-def test_an_error_that_was_never_raised_is_a_bug():
-    assert describe(ValueError("x"), CONF, "train") is None
+def test_a_value_error_inside_this_package_is_a_bug(monkeypatch):
+    monkeypatch.setattr("tinyformer.app.config.next", lambda *found: fail(ValueError("wrong")), raising=False)
+    assert described(lambda: default_num_kv_heads(4)) is None
 
 
 # Telling.
@@ -169,13 +146,9 @@ def test_a_mistake_is_told_in_four_lines_at_most(capsys):
     assert capsys.readouterr() == ("", "Error: 1\n2\n3\n4\n")
 
 
-def test_a_mistake_with_its_traceback_on_request(capsys):
-    error = caught(lambda: Sampling(top_k=0))
-    assert report(error, CONF, "train", with_traceback=True) == USER_MISTAKE
+def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_on_request(capsys):
+    assert report(caught(lambda: Sampling(top_k=0)), CONF, "train", with_traceback=True) == USER_MISTAKE
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_bug_keeps_its_traceback(capsys):
     assert report(caught(lambda: 1 / 0), CONF, "train") == BUG == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.app.hydra_errors import describe_hydra_error, raising_module
+from tinyformer.app.hydra_errors import describe_hydra_error
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.errors import ArgumentError
 
@@ -71,8 +71,6 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
         return error.describe(show=format_value)
     # Told apart by name, since Lightning takes seconds to import.
     if isinstance(error, ConfigError) or type(error).__name__ == "MisconfigurationException":
-        return str(error)
-    if isinstance(error, ValueError) and raising_module(error).startswith("tinyformer."):
         return str(error)
     return describe_hydra_error(error, config_dir, config_name)
 

@@ -9,22 +9,54 @@ from omegaconf import DictConfig, ListConfig
 from tinyformer.app.checks import check_value
 from tinyformer.app.summary import indent
 from tinyformer.data import TextTokenizer
-from tinyformer.errors import argument_path
+from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.generation import Sampling, generate, stream
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Task
 
 
-def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTokenizer) -> str | list[str]:
-    """Print each prompt and what the model makes of it, as it is drawn; without a prompt, a text from its beginning.
+def check_generation(settings: DictConfig) -> None:
+    """Check the `generate` group before training rather than after it.
 
-    Prompt `i` draws with `generate.seed + i`, as one of several does in `generate`.
+    Raises:
+        ArgumentError: a setting is out of range, or the prompt is not text, or its file cannot be read.
+    """
+    for function, names in ((Sampling, ("temperature", "top_k", "top_p")), (generate, ("num_tokens", "seed"))):
+        for name in names:
+            check_value(function, name, settings[name], f"generate.{name}")
+    with argument_path("generate"):
+        _prompts(settings)
+        _sampling(settings)
+        require_at_least(0, {"num_tokens": 200}, num_tokens=settings.num_tokens)
+
+
+def refuse_prompts(settings: DictConfig, task: Task) -> None:
+    """Refuse a prompt for a task that cannot generate text.
+
+    Raises:
+        ArgumentError: there is a prompt, and the task generates no text.
+    """
+    for name in ("prompt", "prompt_file"):
+        if not task.generates and settings[name] is not None:
+            reason = f"{type(task).__name__} cannot generate text; a model trained with task=causal_lm can"
+            raise ArgumentError(f"generate.{name}", settings[name], reason, {name: None})
+
+
+def describe_prompts(settings: DictConfig, tokenizer: TextTokenizer, max_seq_len: int) -> str | None:
+    """The line of the summary about prompts longer than the model's context; None if there are none."""
+    prompts = _prompts(settings)
+    long = [index for index, prompt in enumerate(prompts) if len(tokenizer.encode(prompt)) > max_seq_len]
+    names = [f"prompt {index + 1}: " if len(prompts) > 1 else "" for index in long]
+    return "\n".join(f"{name}only its last {max_seq_len} tokens fit" for name in names) or None
+
+
+def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTokenizer) -> str | list[str]:
+    """Print each prompt and its continuation while it is sampled; without a prompt, a text from its beginning.
+
+    Prompt `i` is sampled with `generate.seed + i`, as in `tinyformer.generation.generate`.
 
     Returns:
         The text; a list of texts where `generate.prompt` is a list.
-
-    Raises:
-        ValueError: a setting is out of its range, or the prompt's file cannot be read.
     """
     prompts, texts = _prompts(settings), []
     for index, prompt in enumerate(prompts):
@@ -34,46 +66,10 @@ def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTok
     return texts if isinstance(settings.prompt, ListConfig) else texts[0]
 
 
-def refuse_prompts(settings: DictConfig, task: Task) -> None:
-    """Refuse to go on from a prompt with a model that cannot.
-
-    Raises:
-        ValueError: there is a prompt, and the task generates no text.
-    """
-    if not task.generates and (settings.prompt, settings.prompt_file) != (None, None):
-        raise ValueError(
-            f"generate.prompt={settings.prompt or settings.prompt_file}: a model of {type(task).__name__} goes on from "
-            "no text; generate.prompt=null works, and so does a model trained with task=causal_lm."
-        )
-
-
-def describe_prompts(settings: DictConfig, tokenizer: TextTokenizer, max_seq_len: int) -> str | None:
-    """The line of the summary about prompts that are longer than what the model sees, if there are any."""
-    prompts = _prompts(settings)
-    long = [index for index, prompt in enumerate(prompts) if len(tokenizer.encode(prompt)) > max_seq_len]
-    names = [f"prompt {index + 1}: " if len(prompts) > 1 else "" for index in long]
-    return "\n".join(f"{name}only its last {max_seq_len} tokens fit" for name in names) or None
-
-
-def check_generation(settings: DictConfig) -> None:
-    """Refuse bad settings now, and not when the model is trained.
-
-    Raises:
-        ValueError: see `print_samples`.
-    """
-    for function, names in ((Sampling, ("temperature", "top_k", "top_p")), (generate, ("num_tokens", "seed"))):
-        for name in names:
-            check_value(function, name, settings[name], f"generate.{name}")
-    _prompts(settings)
-    _sampling(settings)
-    if settings.num_tokens < 0:
-        raise ValueError(f"generate.num_tokens={settings.num_tokens} is negative; generate.num_tokens=200 works.")
-
-
 def _pieces(
     prompt: str, settings: DictConfig, seed: int, network: Transformer, tokenizer: TextTokenizer
 ) -> Iterator[str]:
-    """A prompt, and the text behind it as it is drawn, up to where another document would begin."""
+    """A prompt, then the pieces of its continuation, up to the end of the document."""
     yield prompt
     tokens = [tokenizer.eos_id, *tokenizer.encode(prompt)]
     steps = stream(network, [tokens], settings.num_tokens, _sampling(settings), seed, stop_token=tokenizer.eos_id)
@@ -81,11 +77,11 @@ def _pieces(
 
 
 def _print_pieces(pieces: Iterator[str]) -> str:
-    """Print a text, indented, as it comes."""
+    """Print a text, indented, piece by piece."""
     text, printed = "", 0
     for piece in pieces:
         text += piece
-        indented = indent(text)  # which grows at its end, as the text does
+        indented = indent(text)  # starts with what is printed already
         print(indented[printed:], end="", flush=True)
         printed = len(indented)
     print()
@@ -93,26 +89,24 @@ def _print_pieces(pieces: Iterator[str]) -> str:
 
 
 def _sampling(settings: DictConfig) -> Sampling:
-    with argument_path("generate"):
-        return Sampling(settings.temperature, settings.top_k, settings.top_p)
+    return Sampling(settings.temperature, settings.top_k, settings.top_p)
 
 
 def _prompts(settings: DictConfig) -> list[str]:
     if settings.prompt_file is None:
-        given = "" if settings.prompt is None else settings.prompt
-        return [_text(prompt) for prompt in (given if isinstance(given, ListConfig) else [given])]
-    if settings.prompt is not None:
-        raise ValueError("generate.prompt and generate.prompt_file are both given; leave one of them out.")
+        prompt = "" if settings.prompt is None else settings.prompt
+        return [_text(one) for one in (prompt if isinstance(prompt, ListConfig) else [prompt])]
     path = Path(settings.prompt_file)
+    if settings.prompt is not None:
+        raise ArgumentError("prompt_file", path, "only one of `prompt` and `prompt_file` can be given")
     try:
         return [path.read_text(encoding="utf-8")]
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"generate.prompt_file={path} cannot be read ({error}); a file of UTF-8 text works, or generate.prompt=."
-        ) from error
+        raise ArgumentError("prompt_file", path, f"cannot be read as UTF-8 text ({error})") from error
 
 
 def _text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
-    raise ValueError(f"generate.prompt={prompt} is no text; quotes make it one, 'generate.prompt=\"{prompt}\"'.")
+    quoted = f"""'generate.prompt="{prompt}"'"""
+    raise ArgumentError("prompt", prompt, f"is not text; quote it for the shell and for Hydra, as in {quoted}")
