@@ -194,10 +194,6 @@ ONLY_IN = {"position.relative.base": ("llama",), "norm.bias": ("gpt2", "bert"), 
 """The bases of keys that not all of them have."""
 
 AXES = ("model", "attention", "position", "block", "feed_forward", "norm", "task")
-CHOICES = {f"{axis}={file.stem}" for axis in AXES[1:] for file in (CONF / axis).glob("[!_]*.yaml")}
-OF_GPT2 = {"attention=mha", "position=learned", "block=pre_norm", "norm=layer_norm", "task=causal_lm"} | {
-    f"feed_forward={name}" for name in ("gelu", "relu2")
-}
 
 
 def leaves(node: Any, path: str) -> Iterator[str]:
@@ -241,13 +237,6 @@ def refused_cells() -> Iterator[Any]:
 def test_a_key_without_counterpart_is_refused_by_name(base: str, key: str, tmp_path: Path) -> None:
     needed = ["attention.window=5"] if key == "attention.local_gaussian" else []
     assert refused_key(tmp_path, *BASES[base], f"{key}={REFUSED[key]}", *needed) == key
-
-
-@nightly
-@pytest.mark.parametrize("choice", sorted(CHOICES - OF_GPT2))
-def test_a_choice_without_counterpart_is_refused_by_name(choice: str, tmp_path: Path) -> None:
-    labels = ("task.labels=[cat,mouse]",) if choice == "task=classification" else ()
-    assert refused_key(tmp_path, choice, *labels).partition(".")[0] == choice.partition("=")[0]
 
 
 def exact_cells() -> Iterator[Any]:

@@ -4,13 +4,9 @@ import os
 import pty
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from contextlib import nullcontext
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
@@ -134,15 +130,17 @@ def run_parts(folder, signal_at=None, sent=signal.SIGTERM, **trainer):
         Report(),
         RunCSVLogger(folder / "metrics.csv", first),
     )
-    checkpoint = None
+    checkpoint, after = None, []
     settings = {"network": {"dropout": 0.2}, "log_every_n_steps": 4} | trainer
     if signal_at:
         checkpoints, reporter, logger = parts(0)
         stop = AtStep(signal_at, lambda: os.kill(os.getpid(), sent))
+        end = AtStep(signal_at, lambda: after.extend(signal.getsignal(number) for number in SIGNALS))
         with pytest.raises(Interrupted) as caught:
-            fit(folder, [reporter, stop, checkpoints], [logger], **settings)
+            fit(folder, [reporter, stop, end, checkpoints], [logger], **settings)
         logger.save()
         assert caught.value.signal_number == sent
+        assert after == [signal.SIG_DFL, signal.SIG_DFL]  # a second signal would end the process at once
         checkpoint = str(checkpoints.last)
         assert load_checkpoint(checkpoint).step == signal_at
     checkpoints, reporter, logger = parts(signal_at or 0)
@@ -169,65 +167,16 @@ def test_a_stopped_run_continues_bit_by_bit(tmp_path, sent, step):
     assert [s for s, row in metrics[0].items() if "train/loss" in row] == [4, 8]
 
 
-def fail():
-    raise ZeroDivisionError
-
-
-@pytest.mark.parametrize("do", [lambda: None, fail], ids=["ends", "fails"])
-def test_signal_handlers_are_restored(tmp_path, do):
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_signal_handlers_are_restored(tmp_path, error):
     before = [signal.getsignal(number) for number in SIGNALS]
     during = []
     watch = AtStep(2, lambda: during.extend(signal.getsignal(number) for number in SIGNALS))
-    with pytest.raises(ZeroDivisionError) if do is fail else nullcontext():
-        fit(tmp_path, [watch, AtStep(4, do), Checkpoints(tmp_path, CONTENTS)])
+    fail = AtStep(4, lambda: 1 / 0 if error else None)
+    with pytest.raises(error) if error else nullcontext():
+        fit(tmp_path, [watch, fail, Checkpoints(tmp_path, CONTENTS)])
     assert [signal.getsignal(number) for number in SIGNALS] == before
     assert not set(during) & set(before)
-
-
-SCRIPT = """
-    import os, signal, sys, warnings
-    from pathlib import Path
-    from lightning import Callback
-    from tinyformer.training.callbacks import Checkpoints, Interrupted
-    from training.runs import make_data, make_module, make_trainer
-
-    folder, number, twice = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "twice"
-
-    class Stop(Callback):
-        def on_train_batch_start(self, trainer, *args):
-            if trainer.global_step == 4:
-                os.kill(os.getpid(), number)
-                if twice:
-                    os.kill(os.getpid(), number)
-
-    data = make_data(folder)
-    contents = {"config": {}, "tokenizer": "", "facts": {}}
-    trainer = make_trainer(folder, [Stop(), Checkpoints(folder, contents)])
-    try:
-        trainer.fit(make_module(data), datamodule=data)
-    except Interrupted as stop:
-        sys.exit(128 + stop.signal_number)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGTERM, "once"), (signal.SIGINT, "twice")])
-def test_a_signal_stops_a_process(tmp_path, number, times):
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), str(int(number)), times],
-        env=os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    if times == "once":
-        assert done.returncode == 128 + number, done.stderr
-        assert load_checkpoint(tmp_path / "last.ckpt").step == 5  # the current step was finished
-    else:
-        assert done.returncode == -number, done.stderr
-        assert load_checkpoint(tmp_path / "last.ckpt").step == 3
 
 
 # Report.
@@ -367,15 +316,9 @@ def text_of(file):
         return file.read()
 
 
-@pytest.fixture
-def seconds(monkeypatch):
-    """A clock that advances by a second each time it is read."""
-    ticks = iter(range(10_000))
+def test_a_file_gets_lines_at_intervals(tmp_path, reporter, monkeypatch):
+    ticks = iter(range(10_000))  # the clock advances by a second each time it is read
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
-
-
-@pytest.mark.usefixtures("seconds")
-def test_a_file_gets_lines_at_intervals(tmp_path, reporter):
     stream = (tmp_path / "output.txt").open("w+")
     bar = StepProgress(reporter, interval=4.0, stream=stream)
     fit(tmp_path, [reporter, bar], enable_progress_bar=True, log_every_n_steps=1, max_steps=20)
@@ -390,19 +333,15 @@ def test_a_file_gets_lines_at_intervals(tmp_path, reporter):
     assert re.search(r"val \d+\.\d{3}  [\d,]+ tokens/s  0:\d\d left$", lines[-2])
 
 
-def test_a_short_run_gets_its_last_line(tmp_path, reporter):
+@pytest.mark.parametrize("disabled", [False, True])
+def test_a_short_run_gets_its_last_line_in_the_first_process(tmp_path, reporter, disabled):
     stream = (tmp_path / "output.txt").open("w+")
-    fit(tmp_path, [reporter, StepProgress(reporter, stream=stream)], enable_progress_bar=True)
-    (line,) = text_of(stream).splitlines()
-    assert line.startswith("step 8/8  loss ")
-
-
-def test_a_disabled_bar_shows_nothing(tmp_path, reporter):
-    stream = (tmp_path / "output.txt").open("w+")
-    bar = StepProgress(reporter, interval=0.0, stream=stream)
-    bar.disable()
+    bar = StepProgress(reporter, stream=stream)
+    if disabled:
+        bar.disable()
     fit(tmp_path, [reporter, bar], enable_progress_bar=True)
-    assert text_of(stream) == ""
+    lines = text_of(stream).splitlines()
+    assert [line.partition("  ")[0] for line in lines] == ([] if disabled else ["step 8/8"])
 
 
 def test_a_terminal_gets_a_bar(tmp_path, reporter, monkeypatch):

@@ -177,14 +177,3 @@ def test_an_offline_run_stores_everything_without_a_prompt(tmp_path, monkeypatch
     stored = [path for path in file.parent.rglob("*.png") if path.name in image["filenames"][0]]
     assert imread(stored[0]).shape[:2] == (2, 3)
     assert capfd.readouterr().err == ""
-
-
-def test_the_reader_reads_records_across_blocks(tmp_path):
-    logger = RunWandbLogger(tmp_path, "long")
-    for step in range(40):
-        logger.log_metrics({f"metric_{i:04d}": step + i / 1000 for i in range(100)}, step=step)
-    logger.finish(failed=True)
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-long.wandb")
-    assert file.stat().st_size > 2 * 32 * 1024
-    rows = read_history(file)
-    assert [row["metric_0007"] for row in rows] == [step + 0.007 for step in range(40)]

@@ -92,8 +92,8 @@ def test_validating_twice_gives_the_same(tmp_path):
 
 
 def test_scores_are_summed_in_fp32_whatever_the_precision(tmp_path):
-    """bf16 has 8 bits: it cannot count the tokens of a split, nor add a batch to a large sum."""
-    data = make_data(tmp_path)
+    """bf16 has 8 bits: above 512 it cannot count by less than 4."""
+    data = make_data(tmp_path, validation_fraction=0.21)
     module = make_module(data)
     scored, score = [], module.task.score
     module.task.score = lambda *args: scored.append(score(*args)) or scored[-1]
@@ -102,6 +102,7 @@ def test_scores_are_summed_in_fp32_whatever_the_precision(tmp_path):
     nats, tokens = (sum(batch[name].double() for batch in scored) for name in ("nats", "tokens"))
     assert metrics["val/loss"] == pytest.approx(float(nats / tokens), rel=1e-6)
     assert int(tokens) == data.splits["validation"].num_tokens
+    assert int(tokens.bfloat16()) != int(tokens)
 
 
 # Training.

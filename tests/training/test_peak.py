@@ -49,6 +49,8 @@ def test_unlisted_gpus_are_not_guessed():
         assert known_flops(name, dtype, tf32=True) is None, name
 
 
+@pytest.mark.slow
+@pytest.mark.timed
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 def test_a_measured_peak_is_about_the_speed_of_a_product(dtype):
     before = torch.get_rng_state()
