@@ -1,6 +1,8 @@
-"""Whole models of Hugging Face's transformers, randomly initialised, and our encoder with their weights."""
+"""Our encoder computes what models of Hugging Face's transformers compute with the same random weights.
 
-import functools
+GPT-2, BERT, Llama and Mistral are compared in tests/interop.
+"""
+
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +25,6 @@ from tinyformer.nn import (
     GatedFeedForward,
     LatentAttention,
     LayerNorm,
-    LearnedPosition,
-    PostNormBlock,
     PreNormBlock,
     RMSNorm,
     RotaryPosition,
@@ -34,7 +34,7 @@ from tinyformer.nn import (
 
 VOCAB, LAYERS, D_MODEL, D_FF, SEQ = 53, 3, 42, 50, 37
 LENGTHS = torch.tensor([SEQ, 23])
-# Longer sequences than windows, and no round numbers.
+# Sequences are longer than windows, and no number is round.
 WINDOW, BASE, HEAD_DIM = 8, 700.0, 10
 
 CAUSAL = AttentionMask(causal=True)
@@ -46,14 +46,7 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Twins:
-    """Their model, and what makes ours.
-
-    Args:
-        theirs: the model.
-        weights: of it, under our names and in our order.
-        encoder: ours, given a backend.
-        mask: of both.
-    """
+    """Their model; its weights under our names; a factory of our encoder, given a backend; and the mask of both."""
 
     theirs: nn.Module
     weights: Weights
@@ -61,7 +54,7 @@ class Twins:
     mask: AttentionMask = CAUSAL
 
     def ours(self, backend: str) -> Encoder:
-        """Our encoder; that each of its weights is given one, and has its shape, is strict loading's business."""
+        """Our encoder with their weights; loading is strict about names and shapes."""
         encoder = self.encoder(backend)
         encoder.load_state_dict(self.weights)
         return encoder.eval()
@@ -72,7 +65,7 @@ def rotary() -> Callable[..., nn.Module]:
 
 
 def hugging_face(family: str, model: str | None = None, **config: Any) -> nn.Module:
-    """A model of theirs, its weights random and none of them 0 or 1, where a mistake could hide."""
+    """A model of theirs with random weights; none of them is 0 or 1, which could hide a mistake."""
     import transformers  # takes seconds, so not while tests are collected
 
     special = dict.fromkeys(["pad_token_id", "bos_token_id", "eos_token_id"])
@@ -95,11 +88,12 @@ def named(model: nn.Module) -> Weights:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-def rename(weights: Weights, *pairs: tuple[str, str]) -> Weights:
-    """Regular expressions replaced in all names, one after the other."""
+def rename(weights: Weights, pairs: str) -> Weights:
+    """Replace regular expressions in all names, one after the other: "old new old new"."""
+    words = pairs.split()
 
     def new(name: str) -> str:
-        for old, ours in pairs:
+        for old, ours in zip(words[::2], words[1::2], strict=True):
             name = re.sub(old, ours, name)
         return name
 
@@ -107,7 +101,7 @@ def rename(weights: Weights, *pairs: tuple[str, str]) -> Weights:
 
 
 def split(weights: Weights, fused: str, parts: Sequence[str], cut: Callable[[Tensor], Sequence[Tensor]]) -> Weights:
-    """What `cut` makes of the weights of a name, in the place of each."""
+    """Replace each weight of a name by the parts that `cut` makes of it."""
     result: Weights = {}
     for name, weight in weights.items():
         if f".{fused}." in name:
@@ -130,7 +124,7 @@ def make(
     bias: bool = False,
     **options: Any,
 ) -> Callable[[str], Encoder]:
-    """What makes an encoder, given a backend; `options` are the attention's."""
+    """A factory of an encoder, given a backend; `options` are those of the attention."""
     options |= {"bias": True} if bias else {}
 
     def encoder(backend: str) -> Encoder:
@@ -147,7 +141,7 @@ def make(
 
 
 class ThenNorm(nn.Module):
-    """A sublayer with a norm behind it, as Gemma 2 has."""
+    """A sublayer followed by a norm, as in Gemma 2."""
 
     def __init__(self, sublayer: nn.Module) -> None:
         super().__init__()
@@ -158,7 +152,7 @@ class ThenNorm(nn.Module):
 
 
 class OnlyStates(nn.Module):
-    """Experts that return what they routed, too."""
+    """Experts without their router's outputs."""
 
     def __init__(self, sublayer: nn.Module) -> None:
         super().__init__()
@@ -181,73 +175,16 @@ LLAMA_SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
 }
 GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
-LLAMA_NAMES = (
-    ("embed_tokens", "token_embedding"),
-    ("^norm", "final_norm"),
-    ("input_layernorm", "attention_norm"),
-    ("post_attention_layernorm", "feed_forward_norm"),
-    ("self_attn", "attention"),
-    ("mlp", "feed_forward"),
-)
+LLAMA_NAMES = """
+    embed_tokens token_embedding ^norm final_norm input_layernorm attention_norm
+    post_attention_layernorm feed_forward_norm self_attn attention mlp feed_forward
+"""
 LLAMA: dict[str, Any] = {"norm": RMSNorm, "feed_forward": partial(GatedFeedForward, D_MODEL, D_FF)}
 GROUPS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": HEAD_DIM}
 
 
-def gpt2() -> Twins:
-    sizes = {"n_embd": D_MODEL, "n_head": 6, "n_layer": LAYERS, "n_inner": D_FF, "n_positions": SEQ + 2}
-    theirs = hugging_face("GPT2", activation_function="gelu", **sizes)
-    weights = {name: w.T if re.search(r"c_\w+\.weight", name) else w for name, w in named(theirs).items()}
-    weights = split(weights, "attn.c_attn", QKV, lambda w: w.chunk(3))
-    weights = rename(
-        weights,
-        ("wte", "token_embedding"),
-        ("wpe", "position.embedding"),
-        (r"^h\.", "layers."),
-        ("ln_1", "attention_norm"),
-        ("ln_2", "feed_forward_norm"),
-        ("ln_f", "final_norm"),
-        (r"attn\.c_proj", "attention.o_proj"),
-        (r"mlp\.c_fc", "feed_forward.up_proj"),
-        (r"mlp\.c_proj", "feed_forward.down_proj"),
-    )
-    position = partial(LearnedPosition, SEQ + 2, D_MODEL)
-    return Twins(theirs, weights, make(num_heads=6, bias=True, absolute=position))
-
-
-def bert() -> Twins:
-    theirs = hugging_face("Bert", **BERT_SIZES, max_position_embeddings=SEQ + 2)
-    weights = named(theirs)
-    # All tokens are of type 0, so its vector is part of every position's.
-    weights["embeddings.position_embeddings.weight"] += weights.pop("embeddings.token_type_embeddings.weight")[0]
-    weights = rename(
-        weights,
-        (r"embeddings\.word_embeddings", "token_embedding"),
-        (r"embeddings\.position_embeddings", "position.embedding"),
-        (r"embeddings\.LayerNorm", "embedding_norm"),
-        (r"encoder\.layer", "layers"),
-        (r"attention\.self\.query", "attention.q_proj"),
-        (r"attention\.self\.key", "attention.k_proj"),
-        (r"attention\.self\.value", "attention.v_proj"),
-        (r"attention\.output\.dense", "attention.o_proj"),
-        (r"attention\.output\.LayerNorm", "attention_norm"),
-        (r"intermediate\.dense", "feed_forward.up_proj"),
-        (r"output\.dense", "feed_forward.down_proj"),
-        (r"output\.LayerNorm", "feed_forward_norm"),
-    )
-    ours = make(
-        num_heads=3,
-        bias=True,
-        kind=PostNormBlock,
-        norm=partial(LayerNorm, eps=1e-12),
-        absolute=partial(LearnedPosition, SEQ + 2, D_MODEL),
-        embedding_norm=True,
-    )
-    return Twins(theirs, weights, ours, PADDED)
-
-
 def modernbert() -> Twins:
-    """Windows that look both ways, in two layers of three."""
-    # Their window of 2n tokens is n before and n after, and the token itself.
+    """Windows in both directions, in two layers of three; theirs of 2n tokens is n before, n after and the token."""
     rope = {"rope_type": "default", "rope_theta": BASE}
     theirs = hugging_face(
         "ModernBert",
@@ -261,12 +198,10 @@ def modernbert() -> Twins:
     weights = split(weights, "mlp.Wi", ("feed_forward.gate_proj", "feed_forward.up_proj"), lambda w: w.chunk(2))
     weights = rename(
         weights,
-        (r"embeddings\.tok_embeddings", "token_embedding"),
-        (r"embeddings\.norm", "embedding_norm"),
-        ("attn_norm", "attention_norm"),
-        (r"attn\.Wo", "attention.o_proj"),
-        ("mlp_norm", "feed_forward_norm"),
-        (r"mlp\.Wo", "feed_forward.down_proj"),
+        r"""
+        embeddings\.tok_embeddings token_embedding embeddings\.norm embedding_norm attn_norm attention_norm
+        attn\.Wo attention.o_proj mlp_norm feed_forward_norm mlp\.Wo feed_forward.down_proj
+        """,
     )
 
     def ours(backend: str) -> Encoder:
@@ -278,7 +213,7 @@ def modernbert() -> Twins:
             window=[None, WINDOW + 1, WINDOW + 1],
             embedding_norm=True,
         )(backend)
-        # The embeddings have just been normalised.
+        # The embeddings are normalised already.
         encoder.layers[0].attention_norm = nn.Identity()
         return encoder
 
@@ -301,15 +236,13 @@ def t5() -> Twins:
     ).encoder
     weights = rename(
         named(theirs),
-        ("embed_tokens", "token_embedding"),
-        ("block", "layers"),
-        ("final_layer_norm", "final_norm"),
-        (r"layer\.0\.layer_norm", "attention_norm"),
-        (r"layer\.1\.layer_norm", "feed_forward_norm"),
-        (r"layer\.0\.SelfAttention\.relative_attention_bias", "attention.position.embedding"),
-        (r"layer\.0\.SelfAttention\.(\w)", r"attention.\1_proj"),
-        (r"layer\.1\.DenseReluDense\.wi", "feed_forward.up_proj"),
-        (r"layer\.1\.DenseReluDense\.wo", "feed_forward.down_proj"),
+        r"""
+        embed_tokens token_embedding block layers final_layer_norm final_norm layer\.0\.layer_norm
+        attention_norm layer\.1\.layer_norm feed_forward_norm
+        layer\.0\.SelfAttention\.relative_attention_bias attention.position.embedding
+        layer\.0\.SelfAttention\.(\w) attention.\1_proj layer\.1\.DenseReluDense\.wi feed_forward.up_proj
+        layer\.1\.DenseReluDense\.wo feed_forward.down_proj
+        """,
     )
     table = "layers.{}.attention.position.embedding.weight"
     weights |= {table.format(layer): weights[table.format(0)] for layer in range(LAYERS)}
@@ -328,13 +261,10 @@ def mpt() -> Twins:
     theirs = hugging_face("Mpt", **sizes)
     weights = rename(
         split(named(theirs), "attn.Wqkv", QKV, lambda w: w.chunk(3)),
-        ("wte", "token_embedding"),
-        ("blocks", "layers"),
-        ("norm_1", "attention_norm"),
-        ("norm_2", "feed_forward_norm"),
-        ("norm_f", "final_norm"),
-        (r"attn\.out_proj", "attention.o_proj"),
-        ("ffn", "feed_forward"),
+        r"""
+        wte token_embedding blocks layers norm_1 attention_norm norm_2 feed_forward_norm norm_f final_norm
+        attn\.out_proj attention.o_proj ffn feed_forward
+        """,
     )
     ours = make(
         d_model=d_model,
@@ -346,21 +276,15 @@ def mpt() -> Twins:
     return Twins(theirs, weights, ours)
 
 
-def mistral() -> Twins:
-    theirs = hugging_face("Mistral", **LLAMA_SIZES, **GROUPED, sliding_window=WINDOW)
-    ours = make(**LLAMA, **GROUPS, position=rotary(), window=WINDOW)
-    return Twins(theirs, rename(named(theirs), *LLAMA_NAMES), ours)
-
-
 def qwen3() -> Twins:
-    """Queries and keys normalised before they are turned."""
+    """Queries and keys are normalised before they are rotated."""
     theirs = hugging_face("Qwen3", **LLAMA_SIZES, **GROUPED)
     ours = make(**LLAMA, **GROUPS, position=rotary(), qk_norm=True)
-    return Twins(theirs, rename(named(theirs), *LLAMA_NAMES), ours)
+    return Twins(theirs, rename(named(theirs), LLAMA_NAMES), ours)
 
 
 def gemma2() -> Twins:
-    """Capped scores, windows in every other layer; the norms behind its sublayers are not ours."""
+    """Capped scores, windows in every other layer, and norms after the sublayers."""
     theirs = hugging_face(
         "Gemma2",
         **LLAMA_SIZES,
@@ -374,11 +298,11 @@ def gemma2() -> Twins:
     weights["embed_tokens.weight"] = weights["embed_tokens.weight"] * math.sqrt(D_MODEL)
     weights = rename(
         weights,
-        ("post_attention_layernorm", "attention.norm"),
-        ("pre_feedforward_layernorm", "feed_forward_norm"),
-        ("post_feedforward_layernorm", "feed_forward.norm"),
-        (r"(self_attn|mlp)\.", r"\1.sublayer."),
-        *LLAMA_NAMES,
+        r"""
+        post_attention_layernorm attention.norm pre_feedforward_layernorm feed_forward_norm
+        post_feedforward_layernorm feed_forward.norm (self_attn|mlp)\. \1.sublayer.
+        """
+        + LLAMA_NAMES,
     )
 
     def attention(*args: Any, **options: Any) -> nn.Module:
@@ -399,7 +323,7 @@ def gemma2() -> Twins:
 
 
 def gpt_oss() -> Twins:
-    """Sinks, windows in every other layer, biases. Their own experts stand in for our feed-forward network."""
+    """Sinks, windows in every other layer, biases; our feed-forward network is replaced by their experts."""
     theirs = hugging_face(
         "GptOss",
         **LLAMA_SIZES,
@@ -409,7 +333,7 @@ def gpt_oss() -> Twins:
         num_experts_per_tok=2,
         sliding_window=WINDOW,
     )
-    weights = rename(named(theirs), (r"self_attn\.sinks", "self_attn.sink"), (r"mlp\.", "mlp.sublayer."), *LLAMA_NAMES)
+    weights = rename(named(theirs), r"self_attn\.sinks self_attn.sink mlp\. mlp.sublayer." + LLAMA_NAMES)
 
     def ours(backend: str) -> Encoder:
         experts: Iterator[nn.Module] = iter(layer.mlp for layer in theirs.layers)
@@ -442,7 +366,7 @@ def deepseek_v2(q_rank: int | None) -> Twins:
     )
 
     def rope_in_halves(weight: Tensor) -> Tensor:
-        """Their pairs to be turned are neighbours."""
+        """Our rotary pairs are halves; theirs are neighbours."""
         return torch.cat([weight[:-rope_dim], weight[-rope_dim::2], weight[1 - rope_dim :: 2]])
 
     def queries(weight: Tensor) -> Sequence[Tensor]:
@@ -457,10 +381,10 @@ def deepseek_v2(q_rank: int | None) -> Twins:
     weights = split(weights, "kv_a_proj_with_mqa", latent, lambda w: rope_in_halves(w).split([kv_rank, rope_dim]))
     weights = rename(
         weights,
-        ("kv_a_layernorm", "kv_latent_norm"),
-        ("q_a_layernorm", "q_latent_norm"),
-        ("q_a_proj", "q_down_proj"),
-        *LLAMA_NAMES,
+        r"""
+        kv_a_layernorm kv_latent_norm q_a_layernorm q_latent_norm q_a_proj q_down_proj
+        """
+        + LLAMA_NAMES,
     )
     ours = make(
         **LLAMA,
@@ -476,20 +400,20 @@ def deepseek_v2(q_rank: int | None) -> Twins:
 
 
 def diffllama() -> Twins:
-    """Differential attention. They count softmaxes, we count heads: two of theirs are one of ours."""
+    """Differential attention; two of their heads, which count softmaxes, are one of ours."""
     theirs = hugging_face("DiffLlama", **LLAMA_SIZES, num_attention_heads=8, num_key_value_heads=4, head_dim=6)
 
     def interleaved(weight: Tensor) -> Sequence[Tensor]:
-        """The second softmaxes, which stand behind all first ones, each behind its own."""
+        """Their second softmaxes come after all first ones; ours alternate."""
         return [weight.unflatten(0, (2, -1, 6)).transpose(0, 1).flatten(0, 2)]
 
     weights = named(theirs)
     for name in ("q_proj", "k_proj", "v_proj"):
         weights = split(weights, name, [name], interleaved)
-    names = [(f"lambda_{name}", f"lambdas.{index}") for index, name in enumerate(["q1", "k1", "q2", "k2"])]
-    weights = rename(weights, *names, *LLAMA_NAMES)
+    lambdas = "lambda_q1 lambdas.0 lambda_k1 lambdas.1 lambda_q2 lambdas.2 lambda_k2 lambdas.3"
+    weights = rename(weights, lambdas + LLAMA_NAMES)
     for layer in range(LAYERS):
-        # Their norm of a head has no scale; the output projection takes ours back.
+        # Their head norm has no scale; the output projection undoes ours.
         attention = f"layers.{layer}.attention."
         scale = torch.linspace(0.5, 2, 12)
         weights[f"{attention}head_norm.weight"] = scale
@@ -506,12 +430,9 @@ def diffllama() -> Twins:
 
 
 MODELS: dict[str, Callable[[], Twins]] = {
-    "gpt2": gpt2,
-    "bert": bert,
     "modernbert": modernbert,
     "t5": t5,
     "mpt": mpt,
-    "mistral": mistral,
     "qwen3": qwen3,
     "gemma2": gemma2,
     "gpt-oss": gpt_oss,
@@ -521,65 +442,38 @@ MODELS: dict[str, Callable[[], Twins]] = {
 }
 
 
-@functools.cache
-def twins(name: str) -> Twins:
-    return MODELS[name]()
-
-
 def tokens() -> Tensor:
     return torch.randint(VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1))
 
 
 def real(mask: AttentionMask) -> Tensor:
-    """Which tokens are no padding."""
+    """Which tokens are not padding."""
     return torch.ones(2, SEQ, dtype=torch.bool) if mask.lengths is None else torch.arange(SEQ) < mask.lengths[:, None]
 
 
 def states_and_gradient(
     embedding: nn.Module, forward: Callable[[], Tensor], mask: AttentionMask
-) -> tuple[Tensor, Tensor | None]:
-    """Last hidden states of the real tokens; and where gradients are on, that of some loss by the embedded tokens."""
+) -> tuple[Tensor, Tensor]:
+    """The last hidden states of the real tokens, and the gradient of the embedded tokens."""
     embedded: list[Tensor] = []
     hook = embedding.register_forward_hook(lambda module, args, output: embedded.append(output))
     states = forward()[real(mask)]
     hook.remove()
-    if not torch.is_grad_enabled():
-        return states, None
     upstream = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
     return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
 
 
-@functools.cache
-def expected(name: str) -> tuple[Tensor, Tensor | None]:
-    """What their model computes."""
-    theirs, mask = twins(name).theirs, twins(name).mask
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_states_and_gradients_are_theirs(name):
+    """With eager attention, which equals all other backends."""
+    twins = MODELS[name]()
+    theirs, ours, mask = twins.theirs, twins.ours("eager"), twins.mask
     assert theirs.config._attn_implementation == "eager"
 
     def forward() -> Tensor:
         return theirs(input_ids=tokens(), attention_mask=real(mask).long()).last_hidden_state
 
-    with torch.enable_grad():
-        return states_and_gradient(theirs.get_input_embeddings(), forward, mask)
-
-
-def computed(name: str, backend: str) -> tuple[Tensor, Tensor | None]:
-    """What ours computes."""
-    ours, mask = twins(name).ours(backend), twins(name).mask
-    return states_and_gradient(ours.token_embedding, lambda: ours(tokens(), mask), mask)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_states_and_gradients_are_theirs(name):
-    """With eager attention, which all other backends are compared with elsewhere."""
-    states, gradient = computed(name, "eager")
-    assert error(states, expected(name)[0]) <= 1e-5
-    assert error(gradient, expected(name)[1]) <= 1e-5
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("backend", ["sdpa", "flash", "flex"])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma2"])  # whose scores are capped
-def test_states_on_every_backend(name, backend):
-    with torch.no_grad():
-        states, _ = computed(name, backend)
-    assert error(states, expected(name)[0]) <= 1e-5
+    expected = states_and_gradient(theirs.get_input_embeddings(), forward, mask)
+    actual = states_and_gradient(ours.token_embedding, lambda: ours(tokens(), mask), mask)
+    for one, other in zip(actual, expected, strict=True):
+        assert error(one, other) <= 1e-5
