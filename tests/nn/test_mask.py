@@ -104,13 +104,6 @@ def test_the_span_of_a_window(window, causal, span):
     assert AttentionMask(causal).within(window).span == span
 
 
-def test_within_keeps_the_rest():
-    mask = AttentionMask(True, torch.tensor([2]), torch.tensor([[0, 0, 1]]))
-    assert mask.within(None) is mask
-    narrow = mask.within(2)
-    assert (narrow.causal, narrow.lengths, narrow.documents, narrow.window) == (True, mask.lengths, mask.documents, 2)
-
-
 MASKS_OF_ANY_KIND = {
     "causal": st.booleans(),
     "q_seq": st.integers(1, 6),

@@ -1,4 +1,4 @@
-"""Which backend is chosen, what each refuses on CUDA, and which kernel runs."""
+"""The choice of a backend by auto, what each refuses on CUDA, and the features of a mask."""
 
 import pytest
 import torch
@@ -67,26 +67,24 @@ def test_auto_on_cpu_is_eager_up_to_the_measured_length(dtype, head_dim, feature
     assert chosen((longest or 0) + 1) == ("eager" if longest is None else "sdpa")
 
 
-CUDA_CASES = [
-    pytest.param(case("cuda", torch.bfloat16, 64), "flash", id="cuda-bf16"),
-    pytest.param(case("cuda", torch.float16, 64), "flash", id="cuda-fp16"),
-    pytest.param(case("cuda", torch.float32, 64), "sdpa", id="cuda-fp32"),
-    pytest.param(case("cuda", torch.float32, 64, Feature.DROPOUT), "sdpa", id="cuda-fp32-dropout"),
-    pytest.param(case("cuda", torch.bfloat16, 64, Feature.PADDING), "flash", id="cuda-padded"),
-    pytest.param(case("cuda", torch.bfloat16, 64, Feature.COMPARE), "eager", id="cuda-additive"),
-    pytest.param(case("cuda", torch.bfloat16, 64, Feature.BIAS, Feature.DROPOUT), "sdpa", id="cuda-bias-dropout"),
-    pytest.param(case("mps", torch.float32, 64), "sdpa", id="mps"),
-]
+ELSEWHERE = {
+    "flash": [case("cuda", BF16, 64), case("cuda", torch.float16, 64), case("cuda", BF16, 64, Feature.PADDING)],
+    "sdpa": [
+        *(case("cuda", FP32, 64), case("cuda", FP32, 64, Feature.DROPOUT), case("mps", FP32, 64)),
+        case("cuda", BF16, 64, Feature.BIAS, Feature.DROPOUT),
+    ],
+    "eager": [case("cuda", BF16, 64, Feature.COMPARE)],
+}
 
 
-@pytest.mark.parametrize(("case", "name"), CUDA_CASES)
-def test_auto_on_another_device_refuses_nothing(case, name):
-    chosen = select_backend("auto", case)
-    assert chosen.name == name
-    assert chosen.refusal(case) is None
+def test_auto_on_other_devices_chooses_a_backend_that_can():
+    for name, cases in ELSEWHERE.items():
+        for asked in cases:
+            assert select_backend("auto", asked).name == name, asked
+            assert BACKENDS[name].refusal(asked) is None
 
 
-# What is refused. What happens on CPU is in `test_cells`; this table of CUDA is written by hand.
+# What is refused on CUDA, by hand; CPU is tested in `test_exactness`.
 
 ON_CUDA = {
     "nothing": ((), "sdpa flash flex"),
@@ -158,51 +156,35 @@ def test_newer_flash_needs_cuda_and_its_package(name, package, monkeypatch):
         select_backend(name, case("cuda", torch.bfloat16, 64, Feature.BIAS))
 
 
-@pytest.mark.parametrize("name", ["Flash", "", "xformers"])
-def test_an_unknown_backend_is_refused_with_the_known_ones(name):
-    known = "auto, eager, sdpa, flash, flex, fa3, fa4"
-    with pytest.raises(ValueError, match=rf"^backend='{name}': must be one of {known}\.$"):
-        select_backend(name, case("cpu", torch.float32, 64))
-    assert known.split(", ") == ["auto", *BACKENDS]
+# Features.
+
+MASK_FEATURES = [
+    (AttentionMask(), 9, set()),
+    (AttentionMask(), 5, set()),
+    (CAUSAL, 9, {Feature.CAUSAL}),
+    (CAUSAL, 5, {Feature.CAUSAL, Feature.UNEVEN}),
+    (PADDED, 9, {Feature.PADDING}),
+    (AttentionMask(True, PADDED.lengths), 9, {Feature.CAUSAL, Feature.PADDING, Feature.CAUSAL_PADDING}),
+    (PADDED.within(3), 9, {Feature.PADDING, Feature.WINDOW, Feature.CAUSAL_PADDING}),
+    (AttentionMask(documents=documents()), 9, {Feature.DOCUMENTS}),
+    (
+        AttentionMask(lengths=PADDED.lengths, documents=documents(2, 9)),
+        9,
+        {Feature.PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS},
+    ),
+    (AttentionMask(window=3), 9, {Feature.WINDOW}),
+    (AttentionMask(window=3), 5, {Feature.WINDOW, Feature.UNEVEN}),
+]
 
 
-# What a call asks for.
-
-
-@pytest.mark.parametrize(
-    ("mask", "q_seq", "expected"),
-    [
-        pytest.param(AttentionMask(), 9, set(), id="full"),
-        pytest.param(AttentionMask(), 5, set(), id="full-uneven"),
-        pytest.param(CAUSAL, 9, {Feature.CAUSAL}, id="causal"),
-        pytest.param(CAUSAL, 5, {Feature.CAUSAL, Feature.UNEVEN}, id="causal-uneven"),
-        pytest.param(PADDED, 9, {Feature.PADDING}, id="padded"),
-        pytest.param(
-            AttentionMask(True, PADDED.lengths),
-            9,
-            {Feature.CAUSAL, Feature.PADDING, Feature.CAUSAL_PADDING},
-            id="causal-padded",
-        ),
-        pytest.param(AttentionMask(documents=documents()), 9, {Feature.DOCUMENTS}, id="documents"),
-        pytest.param(
-            AttentionMask(True, PADDED.lengths, documents(2, 9)),
-            9,
-            {CAUSALLY, Feature.PADDING, Feature.CAUSAL_PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS},
-            id="padded-documents",
-        ),
-        pytest.param(AttentionMask(window=3), 9, {Feature.WINDOW}, id="window"),
-        pytest.param(AttentionMask(window=3), 5, {Feature.WINDOW, Feature.UNEVEN}, id="window-uneven"),
-    ],
-)
+@pytest.mark.parametrize(("mask", "q_seq", "expected"), MASK_FEATURES)
 def test_the_features_of_a_mask(mask, q_seq, expected):
-    found = features_of(mask, Scoring(), q_seq, 9, dropout=False, gradient=False)
-    assert found == expected
-    found = features_of(mask, Scoring(), q_seq, 9, dropout=True, gradient=True)
-    assert found == expected | {Feature.DROPOUT, Feature.GRADIENT}
+    assert features_of(mask, Scoring(), q_seq, 9, dropout=False, gradient=False) == expected
+    more = features_of(mask, Scoring(), q_seq, 9, dropout=True, gradient=True)
+    assert more == expected | {Feature.DROPOUT, Feature.GRADIENT}
 
 
-def test_the_layers_that_have_them_ask_for_values_of_another_size():
+def test_layers_with_values_of_another_size_say_so():
     for name, has in (("gqa", False), ("mla", True), ("differential", True)):
-        attention = make(name, "auto")
-        # Short and plain in fp32, eager wins where zeros would have to fill the values or the keys.
-        assert (resolve_backend(attention, "cpu", FP32, CAUSAL, 64).name == "eager") == has
+        # For short sequences in fp32, eager is faster where values or keys would have to be padded with zeros.
+        assert (resolve_backend(make(name, "auto"), "cpu", FP32, CAUSAL, 64).name == "eager") == has
