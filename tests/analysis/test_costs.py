@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 from programs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyformer.analysis.costs import Costs, TrainingFlops, count_costs, visible_pairs
+from tinyformer.analysis.costs import Costs, TrainingFlops, count_costs, query_multiply_adds, visible_pairs
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMask, Cache, Transformer
+from tinyformer.nn import Attention, AttentionMask, Cache, RelativePosition, ScaledDotScore, Transformer
 
 SEQ = 16
 CAUSAL = AttentionMask(causal=True)
@@ -205,3 +205,14 @@ def test_the_cache_reduction_of_each_sharing(overrides: str, reduction: float) -
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"^cache_dtype='fp8': must be one of bf16, fp32\.$"):
         count_costs(tiny("", "meta"), "fp8")
+
+
+def test_a_score_and_a_position_of_the_user_cost_what_they_say() -> None:
+    class Score(ScaledDotScore):
+        multiply_adds = 7
+
+    class Position(RelativePosition):
+        multiply_adds = 5
+
+    for options, expected in (({}, 0), ({"score": Score}, 7), ({"score": Score, "position": Position}, 12)):
+        assert query_multiply_adds(Attention(8, 2, **options)) == 2 * expected

@@ -117,6 +117,7 @@ def sets(path, value):
     ("path", "value"),
     [
         ("norm._target_", "os.system"),
+        ("attention.score", "os.system"),
         ("tokenizer", {"_target_": "subprocess.run", "args": ["true"]}),
         ("tokenizer", "${oc.create:{_target_:subprocess.run,args:[true]}}"),
         ("attention.ablated_heads", [[{"_target_": "os.system"}]]),

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
-from tinyformer.nn.kernels.observe import KernelObserver as AttentionKernels  # noqa: F401
 
 FUSED = ("sdpa", "flash")
 TRAINABLE = ("eager", *FUSED)

@@ -10,7 +10,6 @@ from attention_cases import (
     MASKS,
     ON_CPU,
     TRAINABLE,
-    AttentionKernels,
     Case,
     assert_within_bf16,
     eager_result,
@@ -28,6 +27,7 @@ from tinyformer.nn import BACKENDS, ALiBi, AttentionCase, AttentionMask, Scoring
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.nn.kernels.flash import flash
+from tinyformer.nn.kernels.observe import KernelObserver
 from tinyformer.nn.kernels.sdpa import CPU_BF16_MIN_SEQ, _rounded_bias, sdpa
 
 FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
@@ -229,7 +229,7 @@ def test_cpu_runs_the_flash_kernel_and_no_other(backend, mask, dtype):
         case = Case(seq, seq, 32, mask, num_kv_heads=num_kv_heads)
         features = features_of(case.attention_mask(), Scoring(), seq, seq, dropout=False, gradient=True)
         chosen = select_backend(backend, AttentionCase("cpu", dtype, 32, features, seq))
-        with AttentionKernels() as kernels:
+        with KernelObserver() as kernels:
             run_backend(chosen.name, case, inputs(case, dtype))
         # In bf16, auto takes matrix products up to 160 tokens unless rows are padded; without a mask up to any length.
         bf16_eager = mask == "full" or (mask == "causal" and seq <= 160)
@@ -240,7 +240,7 @@ def test_cpu_runs_the_flash_kernel_and_no_other(backend, mask, dtype):
 @pytest.mark.parametrize(("seq", "dtype"), [(64, torch.float32), (CPU_BF16_MIN_SEQ, torch.bfloat16)])
 def test_short_bf16_is_computed_in_fp32_under_autocast_too(seq, dtype):
     case = Case(seq, seq, 32, "causal")
-    with torch.autocast("cpu", torch.bfloat16), AttentionKernels() as kernels:
+    with torch.autocast("cpu", torch.bfloat16), KernelObserver() as kernels:
         result = run_backend("sdpa", case, inputs(case, torch.bfloat16))
     assert kernels.calls[0] == (FLASH_ON_CPU, dtype)
     assert result["out"].dtype == torch.bfloat16
@@ -248,7 +248,7 @@ def test_short_bf16_is_computed_in_fp32_under_autocast_too(seq, dtype):
 
 def test_eager_runs_no_fused_kernel():
     case = Case(16, 16, 32, "causal")
-    with AttentionKernels() as kernels:
+    with KernelObserver() as kernels:
         run_backend("eager", case, inputs(case, torch.float32))
     assert kernels.names == []
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from attention_cases import (
     MASKS,
-    AttentionKernels,
     Case,
     assert_within_bf16,
     eager_result,
@@ -16,7 +15,7 @@ from variants import NAMES, able, make, mask_of, tokens
 
 from tinyformer.nn import BACKENDS, Attention, AttentionCase, AttentionMask, Feature, Scoring, select_backend
 from tinyformer.nn.kernels.case import features_of
-from tinyformer.nn.kernels.observe import running_kernel
+from tinyformer.nn.kernels.observe import KernelObserver, running_kernel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -155,7 +154,7 @@ def test_a_row_of_length_zero_gives_exact_zeros_and_gradients(backend, mask, dty
 def test_causal_bf16_runs_the_flash_kernel(num_kv_heads, backend):
     case = Case(257, 257, 64, "causal", num_kv_heads=num_kv_heads)
     asked = AttentionCase("cuda", torch.bfloat16, 64, frozenset({Feature.CAUSAL, Feature.GRADIENT}), seq=257)
-    with AttentionKernels() as kernels:
+    with KernelObserver() as kernels:
         run_backend(select_backend(backend, asked).name, case, inputs(case, torch.bfloat16, "cuda"))
     forward = "_scaled_dot_product_flash_attention"
     assert kernels.names == [forward, f"{forward}_backward"]

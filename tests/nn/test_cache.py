@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from attention_cases import AttentionKernels, error
+from attention_cases import error
 from variants import (
     alibi,
     differential,
@@ -40,6 +40,7 @@ from tinyformer.nn import (
     SinusoidalPosition,
     Transformer,
 )
+from tinyformer.nn.kernels.observe import KernelObserver
 
 CAUSAL = AttentionMask(causal=True)
 SHARINGS = {"mha": mha, "gqa": gqa, "mqa": mqa, "mla": mla, "mla-q_rank": partial(mla, q_rank=10)}
@@ -154,7 +155,7 @@ def test_tokens_after_cached_ones_need_a_causal_mask():
 def test_a_single_token_needs_no_mask(window):
     model, cache = make_model(window=window, backend="sdpa"), Cache(2)
     model(ids()[:, :10], CAUSAL, cache)
-    with AttentionKernels() as kernels:
+    with KernelObserver() as kernels:
         model(ids()[:, 10:], CAUSAL, cache)
     assert [len(kernels.calls), kernels.num_masked] == [2, 0]
 

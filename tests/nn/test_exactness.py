@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import AttentionKernels, error
+from attention_cases import error
 from variants import NAMES, able, documents, make, mla, prepared, shaw, shaw_keys, small, tokens
 
 from tinyformer.doctor.cases import MASKS, Shape, factory_of
@@ -18,6 +18,7 @@ from tinyformer.doctor.verdict import Cell, check_exactness
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import BACKENDS, LACKS, AttentionMask, Feature, Scoring, resolve_backend
 from tinyformer.nn.kernels.case import features_of
+from tinyformer.nn.kernels.observe import KernelObserver
 from tinyformer.nn.score import AdditiveScore, ScoreMod, softcap
 
 CPU, SMALL_SHAPE = torch.device("cpu"), Shape(11, 8, 3)
@@ -108,7 +109,7 @@ def test_a_backend_is_refused_exactly_where_it_is_not_promised(name):
                 continue
             with (
                 torch.set_grad_enabled(training),
-                AttentionKernels() as kernels,
+                KernelObserver() as kernels,
                 pytest.raises(ArgumentError) as caught,
             ):
                 make(name, backend)(tokens())

@@ -102,9 +102,13 @@ def test_evaluation_on_the_latents_drops_no_weights():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{"qk_norm": True}, {"score": "additive"}], ids=["qk_norm", "additive"])
-def test_where_queries_cannot_meet_the_latents_decoding_is_right(options):
-    attention, cache, x = mla(**options).eval(), LayerCache(), tokens(1, 20)
+@pytest.mark.parametrize("options", [{"qk_norm": True}, {"score": "additive"}, {"num_heads": 1}], ids=str)
+def test_decoding_with_a_cache_equals_the_whole_sequence(options):
+    attention, cache, x = (
+        LatentAttention(32, **{"num_heads": 4, "kv_rank": 12} | options).eval(),
+        LayerCache(),
+        tokens(1, 20),
+    )
     parts = [attention(part, CAUSAL, cache=cache) for part in x.split([19, 1], dim=1)]
     assert error(torch.cat(parts, dim=1), attention(x, CAUSAL)) <= 1e-5
 

@@ -4,12 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from attention_cases import AttentionKernels
 from variants import documents, gqa, make, mha, t5, tokens
 
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, Scoring, kernel_of_layer, resolve_backend
-from tinyformer.nn.kernels.observe import running_kernel
+from tinyformer.nn.kernels.observe import KernelObserver, running_kernel
 
 FP32, BF16 = torch.float32, torch.bfloat16
 CAUSAL = AttentionMask(causal=True)
@@ -20,11 +19,11 @@ def test_the_resolved_backend_is_fixed():
     attention = mha(backend="eager")
     assert resolve_backend(attention, "cpu", FP32, CAUSAL) is BACKENDS["eager"]
     attention.backend = "flash"
-    with AttentionKernels() as kernels:
+    with KernelObserver() as kernels:
         attention(tokens(2, 7))
     assert kernels.names == []
     resolve_backend(attention, "cpu", FP32, CAUSAL)
-    with AttentionKernels() as kernels:
+    with KernelObserver() as kernels:
         attention(tokens(2, 7))
     assert kernels.names == ["_scaled_dot_product_flash_attention_for_cpu"]
 

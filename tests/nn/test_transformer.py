@@ -3,11 +3,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import AttentionKernels
 from model_cases import make_transformer, token_ids
 from torch import nn
 
 from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, RotaryPosition
+from tinyformer.nn.kernels.observe import KernelObserver
 
 CAUSAL = AttentionMask(causal=True)
 
@@ -111,7 +111,7 @@ def test_the_default_cpu_run_is_on_the_kernel_that_was_measured(dtype, max_seq_l
     model.resolve_backends("cpu", dtype, CAUSAL)
     with (
         torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
-        AttentionKernels() as kernels,
+        KernelObserver() as kernels,
     ):
         loss_of(model, token_ids(seq=max_seq_len + 1)).backward()
     forward = "_scaled_dot_product_flash_attention_for_cpu"
