@@ -1,6 +1,6 @@
-"""A Hugging Face Hub on this machine: what its clients need to find, download and stream files.
+"""A Hugging Face Hub on this machine, as far as clients need it to find, download and stream files.
 
-Use it with `HF_ENDPOINT` set to its address. The clients read that at import, so run them in a subprocess:
+Clients use it if `HF_ENDPOINT` is its address, which they read at import, so they run in a subprocess:
 
     with HubServer({"datasets/owner/name": {"train.parquet": content}}) as hub:
         subprocess.run(command, env=hub.environment(tmp_path))
@@ -35,17 +35,13 @@ class HubServer:
         kept = {name: value for name, value in os.environ.items() if name not in names}
         return kept | {"HF_ENDPOINT": self.address, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
 
-    def stop(self) -> None:
-        """From now on, connections are refused."""
-        self._server.shutdown()
-        self._server.server_close()
-
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._server.shutdown()
+        self._server.server_close()  # connections are refused from now on
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -55,8 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def do_HEAD(self) -> None:
-        self._answer()
+    do_HEAD = do_GET
 
     def do_POST(self) -> None:  # .../paths-info/{revision}
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -107,12 +107,6 @@ def test_a_scored_target_is_the_one_that_followed_the_previous_occurrence(change
         assert accuracy(module, back(distance)) < 1.0
 
 
-def test_no_fixed_distance_predicts_much_of_the_default():
-    sizes = {"seq_len": 64, "num_symbols": 52, "min_period": 8, "max_period": 32}
-    module = prepared(**sizes, num_validation_sequences=256, batch_size=256)
-    assert max(accuracy(module, back(distance)) for distance in range(0, 64, 3)) < 0.15
-
-
 def test_periods_and_symbols_are_drawn_uniformly():
     drawn = sequences(prepared(num_sequences=7000, seed=3), "train")
     periods = np.bincount([period_of(symbols) for symbols in drawn], minlength=13)

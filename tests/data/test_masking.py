@@ -109,13 +109,6 @@ def test_whole_words_are_masked_together(recipe):
     assert selected_of(tokenizer, TEXT * 8)[1] != selected
 
 
-def test_words_beside_a_comma_are_masked_independently():
-    tokenizer = CharTokenizer().build(["a,b"]).with_mask()
-    ids, selected = selected_of(tokenizer, "a,b" * 50, whole_words=True)
-    commas = (ids == tokenizer.encode(",")[0]).nonzero()[:, 0].tolist()
-    assert any(selected[comma] != selected[comma + 1] for comma in commas)
-
-
 def test_wordpiece_marks_the_tokens_that_continue_a_word():
     pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "[SEP]": 1, "[MASK]": 2, "play": 3, "##ing": 4, "him": 5}))
     pieces.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -96,12 +96,6 @@ def test_a_source_keeps_its_own_splits():
     assert parts == {"train": ["a" * 90], "validation": ["mine"], "test": ["a" * 10]}
 
 
-def test_one_large_document_among_many_does_not_cause_all_to_be_cut():
-    texts = [*random_texts(200, 20), "long " * 2000]
-    parts = divide(texts, 0.05, 0.05, 0, True)
-    assert sorted(chain.from_iterable(parts.values())) == sorted(texts)
-
-
 def similarity(a, b):
     sets = [{tuple((*words, "", "")[i : i + 3]) for i in range(len(words))} for words in (a.split(), b.split())]
     return len(sets[0] & sets[1]) / max(len(sets[0] | sets[1]), 1)
