@@ -96,7 +96,12 @@ def test_scores_are_summed_in_fp32_whatever_the_precision(tmp_path):
     data = make_data(tmp_path, validation_fraction=0.21)
     module = make_module(data)
     scored, score = [], module.task.score
-    module.task.score = lambda *args: scored.append(score(*args)) or scored[-1]
+
+    def bf16_score(*args):
+        scored.append({name: value.bfloat16() for name, value in score(*args).items()})
+        return scored[-1]
+
+    module.task.score = bf16_score
     metrics = scores(make_trainer(tmp_path, precision="bf16-true", limit_val_batches=1.0), module, data)
     assert len(scored) > 2
     nats, tokens = (sum(batch[name].double() for batch in scored) for name in ("nats", "tokens"))
