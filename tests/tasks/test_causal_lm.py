@@ -90,7 +90,7 @@ SUMS = {name: torch.tensor(value) for name, value in {"nats": 8.0, "tokens": 4.0
     ],
 )
 def test_metrics_by_hand(num_unknown, scored, bits, shown):
-    split = TokenSplit(np.zeros(13, np.uint16), np.array([0, 12]), 9, 9, num_unknown, scored=scored)
+    split = TokenSplit(np.zeros(13, np.uint16), np.array([0, 13]), 9, 7, num_unknown, scored=scored)
     metrics = CausalLM().metrics(SUMS, split)
     assert metrics == {
         "loss": 2.0,
