@@ -238,13 +238,13 @@ def head_multiply_adds(part: nn.Module | None) -> int:
 
 @head_multiply_adds.register
 def _(part: GeneralScore) -> int:
-    """QᵀW."""
+    """The product of the query and W."""
     return part.weight.shape[-1] ** 2
 
 
 @head_multiply_adds.register
 def _(part: LocalGaussian) -> int:
-    """Vᵀ tanh(W q)."""
+    """The centre, vᵀ tanh(W q)."""
     return part.weight.shape[-1] ** 2 + part.weight.shape[-1]
 
 

@@ -22,15 +22,15 @@ class SoftmaxAttention(nn.Module):
 
     Args:
         num_heads: query heads.
-        num_kv_heads: key and value heads; None for `num_heads`.
         head_dim: size of a query and of a key, as one softmax compares them.
         v_head_dim: size of a value; None for `head_dim`.
         position_dim: size of the part of queries and keys that the relative position acts on; None for `head_dim`.
+        num_kv_heads: key and value heads; None for `num_heads`.
         dropout: probability of dropping an attention weight in training.
         score: the score function: a name in `SCORES`, or a subclass of `ScaledDotScore`, which is called with
             `num_heads` and `head_dim`.
-        window: how many keys a query sees, its own position included; None for all. A list is a pattern that repeats
-            over the layers: [128, 128, None] is two local layers to one global.
+        window: number of keys that a query attends to, its own position included; None for all. A list is a pattern
+            that repeats over the layers: [128, 128, None] is two local layers to one global.
         local_gaussian: weigh the keys of the window by a Gaussian around a predicted centre, see `LocalGaussian`.
         softcap: bound of the scores' absolute value, before positions are added; None for no bound.
         sink: whether each head has a logit that takes part in the softmax without a value, see `Scoring`.

@@ -7,9 +7,9 @@ import torch
 
 from tinyformer.nn.kernels.case import AttentionCase, Feature
 
-# On CPU plain matrix products beat torch's choice up to these lengths: where it has extra work to do; where that is a
-# sink; in bf16, until torch's kernel takes blocks of 256 queries in place of 64; in bf16 and narrow heads, where
-# torch's kernel has nothing more to do than skip what a causal mask hides.
+# Sequence lengths up to which eager is faster than torch's kernel on CPU: if that has more work than plain attention;
+# if that work is a sink; in bf16, until torch's kernel takes blocks of 256 queries in place of 64; in bf16 with narrow
+# heads, if torch's kernel has only to skip what a causal mask hides.
 CPU_EAGER_MAX_SEQ, CPU_SINK_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ, CPU_BF16_NARROW_EAGER_MAX_SEQ = 96, 192, 767, 160
 
 SKIPPED_BY_FLEX = {Feature.DOCUMENTS, Feature.WINDOW, Feature.BIAS, Feature.LEARNED_BIAS, Feature.SCORE_MOD}
@@ -34,8 +34,8 @@ def fastest(case: AttentionCase, able: Collection[str]) -> str:
 
 
 def _fastest_on_cpu(case: AttentionCase, able: Collection[str]) -> str:
-    # Torch's own choice on CPU is its flash kernel wherever that can run, so sdpa is flash without the switch around
-    # each call. Where it cannot, torch's unfused arithmetic is left. Flex is not compiled on CPU.
+    # On CPU sdpa runs torch's flash kernel if that can compute the case, and unfused arithmetic otherwise, so it is
+    # never slower than flash. Flex is not compiled on CPU.
     is_fused = "flash" in able
     is_bf16 = case.dtype == torch.bfloat16
     longest = _bf16_eager_max_seq(case, is_fused) if is_bf16 else _fp32_eager_max_seq(case, is_fused)
@@ -47,8 +47,8 @@ def _fp32_eager_max_seq(case: AttentionCase, is_fused: bool) -> int:
     features = case.features
     has_sink = Feature.SINK in features
     works_more = has_sink or Feature.VALUE_DIM in features or not is_fused
-    # Flash skips what a causal mask hides, and eager works more where rows may be empty: without either, there is
-    # nothing to win over unfused arithmetic, or with a sink's extra dimension and key, or with dimensions of zeros.
+    # Flash skips what a causal mask hides, and eager has more work with padding. Without either, eager wins at any
+    # length over unfused arithmetic, and over flash with a sink's extra dimension and key or with padded head sizes.
     hides = bool(features & {Feature.CAUSAL, Feature.PADDING})
     if Feature.LEARNED_BIAS in features or (works_more and not hides):
         return sys.maxsize
@@ -61,7 +61,7 @@ def _bf16_eager_max_seq(case: AttentionCase, is_fused: bool) -> int:
     """The same in bf16, where eager's plain matrix products win more often: 1.2 to 2 times as fast without a mask."""
     features, is_narrow = case.features, case.head_dim <= 32
     is_padded = Feature.PADDING in features
-    # Flash skips what a causal mask hides, unless it gets a mask for every pair, which in narrow heads costs less.
+    # Flash skips what a causal mask hides, unless it is given a dense mask, which costs less with narrow heads.
     skips = Feature.CAUSAL in features and (is_narrow or not features & DENSE_ON_CPU)
     if not is_fused or not (skips or is_padded):
         return sys.maxsize
