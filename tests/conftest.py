@@ -1,5 +1,7 @@
 """What all tests share: the programs, run as a user runs them, and which skips are allowed."""
 
+import contextlib
+import io
 import os
 import runpy
 import shlex
@@ -9,11 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from programs import ROOT, Ended, Program
+from hypothesis import settings
+from programs import BOOK, ROOT, SMALL, TEXT, Ended, Program, Trained
 
 # The models of the tests are so small that a second thread only waits, and on a busy machine it waits long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("tinyformer", deadline=None)
+settings.load_profile("tinyformer")
+
+SKIPS = {"Skipped: needs CUDA"}
+"""What a test may be skipped for in CI."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,18 +67,33 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def book(tmp_path: Path) -> Path:
     """A text of a few thousand characters, lines and all."""
     path = tmp_path / "book.txt"
-    lines = [f"In line {n} the cat sees {n * 7 % 13} birds and {n * 5 % 11} mice.\n" for n in range(120)]
-    path.write_text("".join(lines))
+    path.write_text(BOOK)
     return path
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Trained:
+    """A run of 30 steps on `BOOK`, which Python starts; tests read its folder and change nothing in it."""
+    from tinyformer.app.sweep import compose_run
+    from tinyformer.app.training_run import train
+
+    folder, out = tmp_path_factory.mktemp("trained"), io.StringIO()
+    (folder / "book.txt").write_text(BOOK)
+    overrides = f"{SMALL} {TEXT} data.test_fraction=0.1 attention=gqa position=rotary trainer.max_steps=30 "
+    overrides += "optimizer.lr=1e-2 trainer.val_check_interval=15"
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        config, invocation = compose_run("train", overrides.split())
+        results = train(config, folder / "run", invocation)
+    return Trained(folder / "run", results, out.getvalue())
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """In CI a test may be skipped for want of a GPU, and for nothing else."""
+    """In CI a test may be skipped for the reasons in `SKIPS` only."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") != "true" or reporter is None:
         return
     reasons = {report.longrepr[2] for report in reporter.stats.get("skipped", [])}
-    other = sorted(reason for reason in reasons if "CUDA" not in reason)
+    other = sorted(reasons - SKIPS)
     if other:
         reporter.write_line(f"skipped in CI: {other}", red=True)
         session.exitstatus = 1

@@ -1,8 +1,13 @@
 """Running the programs in tests."""
 
+import csv
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -11,6 +16,11 @@ SMALL = (
     "trainer.max_steps=4 generate.num_tokens=3 callbacks.attention.num_tokens=6 trainer.precision=32-true"
 )
 """Overrides that make a run take about a second."""
+
+TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1"
+"""Overrides that train on the text of the `book` fixture."""
+
+BOOK = "".join(f"In line {n} the cat sees {n * 7 % 13} birds and {n * 5 % 11} mice.\n" for n in range(120))
 
 
 @dataclass(frozen=True)
@@ -23,3 +33,33 @@ class Ended:
 
 
 Program = Callable[..., Ended]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that tests share: its folder, its results and what it printed."""
+
+    folder: Path
+    results: dict[str, Any]
+    out: str
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint of its last step."""
+        return self.folder / "checkpoints" / "last.ckpt"
+
+
+def results_of(run: str | Path) -> dict[str, Any]:
+    """The `results.json` of a run."""
+    return json.loads((Path(run) / "results.json").read_text())
+
+
+def weights_of(run: str | Path, name: str = "last") -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint of a run."""
+    return torch.load(Path(run) / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+
+
+def column(run: str | Path, name: str) -> dict[int, str]:
+    """A metric of `metrics.csv` by step, of the steps that have it."""
+    with (Path(run) / "metrics.csv").open() as file:
+        return {int(row["step"]): row[name] for row in csv.DictReader(file) if row[name]}

@@ -4,57 +4,30 @@ import csv
 import json
 import math
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from programs import ROOT, SMALL, Program
+from programs import BOOK, ROOT, SMALL, TEXT, Program, Trained, column, results_of, weights_of
 
-TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1"
 RESULT_KEYS = {
-    "val/loss",
-    "val/perplexity",
-    "val/bits_per_byte",
-    "val/num_tokens",
-    "val/num_bytes",
-    "train/num_tokens",
-    "throughput/tokens_per_second",
-    "throughput/mfu",
-    "throughput/peak_tflops",
-    "throughput/memory_gb",
-    "throughput/data_wait",
-    "num_parameters",
-    "device",
-    "attention_kernel",
-    "steps",
-    "seconds",
-    "telemetry/seconds",
-    "telemetry/share",
+    *("val/loss", "val/perplexity", "val/bits_per_byte", "val/num_tokens", "val/num_bytes", "train/num_tokens"),
+    *("throughput/tokens_per_second", "throughput/mfu", "throughput/peak_tflops", "throughput/memory_gb"),
+    *("throughput/data_wait", "num_parameters", "device", "attention_kernel", "steps", "seconds"),
+    *("telemetry/seconds", "telemetry/share"),
 }
 MEASURED = ("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near", "largest_logit")
 MEASURED += ("rank", "similarity", "induction", "duplicate_token")
 
 
-def results_of(run: str | Path) -> dict[str, object]:
-    return json.loads((Path(run) / "results.json").read_text())
-
-
-def weights_of(run: str | Path, name: str = "last") -> dict[str, torch.Tensor]:
-    return torch.load(Path(run) / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
-
-
-def column(run: str | Path, name: str) -> dict[int, str]:
-    """A metric by step, of the steps that have it."""
-    with (Path(run) / "metrics.csv").open() as file:
-        return {int(row["step"]): row[name] for row in csv.DictReader(file) if row[name]}
-
-
-def train(program: Program, run: str, *overrides: str) -> dict[str, object]:
+def train(program: Program, run: str, *overrides: str) -> dict[str, Any]:
     ended = program("train.py", SMALL, TEXT, *overrides, f"hydra.run.dir={run}")
     assert ended.code == 0, ended.err
     return results_of(run)
@@ -70,79 +43,92 @@ def plain_loss(program: Program) -> object:
     return _plain[0]
 
 
-def test_a_run_leaves_all_that_was_promised(program: Program, book: Path) -> None:
-    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run trainer.val_check_interval=2")
-    assert ended.code == 0, ended.err
-    results, run = results_of("run"), Path("run")
+def test_a_run_leaves_all_that_was_promised(trained: Trained) -> None:
+    run, results = trained.folder, trained.results
+    assert results == results_of(run)
     assert results.keys() >= RESULT_KEYS
-    assert results["steps"] == 4
+    assert results["steps"] == 30
     assert results["attention_kernel"] == "flash"
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
-    pictures = {f"{name}_{step:06d}.png" for name in ("step", "measures") for step in (2, 4)}
+    pictures = {f"{name}_{step:06d}.png" for name in ("step", "measures") for step in (15, 30)}
     assert {path.name for path in (run / "attention").iterdir()} == pictures | {"heads.csv"}
     assert (run / "attention" / "heads.csv").read_text().startswith("layer,head,entropy,")
     assert (run / "events.csv").read_text().startswith("step,layer,head,event,")
     assert results["telemetry/seconds"] > 0
-    assert re.search(r"^telemetry .*\d s for 3 measurements", ended.out, re.MULTILINE)
     assert "backend: auto" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()
-    with (run / "metrics.csv").open() as file:
-        rows = {int(row["step"]): row for row in csv.DictReader(file)}
-    assert float(rows[4]["val/loss"]) == pytest.approx(results["val/loss"])
-    assert math.isfinite(float(rows[2]["attention/layer_01/head_01/entropy"]))
-    for shown in ("run/checkpoints/last.ckpt", "run/attention/step_000004.png", "flash kernel", "tokens/s"):
-        assert shown in ended.out
+    assert float(column(run, "val/loss")[30]) == pytest.approx(results["val/loss"])
+    assert math.isfinite(float(column(run, "attention/layer_01/head_01/entropy")[15]))
+    assert re.search(r"^telemetry .*\d s for 3 measurements", trained.out, re.MULTILINE)
+    for line in ("checkpoints/last.ckpt", "attention/step_000030.png", "flash kernel"):
+        assert line in trained.out
 
 
-def test_the_summary_says_how_fast_the_run_was(program: Program, book: Path) -> None:
-    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run trainer.log_every_n_steps=2")
-    results = {key.removeprefix("throughput/"): value for key, value in results_of("run").items()}
+def test_the_summary_says_how_fast_the_run_was(trained: Trained) -> None:
+    results = {key.removeprefix("throughput/"): value for key, value in trained.results.items()}
     said = re.search(
-        r"^speed +([\d,]+) tokens/s, 4 steps in \d+ s\n +(\d+) % of a measured peak of ([\d.]+) TFLOP/s, "
+        r"^speed +([\d,]+) tokens/s, 30 steps in \d+ s\n +(\d+) % of a measured peak of ([\d.]+) TFLOP/s, "
         r"waiting for data ([\d.]+) %, at most ([\d.]+) GB of memory$",
-        ended.out,
+        trained.out,
         re.MULTILINE,
     )
-    assert said is not None, ended.out
+    assert said is not None, trained.out
     expected = [results["tokens_per_second"], 100 * results["mfu"], results["peak_tflops"]]
     expected += [100 * results["data_wait"], results["memory_gb"]]
     assert [float(number.replace(",", "")) for number in said.groups()] == pytest.approx(expected, rel=0.01, abs=0.5)
     assert 0 < results["mfu"] < 1
     assert 0 < results["data_wait"] < 1
-    assert all(0 < float(value) < 1 for value in column("run", "throughput/mfu").values())
+    assert all(0 < float(value) < 1 for value in column(trained.folder, "throughput/mfu").values())
 
 
 def test_weights_that_will_not_fit_are_told_of_before_the_first_step(
-    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, book: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tinyformer.app import training_run
 
     monkeypatch.setattr(training_run, "free_memory", lambda device: 1000)
     ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run attention.backend=eager")
     assert ended.code == 0
-    sentence = r"The eager kernel stores at least .* attention\.backend=flash stores none\."
+    sentence = r"The eager kernel stores at least .* attention.backend=flash stores none\."
     assert re.search(rf"^{sentence}$", ended.err, re.MULTILINE)
     assert re.search(rf"^warning +{sentence}$", ended.out, re.MULTILINE)
-    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=other attention.backend=flash")
-    assert "attention weights" not in ended.err + ended.out
+    assert "attention weights" not in trained.out
 
 
-def test_held_out_text_is_counted_and_scored_once(program: Program, book: Path) -> None:
-    results = train(program, "run", "data.test_fraction=0")
-    text = book.read_text()
-    held_out = text[len(text) * 9 // 10 :]
-    assert results["val/num_bytes"] == len(held_out.encode())
-    assert results["val/num_tokens"] == len(held_out)
-    bits = results["val/loss"] * len(held_out) / math.log(2) / len(held_out.encode())
-    assert results["val/bits_per_byte"] == pytest.approx(bits, rel=1e-6)
-
-
-def test_unknown_characters_are_counted_and_make_bits_per_byte_null(program: Program, book: Path) -> None:
-    book.write_text(book.read_text() + "ζ and ζ")
+def test_held_out_text_is_counted_and_unknown_characters_make_bits_per_byte_null(program: Program, book: Path) -> None:
+    book.write_text(BOOK + "ζ and ζ")
     ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run data.test_fraction=0")
-    results = results_of("run")
+    results, text = results_of("run"), book.read_text()
+    held_out = text[len(text) * 9 // 10 :]
+    assert results["val/num_tokens"] == len(held_out)
+    assert results["val/num_bytes"] == len(held_out.encode())
     assert (results["val/num_unknown"], results["val/bits_per_byte"]) == (2, None)
     assert "2 characters became <unk>" in ended.out
+
+
+def test_the_best_weights_are_tested(program: Program, tmp_path: Path) -> None:
+    """Labels that are drawn by lot are learned by heart, so that the best weights are early ones."""
+    draw = random.Random(0)
+    rows = [f"{' '.join(draw.choices('abcdefgh', k=8))},{draw.choice('xy')}" for _ in range(200)]
+    Path("reviews.csv").write_text("\n".join(["text,label", *rows]))
+    settings = (
+        "task=classification data=text data.files=reviews.csv data.label_column=label tokenizer=char "
+        "data.validation_fraction=0.2 data.test_fraction=0.2 trainer.max_steps=40 trainer.val_check_interval=5 "
+        "optimizer.lr=1e-2 data.group_near_copies=false callbacks.attention=null"
+    )
+    ended = program("train.py", SMALL, settings, "hydra.run.dir=run")
+    assert ended.code == 0, ended.err
+    steps = {
+        name: torch.load(f"run/checkpoints/{name}.ckpt", weights_only=True)["global_step"] for name in ("best", "last")
+    }
+    assert steps["best"] < steps["last"] == 40
+    losses = {}
+    for name in steps:
+        command = f"checkpoint=run/checkpoints/{name}.ckpt split=test callbacks.attention=null hydra.run.dir={name}"
+        assert program("evaluate.py", command).code == 0
+        losses[name] = results_of(name)["test/loss"]
+    assert results_of("run")["test/loss"] == pytest.approx(losses["best"], abs=1e-5)
+    assert abs(losses["best"] - losses["last"]) > 1e-3
 
 
 @pytest.mark.slow
@@ -150,17 +136,13 @@ def test_unknown_characters_are_counted_and_make_bits_per_byte_null(program: Pro
     "override",
     [
         "model.num_heads=4 attention=gqa",
-        "attention=mqa",
         "position=none",
-        "position=sinusoidal",
         "position=rotary",
         "block=post_norm",
-        "block.attention_residual.skip=0",
-        "block.feed_forward_residual.branch=0",
         "'block.attention_residual.skip=[1,0]'",
+        "block.feed_forward_residual.branch=0",
         "norm=rms_norm",
         "feed_forward=swiglu",
-        "feed_forward=relu2",
         "attention.qk_norm=true",
         "'attention.ablated_heads=[[0,1],[1,0]]'",
         "model.bias=true model.tied_readout=false",
@@ -169,7 +151,6 @@ def test_unknown_characters_are_counted_and_make_bits_per_byte_null(program: Pro
         "attention.dropout=0.5",
         "optimizer=muon",
         "schedule=wsd schedule.warmup_steps=1 schedule.decay_fraction=0.5",
-        "schedule.warmup_steps=1",
         "trainer.accumulate_grad_batches=2",
         "data.pack=document",
         "seed=1",
@@ -180,12 +161,15 @@ def test_each_switch_changes_the_run(program: Program, book: Path, override: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
-def test_backends_train_alike(program: Program, book: Path, backend: str) -> None:
-    results = train(program, "run", f"attention.backend={backend} attention=gqa position=rotary")
-    oracle = train(program, "oracle", "attention.backend=eager attention=gqa position=rotary")
-    assert results["attention_kernel"] == ("eager" if backend == "eager" else "flash")
-    assert results["val/loss"] == pytest.approx(oracle["val/loss"], abs=1e-5)
+def test_backends_train_alike(program: Program, book: Path) -> None:
+    results = {
+        name: train(program, name, f"attention.backend={name} attention=gqa position=rotary")
+        for name in ("eager", "sdpa", "flash")
+    }
+    kernels = {name: found["attention_kernel"] for name, found in results.items()}
+    assert kernels == {"eager": "eager", "sdpa": "flash", "flash": "flash"}
+    for found in results.values():
+        assert found["val/loss"] == pytest.approx(results["eager"]["val/loss"], abs=1e-5)
 
 
 @pytest.mark.slow
@@ -203,20 +187,11 @@ def test_activations_that_are_computed_again_change_nothing(program: Program, bo
     assert results_of("evaluated")["val/loss"] == pytest.approx(kept["val/loss"])
 
 
-def test_the_same_seed_gives_the_same_weights(program: Program, book: Path) -> None:
-    train(program, "first", "model.dropout=0.1 deterministic=true")
-    train(program, "second", "model.dropout=0.1 deterministic=true")
-    first, second = weights_of("first"), weights_of("second")
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "workers"),
     [
         ("adamw", 2),
         pytest.param("muon", 0, marks=pytest.mark.slow),
-        pytest.param("adamw", 0, marks=pytest.mark.slow),
-        pytest.param("muon", 2, marks=pytest.mark.slow),
     ],
 )
 def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers: int, optimizer: str) -> None:
@@ -236,38 +211,24 @@ def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers
     assert column("unbroken", "train/loss") == column("broken", "train/loss")
 
 
-def test_a_resumed_run_takes_the_new_length_of_its_schedule(program: Program, book: Path) -> None:
-    settings = "trainer.log_every_n_steps=1 schedule.warmup_steps=0 schedule.final_factor=0"
+def test_a_finished_run_is_made_longer_and_never_written_over(program: Program, book: Path) -> None:
+    settings = "tokenizer=byte trainer.log_every_n_steps=1 schedule.warmup_steps=0 schedule.final_factor=0"
     train(program, "run", settings)
+    before = weights_of("run")
+    refused = program("train.py", "resume=run")
+    assert (refused.code, "trainer.max_steps=8" in refused.err) == (2, True)
+    refused = program("train.py", SMALL, TEXT, "hydra.run.dir=run seed=5")
+    assert (refused.code, "resume=run" in refused.err) == (2, True)
+    book.write_text(BOOK[500:])
+    refused = program("train.py", "resume=run trainer.max_steps=8")
+    assert (refused.code, "init_from=run/checkpoints/last.ckpt" in refused.err) == (2, True)
+    assert all(torch.equal(value, before[name]) for name, value in weights_of("run").items())
+    book.write_text(BOOK)
     assert program("train.py", "resume=run trainer.max_steps=8").code == 0
     rates = column("run", "train/learning_rate")
     # Half a cosine over 8 steps from the fifth step on.
     for step in (5, 6, 7):
         assert float(rates[step]) == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)))
-
-
-@pytest.mark.slow
-def test_a_finished_run_says_how_to_make_it_longer(program: Program, book: Path) -> None:
-    train(program, "run")
-    ended = program("train.py", "resume=run")
-    assert ended.code == 2
-    assert "trainer.max_steps=8" in ended.err
-
-
-def test_a_run_is_not_gone_on_with_on_other_text(program: Program, book: Path) -> None:
-    train(program, "run", "tokenizer=byte")
-    book.write_text(book.read_text()[500:])
-    ended = program("train.py", "resume=run trainer.max_steps=8")
-    assert ended.code == 2
-    assert "init_from=run/checkpoints/last.ckpt" in ended.err
-
-
-def test_a_folder_with_a_run_is_not_written_over(program: Program, book: Path) -> None:
-    train(program, "run")
-    before = weights_of("run")
-    ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run seed=5")
-    assert (ended.code, "resume=run" in ended.err) == (2, True)
-    assert all(torch.equal(value, before[name]) for name, value in weights_of("run").items())
 
 
 def test_init_from_brings_weights_and_tokenizer(program: Program, book: Path) -> None:
@@ -286,7 +247,7 @@ def test_init_from_brings_weights_and_tokenizer(program: Program, book: Path) ->
 def test_a_sweep_runs_each_value_and_tells_the_failed_one(program: Program, book: Path) -> None:
     ended = program("train.py", "-m", SMALL, TEXT, "model.num_heads=1,2,3 hydra.sweep.dir=sweep")
     assert ended.code == 2
-    assert "model.num_heads=3 does not divide" in ended.err
+    assert "model.num_heads=3: must divide model.d_model=16" in ended.err
     kinds = [results_of(f"sweep/{n}")["num_parameters"] for n in (0, 1)]
     assert kinds[0] == kinds[1]  # h heads of d/h cost what one head of d costs
     assert results_of("sweep/0")["val/loss"] != results_of("sweep/1")["val/loss"]
@@ -336,6 +297,7 @@ def test_offline_wandb_holds_every_head_and_the_figures(
     assert rows[-1][2] == last[f"attention/layer_01/head_{heads[-1]}/entropy"]
 
 
+@pytest.mark.slow
 def test_events_are_told_everywhere(program: Program, book: Path) -> None:
     """A head's share on the first token crosses a threshold that is put where it will."""
     settings = "trainer.max_steps=20 optimizer.lr=3e-2 callbacks.attention.every_n_steps=5"
@@ -365,7 +327,7 @@ def test_events_are_told_everywhere(program: Program, book: Path) -> None:
     assert stored[0][-1] == sentence
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
     """At most 108 images under a key: the heads share pictures and tables."""
     settings = "model.num_layers=12 model.num_heads=12 model.d_model=48 callbacks.attention.num_tokens=24"
@@ -383,64 +345,25 @@ def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model.num_head=4", "model.num_heads"),
-        ("attention=gqaa", "gqa"),
-        ("atention=gqa", "attention"),
-        ("model.num_heads=abc", "model.num_heads=4"),
-        ("optimizer.lr=fast", "optimizer.lr=0.001"),
-        ("trainer.precision=half", "bf16-mixed"),
-        ("trainer.max_stepz=1", "trainer.max_steps"),
-        ("model.num_heads=3", "model.d_model=16"),
-        ("model.num_heads=4 attention.num_kv_heads=3", "attention.num_kv_heads=2"),
-        ("attention.backend=flsh", "flash"),
-        ("attention.backend=flash attention.dropout=0.1", "eager"),
-        ("'attention.ablated_heads=[[2,0]]'", "[1, 1]"),
-        ("'block.attention_residual.skip=[1,1,1]'", "[1,1]"),
-        ("data.files=missing.txt", "missing.txt"),
-        ("data.files=empty.txt", "empty.txt"),
-        ("data.files=short.txt", "model.max_seq_len"),
-        ("data=text ~data.files", "data.files"),
-        ("data.files=", "data.files"),
-        ("data.files=???", "data.files is needed, such as data.files=book.txt."),
-        ("model.vocab_size=3", "model.vocab_size="),
-        ("trainer.accelerator=gpu", "trainer.accelerator=cpu works"),
-        ("init_from=none.ckpt", "none.ckpt"),
-        ("init_from=cut.ckpt", "cut.ckpt"),
-        ("resume=nowhere", "nowhere"),
-        ("generate.prompt=a,b", "quote"),
-        ("generate.temperature=-1", "generate.temperature"),
-        ("generate.temperature=warm", "generate.temperature=0.8"),
-        ("compile=maybe", "auto"),
-        ("compile_mode=fast", "compile_mode=fast: choose default, reduce-overhead"),
-        ("trainer.profiler=fast", "simple, advanced, torch"),
-        ("data.device=gpu", "data.device=auto"),
-        ("data.device=cuda trainer=cpu", "data.device=auto"),
-        ("data.device=cuda data.pack=document", "data.device=auto"),
-        ("model.checkpoint_activations=some", "model.checkpoint_activations=False"),
-        ("callbacks.attention.every_n_steps=0", "callbacks.attention.every_n_steps=1 works"),
-        ("callbacks.attention.induction=2", "callbacks.attention.induction=0.3"),
-        ("callbacks.attention.sink=high", "callbacks.attention.sink=0.5"),
-        ("trainer.max_steps=0", "trainer.max_steps=2000"),
-        ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches=1"),
-        ("optimizer.lr=-1", "optimizer.lr=0.001"),
-        ("model.dropout=2 model.embedding_dropout=0", "model.dropout=0.1"),
-        ("freeze_encoder=true", "model.tied_readout=false"),
-        ("schedule.warmup_steps=-5", "schedule.warmup_steps=100"),
-        ("schedule=wsd schedule.decay_fraction=2", "schedule.decay_fraction=0.2"),
-        ("task.masking.whole_word=true", "task.masking.whole_words"),
+        ("model.num_head=4", "model.num_head: there is no such key. Did you mean model.num_heads"),
+        ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=16; model.num_heads=2 works."),
+        ("data.files=missing.txt", "data.files=missing.txt: "),
+        ("data.files=short.txt", "model.max_seq_len=16: "),
+        ("model.vocab_size=3", "model.vocab_size=3: must be at least "),
+        ("init_from=cut.ckpt", "init_from=cut.ckpt: "),
+        ("resume=nowhere", "resume=nowhere: the folder does not exist."),
+        ("data.device=cuda trainer=cpu", "data.device=cuda: "),
+        ("task=masked_lm generate.prompt=a", "generate.prompt=a: MaskedLM cannot generate text; "),
+        ("freeze_encoder=true", "freeze_encoder=true: no parameter would be trained"),
     ],
 )
-def test_mistakes_are_told_in_a_few_lines(program: Program, book: Path, override: str, said: str) -> None:
-    if "gpu" in override and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device to be had")
-    Path("empty.txt").touch()
+def test_a_refused_run_leaves_no_folder(program: Program, book: Path, override: str, said: str) -> None:
     Path("short.txt").write_text("short")
     Path("cut.ckpt").write_bytes(b"PK\x03\x04 and then nothing")
     ended = program("train.py", SMALL, TEXT, override)
-    assert ended.code == 2
-    assert said in ended.err
+    assert ended.code == 2, ended.err
+    assert ended.err.startswith(f"Error: {said}"), ended.err
     assert len(ended.err.strip().splitlines()) <= 4
-    assert "Traceback" not in ended.err
     assert not Path("outputs").exists()
 
 
@@ -520,9 +443,6 @@ def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: 
     assert all(torch.equal(unbroken[name], stopped[name]) for name in unbroken)
 
 
-SLOW = pytest.mark.slow
-
-
 def imports_of(arguments: str, folder: Path) -> tuple[int, list[str], set[str]]:
     """How `train.py` ended, the last thing that it said to the error stream, and what it imported."""
     command = [sys.executable, "-X", "importtime", ROOT / "train.py", *arguments.split()]
@@ -533,14 +453,10 @@ def imports_of(arguments: str, folder: Path) -> tuple[int, list[str], set[str]]:
     return ended.returncode, [line for line in lines if not line.startswith("import time")][-1:], imported
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    ["modle.d_model=8", pytest.param("attention=gaq", marks=SLOW), pytest.param("model.num_heads", marks=SLOW)],
-)
-def test_what_cannot_be_composed_is_told_without_torch(mistake: str, tmp_path: Path) -> None:
-    code, said, imported = imports_of(mistake, tmp_path)
+def test_what_cannot_be_composed_is_told_without_torch(tmp_path: Path) -> None:
+    code, said, imported = imports_of("modle.d_model=8", tmp_path)
     assert code == 2
-    assert mistake.partition(".")[0].partition("=")[0] in said[0]
+    assert "modle" in said[0]
     assert "hydra" in imported
     assert not {"torch", "lightning", "wandb", "datasets", "matplotlib"} & imported
 

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tinyformer.app.errors import ConfigError
 from tinyformer.app.resume import expand_resume
 
 
@@ -27,6 +28,13 @@ def make_run(folder, overrides=(), parts=("overrides", "checkpoint")):
 @pytest.mark.parametrize("arguments", [[], ["a=1", "-m"], ["resume=null"], ["resume="], ["resume=''"]], ids=str)
 def test_without_resume_nothing_changes(arguments):
     assert expand_resume(arguments) == arguments
+
+
+def test_a_folder_with_a_run_is_refused_before_hydra_writes_into_it(tmp_path):
+    make_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir=run: this folder contains a run; resume=run continues it"):
+        expand_resume(["seed=1", "hydra.run.dir='run'"])
+    assert expand_resume(["hydra.run.dir=other"]) == ["hydra.run.dir=other"]
 
 
 def test_saved_overrides_come_first_and_new_ones_win(tmp_path):

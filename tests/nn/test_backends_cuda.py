@@ -19,7 +19,7 @@ from tinyformer.nn.kernels.observe import KernelObserver, running_kernel
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 
 LENGTHS = (1, 63, 257, 1024)

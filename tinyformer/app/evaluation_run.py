@@ -17,7 +17,7 @@ from tinyformer.app.analysis_run import examine, keep_findings, make_subject, ru
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import config_keys
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
-from tinyformer.app.parts import make_data, make_seeded_network, make_task
+from tinyformer.app.parts import evaluation_mask, make_data, make_seeded_network, make_task
 from tinyformer.app.sample import describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.start import tokenizer_of
 from tinyformer.app.summary import (
@@ -96,7 +96,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     refuse_prompts(config.generate, task)
     network = make_seeded_network(config, data.tokenizer)
     load_weights(network, checkpoint)
-    mask = task.mask(next(iter(data.evaluation_dataloader(split))))
+    mask = evaluation_mask(task, data, split)
     analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
     kernels = choose_kernels(network, settings, mask, training=analysis is not None and analysis.needs_gradient)
     module = TrainingModule(network, task, data, evaluated=split, first_step=checkpoint.step)
@@ -165,12 +165,11 @@ class Evaluation:
 
 def prepare_data(config: DictConfig, checkpoint: Checkpoint, invocation: Invocation) -> tuple[DataModule, str]:
     """The data in the checkpoint's tokens, and the split to score."""
-    data = make_data(config, invocation.choices)
-    split = config.split
-    if split is None:
-        split = "all" if invocation.overridden("data=", "data.") and data.scored_whole else "validation"
+    data, split = make_data(config, invocation.choices), config.split
     tokenizer = tokenizer_of(checkpoint, "checkpoint")
     with argument_path("datamodule"):
+        if split is None:
+            split = "all" if invocation.overridden("data=", "data.") and data.scored_whole else "validation"
         # The run's own data may be in the cache in its tokens already.
         if not data.is_prepared(tokenizer, whole=split == "all"):
             data = make_data(config, invocation.choices, tokenizer)

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.scores import register_score
 from tinyformer.data import DataModule, TextTokenizer
-from tinyformer.errors import ArgumentError
-from tinyformer.nn import Transformer
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks import Task
 
 
@@ -37,6 +37,16 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     if config.task.labels is None:
         config.task.labels = data.labels
     return instantiate(config.task.objective, _convert_="all")
+
+
+def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:
+    """The task's mask of the first batch of a split.
+
+    Raises:
+        ArgumentError: the split is empty.
+    """
+    with argument_path("datamodule"):
+        return task.mask(next(iter(data.evaluation_dataloader(split))))
 
 
 def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Transformer:

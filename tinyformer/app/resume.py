@@ -1,5 +1,6 @@
 """`resume=RUN`: the run's own overrides, followed by the new ones."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,10 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = given[-1].partition("=")[2].strip("'\"") if given else ""
     if folder in ("", "null"):
+        # Before Hydra writes its overrides over those that the run in the folder is resumed with.
+        for argument in arguments:
+            if argument.startswith("hydra.run.dir="):
+                require_unused(argument.partition("=")[2].strip("'\""))
         return list(arguments)
     if any(argument in ("-m", "--multirun") for argument in arguments):
         raise ConfigError(f"resume={folder}: a sweep cannot resume a run; leave -m out.")
@@ -30,6 +35,24 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     overrides = [entry for entry in yaml.safe_load(saved.read_text()) if not entry.startswith("resume=")]
     new = [argument for argument in arguments if argument not in given]
     return [*overrides, *new, f"resume={given[-1].partition('=')[2]}", f"hydra.run.dir={_quoted(run)}"]
+
+
+def require_unused(folder: str | Path) -> None:
+    """Refuse to start a run in the folder of another.
+
+    Raises:
+        ConfigError: the folder contains a run.
+    """
+    if is_first_process() and (Path(folder) / "checkpoints" / "last.ckpt").exists():
+        raise ConfigError(
+            f"hydra.run.dir={folder}: this folder contains a run; resume={folder} continues it, and "
+            f"hydra.run.dir={folder}-2 starts another."
+        )
+
+
+def is_first_process() -> bool:
+    """Whether this process writes files and prints: the first of several."""
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
 
 
 def _quoted(path: Path) -> str:

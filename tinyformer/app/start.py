@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.parts import make_data, make_seeded_network
+from tinyformer.app.resume import require_unused
 from tinyformer.app.summary import relative_path
-from tinyformer.app.trainer import is_first_process
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, start_from
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
@@ -51,12 +51,8 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
         ArgumentError: the checkpoint cannot be read, or the resumed run has no steps left.
     """
     last = Path("checkpoints") / "last.ckpt"
-    if config.resume is None and is_first_process() and (folder / last).exists():
-        shown = relative_path(folder)
-        raise ConfigError(
-            f"hydra.run.dir={shown}: this folder contains a run; resume={shown} continues it, and "
-            f"hydra.run.dir={shown}-2 starts another."
-        )
+    if config.resume is None:
+        require_unused(relative_path(folder))
     if config.resume is None and config.init_from is None:
         return None
     # A resumed run has a checkpoint of its own, and the one that it started from may no longer exist.

@@ -1,7 +1,6 @@
 """How a run is computed: Lightning's trainer, device, precision and attention kernels."""
 
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,11 +50,6 @@ class Settings:
     def limit(self) -> float | None:
         """How many validation batches are scored, or which fraction; None for all."""
         return self.arguments["limit_val_batches"]
-
-
-def is_first_process() -> bool:
-    """Whether this process writes files and prints: the first of several."""
-    return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
 
 
 def set_up_process() -> None:

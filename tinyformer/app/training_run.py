@@ -20,7 +20,8 @@ from tinyformer.app.config import Invocation
 from tinyformer.app.errors import config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
-from tinyformer.app.parts import make_task
+from tinyformer.app.parts import evaluation_mask, make_task
+from tinyformer.app.resume import is_first_process
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.start import Start, load_start, make_starting_network, prepare_data
 from tinyformer.app.summary import (
@@ -40,7 +41,6 @@ from tinyformer.app.trainer import (
     Settings,
     choose_kernels,
     compile_arguments,
-    is_first_process,
     make_callbacks,
     make_settings,
     scoring_trainer,
@@ -92,7 +92,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     task = make_task(config, data)
     refuse_prompts(config.generate, task)
     network = make_starting_network(config, data.tokenizer, start)
-    mask = task.mask(next(iter(data.evaluation_dataloader("validation"))))
+    mask = evaluation_mask(task, data, "validation")
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data.batch_size)
     if compiled is not None:

@@ -15,7 +15,7 @@ from tinyformer.data.loader import EpochLoader, identity
 from tinyformer.data.sources import Source, lacks_own_splits
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError, argument_path, require_at_least
 
 
 class Split(Protocol):
@@ -233,7 +233,8 @@ class SourceDataModule(DataModule):
     @property
     def scored_whole(self) -> bool:
         """True for files without a validation split."""
-        return lacks_own_splits(self.source)
+        with argument_path("source"):
+            return lacks_own_splits(self.source)
 
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
         """Whether the tokens of a given tokenizer (with a mask token if these data need one) are in the cache."""
