@@ -2,9 +2,10 @@
 
     python benchmarks/variants.py data.files=shakespeare.txt
 
-Trains each variant by `train.py` on the same text, writes `benchmarks/results/variants.json`, and prints the README's
-table. Parameters that a variant has more or fewer than multi-head attention are given to or taken from the feed-forward
-network. Arguments are overrides for all of them, after those of `EQUAL`. On 2 CPU cores it takes about 15 minutes.
+Trains each variant by `train.py` on the same text, writes `benchmarks/results/variants.json`, and prints the table of
+docs/pages/variants.md. Parameters that a variant has in addition to those of multi-head attention, or lacks, are taken
+from or given to the feed-forward network. Arguments are overrides for all variants, after those of `EQUAL`. On 2 CPU
+cores it takes about 15 minutes.
 """
 
 import json
@@ -54,7 +55,7 @@ TITLES = {
     "output gate": "gate",
     "dropout 0.1": "dropout",
 }
-"""The variants that are trained, by their titles in the README's table."""
+"""The variants that are trained, by their titles in the documentation's table."""
 
 VARIANTS = {title: list(combine(name).overrides) for title, name in TITLES.items()} | {
     "no positions": ["position=none"],

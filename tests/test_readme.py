@@ -25,6 +25,7 @@ from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig, OmegaConf
 from programs import ROOT, Ended, Program
 
+from tinyformer.__main__ import PROGRAMS
 from tinyformer.app.config import register_resolvers
 from tinyformer.nn import LACKS, Feature
 
@@ -38,16 +39,9 @@ CAPTURING = [block for block in PYTHON if "capture_attention(" in block]
 TRAINING = [block for block in PYTHON if "compose_run(" in block]
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
 # After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer.card`.
-SHELL = {
-    re.sub(
-        "^tinyformer (train|evaluate)",
-        r"python \1.py",
-        re.sub("^tinyformer (?!train|eval)", "python -m tinyformer.", line),
-    )
-    for kind, block in BLOCKS
-    if kind == "bash"
-    for line in block.splitlines()
-}
+LINES = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()]
+LINES = [re.sub(r"^tinyformer (train|evaluate)", r"python \1.py", line) for line in LINES]
+SHELL = {re.sub(r"^tinyformer ", "python -m tinyformer.", line) for line in LINES}
 INSTALL = {line for line in SHELL if line.startswith("pip install")}
 RUNS = sorted(line for line in SHELL if re.match(r"python (train|evaluate)\.py\b", line))
 MODULES = sorted(line for line in SHELL if line.startswith("python -m tinyformer."))
@@ -88,11 +82,6 @@ def test_every_command_is_of_a_known_kind() -> None:
         "pip install -c constraints.txt -e '.[test]' && pytest",
     ]
     assert len(INSTALL) == 2
-
-
-def test_every_adaptation_is_of_a_command() -> None:
-    assert [part for part in ADAPTED if not any(part in line for line in SHELL)] == []
-    assert set(RUNS) >= FAST
 
 
 def words_of(line: str) -> tuple[str, list[str]]:
@@ -217,12 +206,17 @@ EVIDENCE: dict[str, Callable[[Evaluation], Any]] = {
     "analysis=residual": lambda done: (done.folder / "residual.csv").exists(),
     "analysis=maps": lambda done: (done.folder / "atlas.html").exists(),
     "mine.WorstWindow": lambda done: done.results["worst_window"] > 0,
-    "ablated_heads": lambda done: done.results["val/loss"] != losses_of("outputs/run")["val/loss"],
+    "ablated_heads": lambda done: done.results["val/loss"] != results_of("outputs/run")["val/loss"],
 }
 """What shows that an override of an evaluation acted."""
 
 
-def losses_of(folder: str | Path) -> dict[str, Any]:
+def test_every_adaptation_and_every_piece_of_evidence_is_of_a_command() -> None:
+    assert [part for part in (*ADAPTED, *EVIDENCE) if not any(part in line for line in RUNS + MODULES)] == []
+    assert set(RUNS) >= FAST
+
+
+def results_of(folder: str | Path) -> dict[str, Any]:
     return json.loads(Path(folder, "results.json").read_text())
 
 
@@ -232,14 +226,14 @@ def losses_of(folder: str | Path) -> dict[str, Any]:
 def test_command(line: str, program: Program, place: Path) -> None:
     script, arguments = words_of(adapted(line))
     if script == "evaluate.py":
-        ended = program(script, *arguments, "hydra.run.dir=evaluation", split=False)
+        ended = program(script, *arguments, "generate.num_tokens=3", "hydra.run.dir=evaluation", split=False)
         assert ended.code == 0, ended.err
-        done = Evaluation(ended, losses_of("evaluation"), Path("evaluation"))
+        done = Evaluation(ended, results_of("evaluation"), Path("evaluation"))
         assert [part for part, holds in EVIDENCE.items() if part in line and not holds(done)] == []
         return
     if "resume=" in line:
         ended = program(script, *arguments, split=False)
-        assert (ended.code, losses_of("outputs/run")["steps"]) == (0, 6), ended.err
+        assert (ended.code, results_of("outputs/run")["steps"]) == (0, 6), ended.err
         return
     sweep = "-m" in arguments
     arguments = sorted([*SMALL_RUN, *arguments, f"hydra.{'sweep' if sweep else 'run'}.dir=run"], key="-m".__ne__)
@@ -248,23 +242,9 @@ def test_command(line: str, program: Program, place: Path) -> None:
     assert "val loss" in ended.out
     stored = OmegaConf.load("run/0/config.yaml" if sweep else "run/config.yaml")
     assert isinstance(stored, DictConfig)
-    values = {key: setting.value for key, setting in settings_of(arguments).items()}
-    for group in filter(is_group, list(values)):
-        values = scalars(OmegaConf.load(ROOT / "conf" / group / f"{values.pop(group)}.yaml"), group) | values
-    assert [key for key, value in values.items() if not key.startswith("hydra.") and not has(stored, key, value)] == []
-
-
-def scalars(node: Any, path: str) -> dict[str, Any]:
-    """The numbers and names that a config file sets, by their keys."""
-    plain = OmegaConf.to_container(node, resolve=False)
-    assert isinstance(plain, dict)
-    plain.pop("defaults", None)
-    prefix = "" if path == "experiment" else f"{path}."
-    return {
-        f"{prefix}{key}": value
-        for key, value in plain.items()
-        if isinstance(value, int | float | str) and "$" not in str(value) and value != "???"
-    }
+    settings = settings_of([word for word in arguments if not word.startswith("hydra.")])
+    ignored = [key for key, (_, value) in settings.items() if not is_group(key) and not has(stored, key, value)]
+    assert ignored == []
 
 
 @pytest.mark.slow
@@ -274,18 +254,13 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
         sweep = "attention=mha,gqa data=text data.files=book.txt trainer.max_steps=2 hydra.sweep.dir=multirun/sweep"
         assert program("train.py", "-m", *SMALL_RUN, sweep).code == 0
     small = " --variants mha --dtypes fp32" if "doctor" in line else ""
-    _, _, name, *arguments = shlex.split(adapted(line) + small)
+    _, _, module, *arguments = shlex.split(adapted(line) + small)
+    main = importlib.import_module(PROGRAMS[module.removeprefix("tinyformer.")][0]).main
     if "convert hf" in line:
-        assert main_of(name)(["export", "outputs/run/checkpoints/last.ckpt", "exported"]) == 0
+        assert main(["export", "outputs/run/checkpoints/last.ckpt", "exported"]) == 0
     capsys.readouterr()
-    assert main_of(name)(arguments) == 0
+    assert main(arguments) == 0
     assert ("ported" if "convert" in line else "mha") in capsys.readouterr().out
-
-
-def main_of(module: str) -> Callable[[list[str]], int]:
-    """The program that `python -m MODULE` runs."""
-    package = importlib.import_module(module)
-    return importlib.import_module(f"{module}.__main__").main if hasattr(package, "__path__") else package.main
 
 
 @pytest.mark.nightly
@@ -310,7 +285,7 @@ def test_training_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     (block,) = TRAINING
     small = [*SMALL_RUN, "data=text", "data.files=book.txt", "trainer.max_steps=2"]
     exec(block.replace('"trainer.max_steps=200"', f"*{small}"), {})
-    assert str(losses_of("outputs/gqa")["val/loss"]) in capsys.readouterr().out
+    assert str(results_of("outputs/gqa")["val/loss"]) in capsys.readouterr().out
 
 
 def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The table of which backend can compute what, which the README and the doctor show, and the choice by name."""
+"""The table of which backend can compute what, which the documentation and the doctor show, and the choice by name."""
 
 import importlib.util
 from collections.abc import Callable
