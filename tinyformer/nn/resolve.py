@@ -59,4 +59,5 @@ def kernel_of_layer(
     q, k, v = (torch.zeros(mask.num_rows, n, seq, dim, device=device, dtype=dtype) for n, dim in sizes)
     probe = copy.deepcopy(layer).to(device, dtype).train(training)
     with torch.set_grad_enabled(training):
-        return running_kernel(lambda: probe.softmax_attention(q, k, v, mask.within(layer.window)))
+        kernel = running_kernel(lambda: probe.softmax_attention(q, k, v, mask.within(layer.window)))
+    return "flash" if kernel == "varlen" else kernel  # the same kernel over packed sequences
