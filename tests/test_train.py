@@ -327,21 +327,6 @@ def test_events_are_told_everywhere(program: Program, book: Path) -> None:
     assert stored[0][-1] == sentence
 
 
-@pytest.mark.nightly
-def test_wandb_takes_144_heads(program: Program, book: Path) -> None:
-    """At most 108 images under a key: the heads share pictures and tables."""
-    settings = "model.num_layers=12 model.num_heads=12 model.d_model=48 callbacks.attention.num_tokens=24"
-    ended = program("train.py", SMALL, TEXT, settings, "logger=wandb model.max_seq_len=32 hydra.run.dir=run")
-    assert ended.code == 0, ended.err
-    last, files = wandb_of("run")
-    assert len([name for name in last if name.startswith("attention/layer_")]) == 144 * len(MEASURED)
-    for key in ("attention/maps", "attention/measures"):
-        assert last[key]["count"] == len(last[key]["filenames"]) == 1
-    assert len(stored_table(last, "attention/heads", files)[1]) == 144
-    with Path("run/attention/heads.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 144
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [

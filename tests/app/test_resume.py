@@ -37,45 +37,25 @@ def test_a_folder_with_a_run_is_refused_before_hydra_writes_into_it(tmp_path):
     assert expand_resume(["hydra.run.dir=other"]) == ["hydra.run.dir=other"]
 
 
-def test_saved_overrides_come_first_and_new_ones_win(tmp_path):
-    make_run(tmp_path / "run", ["attention=gqa", "trainer.max_steps=10"])
-    arguments = ["trainer.max_steps=20", "resume=run", "+a=1"]
-    assert expand_resume(arguments) == [
-        "attention=gqa",
-        "trainer.max_steps=10",
-        "trainer.max_steps=20",
-        "+a=1",
-        "resume=run",
-        "hydra.run.dir='run'",
-    ]
-
-
-def test_an_earlier_resumption_is_dropped(tmp_path):
-    make_run(tmp_path / "run", ["a=1", "resume=elsewhere"])
-    assert expand_resume(["resume=run"]) == ["a=1", "resume=run", "hydra.run.dir='run'"]
-
-
-def test_the_last_of_two_counts(tmp_path):
-    make_run(tmp_path / "run", ["a=1"])
-    assert expand_resume(["resume=other", "resume=run"])[1:] == ["resume=run", "hydra.run.dir='run'"]
+@pytest.mark.parametrize(
+    ("saved", "arguments", "expanded"),
+    [
+        (["a=1", "b=2"], ["b=3", "resume=run", "+c=1"], ["a=1", "b=2", "b=3", "+c=1", "resume=run"]),
+        (["a=1", "resume=elsewhere"], ["resume=run"], ["a=1", "resume=run"]),
+        (["a=1"], ["resume=other", "resume='run'"], ["a=1", "resume='run'"]),
+    ],
+    ids=["new-ones-win", "resumed-before", "last-counts"],
+)
+def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expanded):
+    make_run(tmp_path / "run", saved)
+    assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'"]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "a run",
-        "a,b",
-        "a=b",
-        "it's",
-        "a'b c",
-        "back\\slash",
-        "Ωμέγα",
-        "(x)",
-        "a{b}",
-        "$x",
-        "end\\",
-        'say "x" now',
-        "a\\\\'b",
+        *("a run", "a,b", "a=b", "it's", "a'b c", "back\\slash", "Ωμέγα", "(x)", "a{b}", "$x", "end\\"),
+        *('say "x" now', "a\\\\'b"),
     ],
 )
 def test_paths_are_quoted_as_hydra_reads_them(tmp_path, name):
@@ -85,15 +65,6 @@ def test_paths_are_quoted_as_hydra_reads_them(tmp_path, name):
     (override,) = OverridesParser.create().parse_overrides([run_dir])
     value = override.value()
     assert value == name
-
-
-def test_a_path_in_quotes_is_found(tmp_path):
-    make_run(tmp_path / "a run, b", ["x=1"])
-    assert expand_resume(["resume='a run, b'"]) == [
-        "x=1",
-        "resume='a run, b'",
-        "hydra.run.dir='a run, b'",
-    ]
 
 
 @pytest.mark.parametrize("flag", ["-m", "--multirun"])
@@ -113,13 +84,11 @@ def test_a_missing_folder_names_the_newest_run(tmp_path):
         expand_resume(["resume=none"])
 
 
-def test_a_folder_without_a_run(tmp_path):
-    make_run(tmp_path / "run", parts=["checkpoint"])
-    with pytest.raises(ValueError, match=r"^resume=run: the folder contains no run; .*outputs/"):
-        expand_resume(["resume=run"])
-
-
-def test_a_run_without_a_checkpoint(tmp_path):
-    make_run(tmp_path / "run", parts=["overrides"])
-    with pytest.raises(ValueError, match=r"^resume=run: the run stopped before it wrote last.ckpt"):
-        expand_resume(["resume=run"])
+def test_a_folder_without_overrides_or_checkpoint_holds_no_run(tmp_path):
+    for part, message in {
+        "checkpoint": r"the folder contains no run; .*outputs/",
+        "overrides": "wrote last.ckpt",
+    }.items():
+        make_run(tmp_path / part, parts=[part])
+        with pytest.raises(ValueError, match=rf"^resume={part}: .*{message}"):
+            expand_resume([f"resume={part}"])

@@ -1,4 +1,4 @@
-"""An analysis of a trained model, from the `analysis` group to its files."""
+"""Analyses of a trained model, and the files that they leave."""
 
 import copy
 import csv
@@ -22,7 +22,7 @@ from tinyformer.training import RunWandbLogger
 
 
 def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: list[Logger]) -> Findings:
-    """Analyse, and leave what was found in the folder and in Weights & Biases."""
+    """Run an analysis, and save its findings."""
     with argument_path("analysis"):
         findings = analysis(subject, folder)
     keep_findings(findings, folder, loggers)
@@ -30,7 +30,7 @@ def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: li
 
 
 def keep_findings(findings: Findings, folder: Path, loggers: list[Logger]) -> None:
-    """Leave tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases."""
+    """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases."""
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -47,11 +47,11 @@ def examine(task: Task, network: Transformer, data: DataModule, split: str, trai
     """Tables and figures of the network's predictions on a split, see `analyse_predictions`.
 
     Args:
-        task: that the network was trained for.
-        network: in any place.
-        data: of the split.
-        split: its name.
-        trainer: says the device and the precision.
+        task: the task that the network was trained for.
+        network: the model, on any device.
+        data: the data.
+        split: the split.
+        trainer: a trainer on the device and in the precision to use.
     """
     device = trainer.strategy.root_device
     batches = (trainer.strategy.batch_to_device(batch, device) for batch in data.evaluation_dataloader(split))
@@ -70,18 +70,18 @@ def make_subject(
     num_windows: int,
     trainer: Trainer,
 ) -> Subject:
-    """What the analysis of a checkpoint's network on a split looks at.
+    """The subject of an analysis: a checkpoint's network and windows of a split.
 
     Args:
-        config: of the evaluation.
-        stored: of the network as it is evaluated, unresolved, for a checkpoint of its own.
-        checkpoint: where the network came from.
-        network: of the checkpoint.
-        task: that it was trained for.
-        data: the text.
-        split: of the text.
-        num_windows: of the split, at most.
-        trainer: says the device and the precision.
+        config: the config of the evaluation.
+        stored: the unresolved config of the network as it is evaluated, for checkpoints of pruned copies.
+        checkpoint: the checkpoint of the network.
+        network: the model.
+        task: the task that it was trained for.
+        data: the data.
+        split: the split.
+        num_windows: the largest number of windows.
+        trainer: a trainer on the device and in the precision to use.
     """
     device = trainer.strategy.root_device
 
@@ -107,7 +107,7 @@ def make_subject(
 
 
 def _batches(data: DataModule, split: str, num_windows: int) -> Iterator[Batch]:
-    """The first windows of a split in batches of as many, but for one: none is left over alone."""
+    """The first windows of a split, in batches whose sizes differ by one at most."""
     batches: list[Any] = []
     for batch in data.evaluation_dataloader(split):
         batches.append(batch)
@@ -115,7 +115,7 @@ def _batches(data: DataModule, split: str, num_windows: int) -> Iterator[Batch]:
             break
     widest = max(batch["inputs"].shape[1] for batch in batches)
     windows = {
-        name: torch.cat([_widened(batch[name], widest) for batch in batches])[:num_windows] for name in batches[0]
+        name: torch.cat([_padded(batch[name], widest) for batch in batches])[:num_windows] for name in batches[0]
     }
     num_batches = -(-len(windows["inputs"]) // data.batch_size)
     chunks = zip(*(torch.tensor_split(rows, num_batches) for rows in windows.values()), strict=True)
@@ -123,6 +123,6 @@ def _batches(data: DataModule, split: str, num_windows: int) -> Iterator[Batch]:
         yield dict(zip(windows, chunk, strict=True))
 
 
-def _widened(rows: torch.Tensor, seq: int) -> torch.Tensor:
-    """Rows of tokens, padded at the right to a length; what there is one of for each row stays."""
+def _padded(rows: torch.Tensor, seq: int) -> torch.Tensor:
+    """Rows of tokens padded on the right to a length; a tensor with one entry for each row is left as it is."""
     return rows if rows.ndim == 1 else torch.nn.functional.pad(rows, (0, seq - rows.shape[1]))

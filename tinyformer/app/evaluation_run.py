@@ -129,7 +129,7 @@ class Evaluation:
         config: the config, with what the evaluation has set in it.
         folder: the folder of the evaluation.
         checkpoint: the checkpoint.
-        stored: the config of the network as it is evaluated, unresolved, for checkpoints made of it.
+        stored: the unresolved config of the network as it is evaluated, for checkpoints of pruned copies.
         settings: how it is computed.
         data: the tokens.
         split: the split that is scored.
