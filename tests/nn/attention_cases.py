@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,29 +108,3 @@ def assert_within_bf16(actual: Tensor, eager_bf16: Tensor, exact: Tensor, name: 
     allowed = 2 * error(eager_bf16, exact) + 2**-8
     assert allowed < 0.1, f"{name}: eager in bf16 is too far off to be a yardstick"
     assert error(actual, exact) <= allowed, name
-
-
-def loop_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool, lengths: list[int] | None, scale: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Output and weights, one query at a time and with nothing of tinyformer's or torch's."""
-    batch, num_heads, q_seq, _ = q.shape
-    num_kv_heads, k_seq = k.shape[1:3]
-    out = np.zeros((*q.shape[:3], v.shape[-1]))
-    weights = np.zeros((batch, num_heads, q_seq, k_seq))
-    for b in range(batch):
-        for h in range(num_heads):
-            g = h // (num_heads // num_kv_heads)
-            for i in range(q_seq):
-                position = i + k_seq - q_seq
-                seen = [
-                    j for j in range(k_seq) if (not causal or j <= position) and (lengths is None or j < lengths[b])
-                ]
-                if not seen:
-                    continue
-                scores = np.array([scale * float(np.dot(q[b, h, i], k[b, g, j])) for j in seen])
-                exponentials = np.exp(scores - scores.max())
-                for j, weight in zip(seen, exponentials / exponentials.sum(), strict=True):
-                    weights[b, h, i, j] = weight
-                    out[b, h, i] += weight * v[b, g, j]
-    return out, weights
