@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from attention_cases import MASKS, ON_CPU, TRAINABLE, error, make_mask
 from torch import nn
 
+from nn.attention_cases import MASKS, ON_CPU, TRAINABLE, error, make_mask
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Attention, AttentionMask, RotaryPosition
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attention_cases import Case, inputs
 
+from nn.attention_cases import Case, inputs
 from tinyformer.doctor.speed import MAX_SLOWDOWN, compare
 from tinyformer.memory import keep_freed_memory
 from tinyformer.nn import BACKENDS, AttentionCase, Scoring, select_backend

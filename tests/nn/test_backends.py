@@ -5,7 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nn.attention_cases import (
     FUSED,
     MASKS,
     ON_CPU,
@@ -19,10 +22,7 @@ from attention_cases import (
     run_backend,
     square,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from variants import attend_by_loops
-
+from nn.variants import attend_by_loops
 from tinyformer.nn import BACKENDS, ALiBi, AttentionCase, AttentionMask, Scoring, attention_weights, select_backend
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.eager import eager

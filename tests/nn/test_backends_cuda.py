@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention_cases import MASKS, Case, assert_within_bf16, eager_result, error, inputs, run_backend
-from variants import NAMES, able, prepared, small, tokens
 
+from nn.attention_cases import MASKS, Case, assert_within_bf16, eager_result, error, inputs, run_backend
+from nn.variants import NAMES, able, prepared, small, tokens
 from tinyformer.doctor.cases import MASKS as DOCTOR_MASKS
 from tinyformer.doctor.cases import Shape, factory_of
 from tinyformer.doctor.exactness import Problem

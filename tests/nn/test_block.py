@@ -2,10 +2,10 @@ from functools import partial
 
 import pytest
 import torch
-from attention_cases import error
-from model_cases import block_factory
 from torch import nn
 
+from nn.attention_cases import error
+from nn.model_cases import block_factory
 from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, Residual
 
 BLOCKS = pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])

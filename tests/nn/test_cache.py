@@ -8,8 +8,9 @@ from itertools import product
 
 import pytest
 import torch
-from attention_cases import error
-from variants import (
+
+from nn.attention_cases import error
+from nn.variants import (
     alibi,
     differential,
     documents,
@@ -25,7 +26,6 @@ from variants import (
     t5,
     tokens,
 )
-
 from tinyformer.analysis import capture_attention
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import (

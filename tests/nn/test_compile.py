@@ -15,7 +15,7 @@ SCRIPT = """
     from torch._dynamo.utils import counters
 
     from tinyformer.nn import vocabulary_cross_entropy
-    from variants import able, documents, factory, mask_of, network
+    from nn.variants import able, documents, factory, mask_of, network
 
     for name in ("gqa", "mla", "differential", "t5", "gqa+rotary+sink+gate+qk_norm"):
         backend = "flash" if "flash" in able(name) else "eager"
@@ -49,7 +49,7 @@ def test_there_are_no_graph_breaks_and_lengths_share_a_graph():
     here = Path(__file__).parent
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT)],
-        env=os.environ | {"PYTHONPATH": f"{here.parents[1]}:{here}"},
+        env=os.environ | {"PYTHONPATH": f"{here.parents[1]}:{here.parent}"},
         capture_output=True,
         text=True,
         timeout=600,

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from attention_cases import error
-from variants import differential, make, prepared, tokens
 
+from nn.attention_cases import error
+from nn.variants import differential, make, prepared, tokens
 from tinyformer.nn import AttentionMask, DifferentialAttention
 
 CAUSAL = AttentionMask(causal=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import make_encoder, make_transformer, token_ids
 from torch import nn
 
+from nn.model_cases import make_encoder, make_transformer, token_ids
 from tinyformer.analysis import capture_attention
 from tinyformer.nn import (
     AttentionMask,
@@ -181,7 +181,7 @@ def test_maps_are_captured_once_where_activations_are_computed_again():
 
 COMPILED = """
 import torch
-from model_cases import make_transformer, token_ids
+from nn.model_cases import make_transformer, token_ids
 from tinyformer.nn import AttentionMask
 
 ids, found = token_ids(), []
@@ -199,7 +199,7 @@ assert all((one - other).abs().max() < 1e-6 for one, other in zip(*found, strict
 def test_a_compiled_network_computes_activations_again_in_one_graph():
     """In a process of its own, since checks of shapes break graphs."""
     root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'tests' / 'nn'}"}
+    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}"}
     ended = subprocess.run(
         [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=False
     )

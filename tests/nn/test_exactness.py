@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import error
-from variants import NAMES, able, documents, make, mla, prepared, shaw, shaw_keys, small, tokens
 
+from nn.attention_cases import error
+from nn.variants import NAMES, able, documents, make, mla, prepared, shaw, shaw_keys, small, tokens
 from tinyformer.doctor.cases import MASKS, Shape, factory_of
 from tinyformer.doctor.exactness import Problem
 from tinyformer.doctor.variants import MAX_SEQ, combine
@@ -205,8 +205,8 @@ def test_a_backend_lacks_on_cpu_exactly_what_the_table_says(backend, feature):
 SCRIPT = """
     import warnings
     import torch
-    from attention_cases import error
-    from variants import NAMES, able, make, mask_of, tokens
+    from nn.attention_cases import error
+    from nn.variants import NAMES, able, make, mask_of, tokens
 
     warnings.simplefilter("ignore")  # that it is slow
     count = 0
@@ -225,7 +225,7 @@ def test_compiled_flex_equals_eager():
     here = Path(__file__).parent
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT)],
-        env=os.environ | {"PYTHONPATH": f"{here.parents[1]}:{here}"},
+        env=os.environ | {"PYTHONPATH": f"{here.parents[1]}:{here.parent}"},
         capture_output=True,
         text=True,
         timeout=900,

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from attention_cases import error
 from torch import nn
-from variants import alibi, gqa, make, network, tokens
 
+from nn.attention_cases import error
+from nn.variants import alibi, gqa, make, network, tokens
 from tinyformer.nn import Attention, AttentionMask, HeadGate, OutputGate
 
 CAUSAL = AttentionMask(causal=True)

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from attention_cases import error
-from variants import attend_by_loops, make, mla, prepared, projected, rotary, tokens
 
+from nn.attention_cases import error
+from nn.variants import attend_by_loops, make, mla, prepared, projected, rotary, tokens
 from tinyformer.nn import AttentionMask, LatentAttention, LayerCache
 from tinyformer.nn.norm import RMSNorm
 

@@ -5,10 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from attention_cases import error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from variants import (
+
+from nn.attention_cases import error
+from nn.variants import (
     NAMES,
     SMALL,
     able,
@@ -31,7 +32,6 @@ from variants import (
     t5,
     tokens,
 )
-
 from tinyformer.nn import AttentionMask, BaseAttention, Cache, DifferentialAttention, prune_heads
 
 CAUSAL = AttentionMask(causal=True)

@@ -3,9 +3,9 @@ from functools import partial
 
 import pytest
 import torch
-from attention_cases import error
-from variants import attend_by_loops, make, projected, tokens
 
+from nn.attention_cases import error
+from nn.variants import attend_by_loops, make, projected, tokens
 from tinyformer.nn import (
     ALiBi,
     Attention,

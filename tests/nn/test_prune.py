@@ -11,10 +11,10 @@ from itertools import product
 
 import pytest
 import torch
-from attention_cases import error
 from torch import Tensor
-from variants import factory, gqa, network, prepared, t5, tokens
 
+from nn.attention_cases import error
+from nn.variants import factory, gqa, network, prepared, t5, tokens
 from tinyformer.analysis import map_names
 from tinyformer.analysis.costs import cache_elements
 from tinyformer.nn import (

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from variants import documents, gqa, make, mha, t5, tokens
 
+from nn.variants import documents, gqa, make, mha, t5, tokens
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, Scoring, kernel_of_layer, resolve_backend
 from tinyformer.nn.kernels.observe import KernelObserver, running_kernel

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from attention_cases import error
-from nn_own_score import Negative
-from variants import attend_by_loops, gqa, make, prepared, projected, tokens
 
+from nn.attention_cases import error
+from nn.own_score import Negative
+from nn.variants import attend_by_loops, gqa, make, prepared, projected, tokens
 from tinyformer.nn import BACKENDS, SCORES, Attention, AttentionMask, Scoring, attention_weights
 from tinyformer.nn.mask import Grid
 from tinyformer.nn.score import AdditiveScore, GeneralScore, LocalGaussian, softcap

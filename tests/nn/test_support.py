@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from variants import documents, make
 
+from nn.variants import documents, make
 from tinyformer.nn import (
     BACKENDS,
     AttentionCase,

@@ -3,9 +3,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import make_transformer, token_ids
 from torch import nn
 
+from nn.model_cases import make_transformer, token_ids
 from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, RotaryPosition
 from tinyformer.nn.kernels.observe import KernelObserver
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import error
 from torch import Tensor, nn
 
+from nn.attention_cases import error
 from tinyformer.nn import (
     ALiBi,
     Attention,

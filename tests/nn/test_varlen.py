@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from attention_cases import Case, error, inputs
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from nn.attention_cases import Case, error, inputs
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
 from tinyformer.nn.kernels import flash
 from tinyformer.nn.kernels.observe import running_kernel
