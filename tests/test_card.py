@@ -132,6 +132,7 @@ def test_columns_are_headed_by_the_overrides_that_differ(card: Run) -> None:
     shown = rows(ended.out)
     assert shown["attention.window"] == ["[null,16]", "16"]
     assert "seed=1" in shown
+    assert shown["if masked pairs are skipped"] != shown["FLOPs per token, forward"]
     assert ended.out.splitlines()[-1] == "--save cards.json keeps these numbers as JSON."
     title, blank, first = card("attention.window=[null,16]").out.splitlines()[:3]
     assert title.strip() == "attention.window=[null,16]"

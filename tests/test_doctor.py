@@ -14,7 +14,7 @@ from programs import ROOT
 from tinyformer.doctor import __main__ as doctor
 from tinyformer.doctor import speed, verdict
 from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE, TIMED_SHAPE
-from tinyformer.doctor.exactness import Solution, kernel_among, relative_error
+from tinyformer.doctor.exactness import Errors, Solution, kernel_among, relative_error
 from tinyformer.doctor.variants import BACKEND_NAMES, NUM_HEADS, VARIANTS
 from tinyformer.nn import BACKENDS
 from tinyformer.nn.kernels.eager import eager
@@ -108,6 +108,10 @@ def lie_in_empty_rows(out):
     return torch.where((out == 0).all(dim=-1, keepdim=True), 1.0, out)
 
 
+def with_gradient_everywhere(compute):
+    return lambda q, *rest: compute(q, *rest) + (q - q.detach())
+
+
 def with_twice_the_dropout(*arguments):
     return eager(*arguments[:-1], 2 * arguments[-1])
 
@@ -132,6 +136,10 @@ BROKEN = {
     ),
     "empty rows": (
         *("sdpa", "mha padded", lambda: {"compute": altered("sdpa", lie_in_empty_rows)}),
+        "gives a row without keys something other than zeros",
+    ),
+    "gradients of empty rows": (
+        *("sdpa", "mha padded", lambda: {"compute": with_gradient_everywhere(BACKENDS["sdpa"].compute)}),
         "gives a row without keys something other than zeros",
     ),
     "refusal": (
@@ -279,6 +287,12 @@ def test_this_machine_passes_in_less_than_two_minutes():
         for dtype in DTYPES
     }
     assert seconds < 120
+
+
+def test_the_errors_of_eager_do_not_excuse_any_error():
+    assert verdict._excess(Errors(1e-3, None, None), Errors(1.0, None, None), torch.float32) is not None
+    assert verdict._excess(Errors(3e-5, None, None), Errors(1e-5, None, None), torch.float32) is None
+    assert verdict._excess(Errors(3e-5, None, None), Errors(1e-7, None, None), torch.float32) is not None
 
 
 def test_ill_conditioned_gradients_are_shown_and_not_counted():
