@@ -143,6 +143,7 @@ def test_our_configs_fit_our_classes(overrides):
     ("override", "message"),
     [
         ("model.d_model=2.5", r"^model.d_model=2.5: .*integer"),
+        ("model.num_layers=null", r"^model.num_layers=null: .*integer"),
         ("attention.qk_norm=3", r"^attention.qk_norm=3: .*boolean"),
         ("optimizer.betas=[a,b]", r"^optimizer.betas=\[a,b\]: .*number"),
         ("+attention.num_kv_head=2", r"^attention.num_kv_head: .*Did you mean attention.num_kv_heads\?"),

@@ -1,0 +1,642 @@
+"""Sixty one-line bugs, each of which a test must catch.
+
+    python tests/breaks.py                         all of them, about half an hour on one core
+    python tests/breaks.py --only alibi_slopes     some of them, by name
+    python tests/breaks.py --unbroken              their tests on the code as it is, which must pass
+    python tests/breaks.py --json breaks.json      also write the outcomes to a file
+
+Each bug is put alone into a copy of the repository, and the tests listed beside it are run there: it is "caught" if one
+fails, and has "survived" if all pass. Exit codes: 0 if all were caught, 1 if one survived, 2 if the table does not fit
+the code: an old text that does not occur exactly once in its file, or tests that cannot be run. Whoever moves the code
+updates the table.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", "outputs", "multirun", "cache", "*.ckpt", "__pycache__", ".venv", "venv", "build", "*.egg-info", ".*_cache"
+)
+
+FAST, TIERS = "not slow and not nightly and not gpu", "not nightly and not gpu"
+# One process, and no checks of types, which would double the time.
+PYTEST_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", "--override-ini=addopts=--strict-markers")
+LIMIT = 600
+"""Seconds before a test run is stopped."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """A bug in one line.
+
+    Attributes:
+        name: its name, for `--only`.
+        file: the file, relative to the package.
+        old: a part of one line, which occurs exactly once in the file.
+        new: the text that replaces it.
+        tests: arguments of pytest: the test files that must catch it, narrowed by `-k` if they take long.
+        marker: the marker expression of pytest.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    marker: str = FAST
+
+
+BREAKS = (
+    # nn: attention
+    Break(
+        "position_across_sequences",
+        "nn/attention.py",
+        "if context is None:",
+        "if x is not None:",
+        ("tests/nn/test_exactness.py", "-k", "across_two_sequences"),
+    ),
+    Break(
+        "maps_padded_on_the_wrong_side",
+        "nn/attention.py",
+        "F.pad(maps.weights, padding)",
+        "F.pad(maps.weights, padding[::-1])",
+        ("tests/nn/test_cache.py", "-k", "captured"),
+    ),
+    Break(
+        "rotary_forgets_what_the_window_left_behind",
+        "nn/attention.py",
+        "offset = cache.length if cache else 0",
+        "offset = cache.num_held if cache else 0",
+        ("tests/nn/test_cache.py", "-k", "window"),
+    ),
+    Break(
+        "latents_with_biased_keys",
+        "nn/latent.py",
+        "and self.k_proj.bias is None ",
+        "",
+        ("tests/nn/test_latent.py", "tests/nn/test_cache.py", "-k", "latent"),
+    ),
+    Break(
+        "lambda_of_the_next_layer",
+        "nn/differential.py",
+        "math.exp(-0.3 * layer_index)",
+        "math.exp(-0.3 * (layer_index + 1))",
+        ("tests/nn/test_differential.py",),
+    ),
+    Break(
+        "copy_of_a_cache_forgets_its_length",
+        "nn/cache.py",
+        "other.length, other.num_held = self.length, self.num_held",
+        "other.length, other.num_held = self.num_held, self.num_held",
+        ("tests/nn/test_cache.py", "-k", "copy or captured"),
+    ),
+    Break(
+        "heads_renumbered_by_pruning",
+        "nn/heads.py",
+        "torch.tensor(self.ids, device=device)",
+        "torch.tensor(indices, device=device)",
+        ("tests/nn/test_prune.py", "-k", "twice"),
+    ),
+    Break(
+        "documents_lose_their_last_keys",
+        "nn/mask.py",
+        "self.documents[:, num_keys:]",
+        "self.documents[:, :-num_keys]",
+        ("tests/nn/test_mask.py", "tests/nn/test_cache.py", "-k", "first_keys or packed"),
+    ),
+    Break(
+        "alibi_slopes",
+        "nn/position.py",
+        "_alibi_slopes(2 * power)[::2]",
+        "_alibi_slopes(2 * power)[1::2]",
+        ("tests/nn/test_position.py",),
+    ),
+    # nn: kernels
+    Break(
+        "softmax_in_low_precision",
+        "nn/kernels/eager.py",
+        "scores = scores.to(torch.promote_types(scores.dtype, torch.float32))",
+        "scores = scores.to(scores.dtype)",
+        ("tests/nn/test_backends.py", "-k", "low_precision or normalised"),
+    ),
+    Break(
+        "sink_behind_the_mask",
+        "nn/kernels/sdpa.py",
+        "F.pad(allowed, (1, 0), value=True)",
+        "F.pad(allowed, (1, 0), value=False)",
+        ("tests/nn/test_exactness.py", "-k", "fp32_is_exact and sink"),
+    ),
+    Break(
+        "flex_scores_from_position_zero",
+        "nn/kernels/flex.py",
+        "Grid(batch, head, q_idx + first, kv_idx)",
+        "Grid(batch, head, q_idx, kv_idx)",
+        ("tests/nn/test_cache.py", "-k", "every_backend_decodes"),
+    ),
+    Break(
+        "packed_sequences_without_a_window",
+        "nn/kernels/flash.py",
+        "window_size=mask.span",
+        "window_size=(-1, mask.span[1])",
+        ("tests/nn/test_varlen.py",),
+    ),
+    Break(
+        "padding_in_a_window_not_announced",
+        "nn/kernels/case.py",
+        "padded and (mask.causal or windowed)",
+        "padded and mask.causal",
+        ("tests/nn/test_support.py",),
+    ),
+    # data
+    Break(
+        "masks_of_the_first_epoch_are_the_evaluations",
+        "data/loader.py",
+        "MaskedWindows(windows, self._masker, epoch + 1)",
+        "MaskedWindows(windows, self._masker, epoch)",
+        ("tests/data/test_masking.py", "tests/data/test_loader.py"),
+    ),
+    Break(
+        "the_same_tokens_dropped_in_each_epoch",
+        "data/examples.py",
+        "Examples(self._split, self._token_dropout, (self._seed, epoch))",
+        "Examples(self._split, self._token_dropout, (self._seed,))",
+        ("tests/data/test_examples.py",),
+    ),
+    Break(
+        "max_tokens_forgets_what_is_held_out",
+        "data/cache.py",
+        "self.tokenizer.characters_per_token / training_share)",
+        "self.tokenizer.characters_per_token)",
+        ("tests/data/test_cache.py",),
+    ),
+    Break(
+        "size_of_the_larger_fraction",
+        "data/splits.py",
+        "float(total * min(fractions.values()))",
+        "float(total * max(fractions.values()))",
+        ("tests/data/test_splits.py",),
+    ),
+    Break(
+        "near_copies_of_few_examples_parted",
+        "data/splits.py",
+        "if group_near_copies and (keep_whole or _can_divide(sizes, fractions)):",
+        "if group_near_copies and _can_divide(sizes, fractions):",
+        ("tests/data/test_splits.py", "tests/data/test_labelled.py"),
+    ),
+    Break(
+        "last_token_never_drawn",
+        "data/masking.py",
+        "(other * self._vocab_size)",
+        "(other * (self._vocab_size - 1))",
+        ("tests/data/test_masking.py",),
+    ),
+    Break(
+        "one_window_too_many",
+        "data/windows.py",
+        "return (len(self._ids) - 1 - self._phase) // self._seq_len",
+        "return (len(self._ids) - self._phase) // self._seq_len",
+        ("tests/data/test_windows.py", "tests/data/test_loader.py"),
+    ),
+    Break(
+        "eos_in_the_document_before",
+        "data/windows.py",
+        'np.searchsorted(self._offsets, positions, side="right")',
+        'np.searchsorted(self._offsets, positions, side="left")',
+        ("tests/data/test_windows.py",),
+    ),
+    Break(
+        "jaccard_without_the_intersection",
+        "data/near_copies.py",
+        "_THRESHOLD * (len(a) + len(b) - shared)",
+        "_THRESHOLD * (len(a) + len(b))",
+        ("tests/data/test_splits.py",),
+    ),
+    Break(
+        "the_unknowable_symbol_scored",
+        "data/induction.py",
+        "position > period",
+        "position >= period",
+        ("tests/data/test_induction.py",),
+    ),
+    Break(
+        "half_of_an_odd_length",
+        "data/examples.py",
+        "np.maximum(max_length - second, max_length - max_length // 2)",
+        "np.maximum(max_length - second, max_length // 2)",
+        ("tests/data/test_examples.py", "-k", "pair"),
+    ),
+    Break(
+        "another_column_from_the_same_cache",
+        "data/hub_dataset.py",
+        "commit, self.text_columns, self.rejoin_splits",
+        "commit, self.rejoin_splits",
+        ("tests/data/test_hub.py",),
+    ),
+    # tasks
+    Break(
+        "bits_per_character",
+        "tasks/causal_lm.py",
+        "bits / split.num_bytes",
+        "bits / split.num_characters",
+        ("tests/training/test_module.py", "tests/tasks/test_causal_lm.py"),
+    ),
+    Break(
+        "all_positions_hidden_at_once",
+        "tasks/masked_lm.py",
+        "tokens[rows, masked] = tokenizer.mask_id",
+        "tokens[:, masked] = tokenizer.mask_id",
+        ("tests/tasks/test_masked_lm.py",),
+    ),
+    Break(
+        "majority_of_the_predictions",
+        "tasks/classification.py",
+        "confusion.sum(dim=1).max()",
+        "confusion.sum(dim=0).max()",
+        ("tests/tasks/test_classification.py",),
+    ),
+    # analysis
+    Break(
+        "resampled_from_another_head",
+        "analysis/ablation.py",
+        "heads.roll(1, dims=0)",
+        "heads.roll(1, dims=1)",
+        ("tests/analysis/test_ablation.py",),
+    ),
+    Break(
+        "importance_of_long_windows",
+        "analysis/importance.py",
+        "(nats / targets.clamp(min=1)).sum()",
+        "nats.sum()",
+        ("tests/analysis/test_importance.py",),
+    ),
+    Break(
+        "visible_pairs_off_by_half_a_window",
+        "analysis/costs.py",
+        "width * (width - 1) // 2",
+        "width * width // 2",
+        ("tests/analysis/test_costs.py", "-k", "visible or hidden or window or pairs"),
+    ),
+    Break(
+        "hysteresis_on_the_wrong_side",
+        "analysis/events.py",
+        "(1 - sign * self.hysteresis)",
+        "(1 - self.hysteresis)",
+        ("tests/analysis/test_events.py",),
+    ),
+    Break(
+        "bootstrap_divided_by_all_targets",
+        "analysis/subject.py",
+        "self.targets[draws].sum(dim=1)",
+        "self.targets.sum()",
+        ("tests/analysis/test_subject.py", "tests/analysis/test_ablation.py"),
+    ),
+    # training
+    Break(
+        "loss_of_a_part_of_a_step",
+        "training/callbacks/report.py",
+        "float(self._losses) * trainer.accumulate_grad_batches / self._num_losses",
+        "float(self._losses) / self._num_losses",
+        ("tests/training/test_callbacks.py",),
+    ),
+    Break(
+        "tokens_of_one_process",
+        "training/callbacks/report.py",
+        "self._tokens * trainer.world_size",
+        "self._tokens",
+        ("tests/training/test_callbacks.py",),
+    ),
+    Break(
+        "an_equal_score_is_better",
+        "training/callbacks/checkpoints.py",
+        "return value > self.best_value if",
+        "return value >= self.best_value if",
+        ("tests/training/test_callbacks.py",),
+    ),
+    Break(
+        "sums_in_bf16",
+        "training/module.py",
+        "self.sums.set_dtype(torch.float32)",
+        "self.sums.set_dtype(self.dtype)",
+        ("tests/training/test_module.py",),
+    ),
+    Break(
+        "fused_step_undoes_the_loss_scaling",
+        "training/optimizers.py",
+        "optimizer._step_supports_amp_scaling = False",
+        "optimizer._step_supports_amp_scaling = True",
+        ("tests/training/test_optimizers.py",),
+    ),
+    Break(
+        "muon_on_the_readout",
+        "training/optimizers.py",
+        'id(parameter) not in embeddings and not name.startswith("readout.")',
+        "id(parameter) not in embeddings",
+        ("tests/training/test_optimizers.py",),
+    ),
+    Break(
+        "a_warm_up_that_begins_with_nothing",
+        "training/schedules.py",
+        "(step + 1) / (warmup_steps + 1)",
+        "step / (warmup_steps + 1)",
+        ("tests/training/test_schedules.py",),
+    ),
+    # checkpoints, generation, the model in Python
+    Break(
+        "labels_ignored_by_a_start",
+        "checkpoint.py",
+        'if stored_readout != (task["readout"]["_target_"], task["labels"]):',
+        'if stored_readout[0] != task["readout"]["_target_"]:',
+        ("tests/test_checkpoint.py",),
+    ),
+    Break(
+        "checkpoint_not_written_whole",
+        "checkpoint.py",
+        "with atomic_write(path) as temporary:",
+        'with path.open("wb") as temporary:',
+        ("tests/test_checkpoint.py",),
+    ),
+    Break(
+        "whatever_our_modules_import_is_trusted",
+        "checkpoint.py",
+        'isinstance(value, type) and value.__module__.startswith("tinyformer.")',
+        "isinstance(value, type)",
+        ("tests/test_checkpoint.py",),
+    ),
+    Break(
+        "top_p_without_the_token_that_reaches_it",
+        "generation.py",
+        "ordered.cumsum(dim=-1) - ordered >= self.top_p",
+        "ordered.cumsum(dim=-1) >= self.top_p",
+        ("tests/test_generation.py",),
+    ),
+    Break(
+        "a_vector_of_padding",
+        "model.py",
+        ">= lengths.unsqueeze(-1)",
+        "> lengths.unsqueeze(-1)",
+        ("tests/test_model.py",),
+    ),
+    # interop
+    Break(
+        "the_vector_of_another_type",
+        "interop/bert.py",
+        "weights.pop(TYPES)[0]",
+        "weights.pop(TYPES)[-1]",
+        ("tests/interop/test_import.py", "-k", "logits"),
+    ),
+    Break(
+        "a_cased_vocabulary_by_default",
+        "interop/vocabulary.py",
+        'settings.get("do_lower_case", True)',
+        'settings.get("do_lower_case", False)',
+        ("tests/interop/test_vocabulary.py",),
+    ),
+    # app
+    Break(
+        "test_of_the_last_weights",
+        "app/training_run.py",
+        "load_checkpoint(run.checkpoints.best)",
+        "load_checkpoint(run.checkpoints.last)",
+        ("tests/test_tasks.py", "-k", "best_weights"),
+    ),
+    Break(
+        "training_text_scored_with_the_rest",
+        "app/evaluation_run.py",
+        'if invocation.overridden("data=", "data.") and data.scored_whole else "validation"',
+        'if data.scored_whole else "validation"',
+        ("tests/test_evaluate.py::test_it_gives_the_loss_of_the_run",),
+    ),
+    Break(
+        "old_overrides_win",
+        "app/resume.py",
+        "return [*overrides, *new,",
+        "return [*new, *overrides,",
+        ("tests/app/test_resume.py",),
+    ),
+    Break(
+        "null_fits_everything",
+        "app/checks.py",
+        "not (value is None and key in RUNTIME_KEYS)",
+        "value is not None",
+        ("tests/app/test_config.py",),
+    ),
+    Break(
+        "a_key_of_all_choices_belongs_to_some",
+        "app/hydra_errors.py",
+        "if 0 < len(choices) < len(files)",
+        "if 0 < len(choices)",
+        ("tests/app/test_errors.py",),
+    ),
+    Break(
+        "one_batch_is_the_whole",
+        "app/summary.py",
+        "not (isinstance(limit, float) and limit == 1.0)",
+        "limit != 1.0",
+        ("tests/test_evaluate.py::test_no_number_of_tokens_is_claimed_where_a_part_is_scored",),
+        TIERS,
+    ),
+    # programs of their own
+    Break(
+        "a_wrong_eager_excuses_the_others",
+        "doctor/verdict.py",
+        "allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))",
+        "allowed = max(FLOOR[dtype], FACTOR * (yardstick or 0.0))",
+        ("tests/test_doctor.py", "-k", "errors_of_eager"),
+    ),
+    Break(
+        "gradients_of_a_row_without_keys",
+        "doctor/exactness.py",
+        "for value in (solution.output, *input_gradients))",
+        "for value in (solution.output,))",
+        ("tests/test_doctor.py", "-k", "broken_backend"),
+    ),
+    Break(
+        "spread_of_the_whole_population",
+        "compare/grouping.py",
+        "statistics.stdev(self.values)",
+        "statistics.pstdev(self.values)",
+        ("tests/test_compare.py",),
+    ),
+    Break(
+        "what_is_averaged_over_makes_settings",
+        "compare/grouping.py",
+        'key != by and not key.startswith(f"{by}.")',
+        "key != by",
+        ("tests/test_compare.py",),
+    ),
+    Break(
+        "skipped_pairs_counted",
+        "card.py",
+        "card['attended_flops_per_token']",
+        "card['flops_per_token']",
+        ("tests/test_card.py",),
+    ),
+    Break(
+        "biases_exported_as_zeros",
+        "convert/exporting.py",
+        "weights=zeros | checkpoint.weights",
+        "weights=checkpoint.weights | zeros",
+        ("tests/interop/test_export.py", "-k", "exported_as_it_was"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a break.
+
+    Attributes:
+        name: the name of the break.
+        outcome: "caught", "survived", or "error" if the tests could not be run.
+        seconds: duration of the tests.
+        by: the first test that failed; for an error, pytest's last lines.
+    """
+
+    name: str
+    outcome: str
+    seconds: float
+    by: str = ""
+
+
+def find_problems(breaks: Iterable[Break]) -> list[str]:
+    """The rows that do not fit the code, one sentence for each."""
+    problems = []
+    for one in breaks:
+        path = ROOT / "tinyformer" / one.file
+        count = path.read_text(encoding="utf-8").count(one.old) if path.is_file() else 0
+        if count != 1:
+            problems.append(f"{one.name}: {one.old!r} must occur once in tinyformer/{one.file}, not {count} times.")
+        if "\n" in one.old + one.new or one.old == one.new:
+            problems.append(f"{one.name}: must change one line.")
+        for test in (word for word in one.tests if word.startswith("tests/")):
+            if not (ROOT / test.partition("::")[0]).is_file():
+                problems.append(f"{one.name}: {test.partition('::')[0]} does not exist.")
+    return problems
+
+
+def run_tests(tree: Path, arguments: Sequence[str], marker: str) -> tuple[int, str]:
+    """Pytest's exit code and output; -1 if it was stopped."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("CI", "TINYFORMER_CACHE")}
+    environment |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS]
+    try:
+        ended = subprocess.run(
+            [*command, "-m", marker, *arguments],
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"took more than {LIMIT} s"
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def outcome_of(name: str, tree: Path, arguments: Sequence[str], marker: str) -> Outcome:
+    """The outcome of some tests on a tree."""
+    began = time.perf_counter()
+    code, printed = run_tests(tree, arguments, marker)
+    seconds = round(time.perf_counter() - began, 1)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+    if code == 0:
+        return Outcome(name, "survived", seconds)
+    if code == 1 and failed:
+        return Outcome(name, "caught", seconds, failed[1])
+    return Outcome(name, "error", seconds, " | ".join(printed.strip().splitlines()[-3:]))
+
+
+def try_break(one: Break, tree: Path) -> Outcome:
+    """Break the tree, run the tests, and restore it."""
+    path = tree / "tinyformer" / one.file
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace(one.old, one.new), encoding="utf-8")
+    try:
+        return outcome_of(one.name, tree, one.tests, one.marker)
+    finally:
+        path.write_text(whole, encoding="utf-8")
+
+
+def try_unbroken(breaks: Sequence[Break], tree: Path) -> int:
+    """Run the tests of the breaks on the code as it is.
+
+    Returns:
+        The exit code: 0 if all pass, otherwise 2.
+    """
+    failed = False
+    for arguments, marker in dict.fromkeys((one.tests, one.marker) for one in breaks):
+        outcome = outcome_of(" ".join(arguments), tree, arguments, marker)
+        failed |= outcome.outcome != "survived"
+        said = "passes" if outcome.outcome == "survived" else f"FAILS: {outcome.by}"
+        print(f"{outcome.seconds:6.1f} s  {outcome.name}  {said}", flush=True)
+    return 2 if failed else 0
+
+
+def write(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write the outcomes so far."""
+    caught = sum(one.outcome == "caught" for one in outcomes)
+    record = {
+        "caught": caught,
+        "total": len(outcomes),
+        "survived": [one.name for one in outcomes if one.outcome == "survived"],
+        "breaks": [asdict(one) for one in outcomes],
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> int:
+    """Try the breaks that the command line names.
+
+    Returns:
+        The exit code: 0 if all were caught, 1 if one survived, 2 if the table does not fit the code.
+    """
+    parser = argparse.ArgumentParser(description="One-line bugs, each of which a test must catch.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="try these breaks only")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to a file")
+    parser.add_argument("--unbroken", action="store_true", help="run the tests on the code as it is")
+    options = parser.parse_args()
+    breaks = [one for one in BREAKS if options.only is None or one.name in options.only]
+    problems = [
+        f"{name}: there is no such break." for name in options.only or () if name not in {b.name for b in BREAKS}
+    ]
+    problems += find_problems(breaks)
+    if len({one.name for one in BREAKS}) < len(BREAKS):
+        problems.append("Two breaks have the same name.")
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        return 2
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
+        if options.unbroken:
+            return try_unbroken(breaks, tree)
+        for one in breaks:
+            outcomes.append(outcome := try_break(one, tree))
+            print(f"{outcome.outcome:<9} {outcome.seconds:6.1f} s  {one.name:<48} {outcome.by}", flush=True)
+            if options.json:
+                write(options.json, outcomes)
+    survived = [one.name for one in outcomes if one.outcome == "survived"]
+    errors = [one.name for one in outcomes if one.outcome == "error"]
+    print(f"\n{len(outcomes) - len(survived) - len(errors)} of {len(outcomes)} caught.")
+    for said, names in (("survived", survived), ("error", errors)):
+        if names:
+            print(f"{said}: {', '.join(names)}")
+    return 2 if errors else int(bool(survived))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
