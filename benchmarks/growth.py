@@ -40,7 +40,7 @@ from tinyformer.nn import (
     resolve_backend,
 )
 from tinyformer.training.hardware import describe_device, free_memory
-from tinyformer.training.weights_memory import kept_bytes
+from tinyformer.training.weights_memory import stored_bytes
 
 ROOT = Path(__file__).parent.parent
 BACKENDS = ("eager", "sdpa", "flash", "flex")
@@ -105,7 +105,7 @@ def measure(point: dict[str, int], backend: str, device: str, repeats: int) -> d
     if reason := backend_refusal(layers[0], backend, device, dtype, CAUSAL, point["seq"]):
         return {"left_out": f"{backend} {reason}"}
     free = free_memory(device)
-    needed = 3 * sum(kept_bytes(layer, point["seq"], device, dtype) for layer in layers) if backend == "eager" else 0
+    needed = 3 * sum(stored_bytes(layer, point["seq"], device, dtype) for layer in layers) if backend == "eager" else 0
     if free is not None and needed > free / 4:
         return {"left_out": f"about {needed / 1e9:.0f} GB"}
     for layer in layers:

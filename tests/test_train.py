@@ -466,7 +466,7 @@ def test_help_answers_without_torch(script: str, tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    listed = {"train.py": "multi-query: all query heads share", "evaluate.py": "how text is sampled"}
+    listed = {"train.py": "multi-query: all query heads share", "evaluate.py": "how text is generated"}
     assert listed[script] in ended.stdout
 
 
