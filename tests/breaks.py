@@ -79,7 +79,7 @@ BREAKS = (
         "nn/attention.py",
         "offset = cache.length if cache else 0",
         "offset = cache.num_held if cache else 0",
-        ("tests/nn/test_cache.py", "-k", "window"),
+        ("tests/nn/test_cache.py", "-k", "decode"),
     ),
     Break(
         "latents_with_biased_keys",
@@ -488,7 +488,7 @@ BREAKS = (
         "convert/exporting.py",
         "weights=zeros | checkpoint.weights",
         "weights=checkpoint.weights | zeros",
-        ("tests/interop/test_export.py", "-k", "exported_as_it_was"),
+        ("tests/interop/test_export.py", "-k", "logits_text"),
     ),
 )
 
@@ -551,7 +551,7 @@ def outcome_of(name: str, tree: Path, arguments: Sequence[str], marker: str) -> 
     began = time.perf_counter()
     code, printed = run_tests(tree, arguments, marker)
     seconds = round(time.perf_counter() - began, 1)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", printed, re.MULTILINE)
     if code == 0:
         return Outcome(name, "survived", seconds)
     if code == 1 and failed:
