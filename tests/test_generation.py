@@ -9,6 +9,7 @@ from nn.model_cases import make_transformer, token_ids
 from nn.variants import alibi, differential, gqa, mha, mla, mqa, rotary, shaw_keys, t5
 from nn.variants import network as variant
 
+from tinyformer.errors import ArgumentError
 from tinyformer.generation import Sampling, generate, stream
 from tinyformer.nn import AttentionMask, LearnedPosition, SinusoidalPosition
 
@@ -26,19 +27,6 @@ def draw(sampling, num=4000, seed=0, shares=SHARES):
     return sampling.draw(logits, torch.Generator().manual_seed(seed))
 
 
-def frequencies(tokens):
-    return torch.bincount(tokens, minlength=len(SHARES)) / len(tokens)
-
-
-def greedy_by_full_forwards(network, tokens, num_tokens):
-    network.eval()
-    for _ in range(num_tokens):
-        with torch.no_grad():
-            logits = network(tokens[:, -8:], AttentionMask(causal=True))
-        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
-    return tokens[:, -num_tokens:]
-
-
 # One token.
 
 
@@ -47,28 +35,21 @@ def greedy_by_full_forwards(network, tokens, num_tokens):
     [
         (Sampling(), SHARES),
         (Sampling(temperature=0.5), SHARES**2 / (SHARES**2).sum()),
-        (Sampling(temperature=2.0), SHARES**0.5 / (SHARES**0.5).sum()),
         (Sampling(top_k=2), torch.tensor([4 / 7, 3 / 7, 0, 0, 0])),
-        (Sampling(top_k=9), SHARES),
         (Sampling(top_p=0.71), torch.tensor([0.4, 0.3, 0.15, 0, 0]) / 0.85),
         (Sampling(top_p=0.69), torch.tensor([4 / 7, 3 / 7, 0, 0, 0])),
-        (Sampling(top_p=1.0), SHARES),
         # Among the two likeliest, 4/7 and 3/7, the first alone reaches a half.
         (Sampling(top_k=2, top_p=0.5), torch.tensor([1.0, 0, 0, 0, 0])),
+        (Sampling(temperature=0.0), torch.tensor([1.0, 0, 0, 0, 0])),
+        (Sampling(top_p=1e-6), torch.tensor([1.0, 0, 0, 0, 0])),
     ],
     ids=str,
 )
 def test_samples_follow_the_probabilities(sampling, expected):
-    found = frequencies(draw(sampling))
+    found = torch.bincount(draw(sampling), minlength=len(SHARES)) / 4000
     assert ((found > 0) == (expected > 0)).all()  # exactly the tokens that are left to draw
     # Four standard errors of a share of 4,000 draws.
     assert (found - expected).abs().max() < 4 * (0.25 / 4000) ** 0.5
-
-
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(top_k=1), Sampling(top_p=1e-6)], ids=str)
-def test_greedy_in_three_ways(sampling):
-    shares = SHARES[torch.tensor([2, 0, 4, 1, 3])]
-    assert (draw(sampling, shares=shares) == 1).all()
 
 
 def test_a_share_that_is_reached_exactly_is_enough():
@@ -77,27 +58,19 @@ def test_a_share_that_is_reached_exactly_is_enough():
     assert set(draw(Sampling(top_p=0.75), shares=shares).tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": -1.0}, r"^temperature=-1\.0: must be at least 0; temperature=0 works\.$"),
-        ({"top_k": 0}, r"^top_k=0: must be at least 1; top_k=1 works\.$"),
-        ({"top_p": 0.0}, r"^top_p=0\.0: must be above 0 and at most 1; top_p=0\.9 works\.$"),
-        ({"top_p": 1.5}, r"^top_p=1\.5: "),
-    ],
-)
-def test_values_out_of_range_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Sampling(**settings)
-
-
 # Many.
 
 
 def test_greedy_text_is_the_argmax_of_repeated_forwards(network):
     prompt = token_ids(batch=3, seq=2, vocab_size=20)
-    expected = greedy_by_full_forwards(network, prompt, 10)  # past max_seq_len = 8
-    assert generate(network, prompt, 10, Sampling(temperature=0.0)) == expected.tolist()
+    made = generate(network, prompt, 10, Sampling(temperature=0.0))
+    tokens = prompt
+    network.eval()
+    for _ in range(10):  # past max_seq_len = 8
+        with torch.no_grad():
+            logits = network(tokens[:, -8:], AttentionMask(causal=True))
+        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    assert made == tokens[:, 2:].tolist()
 
 
 def test_seeds_decide_and_nothing_else(network):
@@ -111,12 +84,11 @@ def test_seeds_decide_and_nothing_else(network):
     assert generate(network, prompt, 20, seed=4) != first
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_is_restored_and_dropout_is_off(network, training):
-    network.train(training)
+def test_the_mode_is_restored_and_dropout_is_off(network):
+    network.train()
     prompt = token_ids(batch=1, seq=3, vocab_size=20)
     assert generate(network, prompt, 6, Sampling(temperature=0.0)) == generate(network, prompt, 6, Sampling(top_k=1))
-    assert network.training is training
+    assert network.training
 
 
 # With a cache.
@@ -210,14 +182,23 @@ def test_tokens_come_one_at_a_time():
     [
         ([[1], []], 3, r"^prompts\[1\]=\[\]: must have at least one token\.$"),
         ([[1], [2, 50]], 3, r"^prompts\[1\]=50: token ids go from 0 to 49\.$"),
-        ([[-1]], 3, r"^prompts\[0\]=-1: "),
         (torch.zeros(2, 0, dtype=torch.long), 3, r"^prompts\[0\]=\[\]: "),
         ([[1]], -1, r"^num_tokens=-1: must be at least 0; num_tokens=200 works\.$"),
     ],
 )
 def test_prompts_that_do_not_work(prompts, num_tokens, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         stream(variant(gqa), prompts, num_tokens)  # at once, and not at the first step
+
+
+def test_sampling_that_does_not_work():
+    for settings, message in (
+        ({"temperature": -1.0}, r"^temperature=-1\.0: must be at least 0; temperature=0 works\.$"),
+        ({"top_k": 0}, r"^top_k=0: must be at least 1; top_k=1 works\.$"),
+        ({"top_p": 0.0}, r"^top_p=0\.0: must be above 0 and at most 1; top_p=0\.9 works\.$"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            Sampling(**settings)
 
 
 def test_a_compiled_network_is_not_compiled_anew_for_every_length():

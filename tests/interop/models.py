@@ -131,9 +131,8 @@ def choose(*choices: str) -> DictConfig:
 
 def composed(*overrides: str) -> dict[str, Any]:
     """What `train.py` composes of overrides, unresolved; composing takes time, changing keys does not."""
-    is_choice = ["." not in override.partition("=")[0] for override in overrides]
-    choices = [override for override, chooses in zip(overrides, is_choice, strict=True) if chooses]
-    keys = [override for override, chooses in zip(overrides, is_choice, strict=True) if not chooses]
+    keys = [override for override in overrides if "." in override.partition("=")[0]]
+    choices = [override for override in overrides if override not in keys]
     config = OmegaConf.merge(choose(*choices), OmegaConf.from_dotlist(keys))
     plain: Any = OmegaConf.to_container(config, resolve=False)
     return {name: node for name, node in plain.items() if name != "hydra"}

@@ -1,7 +1,6 @@
 """Imported models of `transformers`: the same logits, or a refusal that names the problem."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-untied": ("GPT2", GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None}),
     "gpt2-eps-and-score": ("GPT2", GPT2 | {"layer_norm_epsilon": 0.1, "scale_attn_weights": False}),
     "llama": ("Llama", LLAMA),
-    "llama-tied": ("Llama", LLAMA | {"tie_word_embeddings": True, "num_key_value_heads": 6, "hidden_act": "gelu_new"}),
-    "llama-attention-bias": ("Llama", LLAMA | {"attention_bias": True, "num_key_value_heads": 1}),
-    "llama-mlp-bias": ("Llama", LLAMA | {"mlp_bias": True, "rms_norm_eps": 1e-6}),
+    "llama-biases": ("Llama", LLAMA | {"attention_bias": True, "num_key_value_heads": 1, "mlp_bias": True}),
     "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
     "mistral-without-window": ("Mistral", LLAMA | {"sliding_window": None, "tie_word_embeddings": True}),
     "bert": ("Bert", BERT),
@@ -50,8 +47,8 @@ def same_logits(model: Any, source: Path, out: Path) -> None:
     assert (ours - expected).abs().max() <= 1e-5
 
 
-ONE_OF_EACH = ("gpt2", "llama", "mistral", "bert")
 slow = pytest.mark.slow
+ONE_OF_EACH = ("gpt2", "llama", "mistral", "bert")
 
 
 @pytest.mark.parametrize("variant", [one if one in ONE_OF_EACH else pytest.param(one, marks=slow) for one in VARIANTS])
@@ -86,16 +83,10 @@ def test_older_files_with_masks_and_tensorflow_names(tmp_path: Path, out: Path) 
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in load_file(file).items()
     }
-    output = renamed["bert.embeddings.word_embeddings.weight"].clone()
-    save_file(
-        renamed
-        | {
-            "bert.embeddings.position_ids": torch.arange(21)[None],
-            "cls.predictions.decoder.weight": output,
-            "cls.predictions.decoder.bias": renamed["cls.predictions.bias"].clone(),
-        },
-        file,
-    )
+    renamed["bert.embeddings.position_ids"] = torch.arange(21)[None]
+    renamed["cls.predictions.decoder.weight"] = renamed["bert.embeddings.word_embeddings.weight"].clone()
+    renamed["cls.predictions.decoder.bias"] = renamed["cls.predictions.bias"].clone()
+    save_file(renamed, file)
     expected = model(input_ids=tokens()).prediction_logits
     assert (our_logits(checkpoint_of(tmp_path / "model", out), tokens()) - expected).abs().max() <= 1e-5
 
@@ -125,67 +116,85 @@ def test_an_older_config(tmp_path: Path, out: Path) -> None:
     same_logits(model, tmp_path / "model", out)
 
 
-def test_a_tied_output_layer_that_differs_is_refused(tmp_path: Path, out: Path) -> None:
-    theirs("Llama", **LLAMA).save_pretrained(tmp_path / "model")
-    change_config(tmp_path / "model", tie_word_embeddings=True)
-    with pytest.raises(ValueError, match=r"lm_head.weight .* model.embed_tokens.weight"):
-        checkpoint_of(tmp_path / "model", out)
-    assert not out.exists()
-
-
-def test_weights_that_do_not_fit_the_config_are_refused(tmp_path: Path, out: Path) -> None:
-    folder = tmp_path / "model"
-    theirs("GPT2", **GPT2).save_pretrained(folder)
-    original = json.loads((folder / "config.json").read_text())
-    for change, name in (
-        ({"n_layer": 3}, "transformer.h.2.attn.c_attn.bias"),
-        ({"n_layer": 1}, "transformer.h.1.attn.c_attn.bias"),
-        ({"n_inner": 51}, "transformer.h.0.mlp.c_fc.weight"),
-        ({"vocab_size": 54}, "transformer.wte.weight"),
-        ({"model_type": "opt"}, "opt"),
-        ({"model_type": {}}, "model_type"),
-        ({"n_head": "seven"}, "model/config.json: n_head"),
-    ):
-        change_config(folder, **original | change)
-        with pytest.raises(ValueError, match=re.escape(name)) as caught:
-            checkpoint_of(folder, out)
-        assert "\n" not in str(caught.value)
-        assert list(tmp_path.iterdir()) == [folder]
-
-
 @pytest.mark.parametrize(
-    ("family", "architecture", "sentence"),
+    ("family", "sizes", "changes", "sentence"),
     [
-        ("Bert", "BertModel", "cls.predictions.*BertForMaskedLM.*BertModel"),
-        pytest.param("Llama", "LlamaForSequenceClassification", "lm_head.weight", marks=slow),
-        pytest.param("GPT2", "GPT2ForSequenceClassification", "score.weight.*GPT2LMHeadModel", marks=slow),
+        ("Llama", LLAMA, {"tie_word_embeddings": True}, r"lm_head.weight .* model.embed_tokens.weight"),
+        ("GPT2", GPT2, {"n_layer": 3}, "transformer.h.2.attn.c_attn.bias"),
+        ("GPT2", GPT2, {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias"),
+        ("GPT2", GPT2, {"n_inner": 51}, "transformer.h.0.mlp.c_fc.weight"),
+        ("GPT2", GPT2, {"model_type": "opt"}, "opt"),
+        ("GPT2", GPT2, {"model_type": {}}, "model_type"),
+        ("GPT2", GPT2, {"n_head": "seven"}, "model/config.json: n_head"),
     ],
 )
-def test_models_with_another_output_layer_are_refused(
-    family: str, architecture: str, sentence: str, tmp_path: Path, out: Path
+def test_weights_that_do_not_fit_the_config_are_refused(
+    family: str, sizes: dict[str, Any], changes: dict[str, Any], sentence: str, tmp_path: Path, out: Path
 ) -> None:
-    sizes = {"Bert": BERT, "Llama": LLAMA, "GPT2": GPT2}[family]
-    theirs(family, architecture, **sizes).save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match=sentence):
+    theirs(family, **sizes).save_pretrained(tmp_path / "model")
+    change_config(tmp_path / "model", **changes)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        checkpoint_of(tmp_path / "model", out)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [tmp_path / "model"]
+
+
+def test_models_with_another_output_layer_are_refused(tmp_path: Path, out: Path) -> None:
+    theirs("Bert", "BertModel", **BERT).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"cls\.predictions.*BertForMaskedLM.*BertModel"):
         checkpoint_of(tmp_path / "model", out)
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("GPT2", "transformer.h.0.attn.c_attn.bias"),
-        ("Bert", "bert.embeddings.token_type_embeddings.weight"),
-        pytest.param("Bert", "bert.embeddings.position_embeddings.weight", marks=slow),
-    ],
-)
-def test_a_tensor_of_another_shape_is_refused(family: str, name: str, tmp_path: Path, out: Path) -> None:
-    theirs(family, **{"Bert": BERT, "GPT2": GPT2}[family]).save_pretrained(tmp_path / "model")
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path, out: Path) -> None:
+    theirs("Bert", **BERT).save_pretrained(tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     original = load_file(file)
     for shape in ((), (1,), (7, 3)):
-        save_file(original | {name: torch.ones(shape)}, file)
-        with pytest.raises(ValueError, match=r"config\.json|transformer\.h\.0\.attn\.c_attn"):
+        save_file(original | {"bert.embeddings.token_type_embeddings.weight": torch.ones(shape)}, file)
+        with pytest.raises(ValueError, match=r"config\.json"):
             checkpoint_of(tmp_path / "model", out)
+
+
+def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
+    folder = tmp_path / "model"
+
+    def require_refusal(sentence: str) -> None:
+        with pytest.raises(ValueError, match=r"\.$") as caught:
+            checkpoint_of(folder, out)
+        assert sentence in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    require_refusal("is not a folder")
+    folder.mkdir()
+    require_refusal("has no config.json")
+    for contents, sentence in (
+        (b"{", "config.json': cannot be read as JSON"),
+        (b"\xff", "config.json': cannot be read as JSON"),
+        (b"[]", "is not a JSON object"),
+        (b"{}", "model_type"),
+    ):
+        (folder / "config.json").write_bytes(contents)
+        require_refusal(sentence)
+    theirs("GPT2", **GPT2).save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:9999])
+    require_refusal("model.safetensors cannot be read: it is cut short")
+    weights.rename(folder / "pytorch_model.bin")
+    require_refusal("pickle files such as pytorch_model.bin are not read")
+    index = folder / "model.safetensors.index.json"
+    for files, sentence in (
+        ([], "lists no files"),
+        ({}, "lists no files"),
+        ({"wte.weight": "none.safetensors"}, "lists none.safetensors, which does not exist"),
+        ({"wte.weight": "../model.safetensors"}, "lists ../model.safetensors, which does not exist"),
+    ):
+        index.write_text(json.dumps({"weight_map": files}))
+        require_refusal(sentence)
+    index.unlink()
+    save_file({"wte.weight": torch.zeros(VOCAB, 42, dtype=torch.int8)}, weights)
+    require_refusal("wte.weight is quantised (int8)")
+    out.write_text("")
+    require_refusal("exists")
 
 
 def test_gpt2_without_its_tied_output_layer_is_imported(tmp_path: Path, out: Path) -> None:
@@ -193,46 +202,3 @@ def test_gpt2_without_its_tied_output_layer_is_imported(tmp_path: Path, out: Pat
     model.transformer.save_pretrained(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["GPT2Model"]
     same_logits(model, tmp_path / "model", out)
-
-
-def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
-    folder = tmp_path / "model"
-
-    def sentence() -> str:
-        with pytest.raises(ValueError, match=r"\.$") as caught:
-            checkpoint_of(folder, out)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    folder.mkdir()
-    assert "has no config.json" in sentence()
-    (folder / "config.json").write_text("{")
-    assert "config.json': cannot be read as JSON" in sentence()
-    (folder / "config.json").write_bytes(b"\xff")
-    assert "config.json': cannot be read as JSON" in sentence()
-    (folder / "config.json").write_text("[]")
-    assert "is not a JSON object" in sentence()
-    (folder / "config.json").write_text("{}")
-    assert "model_type" in sentence()
-    theirs("GPT2", **GPT2).save_pretrained(folder)
-    weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[: len(whole) // 2])
-    assert "model.safetensors cannot be read: it is cut short" in sentence()
-    weights.rename(folder / "pytorch_model.bin")
-    assert "pickle files such as pytorch_model.bin are not read" in sentence()
-    index = folder / "model.safetensors.index.json"
-    for contents in ({}, {"weight_map": []}, {"weight_map": {}}):
-        index.write_text(json.dumps(contents))
-        assert "lists no files" in sentence()
-    for name in ("none.safetensors", "../model.safetensors"):
-        index.write_text(json.dumps({"weight_map": {"wte.weight": name}}))
-        assert f"lists {name}, which does not exist" in sentence()
-    index.unlink()
-    save_file({"wte.weight": torch.zeros(VOCAB, 42, dtype=torch.int8)}, weights)
-    assert "wte.weight is quantised (int8)" in sentence()
-    folder = tmp_path / "none"
-    assert "is not a folder" in sentence()
-    folder = out
-    out.write_text("")
-    assert "exists" in sentence()

@@ -15,29 +15,25 @@ from tinyformer.interop import read_tokenizer, tokenizer_files
 TEXT = "The cat sees the birds, and Élan's mice see 12 cats. "
 
 
-def byte_level(folder: Path) -> ByteLevelBPETokenizer:
-    """A tokenizer as GPT-2's, in `vocab.json` and `merges.txt`."""
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator([TEXT * 5], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
-    tokenizer.save_model(str(folder))
+def read(folder: Path, fields: dict[str, Any] | None = None) -> TextTokenizer:
+    tokenizer = read_tokenizer(folder, fields or {})
+    assert tokenizer is not None
     return tokenizer
 
 
 def test_vocab_and_merges_are_read_as_gpt2(tmp_path: Path) -> None:
-    expected = byte_level(tmp_path)
-    tokenizer = read_tokenizer(tmp_path, {})
-    assert tokenizer is not None
+    expected = ByteLevelBPETokenizer()
+    expected.train_from_iterator([TEXT * 5], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    expected.save_model(str(tmp_path))
+    tokenizer = read(tmp_path)
     assert tokenizer.encode(TEXT) == expected.encode(TEXT).ids
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert tokenizer.eos_id == expected.token_to_id("<|endoftext|>")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
-    tokenizer = read_tokenizer(tmp_path, {})
-    assert tokenizer is not None
+    tokenizer = read(tmp_path)
     assert tokenizer.encode("The cat") == tokenizer.encode(" The cat")
     (tmp_path / "tokenizer.json").write_text(ByteTokenizer().build([]).to_json())  # has precedence
-    tokenizer = read_tokenizer(tmp_path, {})
-    assert tokenizer is not None
-    assert tokenizer.vocab_size == 257
+    assert read(tmp_path).vocab_size == 257
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -45,8 +41,7 @@ def test_vocab_txt_is_read_as_bert(lowercase: bool, tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "cat", "##s", "see", "elan", "Élan", "'", "."]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
-    tokenizer = read_tokenizer(tmp_path, {})
-    assert tokenizer is not None
+    tokenizer = read(tmp_path)
     expected = transformers().BertTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
     assert tokenizer.encode(TEXT) == expected(TEXT, add_special_tokens=False)["input_ids"]
     assert words[tokenizer.encode("The")[0]] == ("the" if lowercase else "The")
@@ -65,17 +60,9 @@ def words(*special: str) -> Tokenizer:
     [
         (["</s>", "<end>"], {}, {}, "</s>"),
         (["</s>", "<end>"], {"tokenizer_config.json": {"eos_token": "<end>"}}, {}, "<end>"),
-        (["</s>", "<end>"], {"tokenizer_config.json": {"eos_token": {"content": "<end>"}}}, {}, "<end>"),
-        (["</s>", "<end>"], {"special_tokens_map.json": {"eos_token": "<end>"}}, {}, "<end>"),
-        (["</s>", "<end>"], {}, {"eos_token_id": 4}, "<end>"),
+        (["</s>", "<end>"], {"special_tokens_map.json": {"eos_token": {"content": "<end>"}}}, {}, "<end>"),
         (["</s>", "<end>"], {}, {"eos_token_id": [4, 3]}, "<end>"),
         (["</s>", "<end>"], {"tokenizer_config.json": {"eos_token": "<gone>"}}, {}, "</s>"),
-        (
-            ["</s>", "<end>"],
-            {"tokenizer_config.json": {"eos_token": "</s>"}, "special_tokens_map.json": {"eos_token": "<end>"}},
-            {},
-            "</s>",
-        ),
         (["</s>", "<end>"], {}, {"eos_token_id": -1}, "</s>"),
         (["[SEP]", "[CLS]"], {}, {}, "[CLS]"),
         (["[SEP]", "<c>"], {"tokenizer_config.json": {"cls_token": "<c>"}}, {}, "<c>"),
@@ -88,34 +75,39 @@ def test_the_token_that_starts_a_text(
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     for name, contents in files.items():
         (tmp_path / name).write_text(json.dumps(contents))
-    read = read_tokenizer(tmp_path, fields)
-    assert read is not None
-    assert read.eos_id == tokenizer.token_to_id(first)
-    assert TextTokenizer.from_json(read.to_json()).eos_id == read.eos_id
+    found = read(tmp_path, fields)
+    assert found.eos_id == tokenizer.token_to_id(first)
+    assert TextTokenizer.from_json(found.to_json()).eos_id == found.eos_id
 
 
 def test_a_post_processor_of_their_own_is_kept(tmp_path: Path) -> None:
     tokenizer = words("</s>", "<s>")
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 4)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    read = read_tokenizer(tmp_path, {})
-    assert read is not None
-    assert json.loads(read.to_json())["post_processor"] == json.loads(tokenizer.to_str())["post_processor"]
-    assert read.encode("a b") == [0, 1]
+    assert json.loads(read(tmp_path).to_json())["post_processor"] == json.loads(tokenizer.to_str())["post_processor"]
+    assert read(tmp_path).encode("a b") == [0, 1]
     written = tokenizer_files(TextTokenizer(tokenizer), 9)["tokenizer.json"]["post_processor"]
     assert written == json.loads(tokenizer.to_str())["post_processor"]
+
+
+def test_the_vocabulary_must_not_exceed_the_embedding(tmp_path: Path) -> None:
+    folder, tokenizer = tmp_path / "model", words("</s>")
+    theirs("GPT2", **GPT2, vocab_size=5).save_pretrained(folder)
+    for num_tokens in (4, 5):
+        tokenizer.save(str(folder / "tokenizer.json"))
+        assert checkpoint_of(folder, tmp_path / f"{num_tokens}.ckpt").config["model"]["vocab_size"] == 5
+        tokenizer.add_tokens([f"word-{num_tokens}"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match="the tokenizer has 6 tokens, but the model has embeddings for 5 only"):
+        checkpoint_of(folder, tmp_path / "6.ckpt")
 
 
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
         ({"tokenizer.json": "{"}, "tokenizer.json cannot be read by the tokenizers library"),
-        ({"vocab.json": "[]", "merges.txt": ""}, "vocab.json cannot be read by the tokenizers library"),
         ({"tokenizer.model": "x"}, "tokenizer.model is not supported without a tokenizer.json"),
-        (
-            {"tokenizer.json": words().to_str()},
-            "the tokenizer has no token that separates texts; tokenizer_config.json must name one as eos_token",
-        ),
+        ({"tokenizer.json": words().to_str()}, "no token that separates texts; tokenizer_config.json must name one as"),
         ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is not a JSON object"),
     ],
 )
@@ -128,29 +120,12 @@ def test_unreadable_tokenizers_are_refused(files: dict[str, str], sentence: str,
     assert "\n" not in str(caught.value)
 
 
-def test_the_vocabulary_must_not_exceed_the_embedding(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    theirs("GPT2", **GPT2, vocab_size=6).save_pretrained(folder)
-    tokenizer = words("</s>")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    assert checkpoint_of(folder, tmp_path / "more.ckpt").config["model"]["vocab_size"] == 6
-    tokenizer.add_tokens(["c", "d"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    assert checkpoint_of(folder, tmp_path / "equal.ckpt").config["model"]["vocab_size"] == 6
-    tokenizer.add_tokens(["e"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    with pytest.raises(ValueError, match="the tokenizer has 7 tokens, but the model has embeddings for 6 only"):
-        checkpoint_of(folder, tmp_path / "less.ckpt")
-
-
 def test_settings_of_wordpiece(tmp_path: Path) -> None:
     known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "世", "界", "elan", "élan"]
     (tmp_path / "vocab.txt").write_text("\n".join(known))
 
     def encoded(text: str) -> list[str]:
-        tokenizer = read_tokenizer(tmp_path, {})
-        assert tokenizer is not None
-        return [known[token] for token in tokenizer.encode(text)]
+        return [known[token] for token in read(tmp_path).encode(text)]
 
     assert encoded("The 世界 Élan") == ["the", "世", "界", "elan"]
     settings = {"strip_accents": False, "tokenize_chinese_chars": False}
@@ -168,6 +143,4 @@ def test_a_post_processor_survives_export_and_import(tmp_path: Path) -> None:
     assert {files["tokenizer_config.json"][name] for name in names} == {"</s>"}
     for name, contents in files.items():
         (tmp_path / name).write_text(json.dumps(contents))
-    back = read_tokenizer(tmp_path, {})
-    assert back is not None
-    assert back.to_json() == TextTokenizer(own).to_json()
+    assert read(tmp_path).to_json() == TextTokenizer(own).to_json()

@@ -13,12 +13,6 @@ from wandb_file import read_history
 from tinyformer.training import RunCSVLogger, RunWandbLogger
 from tinyformer.training.loggers import has_wandb_key
 
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 # The CSV file.
 
 
@@ -28,10 +22,9 @@ def test_a_row_for_each_step_and_a_column_for_each_metric(tmp_path):
     logger.log_metrics({"val/loss": 0.1 + 0.2}, step=20)
     logger.log_metrics({"a": 1}, step=10)
     logger.save()
-    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == "step,a,train/loss,val/loss"
-    first, second = rows_of(tmp_path / "metrics.csv")
-    assert first == {"step": "10", "a": "1.0", "train/loss": "2.5", "val/loss": ""}
-    assert float(second["val/loss"]) == 0.1 + 0.2
+    header, *lines = (tmp_path / "metrics.csv").read_text().split()
+    assert header == "step,a,train/loss,val/loss"
+    assert lines == ["10,1.0,2.5,", f"20,,,{0.1 + 0.2}"]
 
 
 def test_a_resumed_run_continues_from_its_step(tmp_path):
@@ -45,11 +38,7 @@ def test_a_resumed_run_continues_from_its_step(tmp_path):
     resumed.log_metrics({"loss": 9.0, "new": 4.0}, step=30)
     resumed.log_metrics({"new": 5.0}, step=20)
     resumed.save()
-    assert [tuple(row.values()) for row in rows_of(path)] == [
-        ("10", "1.0", ""),
-        ("20", "2.0", "5.0"),
-        ("30", "9.0", "4.0"),
-    ]
+    assert path.read_text().split() == ["step,loss,new", "10,1.0,", "20,2.0,5.0", "30,9.0,4.0"]
 
 
 def test_the_file_is_written_atomically(tmp_path, monkeypatch):
@@ -90,12 +79,6 @@ def test_a_truncated_line_is_ignored(tmp_path):
     assert list(RunCSVLogger(path, first_step=100).rows) == [10, 20]
 
 
-def test_a_run_that_logged_nothing_writes_a_header(tmp_path):
-    RunCSVLogger(tmp_path / "metrics.csv").finalize("failed")
-    assert (tmp_path / "metrics.csv").read_text().split() == ["step"]
-    assert RunCSVLogger(tmp_path / "metrics.csv", first_step=100).rows == {}
-
-
 # The key.
 
 
@@ -112,10 +95,8 @@ def test_an_api_key_is_found_in_the_environment_and_in_netrc(tmp_path, monkeypat
         (tmp_path / file).write_text(text)
         (tmp_path / file).chmod(0o600)
 
-    ours, other = (
-        "machine api.wandb.ai\n  login user\n  password secret\n",
-        "machine wandb.example.org login a password b\n",
-    )
+    ours = "machine api.wandb.ai\n  login user\n  password secret\n"
+    other = "machine wandb.example.org login a password b\n"
     assert not has_wandb_key()
     for text, found in ((ours, True), (other, False), ("machine", False), ("", False)):
         write("netrc", text)
@@ -169,10 +150,7 @@ def test_an_offline_run_stores_everything_without_a_prompt(tmp_path, monkeypatch
     rows = read_history(file)
     losses = {row["trainer/global_step"]: row["train/loss"] for row in rows if "train/loss" in row}
     assert losses == {10: 2.5, 20: 1.25}
-    assert [row.get("attention/layer_00/head_00/entropy") for row in rows if "train/loss" in row] == [
-        0.5,
-        None,
-    ]
+    assert rows[0]["attention/layer_00/head_00/entropy"] == 0.5
     (image,) = [row["attention/maps"] for row in rows if "attention/maps" in row]
     stored = [path for path in file.parent.rglob("*.png") if path.name in image["filenames"][0]]
     assert imread(stored[0]).shape[:2] == (2, 3)

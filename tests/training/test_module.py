@@ -83,14 +83,6 @@ def test_a_uniform_model_has_the_loss_log_vocab_size(tmp_path):
     assert logger.rows[7]["val/loss"] == pytest.approx(metrics["val/loss"])  # at the step of the weights
 
 
-def test_validating_twice_gives_the_same(tmp_path):
-    data = make_data(tmp_path)
-    module, trainer = make_module(data), make_trainer(tmp_path)
-    first, second = (scores(trainer, module, data) for _ in range(2))
-    assert first == second
-    assert first["val/loss"] > 0
-
-
 def test_scores_are_summed_in_fp32_whatever_the_precision(tmp_path):
     """bf16 has 8 bits: above 512 it cannot count by less than 4."""
     data = make_data(tmp_path, validation_fraction=0.21)
@@ -128,11 +120,10 @@ def test_learning_rates_follow_the_schedule_and_the_loss_falls(tmp_path):
     assert module.step == 20
 
 
-@pytest.mark.parametrize("batches", [2, 4])
-def test_accumulated_gradients_are_those_of_one_large_batch(tmp_path, batches):
+def test_accumulated_gradients_are_those_of_one_large_batch(tmp_path):
     """The same windows in the same order, in batches of 8 or in parts of them: the same steps."""
     weights, rows = [], []
-    for size, accumulated in ((8, 1), (8 // batches, batches)):
+    for size, accumulated in ((8, 1), (2, 4)):
         folder = tmp_path / str(size)
         folder.mkdir()
         data = make_data(folder, batch_size=size)

@@ -12,7 +12,6 @@ from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW
 from training.runs import QUIET, make_trainer
 
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 RECIPES = {
     "adamw": AdamW(lr=1e-2, weight_decay=0.1),
     "muon": MuonWithAdamW(lr=0.02, adamw_lr=1e-2, weight_decay=0.1),
@@ -78,7 +77,7 @@ def test_muon_updates_the_layers_matrices_only(tied):
     assert isinstance(adamw, torch.optim.AdamW)
     (names,) = names_by(network, muon, lambda group: group["lr"]).values()
     assert names == {name for name, _ in network.named_parameters() if is_layer_matrix(name)}
-    assert len(names) == 2 * len(MATRICES)
+    assert len(names) == 2 * 6  # q, k, v, o, up and down
 
 
 def test_settings_reach_torch():
@@ -93,11 +92,8 @@ def test_settings_reach_torch():
 def test_values_out_of_range():
     for make, message in (
         (lambda: AdamW(lr=-1.0), "lr=-1.0: must be at least 0; lr=0.001 works."),
-        (lambda: AdamW(weight_decay=-0.5), "weight_decay=-0.5: must be at least 0; weight_decay=0.1 works."),
-        (lambda: AdamW(eps=-1.0), "eps=-1.0: must be at least 0; eps=1e-08 works."),
         (lambda: AdamW(betas=[0.9, 1.0]), "betas=[0.9, 1.0]: must be two numbers from 0 to below 1; betas=[0.9, 0.95]"),
         (lambda: MuonWithAdamW(adamw_lr=-1.0), "adamw_lr=-1.0: must be at least 0; adamw_lr=0.001 works."),
-        (lambda: MuonWithAdamW(adamw_betas=[0.9]), "adamw_betas=[0.9]: must be two numbers from 0 to below 1; "),
     ):
         with pytest.raises(ArgumentError) as caught:
             make()
@@ -111,40 +107,22 @@ def test_a_combined_step_steps_each_optimizer():
     network = make_network()
     other = copy.deepcopy(network)
     combined, by_hand = RECIPES["muon"](network), RECIPES["muon"](other).optimizers
+    calls = []
     for seed in range(3):
-        backward(network, seed)
-        combined.step()
+
+        def closure(seed=seed):
+            calls.append(torch.is_grad_enabled())
+            backward(network, seed)
+            return torch.tensor(7.0)
+
+        with torch.no_grad():
+            assert combined.step(closure) == 7
         backward(other, seed)
         for optimizer in by_hand:
             optimizer.step()
+    assert calls == [True] * 3  # once a step, with gradients
     assert_same_weights(network, other)
     assert not torch.equal(network.readout.proj.weight, make_network().readout.proj.weight)
-
-
-def test_the_closure_is_called_once_with_gradients_on():
-    network, calls = make_network(), []
-    before = copy.deepcopy(network)
-
-    def closure():
-        calls.append(torch.is_grad_enabled())
-        backward(network)
-        return torch.tensor(7.0)
-
-    with torch.no_grad():
-        loss = RECIPES["muon"](network).step(closure)
-    assert calls == [True]
-    assert loss == 7.0
-    train(before, RECIPES["muon"](before), 1)
-    assert_same_weights(network, before)
-
-
-def test_a_schedule_sets_the_rates_of_all():
-    combined = RECIPES["muon"](make_network())
-    schedule = torch.optim.lr_scheduler.LambdaLR(combined, lambda step: 1 / (step + 1))
-    combined.step()
-    schedule.step()
-    rates = [g["lr"] for optimizer in combined.optimizers for g in optimizer.param_groups]
-    assert rates == pytest.approx([0.01, 0.005])
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
@@ -165,14 +143,6 @@ def test_a_saved_state_continues_bit_by_bit(recipe, tmp_path):
     train(resumed, other, 2, first_seed=2)
     assert_same_weights(network, resumed)
     assert schedule.get_last_lr() == same.get_last_lr()
-
-
-def test_loaded_groups_are_those_of_the_optimizers():
-    combined = RECIPES["muon"](make_network())
-    combined.load_state_dict(combined.state_dict())
-    assert [id(g) for g in combined.param_groups] == [
-        id(g) for optimizer in combined.optimizers for g in optimizer.param_groups
-    ]
 
 
 class Clipped(L.LightningModule):

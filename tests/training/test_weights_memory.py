@@ -6,7 +6,6 @@ from nn.model_cases import make_transformer, token_ids
 from nn.variants import differential
 
 from tinyformer.nn import AttentionMask
-from tinyformer.training.hardware import free_memory
 from tinyformer.training.weights_memory import find_memory_shortage, stored_bytes
 
 CAUSAL = AttentionMask(causal=True)
@@ -55,10 +54,6 @@ def test_the_estimate_for_cuda_other_dtypes_and_two_softmaxes():
     assert stored_bytes(differential(), SEQ, "cpu", torch.float32) == 2 * 4 * SEQ * SEQ * 4
 
 
-def test_a_fused_kernel_stores_none():
-    assert bytes_of_maps(make_transformer(max_seq_len=SEQ, backend="flash").train()) == 0
-
-
 ROW = 4 * 4 * 4 * 1024 * 1024
 """Bytes that a sequence takes in 4 layers with 4 heads: 67.1 MB in fp32."""
 
@@ -76,7 +71,6 @@ def test_only_weights_that_do_not_fit_are_reported():
     assert shortage(2 * ROW, recompute=True) is None
     assert shortage(2 * ROW - 1, recompute=True) is not None
     assert shortage(2 * ROW, kernels=("eager", "flash", "flash", "flash")) is None
-    assert shortage(0, kernels=("flash",) * 4) is None
     assert shortage(None) is None
     frozen = make_transformer(backend="eager", tied=False)
     frozen.encoder.requires_grad_(False)
@@ -89,8 +83,6 @@ def test_the_sentence():
         "free: network.encoder.block.attention.backend='flash' stores none."
     )
     assert shortage(10**8).describe(lambda path: path[-1], str).endswith(": backend=flash stores none.")
-    mixed = shortage(10**6, kernels=("flash", "math", "flash", "flash"))
-    assert mixed.describe().startswith("The math kernel stores")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +91,6 @@ def test_the_sentence():
         (6 * ROW, False, {RECOMPUTE: True}),
         (ROW, True, {BATCH: 1, ACCUMULATE: 8}),
         (3 * ROW, True, {BATCH: 4, ACCUMULATE: 2}),
-        (9 * ROW // 4, True, {BATCH: 3, ACCUMULATE: 3}),
         (ROW * 3 // 8, True, {LENGTH: 256}),
         (1, False, {LENGTH: 1}),
     ],
@@ -107,23 +98,6 @@ def test_the_sentence():
 def test_settings_that_help_where_no_fused_kernel_can(free, recompute, works):
     """Flash has no dropout on CPU; with it, weights take 12 bytes instead of 4."""
     assert shortage(free, recompute=recompute, dropout=0.1).works == works
-
-
-def test_the_recommended_settings_fit():
-    for share in (0.9, 0.3, 0.1, 0.01, 0.001):
-        for dropout in (0.0, 0.1):
-            for recompute in (False, True):
-                free = int(share * 8 * ROW)
-                works = getattr(shortage(free, dropout=dropout, recompute=recompute), "works", {})
-                changed = shortage(
-                    free,
-                    kernels=(works.get(BACKEND, "eager"),) * 4,
-                    batch_size=works.get(BATCH, 8),
-                    recompute=works.get(RECOMPUTE, recompute),
-                    seq=works.get(LENGTH, 1024),
-                    dropout=dropout,
-                )
-                assert changed is None, works
 
 
 def test_the_recommended_backend_supports_device_and_dtype():
@@ -141,8 +115,3 @@ def test_the_largest_layer_decides_whether_recomputing_helps(recompute):
         layer.dropout = 0.1
     free = HEADS * SEQ * SEQ * 12 // 2
     assert RECOMPUTE not in find_memory_shortage(model, ["eager"] * 2, "cpu", torch.float32, CAUSAL, 1, free).works
-
-
-def test_free_memory_is_plausible():
-    free = free_memory("cpu")
-    assert free is None or 2**20 < free < 2**50
