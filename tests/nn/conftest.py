@@ -1,7 +1,7 @@
 """FlexAttention on CPU as torch means it to be debugged: the same function without a compiler in between.
 
 Torch's compiler does not pass through the type checker that wraps the package's functions in tests;
-`test_flex_is_eager_through_torchs_compiler` runs the real way.
+`test_compiled_flex_equals_eager` runs the real way.
 """
 
 import pytest

@@ -4,20 +4,16 @@ import pytest
 import torch
 
 from nn.attention_cases import MASKS, Case, assert_within_bf16, eager_result, error, inputs, run_backend
-from nn.variants import NAMES, able, prepared, small, tokens
+from nn.variants import NAMES, able, prepared, small
 from tinyformer.doctor.cases import MASKS as DOCTOR_MASKS
 from tinyformer.doctor.cases import Shape, factory_of
 from tinyformer.doctor.exactness import Problem
 from tinyformer.doctor.verdict import Cell, check_exactness
-from tinyformer.errors import ArgumentError
-from tinyformer.nn import BACKENDS, Attention, AttentionCase, AttentionMask, Feature, Scoring, select_backend
+from tinyformer.nn import AttentionCase, Feature, Scoring, select_backend
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.observe import KernelObserver, running_kernel
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 VARLEN = ("padded", "documents", "causal+documents", "window", "causal+window", "causal+documents+window")
 """Masks that flash computes by its kernel for packed sequences."""
@@ -71,29 +67,6 @@ def test_every_variant_is_exact(name, mask):
     assert ran >= (able(name, training=False) != ())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("mask", ["padded", "causal+padded"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash", "flex"])
-def test_a_row_of_length_zero_gives_exact_zeros_and_gradients(backend, mask, dtype):
-    if backend == "flash" and (mask != "padded" or dtype != torch.bfloat16):
-        backend = "sdpa"  # flash refuses these, see below
-    case = Case(63, 63, 64, mask)
-    for name, value in run_backend(backend, case, inputs(case, dtype, "cuda")).items():
-        assert torch.count_nonzero(value[1]) == 0, name
-        assert value.isfinite().all(), name
-
-
-@pytest.mark.parametrize("seq", [9, 300])
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash", "flex"])
-def test_a_later_token_does_not_change_an_earlier_output(backend, seq):
-    q, k, v, _ = inputs(Case(seq, seq, 64, "causal"), torch.bfloat16, "cuda")
-    k2, v2 = k.clone(), v.clone()
-    k2[:, :, seq // 2 :], v2[:, :, seq // 2 :] = 3.0, -50.0
-    compute, mask = BACKENDS[backend].compute, AttentionMask(causal=True)
-    before, after = compute(q, k, v, mask, Scoring(0.2)), compute(q, k2, v2, mask, Scoring(0.2))
-    assert torch.equal(before[:, :, : seq // 2], after[:, :, : seq // 2])
-
-
 @pytest.mark.parametrize("backend", ["auto", "flash"])
 @pytest.mark.parametrize("num_kv_heads", [4, 2], ids=["mha", "gqa"])
 def test_causal_bf16_runs_the_flash_kernel(num_kv_heads, backend):
@@ -114,27 +87,3 @@ def test_auto_runs_the_kernel_for_packed_sequences(mask):
     assert chosen.name == "flash"
     q, k, v, _ = inputs(case, torch.bfloat16, "cuda")
     assert running_kernel(lambda: chosen.compute(q, k, v, described, Scoring(0.125))) == "varlen"
-
-
-def test_flash_refuses_fp32_and_padding_together_with_a_causal_mask():
-    attention, x = Attention(64, 2, backend="flash").cuda(), tokens(2, 9, d_model=64).cuda()
-    lengths = torch.tensor([9, 4], device="cuda")
-    with pytest.raises(ArgumentError, match=r"not torch\.float32 \(eager, sdpa, flex can\)"):
-        attention(x, AttentionMask(causal=True))
-    with torch.autocast("cuda", torch.bfloat16):
-        assert attention(x, AttentionMask(causal=True)).isfinite().all()
-        assert attention(x, AttentionMask(lengths=lengths)).isfinite().all()
-        with pytest.raises(ArgumentError, match=r"padding together with a causal mask .* \(eager, sdpa, flex can\)"):
-            attention(x, AttentionMask(True, lengths))
-    attention.backend = "auto"
-    assert attention(x, AttentionMask(True, lengths)).isfinite().all()
-
-
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash", "flex"])
-def test_autocast_trains_in_bf16(backend):
-    attention = Attention(64, 2, 1, qk_norm=True, backend=backend).cuda()
-    with torch.autocast("cuda", torch.bfloat16):
-        out = attention(tokens(2, 33, d_model=64).cuda(), AttentionMask(causal=True))
-    assert out.dtype == torch.bfloat16
-    out.float().square().sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in attention.parameters())

@@ -1,4 +1,4 @@
-"""Torch's compiler takes the whole network, loss included, as one graph."""
+"""Torch's compiler, in processes without the type checker's wrappers."""
 
 import os
 import subprocess
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = """
+from nn.variants import NAMES, able
+
+NETWORK = """
     from functools import partial
 
     import torch
@@ -33,6 +35,14 @@ SCRIPT = """
         print(name, counters["stats"]["unique_graphs"])
         torch._dynamo.reset()
         counters.clear()
+    # So does a network that computes activations again.
+    model, plain = (network(factory("gqa")).train() for _ in range(2))
+    model.encoder.checkpoint_activations = True
+    model.compile(backend="aot_eager", fullgraph=True)
+    for each in (model, plain):
+        each(ids[:, :12], mask_of("causal", 12), targets=ids[:, 1:]).backward()
+    for actual, reference in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(actual.grad, reference.grad)
     # The logits of a large vocabulary are computed in parts, and recomputed.
     parts = torch.compile(partial(vocabulary_cross_entropy, max_logits=100), backend="aot_eager", fullgraph=True)
     x, weight = torch.randn(7, 4, requires_grad=True), torch.randn(30, 4, requires_grad=True)
@@ -44,19 +54,48 @@ SCRIPT = """
 """
 
 
-@pytest.mark.slow
-def test_there_are_no_graph_breaks_and_lengths_share_a_graph():
+FLEX = """
+    import warnings
+    import torch
+    from nn.attention_cases import error
+    from nn.variants import NAMES, able, make, mask_of, tokens
+
+    warnings.simplefilter("ignore")  # that it is slow
+    count = 0
+    with torch.no_grad():
+        for name in NAMES:
+            for mask in ("padded", "causal+documents") if "flex" in able(name, training=False) else ():
+                out, expected = (make(name, backend)(tokens(), mask_of(mask)) for backend in ("flex", "eager"))
+                assert error(out, expected) <= 1e-5, (name, mask)
+                count += 1
+    print(count, "cells")
+"""
+
+
+def printed(script: str) -> str:
+    """What a script prints in a process of its own."""
     here = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT)],
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
         env=os.environ | {"PYTHONPATH": f"{here.parents[1]}:{here.parent}"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    graphs = dict(line.split() for line in done.stdout.splitlines())
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_there_are_no_graph_breaks_and_lengths_share_a_graph():
+    graphs = dict(line.split() for line in printed(NETWORK).splitlines())
     assert len(graphs) == 5
     # The second length makes the length dynamic; no further length is compiled for.
     assert set(graphs.values()) == {"2"}
+
+
+@pytest.mark.nightly
+def test_compiled_flex_equals_eager():
+    num_variants = sum("flex" in able(name, training=False) for name in NAMES)
+    assert printed(FLEX).strip() == f"{2 * num_variants} cells"

@@ -7,7 +7,7 @@ import torch
 
 from nn.attention_cases import error
 from nn.variants import differential, make, prepared, tokens
-from tinyformer.nn import AttentionMask, DifferentialAttention
+from tinyformer.nn import AttentionMask
 
 CAUSAL = AttentionMask(causal=True)
 
@@ -35,37 +35,6 @@ def test_the_formula(layer_index):
         heads.append((1 - lambda_init) * head)
     expected = torch.cat(heads, dim=-1) @ module.o_proj.weight.T
     assert error(module(x, CAUSAL), expected) <= 1e-12
-
-
-@torch.no_grad()
-def test_the_maps_are_both_softmaxes_of_each_head():
-    module, x = make("gqa+differential").double(), tokens().double()
-    maps = module.weights(x, CAUSAL)
-    assert maps.shape == (3, 8, 11, 11)
-    torch.testing.assert_close(maps.sum(-1), torch.ones(3, 8, 11, dtype=torch.float64))
-    q = (x @ module.q_proj.weight.T).unflatten(-1, (4, 2, 4))
-    k = (x @ module.k_proj.weight.T).unflatten(-1, (2, 2, 4)).repeat_interleave(2, dim=2)
-    for h in range(4):
-        for half in range(2):
-            scores = q[:, :, h, half] @ k[:, :, h, half].mT / 2
-            expected = scores.masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf).softmax(-1)
-            assert error(maps[:, 2 * h + half], expected) <= 1e-12
-
-
-def test_lambda_begins_as_the_paper_says():
-    # 0.8 - 0.6 exp(-0.3 l): 0.2 in the first layer, towards 0.8 in the last.
-    for layer, expected in ((0, 0.2), (1, 0.355509), (11, 0.777870)):
-        module = DifferentialAttention(32, 4, layer_index=layer, num_layers=12)
-        assert module.lambda_init == pytest.approx(expected, abs=1e-6)
-        with torch.no_grad():
-            for vector in module.lambdas:
-                vector.fill_(0.0)
-        assert module.factor().item() == pytest.approx(expected, abs=1e-6)
-    with torch.no_grad():
-        for vector, value in zip(module.lambdas, (0.5, 0.5, -0.25, 0.5), strict=True):
-            vector.fill_(value)
-    # Four dimensions: exp(4 · 0.25) - exp(-4 · 0.125).
-    assert module.factor().item() == pytest.approx(math.e - math.exp(-0.5) + 0.777870, abs=1e-5)
 
 
 def test_qk_norm_is_that_of_each_half():

@@ -58,16 +58,6 @@ def test_the_formula(turns, q_rank):
     assert error(module(x, AttentionMask(causal=True)), out) <= (1e-8 if turns else 1e-12)
 
 
-def test_only_the_decoupled_part_is_turned():
-    turned, plain = make("mla", position=rotary), make("mla")
-    (q, k, v), (plain_q, plain_k, plain_v) = turned.project(tokens()), plain.project(tokens())
-    assert torch.equal(q[..., :8], plain_q[..., :8])
-    assert torch.equal(k[..., :8], plain_k[..., :8])
-    assert torch.equal(v, plain_v)
-    assert not torch.equal(q[..., 8:], plain_q[..., 8:])
-    assert torch.equal(k[:, 0, :, 8:], k[:, 3, :, 8:])
-
-
 def test_sizes_are_the_papers_unless_given():
     attention = LatentAttention(64, 4)
     assert (attention.v_head_dim, attention.position_dim, attention.kv_rank, attention.head_dim) == (16, 8, 64, 24)
@@ -102,18 +92,6 @@ def test_evaluation_on_the_latents_drops_no_weights():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{"qk_norm": True}, {"score": "additive"}, {"num_heads": 1}], ids=str)
-def test_decoding_with_a_cache_equals_the_whole_sequence(options):
-    attention, cache, x = (
-        LatentAttention(32, **{"num_heads": 4, "kv_rank": 12} | options).eval(),
-        LayerCache(),
-        tokens(1, 20),
-    )
-    parts = [attention(part, CAUSAL, cache=cache) for part in x.split([19, 1], dim=1)]
-    assert error(torch.cat(parts, dim=1), attention(x, CAUSAL)) <= 1e-5
-
-
-@torch.no_grad()
 def test_under_autocast_the_cache_is_in_lower_precision():
     attention, cache = mla().eval(), LayerCache()
     with torch.autocast("cpu", torch.bfloat16):
@@ -128,17 +106,3 @@ def test_tokens_of_two_sequences_are_not_turned():
     alone_q, alone_k, _ = attention.project(x[:, [3]], y[:, [4]])
     assert error(q[:, :, [3]], alone_q) <= 1e-6
     assert error(k[:, :, [4]], alone_k) <= 1e-6
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("parts", [[20], [17, 3]], ids=["keys", "latents"])
-def test_maps_of_some_rows_are_those_rows(parts):
-    attention, cache = mla(), LayerCache()
-    for part in tokens(1, 20).split(parts, dim=1):
-        qkv = attention.project(part, cache=cache)
-    all_rows, one = (
-        attention.attention_maps(qkv, CAUSAL, False, rows).weights
-        for rows in (None, torch.tensor([qkv.q.shape[2] - 2]))
-    )
-    assert one.shape[-2] == 1
-    assert error(one, all_rows[..., -2:-1, :]) <= 1e-6

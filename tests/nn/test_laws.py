@@ -5,34 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nn.attention_cases import error
-from nn.variants import (
-    NAMES,
-    SMALL,
-    able,
-    alibi,
-    differential,
-    documents,
-    factory,
-    gqa,
-    make,
-    mha,
-    mla,
-    mqa,
-    network,
-    positioned,
-    prepared,
-    projected,
-    rotary,
-    shaw,
-    shaw_keys,
-    t5,
-    tokens,
-)
-from tinyformer.nn import AttentionMask, BaseAttention, Cache, DifferentialAttention, prune_heads
+from nn.variants import NAMES, able, documents, factory, make, network, positioned, projected, tokens
+from tinyformer.nn import AttentionMask, Cache, prune_heads
 
 CAUSAL = AttentionMask(causal=True)
 EVERY_VARIANT = pytest.mark.parametrize("name", NAMES)
@@ -99,35 +75,6 @@ def test_without_positions_permuted_tokens_give_permuted_outputs(name):
     attention = make(name, "auto")
     difference = error(attention(x[:, order]), attention(x)[:, order])
     assert difference > 1e-4 if positioned(name) else difference <= 1e-5
-
-
-POSITIONS = {"rotary": rotary, "alibi": alibi, "t5": t5, "relative": shaw, "relative_keys": shaw_keys}
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-@settings(max_examples=3, deadline=None, derandomize=True)
-@given(first=st.integers(0, 20), shift=st.integers(1, 20), causal=st.booleans())
-@torch.no_grad()
-def test_only_distances_matter(position, first, shift, causal):
-    attention, x = prepared(partial(gqa, position=POSITIONS[position])), tokens(1, 5)
-
-    def at(index: int) -> torch.Tensor:
-        row = torch.cat([tokens(1, index, seed=2), x, tokens(1, 45 - index, seed=3)], dim=1)
-        ids = torch.arange(50).ge(index).long() + torch.arange(50).ge(index + 5).long()
-        return attention(row, AttentionMask(causal, documents=ids[None]))[:, index : index + 5]
-
-    assert error(at(first + shift), at(first)) <= 1e-5
-
-
-@pytest.mark.parametrize("make_layer", [gqa, mla, differential], ids=["gqa", "mla", "differential"])
-@pytest.mark.parametrize("backend", ON_CPU)
-@torch.no_grad()
-def test_a_window_that_covers_the_sequence_has_no_effect(make_layer, backend):
-    for mask, windows in ((CAUSAL, {11: True, 50: True, 10: False}), (AttentionMask(), {21: True, 20: False})):
-        whole = prepared(partial(make_layer, backend=backend))(tokens(), mask)
-        for window, covers in windows.items():
-            out = prepared(partial(make_layer, backend=backend, window=window))(tokens(), mask)
-            assert (error(out, whole) <= 1e-6) == covers, window
 
 
 # Decoding.
@@ -202,103 +149,3 @@ def test_every_parameter_learns(name):
         assert parameter.grad.isfinite().all(), key
         rows = parameter.grad.flatten(1).abs().amax(1) if parameter.dim() > 1 else parameter.grad.abs()
         assert (rows > 0).all(), key
-
-
-def test_layers_share_no_parameters():
-    for name in NAMES:
-        first, second = (factory(name)(layer_index=i, num_layers=2) for i in range(2))
-        assert not {id(module) for module in first.modules()} & {id(module) for module in second.modules()}, name
-        ours = {parameter.data_ptr() for parameter in first.parameters()}
-        assert not ours & {parameter.data_ptr() for parameter in second.parameters()}, name
-
-
-def test_head_dim_may_differ_from_its_share_of_the_width():
-    for make_layer in (mha, mla, differential):
-        assert make_layer(head_dim=12).o_proj.weight.shape == (32, 48)
-        assert prepared(partial(make_layer, head_dim=12))(tokens()).shape == (3, 11, 32)
-
-
-# Sharing keys and values.
-
-
-def with_repeated_heads(attention: BaseAttention, group: int) -> dict[str, torch.Tensor]:
-    """The weights with each K/V head of 8 dimensions repeated."""
-    state = dict(attention.state_dict())
-    for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"):
-        if name in state:
-            state[name] = state[name].unflatten(0, (-1, 8)).repeat_interleave(group, dim=0).flatten(0, 1)
-    return state
-
-
-SHARED = {
-    "bias": {"bias": True},
-    "rotary+qk_norm": {"position": rotary, "qk_norm": True},
-    "alibi+sink": {"position": alibi, "sink": True},
-    "t5": {"position": t5},
-    "relative": {"position": shaw},
-    "general": {"score": "general"},
-    "additive": {"score": "additive"},
-    "softcap+gate": {"softcap": 0.5, "gate": True},
-    "local_gaussian": {"window": 4, "local_gaussian": True},
-}
-
-
-@pytest.mark.parametrize("options", SHARED)
-@pytest.mark.parametrize("shared", [gqa, mqa, differential], ids=["gqa", "mqa", "differential"])
-def test_shared_keys_and_values_equal_repeated_ones(shared, options):
-    """The gradient of a shared head is the sum over the heads that share it."""
-    options = SHARED[options]
-    if shared is differential and options.get("position") is shaw:
-        options = {"position": shaw_keys}  # whose values would have half the size of the heads
-    grouped = prepared(partial(shared, **options))
-    whole = (DifferentialAttention if shared is differential else type(grouped))(32, 4, **options)
-    group = 4 // grouped.num_kv_heads
-    whole.load_state_dict(with_repeated_heads(grouped, group))
-    outputs = [attention(tokens(), CAUSAL) for attention in (grouped, whole)]
-    assert error(*outputs) <= 1e-5
-    for out in outputs:
-        out.square().sum().backward()
-    for name in ("k_proj", "v_proj"):
-        summed = getattr(whole, name).weight.grad.unflatten(0, (-1, group, 8)).sum(1).flatten(0, 1)
-        assert error(getattr(grouped, name).weight.grad, summed) <= 1e-5
-
-
-# Every option has an effect.
-
-OPTIONS = {
-    "num_kv_heads": (mha, {}, {"num_kv_heads": 2}),
-    "head_dim": (mha, {}, {"head_dim": 12}),
-    "bias": (mha, {}, {"bias": True}),
-    "window-pattern": (mha, {}, {"window": [4, None]}),
-    "layer_index": (differential, {}, {"layer_index": 1, "num_layers": 2}),
-    "q_rank": (mla, {}, {"q_rank": 10}),
-    "rope_head_dim": (mla, {}, {"rope_head_dim": 6}),
-    "kv_rank": (mla, {}, {"kv_rank": 20}),
-    "local_gaussian": (mha, {"window": 4}, {"local_gaussian": True}),
-    "values": (mha, {"position": shaw_keys}, {"position": shaw}),
-    "max_distance": (mha, {"position": shaw}, {"position": partial(shaw, max_distance=2)}),
-    "t5-max_distance": (mha, {"position": t5}, {"position": partial(t5, max_distance=6)}),
-    "rotary-base": (mha, {"position": rotary}, {"position": partial(rotary, base=100.0)}),
-}
-OPTIONS |= {
-    name: (mha, {}, dict(factory(name).keywords))
-    for name in NAMES
-    if "+" not in name and name not in ("mha", "gqa", "mla", "differential", "local_gaussian")
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-@torch.no_grad()
-def test_every_option_changes_the_output(name):
-    make_layer, both, options = OPTIONS[name]
-    plain, switched = prepared(partial(make_layer, **both)), prepared(partial(make_layer, **(both | options)))
-    ours, theirs = switched.state_dict(), plain.state_dict()
-    # The same weights wherever both have them.
-    switched.load_state_dict(
-        {key: theirs[key] if key in theirs and theirs[key].shape == w.shape else w for key, w in ours.items()}
-    )
-    assert error(switched(tokens(), CAUSAL), plain(tokens(), CAUSAL)) > 1e-3
-
-
-def test_the_sizes_for_tests_change_options_that_the_table_has():
-    assert SMALL.keys() <= {*NAMES}

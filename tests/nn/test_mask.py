@@ -12,10 +12,6 @@ def grid(rows: list[str]) -> torch.Tensor:
     return torch.tensor([[letter == "x" for letter in row] for row in rows])
 
 
-def test_no_condition_is_no_mask():
-    assert AttentionMask().dense(3, 3, CPU) is None
-
-
 @pytest.mark.parametrize(
     ("q_seq", "k_seq", "rows"),
     [
@@ -55,26 +51,8 @@ def test_only_full_and_causal_self_attention_need_no_mask_in_memory(mask, q_seq,
 @pytest.mark.parametrize(
     ("mask", "rows"),
     [
-        pytest.param(AttentionMask(window=1), ["x....", ".x...", "..x..", "...x.", "....x"], id="itself"),
-        pytest.param(AttentionMask(window=3), ["xx...", "xxx..", ".xxx.", "..xxx", "...xx"], id="odd"),
         pytest.param(AttentionMask(window=4), ["xx...", "xxx..", "xxxx.", ".xxxx", "..xxx"], id="even"),
-        pytest.param(AttentionMask(True, window=1), ["x....", ".x...", "..x..", "...x.", "....x"], id="causal-itself"),
         pytest.param(AttentionMask(True, window=3), ["x....", "xx...", "xxx..", ".xxx.", "..xxx"], id="causal"),
-        pytest.param(
-            AttentionMask(True, torch.tensor([4]), window=2),
-            ["x....", "xx...", ".xx..", "..xx.", "...x."],
-            id="causal-padded",
-        ),
-        pytest.param(
-            AttentionMask(documents=torch.tensor([[0, 0, 1, 1, 2]])),
-            ["xx...", "xx...", "..xx.", "..xx.", "....x"],
-            id="documents",
-        ),
-        pytest.param(
-            AttentionMask(True, documents=torch.tensor([[3, 3, 3, 7, 7]])),
-            ["x....", "xx...", "xxx..", "...x.", "...xx"],
-            id="causal-documents",
-        ),
         pytest.param(
             AttentionMask(True, torch.tensor([4]), torch.tensor([[0, 0, 0, 1, 1]]), 2),
             ["x....", "xx...", ".xx..", "...x.", "...x."],
@@ -104,27 +82,16 @@ def test_the_span_of_a_window(window, causal, span):
     assert AttentionMask(causal).within(window).span == span
 
 
-MASKS_OF_ANY_KIND = {
-    "causal": st.booleans(),
-    "q_seq": st.integers(1, 6),
-    "k_seq": st.integers(1, 6),
-    "lengths": st.none() | st.lists(st.integers(0, 6), min_size=1, max_size=3),
-    "window": st.none() | st.integers(1, 7),
-}
-
-
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(**MASKS_OF_ANY_KIND)
-def test_an_empty_row_is_always_announced(causal, q_seq, k_seq, lengths, window):
-    mask = AttentionMask(causal, None if lengths is None else torch.tensor(lengths), window=window)
-    allowed = mask.dense(q_seq, k_seq, CPU)
-    has_empty_row = allowed is not None and bool((~allowed).all(dim=-1).any())
-    assert mask.may_leave_rows_empty(q_seq, k_seq) or not has_empty_row
-
-
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(**MASKS_OF_ANY_KIND, cut=st.none() | st.integers(1, 5))
-def test_each_cell_follows_the_definition(causal, q_seq, k_seq, lengths, window, cut):
+@given(
+    causal=st.booleans(),
+    q_seq=st.integers(1, 6),
+    k_seq=st.integers(1, 6),
+    lengths=st.none() | st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    window=st.none() | st.integers(1, 7),
+    cut=st.none() | st.integers(1, 5),
+)
+def test_each_cell_follows_the_definition_and_an_empty_row_is_announced(causal, q_seq, k_seq, lengths, window, cut):
     cut = None if q_seq > k_seq else cut
     batch = len(lengths or [0])
     mask = AttentionMask(
@@ -146,6 +113,7 @@ def test_each_cell_follows_the_definition(causal, q_seq, k_seq, lengths, window,
                 expected[b, 0, row, j] = is_past and is_real and is_same and is_near
     assert allowed is None or torch.equal(allowed.expand_as(expected), expected)
     assert allowed is not None or expected.all()
+    assert mask.may_leave_rows_empty(q_seq, k_seq) or expected.any(-1).all()
 
 
 def test_a_query_before_the_first_key_is_in_no_document():

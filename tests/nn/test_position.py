@@ -1,5 +1,4 @@
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from tinyformer.nn import (
     AttentionMask,
     LearnedPosition,
     RotaryPosition,
-    Shared,
     SinusoidalPosition,
     T5Position,
 )
@@ -79,12 +77,6 @@ def test_rotary_angles_are_exact_at_far_positions():
     assert second[1].item() == pytest.approx(math.cos(100_000 / math.sqrt(7)), abs=1e-6)
 
 
-@pytest.mark.parametrize("position", [SinusoidalPosition(8, 4), RotaryPosition(8, 4)], ids=["sinusoidal", "rotary"])
-def test_tables_are_no_part_of_the_weights(position):
-    assert list(position.state_dict()) == []
-    assert list(position.parameters()) == []
-
-
 # What is added to the scores. `variants.attend_by_loops` knows neither of tinyformer nor of torch's kernels.
 
 
@@ -147,23 +139,3 @@ def test_shaws_vectors_of_clipped_distances_join_keys_and_values(name, causal):
         table = values.weight.detach().double().numpy()
         value = lambda i, j: table[row(i, j)]  # noqa: E731
     assert_loops(attention, score, causal, value=value)
-
-
-def test_rotary_begins_where_it_is_told():
-    x = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
-    position = RotaryPosition(16, 8)
-    whole = position.rotate(x)
-    assert torch.equal(position.rotate(x[:, :, 4:], 4), whole[:, :, 4:])
-
-
-@pytest.mark.parametrize("make", [LearnedPosition, SinusoidalPosition], ids=["learned", "sinusoidal"])
-def test_absolute_positions_begin_where_they_are_told(make):
-    x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
-    position = make(16, 8)
-    assert torch.equal(position(x[:, 4:], 4), position(x)[:, 4:])
-
-
-def test_shared_makes_one_position_for_all_layers():
-    one = Shared(partial(T5Position, 4))
-    assert one(head_dim=8) is one(head_dim=8)
-    assert Shared(partial(T5Position, 4))(head_dim=8) is not one(head_dim=8)

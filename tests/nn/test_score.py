@@ -7,13 +7,18 @@ import pytest
 import torch
 
 from nn.attention_cases import error
-from nn.own_score import Negative
 from nn.variants import attend_by_loops, gqa, make, prepared, projected, tokens
-from tinyformer.nn import BACKENDS, SCORES, Attention, AttentionMask, Scoring, attention_weights
-from tinyformer.nn.mask import Grid
-from tinyformer.nn.score import AdditiveScore, GeneralScore, LocalGaussian, softcap
+from tinyformer.nn import BACKENDS, SCORES, Attention, AttentionMask, ScaledDotScore, Scoring, attention_weights
+from tinyformer.nn.score import AdditiveScore, GeneralScore, softcap
 
 CAUSAL = AttentionMask(causal=True)
+
+
+class Negative(ScaledDotScore):
+    """A score function of the user's own: -qᵀk / √head_dim."""
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return -q
 
 
 def exact(name: str, **options) -> Attention:
@@ -102,21 +107,6 @@ def test_a_sink_by_hand():
         torch.testing.assert_close(out, torch.tensor([[[[7.0]]]]), msg=name)
 
 
-@pytest.mark.parametrize("mask", [AttentionMask(), CAUSAL], ids=["full", "causal"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
-def test_a_sink_is_one_more_column_of_the_softmax(backend, mask):
-    attention = exact("gqa+sink", backend=backend)
-    x = tokens(2, 9).double()
-    q, k, v = attention.project(x)
-    scores = q @ k.repeat_interleave(2, 1).mT * 8**-0.5
-    if mask.causal:
-        scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
-    column = attention.sink.view(1, 4, 1, 1).expand(2, 4, 9, 1)
-    weights = torch.cat([column, scores], dim=-1).softmax(-1)[..., 1:]
-    assert error(attention(x, mask), projected(weights @ v.repeat_interleave(2, 1), attention)) <= 1e-12
-    assert error(attention.weights(x, mask), weights) <= 1e-12
-
-
 # Local weights.
 
 
@@ -134,18 +124,6 @@ def test_the_local_gaussian_is_the_papers(causal, span):
 
     mask = AttentionMask(causal, window=4)
     assert_loops(attention, lambda h, q, k, i, j: 8**-0.5 * float(q @ k), mask, reweigh=reweigh)
-
-
-def test_the_local_gaussian_by_hand():
-    # With a vector of zeros the centre is the middle of the window of 5: two keys before the query, σ = 2.
-    gaussian = LocalGaussian(1, 2, 5)
-    with torch.no_grad():
-        gaussian.vector.zero_()
-    change = gaussian(torch.randn(1, 1, 1, 2), 6, (4, 0))
-    expected = [math.exp(-((j - 3) ** 2) / 8) for j in range(6)]
-    torch.testing.assert_close(
-        change(torch.ones(1, 1, 1, 6), Grid.of(1, 1, 1, 6, torch.device("cpu"))), torch.tensor([[[expected]]])
-    )
 
 
 # Windows over layers.

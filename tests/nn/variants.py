@@ -159,7 +159,6 @@ def attend_by_loops(
     score: Callable[[int, np.ndarray, np.ndarray, int, int], float],
     *,
     may_attend: Callable[[int, int], bool] = lambda i, j: True,
-    sink: np.ndarray | None = None,
     reweigh: Callable[[int, np.ndarray, int, int], float] | None = None,
     value: Callable[[int, int], np.ndarray] | None = None,
 ) -> Tensor:
@@ -173,7 +172,7 @@ def attend_by_loops(
             for i in range(seq):
                 seen = [j for j in range(k_seq) if may_attend(i, j)]
                 weights = {j: np.exp(score(h, queries[b, h, i], keys[b, h // group, j], i, j)) for j in seen}
-                total = sum(weights.values()) + (0.0 if sink is None else np.exp(sink[h]))
+                total = sum(weights.values())
                 for j in seen:
                     weight = weights[j] / total
                     if reweigh is not None:
