@@ -12,7 +12,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from matplotlib.image import imread
 from programs import ROOT, SMALL, Program
-from wandb_file import read_history, read_records
+from wandb_file import read_history
 
 from tinyformer.checkpoint import load_checkpoint
 
@@ -87,8 +87,6 @@ def pruned_heads(path: str | Path) -> list[list[int]]:
 def check_heads(program: Program, checkpoint: Path, sharing: str, results: dict) -> None:
     assert heads_in("heads") == EVERY_HEAD
     changes = numbers("heads", "change")
-    bounds = zip(numbers("heads", "low"), changes, numbers("heads", "high"), strict=True)
-    assert all(low <= change <= high for low, change, high in bounds)
     groups = {"gqa": ["0 1", "2 3"] * 2, "mqa": ["0 1 2 3"] * 2}.get(sharing)
     assert Path("evaluated/kv_groups.csv").exists() is (groups is not None)
     if groups:
@@ -124,8 +122,6 @@ def check_prune(program: Program, checkpoint: Path, sharing: str, results: dict)
 def check_residual(program: Program, checkpoint: Path, sharing: str, results: dict) -> None:
     assert len(table("residual")) == 2 * 2 * LAYERS
     assert len(table("rank")) == 4 * (LAYERS + 1)
-    row = table("residual")[5]
-    assert (row["layer"], row["sublayer"], row["removed"]) == ("1", "attention_residual", "branch")
     assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
     assert 0 < results["analysis/trained_without_skips/rank_distance"] <= 1
 
@@ -141,13 +137,9 @@ def check_maps(program: Program, checkpoint: Path, sharing: str, results: dict) 
 
 CHECKS = {name: globals()[f"check_{name}"] for name in ANALYSES}
 PICTURES = {"residual": ["rank", "token_cosine"]}
-CELLS = [
-    pytest.param(
-        sharing, analysis, marks=() if sharing == "gqa" else pytest.mark.slow if i == j else pytest.mark.nightly
-    )
-    for i, sharing in enumerate(("mha", "mqa", "mla", "gqa", "differential"))
-    for j, analysis in enumerate(ANALYSES)
-]
+OTHERS = (("mha", "heads"), ("mqa", "heads"), ("mla", "prune"), ("differential", "maps"))
+CELLS = [("gqa", analysis) for analysis in ANALYSES]
+CELLS += [pytest.param(*cell, marks=pytest.mark.slow) for cell in OTHERS]
 
 
 @pytest.mark.parametrize(("sharing", "analysis"), CELLS)
@@ -172,8 +164,6 @@ def test_a_run_started_from_a_pruned_checkpoint_keeps_its_heads_pruned(
     assert results["val/loss"] < before["val/loss"]
     assert results["num_parameters"] == before["num_parameters"]
     assert pruned_heads("next/checkpoints/last.ckpt") == heads
-    last = evaluate(program, "next/checkpoints/last.ckpt")
-    assert last["val/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
     pruned.unlink()  # the run does not need it any more
     resumed = program("train.py", "resume=next trainer.max_steps=32")
     assert resumed.code == 0, resumed.err
@@ -190,30 +180,6 @@ def test_a_pruned_checkpoint_stores_the_network_as_it_was_evaluated(
     path = Path("evaluated/pruned.ckpt").rename("pruned.ckpt")
     assert pruned_heads(path) in ([[0, 1]], [[1, 3]])
     assert evaluate(program, path)["val/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("analysis", "precision"), [("prune", "bf16-true"), ("heads", "bf16-mixed"), ("residual", "bf16-true")]
-)
-def test_the_loss_in_other_precisions(
-    program: Program, checkpoint_of: Checkpoints, analysis: str, precision: str
-) -> None:
-    settings = f"analysis={analysis} {ALL} trainer.precision={precision}"
-    results = evaluate(program, checkpoint_of("attention=gqa"), settings)
-    assert results["precision"] == precision
-    assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_other_texts_and_splits_are_analysed(program: Program, checkpoint_of: Checkpoints) -> None:
-    Path("other.txt").write_text("mice see the cat in line 5.\n" * 30)
-    checkpoint, losses = checkpoint_of("attention=gqa"), set()
-    for where, key in (("", "val"), ("split=test", "test"), ("data=text data.files=other.txt", "val")):
-        results = evaluate(program, checkpoint, f"analysis=heads {ALL}", where)
-        assert results["analysis/loss"] == pytest.approx(results[f"{key}/loss"], abs=1e-5)
-        losses.add(results["analysis/loss"])
-    assert len(losses) == 3
 
 
 @pytest.mark.slow
@@ -252,25 +218,14 @@ def test_a_mistake_leaves_no_results(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("analysis", ["heads", "maps"])
-def test_wandb_has_the_tables_pictures_and_pages(program: Program, checkpoint_of: Checkpoints, analysis: str) -> None:
-    results = evaluate(program, checkpoint_of("attention=gqa"), f"analysis={analysis} logger=wandb")
+def test_wandb_has_the_tables_pictures_and_pages(program: Program, checkpoint_of: Checkpoints) -> None:
+    evaluate(program, checkpoint_of("attention=gqa"), "analysis=maps logger=wandb")
     (file,) = Path("evaluated").glob("wandb/offline-run-*/run-*.wandb")
     (row,) = [row for row in read_history(file) if any(key.startswith("analysis/") for key in row)]
     files = file.parent / "files"
-    for path in Path("evaluated").glob("*.csv"):
-        if path.name == "metrics.csv":
-            continue
-        stored = json.loads((files / row[f"analysis/{path.stem}"]["path"]).read_text())
-        rows = table(path.stem)
-        assert stored["columns"] == list(rows[0])
-        shown = [["" if value is None else str(value) for value in values] for values in stored["data"]]
-        assert shown == [list(row.values()) for row in rows]
-    picture = row[f"analysis/{analysis}_figure"]
-    assert min(imread(files / picture["path"]).shape[:2]) > 100
-    if analysis == "maps":
-        assert 'id="atlas-data"' in (files / row["analysis/atlas"]["path"]).read_text(encoding="utf-8")
-    else:
-        summaries = [record.summary for record in read_records(file) if record.WhichOneof("record_type") == "summary"]
-        values = {item.key: item.value_json for summary in summaries for item in summary.update}
-        assert json.loads(values["analysis/loss"]) == pytest.approx(results["analysis/loss"])
+    stored, rows = json.loads((files / row["analysis/maps"]["path"]).read_text()), table("maps")
+    assert stored["columns"] == list(rows[0])
+    shown = [["" if value is None else str(value) for value in values] for values in stored["data"]]
+    assert shown == [list(row.values()) for row in rows]
+    assert min(imread(files / row["analysis/maps_figure"]["path"]).shape[:2]) > 100
+    assert 'id="atlas-data"' in (files / row["analysis/atlas"]["path"]).read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from programs import SMALL, Program
 
 DATA = (
@@ -31,16 +30,6 @@ def test_not_every_token_is_scored_so_that_there_are_no_bits_per_byte(program: P
     results = json.loads(Path("run/results.json").read_text())
     assert results["val/bits_per_byte"] is None
     assert 0 < results["val/num_tokens"] < 20 * 15 - 20 * 4  # not the first period of a sequence and one more token
-
-
-@pytest.mark.slow
-def test_a_model_of_text_is_scored_with_its_own_tokens(program: Program, book: Path) -> None:
-    results_of(program, "train.py", "run", SMALL, "data=text data.files=book.txt tokenizer=byte")
-    scored = results_of(program, "evaluate.py", "evaluated", f"checkpoint=run/checkpoints/last.ckpt {DATA}")
-    assert 0 <= scored["val/accuracy"] < 0.5
-    results_of(program, "train.py", "further", SMALL, DATA, "init_from=run/checkpoints/last.ckpt")
-    state = torch.load("further/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    assert state["network.encoder.token_embedding.weight"].shape[0] == 257
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from programs import SMALL, Program
-from wandb_file import read_history
 
 TINY = f"{SMALL} model.num_layers=1 callbacks.attention=null trainer.val_check_interval=2"
 MASKED = "task=masked_lm data=text data.files=book.txt tokenizer=byte"
@@ -131,26 +130,6 @@ def test_the_labels_of_the_test_split_do_not_influence_the_weights(program: Prog
 
 
 @pytest.mark.slow
-def test_lightnings_weight_averaging(program: Program, reviews: None) -> None:
-    averaged = "_target_=lightning.pytorch.callbacks.EMAWeightAveraging decay=0.5"
-    averaged = " ".join(f"+callbacks.averaged.{field}" for field in averaged.split())
-    settings = f"{TINY} {CLASSES} optimizer.lr=1e-2 schedule=wsd schedule.warmup_steps=0 schedule.decay_fraction=0"
-    for step in (1, 2):
-        ran(program, "train.py", settings, f"trainer.max_steps={step} hydra.run.dir=plain{step}")
-        ran(program, "train.py", settings, averaged, f"trainer.max_steps={step} hydra.run.dir=averaged{step}")
-    first, second = (weights_of(f"plain{step}/checkpoints/last.ckpt") for step in (1, 2))
-    average = weights_of("averaged2/checkpoints/last.ckpt")
-    name = "network.encoder.token_embedding.weight"
-    torch.testing.assert_close(average[name], (first[name] + second[name]) / 2)
-    # The average is validated, saved and tested; training continues from the weights themselves.
-    ran(program, "evaluate.py", "checkpoint=averaged2/checkpoints/last.ckpt hydra.run.dir=evaluated")
-    assert results_of("evaluated")["val/loss"] == pytest.approx(results_of("averaged2")["val/loss"], abs=1e-5)
-    ran(program, "train.py", "resume=averaged1 trainer.max_steps=2")
-    resumed = weights_of("averaged1/checkpoints/last.ckpt")
-    assert all(torch.equal(resumed[key], average[key]) for key in average)
-
-
-@pytest.mark.slow
 def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None, book: Path) -> None:
     ran(program, "train.py", TINY, MASKED, "hydra.run.dir=masked")
     ran(program, "train.py", TINY, MASKED.replace("masked_lm", "causal_lm"), "hydra.run.dir=causal")
@@ -169,21 +148,3 @@ def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None
     ran(program, "train.py", TINY, MASKED.replace("tokenizer=byte", ""), further)
     old, new = (weights_of(f"{run}/checkpoints/last.ckpt") for run in ("masked", "back"))
     torch.testing.assert_close(new["network.readout.proj.weight"], old["network.readout.proj.weight"])
-
-
-@pytest.mark.slow
-def test_a_classifier_is_logged_to_wandb_and_analysed(program: Program, reviews: None) -> None:
-    ran(program, "train.py", TINY, CLASSES, "logger=wandb hydra.run.dir=run")
-    (file,) = Path("run/wandb").glob("offline-run-*/run-*.wandb")
-    last = {key: value for row in read_history(file) for key, value in row.items()}
-    stored = json.loads((file.parent / "files" / last["analysis/worst_examples"]["path"]).read_text())
-    assert stored["columns"] == ["text", "label", "predicted", "probability_of_label"]
-    assert len(stored["data"]) == 24
-    assert "analysis/confusion" in last
-    assert "analysis/confusion_figure" in last
-    for analysis in ("heads", "maps"):
-        given = f"checkpoint=run/checkpoints/best.ckpt analysis={analysis} hydra.run.dir={analysis}"
-        ran(program, "evaluate.py", given, "callbacks.attention=null")
-    assert "per example" in ran(
-        program, "evaluate.py", "checkpoint=run/checkpoints/best.ckpt analysis=importance callbacks.attention=null"
-    )

@@ -9,7 +9,6 @@ import torch
 from analysis.subjects import SHARINGS, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import HeadAblation
 from tinyformer.analysis.ablation import MODES, ablated, head_changes, kv_groups, losses_without, mean_outputs
-from tinyformer.errors import ArgumentError
 from tinyformer.nn import prune_heads
 
 
@@ -89,26 +88,6 @@ def test_the_mode_chooses_what_replaces_a_head(mode):
     # The findings are those of the mode.
     table = columns_of(HeadAblation(mode, num_resamples=2)(subject, Path()).tables["heads"])
     assert table["loss"][6] == pytest.approx(found.mean)
-
-
-def test_resampling_needs_a_second_window():
-    subject = make_subject(loud_transformer(), num_windows=4, batch_size=3)
-    with pytest.raises(ArgumentError, match=r"^mode='resample': needs at least two windows .* mode='mean' works\.$"):
-        HeadAblation("resample")(subject, Path())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"mode": "nil"}, "mode='nil': must be one of zero, mean, resample."),
-        ({"num_windows": 0}, "num_windows=0: must be at least 1; num_windows=32 works."),
-        ({"num_resamples": 0}, "num_resamples=0: must be at least 1; num_resamples=1000 works."),
-    ],
-)
-def test_invalid_settings_are_refused(settings, message):
-    with pytest.raises(ArgumentError) as caught:
-        HeadAblation(**settings)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

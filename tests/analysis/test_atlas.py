@@ -23,11 +23,6 @@ def test_weights_are_stored_as_16_bit_integers(tmp_path, dtype):
         assert np.abs(levels / 65535 - weights.to(dtype).double().numpy()).max() <= HALF_STEP * 1.01
 
 
-def test_the_atlas_of_144_heads_is_small(tmp_path):
-    path = write_atlas(tmp_path / "atlas.html", random_maps([12] * 12, 64), ["a"] * 64, {})
-    assert path.stat().st_size < 5_000_000
-
-
 def test_invisible_characters_of_tokens_are_made_visible(tmp_path):
     tokens = [" ", "\n", "\t", "a b", "\x00", "\u202e", "\ud800", "", "é", "漢", "🙂", "·⏎"]
     data = stored(write_atlas(tmp_path / "atlas.html", random_maps([1], 12), tokens, {}))
@@ -39,10 +34,8 @@ WRONG = {
     "no head": ({"maps": [MAPS[0][:0]]}, "maps=[[0, 19, 19]]: must hold the map of at least one head."),
     "too few tokens": ({"tokens": TOKENS[1:]}, "maps[0]=[2, 19, 19]: must be maps of [18, 18] for 18 tokens."),
     "scores": ({"maps": [MAPS[0], MAPS[1] * 3, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),
-    "negative": ({"maps": [MAPS[0], MAPS[1] - 0.1, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),
     "nan": ({"maps": [MAPS[0], MAPS[1] * math.nan, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),
     "heads": ({"measures": {"m": [[1.0], [1.0] * 3, [1.0]]}}, "measures['m']=[1, 3, 1]: must have as many entries"),
-    "layers": ({"measures": {"m": [[1.0, 1.0]]}}, "measures['m']=[2]: must have as many entries"),
     "names": ({"names": NAMES[:2]}, "names=[2, 3]: must have as many entries per layer as maps, [2, 3, 1]."),
     "equal names": ({"names": [["0", "0"], *NAMES[1:]]}, "names[0]=['0', '0']: must be unique within a layer."),
 }

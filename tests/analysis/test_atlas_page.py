@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from browser import quiet_page
 from playwright.sync_api import expect
 
 from analysis.atlas_pages import (
@@ -33,9 +32,6 @@ def test_the_overview_shows_all_heads_in_the_chosen_order(atlas):
     assert shown_labels(atlas) == LABELS
     for index, weights in enumerate(HEADS):
         assert_colours(atlas.locator(".thumbnail canvas").nth(index), weights)
-    assert [row.locator("button").count() for row in atlas.locator(".layer").all()] == [2, 3, 1]
-    expect(atlas.get_by_role("button", name="layer 1 head 0b entropy 1.000")).to_be_visible()
-    expect(atlas.locator("#measure-description")).to_have_text("Of a row, in nats.")
     shown = {
         "entropy": ["2.500", "0.125", "1.000", "1.000", "0.000", "3.750"],
         "importance": ["−0.500", "not defined", "4.00e−4", "not defined", "−2.000", "1.23e+4"],
@@ -82,17 +78,10 @@ def test_a_head_shows_the_weights_at_the_pointer(atlas):
     atlas.get_by_role("button", name="Next").click()
     assert_colours(atlas.locator("#map"), MAPS[0][1])  # once: browsers warn about repeated reads of a canvas
     assert_shown(atlas, MAPS[0][1][:, 2], f"Token {token(2)} is attended to by", "queries")
-    # All weights of a token.
-    atlas.locator("#queries button").nth(3).hover()
-    assert len(shown_rows(atlas)) <= 4  # a causal map has no more
-    atlas.get_by_role("button", name="Show all 19").click()
-    rows = shown_rows(atlas)
-    assert [rows[key] for key in range(19)] == pytest.approx(MAPS[0][1][3].tolist(), abs=ROUNDING)
     # Measures with their rank among all heads.
     atlas.get_by_role("button", name="Next").click()
     rows = [row.inner_text().rstrip().split("\t") for row in atlas.locator("#measures tr").all()]
     assert [row[1:] for row in rows] == [["1.000", "3 of 6"], ["4.00e−4", "2 of 4"]]
-    assert rows[0][0].strip().split("\n") == ["entropy", "Of a row, in nats."]
 
 
 def focused(page):
@@ -106,19 +95,9 @@ def test_the_whole_page_works_by_keyboard(atlas):
         has_outline = atlas.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
         assert has_outline, focused(atlas)
 
-    def shown_weight():
-        return float(atlas.locator("#cell strong").inner_text())
-
     press("Tab", "Tab", "ArrowDown")
     expect(atlas.get_by_label("Measure", exact=True)).to_have_value("importance")
-    press("Tab", "ArrowDown", "ArrowDown")
-    expect(atlas.get_by_label("Order")).to_have_value("largest")
-    assert shown_labels(atlas) == [LABELS[head] for head in SORTED["importance", "largest"]]
-    atlas.keyboard.press("ArrowUp")
-    atlas.keyboard.press("ArrowUp")
-    press("Tab", "ArrowRight")
-    assert focused(atlas).startswith("layer 0 head 1")
-    press("ArrowDown")
+    press("Tab", "Tab", "ArrowRight", "ArrowDown")
     assert focused(atlas).startswith("layer 1 head 0b")
     press("ArrowDown")  # the last layer has one head only
     assert focused(atlas).startswith("layer 2 head 0")
@@ -132,17 +111,12 @@ def test_the_whole_page_works_by_keyboard(atlas):
     press("Tab", "Home", "ArrowDown", "ArrowDown")
     assert_shown(atlas, MAPS[1][1][2], f"Token {token(2)} attends to", "keys")
     press("Tab", "ArrowUp", "ArrowRight")
-    query, key = len(TOKENS) - 2, 1
-    assert shown_weight() == pytest.approx(MAPS[1][1][query, key].item(), abs=ROUNDING)
-    press("Shift+ArrowRight")
-    expect(atlas.locator("#head-title")).to_have_text("Layer 1 head 1")
-    assert shown_weight() == pytest.approx(MAPS[1][2][query, key].item(), abs=ROUNDING)
-    press("Shift+ArrowLeft", "Tab", "Enter")
+    shown = float(atlas.locator("#cell strong").inner_text())
+    assert shown == pytest.approx(MAPS[1][1][len(TOKENS) - 2, 1].item(), abs=ROUNDING)
+    press("Tab", "Enter")
     assert len(shown_rows(atlas)) == len(TOKENS)
     press("Escape")
     expect(atlas.get_by_role("button", name="layer 1 head 0b")).to_be_focused()
-    press("Shift+Tab")
-    expect(atlas.get_by_label("Order")).to_be_focused()
 
 
 def test_navigation_between_heads_and_in_the_history(atlas):
@@ -164,73 +138,22 @@ def test_navigation_between_heads_and_in_the_history(atlas):
     for label in [*order, order[0]]:
         expect(atlas.locator("#head-title")).to_have_text(label)
         atlas.get_by_role("button", name="Next").click()
-    atlas.get_by_role("button", name="Previous").click()
-    expect(atlas.locator("#head-title")).to_have_text(order[0])
-
-
-def test_links_open_a_head_or_the_overview(open_atlas):
-    page = open_atlas(names=NAMES, fragment="#layer-1-head-0b")
-    expect(page.locator("#head-title")).to_have_text("Layer 1 head 0b")
-    assert_colours(page.locator("#map"), MAPS[1][1])
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("button", name="layer 1 head 0b")).to_be_focused()
-    expect(open_atlas(fragment="#layer-9-head-9").locator("#overview")).to_be_visible()
 
 
 def test_small_models(open_atlas):
     page = open_atlas([torch.ones(1, 1, 1)], ["a"], {"entropy": [[0.0]]})
     expect(page.locator("#extent")).to_have_text("1 layer, 1 head, 1 token")
-    page.keyboard.press("Tab")
-    page.locator(".thumbnail").press("ArrowDown")
-    page.locator(".thumbnail").press("Enter")
+    page.locator(".thumbnail").click()
     assert shown_rows(page) == {0: 1.0}
     page.get_by_role("button", name="Next").click()
-    page.keyboard.press("Escape")
-    expect(page.locator(".thumbnail")).to_be_focused()
     # A layer whose heads are all pruned, and no measures.
     page = open_atlas([MAPS[0], MAPS[1][:0], MAPS[2]], measures={})
-    expect(page.locator("#extent")).to_have_text("3 layers, 3 heads, 19 tokens")
     assert shown_labels(page) == ["layer 0 head 0", "layer 0 head 1", "layer 2 head 0"]
     expect(page.get_by_label("Order")).to_be_hidden()
-    page.locator(".thumbnail").first.click()
-    expect(page.get_by_text("Measures of this head")).to_be_hidden()
     # A row without weights, as where a mask hides every key or a sink takes all attention.
     page = open_atlas([torch.zeros(1, 2, 2)], ["a", "b"], {})
     page.locator(".thumbnail").click()
     expect(page.locator("#sentence")).to_have_text(f"Token {token(1, 'ab')} attends to: no token.")
-
-
-@pytest.mark.slow
-@pytest.mark.timed
-def test_144_heads_respond_quickly(open_atlas):
-    page = open_atlas(random_maps([12] * 12, 64), [f"t{i}" for i in range(64)], {})
-    opened = page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
-    page.locator(".thumbnail").last.click()
-    hover = page.evaluate("""() => {
-        const start = performance.now();
-        for (const token of document.querySelectorAll(".token")) {
-            token.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
-            token.getBoundingClientRect(); // includes layout
-        }
-        return (performance.now() - start) / 128;
-    }""")
-    assert opened < 3000
-    assert hover < 40
-
-
-def test_the_page_works_in_a_sandboxed_frame(tmp_path, browser):
-    """As sites embed files of their users."""
-    write_atlas(tmp_path / "atlas.html", MAPS, TOKENS, MEASURES, NAMES)
-    (tmp_path / "outer.html").write_text('<iframe width="1200" height="800" sandbox="allow-scripts"></iframe>')
-    with quiet_page(browser) as page:
-        page.goto((tmp_path / "outer.html").as_uri())
-        page.evaluate("text => (document.querySelector('iframe').srcdoc = text)", (tmp_path / "atlas.html").read_text())
-        frame = page.frame_locator("iframe")
-        frame.locator(".thumbnail").nth(2).click()
-        frame.get_by_role("button", name="Next").click()
-        expect(frame.locator("#head-title")).to_have_text("Layer 1 head 0b")
-        frame.get_by_role("button", name="All heads").click()
-        expect(frame.get_by_role("button", name="layer 1 head 0b")).to_be_focused()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
@@ -258,23 +181,18 @@ def test_nothing_is_wider_than_a_small_screen(open_atlas):
     assert page.locator("#map").bounding_box()["width"] == 40 * 11
 
 
-HOSTILE = [
-    "</script><script>document.title='broken'</script>",
-    "<img src=x onerror=\"document.title='broken'\">",
+HOSTILE = ["</script><script>document.title='broken'</script>", "<img src=x onerror=\"document.title='broken'\">"]
+HOSTILE += [
     "<b>bold</b>",
     "<!--",
-    "]]>",
     "\"'`$title${1+1}",
     "&lt;&amp;",
     "👩‍🚀🙂",
     "שלום",
-    "سلام",
     "\u202egnorw",
     "\ud83d",
     "",
-    " ",
     "\r\n",
-    "internationalisation" * 4,
 ]
 
 
@@ -284,19 +202,13 @@ def test_hostile_tokens_names_and_titles_are_shown_as_text(open_atlas, tmp_path)
     maps = random_maps([1], len(HOSTILE))
     page = open_atlas(maps, HOSTILE, {name: [[1.0]]}, names=[["#<b> %"]], title=title, descriptions={name: name})
     assert page.title() == title
-    expect(page.get_by_role("heading", level=1)).to_have_text(title)
-    expect(page.locator("#measure-description")).to_have_text(name)
     assert page.locator("b, i, img").count() == 0
     page.locator(".thumbnail").click()
     expect(page.locator("#head-title")).to_have_text("Layer 0 head #<b> %")
     page.get_by_role("button", name="Show all").click()
     tokens = stored(tmp_path / "atlas.html")["tokens"]
-    assert tokens[:3] == [token.replace(" ", "␣") for token in HOSTILE[:3]]
     for place in ("#queries button", "#keys button", "#strip bdi"):
         assert page.locator(place).evaluate_all("all => all.map((one) => one.textContent)") == tokens
-    rows = page.locator("#weights bdi").evaluate_all("all => all.map((one) => one.textContent)")
-    assert sorted(rows) == sorted(tokens)
-    assert page.title() == f"layer 0 head #<b> % · {title}"
     page.reload()
     expect(page.locator("#head-title")).to_have_text("Layer 0 head #<b> %")
 

@@ -66,13 +66,6 @@ def test_each_head_has_its_layer_and_column():
     assert axes.yaxis_inverted()
 
 
-def test_colours_of_unsigned_values_begin_at_zero():
-    colours = mpl.colormaps["viridis"]
-    found = cells(head_grid([[0.5, 2.0]], names_of(2), "title"))
-    assert found[0, 0] == ("0.50", pytest.approx(colours(0.25)))
-    assert found[0, 1] == ("2.00", pytest.approx(colours(1.0)))
-
-
 def test_pruned_heads_leave_gaps():
     figure = head_grid([[0.1, 0.2], [0.3, 0.4, 0.5]], [["0", "10"], ["0", "2", "10"]], "title")
     assert {at: text for at, (text, _) in cells(figure).items()} == {
@@ -90,22 +83,13 @@ def test_pruned_heads_leave_gaps():
     [
         ([0.0201, -0.0000342], ["0.0201", "0.0000"]),
         ([12345.6, -1.0], ["12346", "-1"]),
-        ([-2.5, 0.004], ["-2.50", "0.00"]),
         ([1.25e-7, -1e-9], ["1.2e-07", "-1.0e-09"]),
-        ([0.0, 0.0], ["0.00", "0.00"]),
         ([0.5, float("nan")], ["0.500", "nan"]),
     ],
 )
 def test_numbers_have_the_precision_of_the_largest(values, shown):
     figure = head_grid([values], names_of(2), "title", diverging=True)
     assert [text for text, _ in cells(figure).values()] == shown
-
-
-def test_numbers_contrast_with_their_colour():
-    figure = head_grid([[x / 10 for x in range(-10, 11)]], names_of(21), "title", diverging=True)
-    for text, patch in zip(figure.axes[0].texts, figure.axes[0].patches, strict=False):
-        light = sum(a * b for a, b in zip(patch.get_facecolor(), (0.299, 0.587, 0.114), strict=False))
-        assert abs(light - (text.get_color() == "white")) >= 0.5
 
 
 @pytest.mark.parametrize(
@@ -148,20 +132,3 @@ def test_lines_have_the_values_and_names():
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("depth", "nats", "linear")
     check_readable(figure)
     assert lines({"one": ([0, 1], [1.0, 2.0])}, "title", "x", "y").axes[0].get_legend() is None
-
-
-@pytest.mark.parametrize("last", [0.93, 1e-3, 1.7e-6])
-def test_a_logarithmic_axis_is_legible(last):
-    series = {
-        f"{model}, {how} skips": (range(25), [last ** (depth / 24 if how == "without" else 0) for depth in range(25)])
-        for model in ("trained", "untrained")
-        for how in ("with", "without")
-    }
-    figure = lines(
-        series, "Distance of the residual stream from rank 1 (0: all tokens have the same vector)", "layers", "y", "log"
-    )
-    axes = figure.axes[0]
-    assert axes.get_yscale() == "log"
-    check_readable(figure)
-    numbers = [text.get_text() for text in drawn(figure) if text in axes.get_yticklabels(which="both")]
-    assert len(numbers) >= 2

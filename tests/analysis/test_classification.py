@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from nn.model_cases import make_encoder, make_transformer, token_ids
+from nn.model_cases import make_encoder, token_ids
 
-from tinyformer.analysis import Findings, analyse_predictions
-from tinyformer.analysis.classification import NUM_WORST, classification_findings
+from tinyformer.analysis import analyse_predictions
+from tinyformer.analysis.classification import classification_findings
 from tinyformer.data import LabelledSplit
 from tinyformer.nn import ClassReadout, Transformer
-from tinyformer.tasks import CausalLM, Classification
+from tinyformer.tasks import Classification
 
 LABELS = ["bad", "good", "so-so"]
 
@@ -36,12 +36,6 @@ def test_the_confusion_matrix_and_the_worst_examples_by_hand():
     assert [tuple(row) for row in rows[:3]] == [(*row[:3], pytest.approx(row[3])) for row in expected]
 
 
-def test_only_the_worst_examples_are_listed():
-    probabilities = torch.full((NUM_WORST + 9, 3), 1 / 3)
-    found = classification_findings(probabilities, torch.zeros(NUM_WORST + 9).long(), ["a"] * (NUM_WORST + 9), LABELS)
-    assert len(found.tables["worst_examples"][1]) == NUM_WORST
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_predictions_are_made_without_dropout_and_matched_to_their_texts(training):
     torch.manual_seed(0)
@@ -59,7 +53,3 @@ def test_predictions_are_made_without_dropout_and_matched_to_their_texts(trainin
     named = [dict(zip(columns, row, strict=True)) for row in found]
     assert {row["text"]: row["probability_of_label"] for row in named} == pytest.approx(expected, abs=1e-4)
     assert [row["label"] for row in named] == [LABELS[truth[int(row["text"].split()[1])]] for row in named]
-
-
-def test_other_tasks_have_no_findings_about_predictions():
-    assert analyse_predictions(CausalLM(), make_transformer(), iter(()), None) == Findings()

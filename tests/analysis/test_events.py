@@ -4,8 +4,6 @@ import json
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tinyformer.analysis import Event, EventDetector, Trait, head_traits
 
@@ -46,16 +44,6 @@ def test_traits_begin_at_the_threshold_and_end_behind_it(trait, series, events):
     assert events_of(trait, series) == events
 
 
-@given(st.lists(st.floats(0, 1)), st.floats(0, 0.9))
-def test_begin_and_end_alternate(series, hysteresis):
-    found = [event for _, event in events_of(HIGH, [0.0, *series], hysteresis)]
-    assert found == ["came", "went"] * (len(found) // 2) + ["came"] * (len(found) % 2)
-
-
-def test_without_hysteresis_each_crossing_is_an_event():
-    assert events_of(HIGH, [0.1, 0.5, 0.39, 0.4], hysteresis=0.0) == [(1, "came"), (2, "went"), (3, "came")]
-
-
 def two_layers(induction, first_token, entropy_share):
     return {"induction": induction, "first_token": first_token, "entropy_share": entropy_share}
 
@@ -81,15 +69,6 @@ def test_heads_layers_and_traits_are_independent():
         "layer 1 head 3 is no longer an induction head at step 500",
     ]
     assert detector.events == found + after
-
-
-@pytest.mark.parametrize(("head", "name"), [("00", "0"), ("07", "7"), ("12", "12"), ("100", "100"), ("10b", "10b")])
-def test_heads_are_named_without_a_leading_zero(head, name):
-    assert f"head {name} " in str(Event(1, 0, head, "came", "induction", 0.5))
-
-
-def test_a_missing_measure_causes_no_event():
-    assert EventDetector({"it": HIGH}, 0.2).observe(1, [["00"]], {"entropy": [[1.0]]}) == []
 
 
 def test_a_saved_state_continues():

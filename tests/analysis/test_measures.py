@@ -1,23 +1,12 @@
 """Measures of heads, against values computed by hand."""
 
-import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from nn.model_cases import make_transformer, token_ids
 
 from tinyformer.analysis import MEASURES, PATTERNS, capture_attention, measure_layers, repeated_tokens
-from tinyformer.analysis.measures import (
-    distance,
-    entropy_share,
-    induction,
-    near,
-    previous_token,
-    self_attention,
-)
 from tinyformer.nn import AttentionMaps, AttentionMask, Cache
 
 ALL = MEASURES | PATTERNS
@@ -79,34 +68,6 @@ def test_measures_by_hand(name, three, offset):
     assert measure(name, OFFSET, [2, 3]) == pytest.approx(offset, rel=1e-6, nan_ok=True)
 
 
-def test_every_measure_is_computed_by_hand():
-    [marked] = [mark for mark in test_measures_by_hand.pytestmark if mark.name == "parametrize"]
-    assert [case[0] for case in marked.args[1]] == list(ALL)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("distance", (0 + 0.25 * 2 + 0.25) / 2),
-        ("previous_token", 0.25),
-        ("self", (1 + 0.5) / 2),
-        ("first_token", (1 + 0.25) / 2),
-        ("entropy", (0 + nats(0.25, 0.25, 0.5)) / 2),
-        ("entropy_share", nats(0.25, 0.25, 0.5) / math.log(3)),
-    ],
-)
-def test_chosen_rows_keep_their_positions(name, expected):
-    assert measure(name, THREE[[0, 2]], [0, 2]) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("of", [distance, previous_token, self_attention, near])
-def test_rows_are_the_last_positions_by_default(of):
-    weights = random_maps(seq=20)[0].weights[:, :, 15:]
-    rows = torch.arange(15, 20)
-    assert torch.equal(of(weights), of(weights, rows))
-    assert not torch.allclose(of(weights), of(weights, rows - 5))
-
-
 def test_repeated_tokens():
     state = torch.get_rng_state()
     tokens = repeated_tokens(40, 5, period=30)
@@ -125,42 +86,6 @@ def test_repeated_tokens():
         assert torch.equal(row[:10], row[10:])
 
 
-# Laws of all weights.
-
-FEW = settings(max_examples=25)
-SEEDS, SEQS, CAUSAL = st.integers(0, 1000), st.integers(2, 12), st.booleans()
-
-
-@FEW
-@given(seed=SEEDS, seq=SEQS, causal=CAUSAL, sink=st.floats(0.01, 1))
-def test_values_stay_in_their_range(seed, seq, causal, sink):
-    maps, _ = random_maps(seed, seq=seq, causal=causal)
-    weights, rows = maps.weights, torch.arange(seq)
-    values = {name: m.compute(maps, rows, torch.zeros(2, seq, dtype=torch.long)) for name, m in ALL.items()}
-    tiny = 1e-12
-    for name in ("entropy_share", "first_token", "previous_token", "self", "near", "induction", "similarity"):
-        assert ((values[name] >= 0) & (values[name] <= 1 + tiny)).all(), name
-    assert ((values["entropy"] > 0) & (values["entropy"] < math.log(seq))).all()
-    assert ((values["distance"] > 0) & (values["distance"] < seq)).all()
-    assert ((values["rank"] >= 1 - tiny) & (values["rank"] <= seq + tiny)).all()
-    # A sink does not change the share.
-    torch.testing.assert_close(entropy_share(weights * sink, maps.logits), values["entropy_share"])
-
-
-@FEW
-@given(seed=SEEDS, seq=SEQS, causal=CAUSAL)
-def test_shares_add_up_to_one_at_most(seed, seq, causal):
-    maps, _ = random_maps(seed, seq=seq, causal=causal)
-    weights, rows = maps.weights[:, :, 1:], torch.arange(1, seq)
-    close = near(weights, rows, reach=1)
-    assert (self_attention(weights, rows) + previous_token(weights, rows) <= close + 1e-12).all()
-    by_reach = [near(weights, rows, reach) for reach in range(seq)]
-    assert all((wider >= narrow).all() for narrow, wider in itertools.pairwise(by_reach))
-    torch.testing.assert_close(by_reach[-1], torch.ones(3, dtype=torch.float64))
-    # Σ w d = Σ_r (share beyond r).
-    torch.testing.assert_close(distance(weights, rows), sum(1 - share for share in by_reach))
-
-
 @pytest.mark.parametrize("name", [name for name in ALL if name != "similarity"])
 def test_heads_are_independent_and_the_batch_is_averaged(name):
     maps, tokens = random_maps(batch=3, heads=4)
@@ -174,20 +99,6 @@ def test_heads_are_independent_and_the_batch_is_averaged(name):
 
 
 # Captured maps.
-
-
-def test_measures_of_the_layers_of_a_model():
-    network, tokens = make_transformer(), token_ids(vocab_size=6)
-    with capture_attention(network, rows=5) as maps, torch.no_grad():
-        network(tokens, AttentionMask(causal=True))
-    found = measure_layers(ALL, maps, tokens)
-    assert list(found) == list(ALL)
-    for name, layers in found.items():
-        assert [len(heads) for heads in layers] == [4, 4]
-        for layer, heads in zip(maps.layers, layers, strict=True):
-            assert heads == ALL[name].compute(layer, maps.rows, tokens).tolist()
-    assert found["distance"][1] == distance(maps[1], maps.rows).tolist()
-    assert found["induction"][0] == induction(maps[0], tokens, maps.rows).tolist()
 
 
 @torch.no_grad()

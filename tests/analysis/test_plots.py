@@ -7,8 +7,7 @@ import torch
 from matplotlib.image import imread
 
 from tinyformer.analysis import MEANINGS, head_maps, measure_maps, save_png
-from tinyformer.analysis.picture import COLOURS, WHITE, palette
-from tinyformer.data import ByteTokenizer
+from tinyformer.analysis.picture import COLOURS, WHITE
 
 UNUSUAL = [
     ["$", "$$", "a$b$c", "$\\frac{", "\\$", "_", "__init__", "a_{b}", "^", "{", "}"],
@@ -62,7 +61,6 @@ def test_maps_are_large_enough_and_labels_are_legible(layers, heads, seq, token)
     assert height >= layers * 100
     captions = [text for text in texts(picture) if text.startswith("layer")]
     assert captions == [f"layer {i} head {j}" for i in range(layers) for j in range(heads)]
-    assert len(texts(picture)) == layers * heads + layers * seq + heads * seq + 1
     require_readable(picture)
 
 
@@ -121,25 +119,6 @@ def test_unusual_tokens_are_drawn_without_warnings(tokens):
     require_readable(head_maps(uniform(1, 2, len(tokens)), tokens, "after $5 a_b"))
 
 
-def test_all_byte_tokens_are_drawn():
-    tokens = ByteTokenizer().build([]).token_strings(range(257))
-    for start in range(0, 257, 64):
-        part = tokens[start : start + 64]
-        head_maps(uniform(1, 1, len(part)), part, "bytes").image()
-
-
-def test_letters_are_dark_on_white_and_differ():
-    shapes = set()
-    for token in "abc":
-        picture = head_maps(uniform(1, 1, 1), [token], "title")
-        label = labelled(picture, token)[0]
-        ink = pixels(picture)[label.top : label.bottom, label.left : label.right]
-        assert ink.min() < 0.3
-        assert ink.max() == 1.0
-        shapes.add(ink.tobytes())
-    assert len(shapes) == 3
-
-
 # Measures.
 
 
@@ -155,12 +134,9 @@ def numbers(names, scale=1.0):
 @pytest.mark.parametrize(
     "names",
     [names_of(1, 1), names_of(12, 12), names_of(6, 6, "ab"), names_of(30, 2)],
-    ids=["1x1", "12x12", "6x6-differential", "30x2"],
 )
 def test_labels_of_measures_are_legible(names):
     picture = measure_maps(numbers(names, 900.0), MEANINGS, names, "measures of each head after 2000 steps")
-    captions = [label for label in picture.labels if label.text in [*MEANINGS, *MEANINGS.values()]]
-    assert len(captions) == 2 * len(MEANINGS)
     cells = len(MEANINGS) * len(names) * len(names[0])
     assert len(picture.labels) == cells + len(MEANINGS) * (2 + len(names) + 1 + len(names[0])) + 1
     assert picture.pixels.shape[1] < 4 * picture.pixels.shape[0]
@@ -184,14 +160,6 @@ def test_colours_run_from_the_minimum_to_the_maximum():
     assert labels["1.00"].top < labels["3.00"].top == labelled(picture, "layer 1")[0].top
     (head,) = labelled(picture, "01")
     assert head.left + head.right == pytest.approx(labels["2.00"].left + labels["2.00"].right, abs=2)
-
-
-def test_values_contrast_with_their_cell():
-    picture = measure_maps({"a": [[0.0, 1.0]]}, {"a": "b"}, names_of(1, 2), "title")
-    for value, brightness in {"0.00": 1.0, "1.00": 0.0}.items():
-        label = cell_of(picture, value)[1]
-        inked = palette()[picture.pixels[label.top : label.bottom, label.left : label.right]].reshape(-1, 3) / 255
-        assert (inked == brightness).all(axis=1).any()
 
 
 def test_pruned_heads_and_undefined_values_are_white_and_equal_values_have_one_colour():

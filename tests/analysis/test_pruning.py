@@ -6,8 +6,6 @@ from nn.model_cases import make_encoder, token_ids
 
 from analysis.subjects import CAUSAL, SHARINGS, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import HeadPruning
-from tinyformer.analysis.ablation import head_changes
-from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.pruning import ORDERS, gated, pruning_order
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
 from tinyformer.errors import ArgumentError
@@ -33,15 +31,6 @@ def test_heads_are_ordered_by_score_and_each_layer_keeps_its_best():
     assert pruning_order(make_subject(network), [-9.0, 2.0, 1.0, 4.0, 3.0]) == [(1, 1), (1, 0), (1, 3)]
 
 
-def test_the_scores_of_each_order():
-    subject = make_subject(loud_transformer())
-    assert ORDERS["importance"](subject, 0) == head_importance(subject)
-    assert ORDERS["oracle"](subject, 0) == head_changes(subject)
-    drawn = [ORDERS["random"](subject, seed) for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert len(set(drawn[0])) == 8
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_curve_is_the_loss_without_the_first_heads(tmp_path, order):
     subject, found = prune(loud_transformer(num_kv_heads=2), tmp_path, fraction=0.4, order=order, seed=3)
@@ -57,11 +46,6 @@ def test_the_curve_is_the_loss_without_the_first_heads(tmp_path, order):
     names = ", ".join(f"[{layer},{head}]" for layer, head in sorted(ranked[:3]))
     assert found.lines["pruned"] == f"3 of 8 heads, by {order}: {names}"
     assert HeadPruning(order=order).needs_gradient is (order == "importance")
-
-
-def test_the_curve_of_many_heads_has_few_points(tmp_path):
-    _, found = prune(loud_transformer(num_heads=16, d_model=32), tmp_path, fraction=0.19, order="random")
-    assert columns_of(found.tables["prune"])["pruned"] == (0, 2, 4, 6, 8, 9, 11, 13, 15, 17, 19, 21, 22, 24, 26, 28, 30)
 
 
 @pytest.mark.parametrize("num_kv_heads", SHARINGS.values(), ids=SHARINGS)
@@ -117,8 +101,6 @@ def test_a_pruned_model_can_be_pruned_further(tmp_path):
     [
         ({"order": "nil"}, "order='nil': must be one of importance, oracle, random."),
         ({"fraction": 0}, "fraction=0: must lie between 0 and 1; fraction=0.4 works."),
-        ({"fraction": 1}, "fraction=1: must lie between 0 and 1; fraction=0.4 works."),
-        ({"num_windows": 0}, "num_windows=0: must be at least 1; num_windows=32 works."),
         ({"fraction": 0.9}, "fraction=0.9: is 7 of 8 heads; from 1 to 6 can be pruned"),
         ({"num_heads": 1}, "fraction=0.4: no head can be pruned"),
     ],
@@ -129,11 +111,3 @@ def test_invalid_settings_are_refused(tmp_path, settings, message):
         prune(loud_transformer(**model), tmp_path, **settings)
     assert str(caught.value).startswith(message)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("fraction", "works", "count"), [(0.99, 0.75, 6), (0.01, 0.125, 1)])
-def test_the_fraction_that_the_error_suggests_works(tmp_path, fraction, works, count):
-    with pytest.raises(ArgumentError, match=f"fraction={works} works"):
-        prune(loud_transformer(), tmp_path, fraction=fraction)
-    _, found = prune(loud_transformer(), tmp_path, fraction=works)
-    assert found.scalars["analysis/num_pruned"] == count

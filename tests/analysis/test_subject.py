@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from nn.model_cases import make_transformer
 
 from analysis.subjects import loud_transformer, make_subject, windows_of
-from tinyformer.analysis.subject import Change, Losses, by_layer, fullest, head_pairs
+from tinyformer.analysis.subject import Losses, fullest
 from tinyformer.batch import IGNORED
-from tinyformer.nn import prune_heads
 
 
 def losses(nats, targets):
@@ -50,23 +48,6 @@ def test_the_interval_is_the_bootstrap_of_numpy():
     assert [change.low, change.high] == pytest.approx(expected, abs=0.04 * np.ptp(expected))
     assert change.low < change.mean < change.high
     assert after.change_from(before, 50) == after.change_from(before, 50) != after.change_from(before, 50, seed=1)
-
-
-def test_equal_changes_of_all_windows_have_no_interval():
-    change = losses([3.0, 6.0, 9.0], [1, 2, 3]).change_from(losses([2.0, 4.0, 6.0], [1, 2, 3]), 100)
-    assert (change.low, change.high) == pytest.approx((1.0, 1.0))
-
-
-def test_a_change_is_printed_with_sign_and_interval():
-    assert str(Change(0.01234, -0.00004, 0.5)) == "+0.0123 [-0.0000, +0.5000]"
-
-
-def test_heads_are_enumerated_layer_by_layer():
-    network = make_transformer(num_layers=2)
-    prune_heads(network.attentions()[0], [0, 2])
-    layers = network.attentions()
-    assert head_pairs(layers) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)]
-    assert by_layer(layers, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == [[1.0, 2.0], [3.0, 4.0, 5.0, 6.0]]
 
 
 def test_the_fullest_rows_have_no_padding():

@@ -43,16 +43,6 @@ def test_a_stream_has_one_eos_before_each_document(tmp_path):
     assert split.ids.dtype == np.uint16
 
 
-def test_the_tokenizer_is_built_on_the_training_split_whatever_the_order(tmp_path):
-    source = Texts()
-    source.splits = {"test": ["tt"], "train": ["a" * 9], "validation": ["avv"]}
-    prepared = TextRecipe(source, CharTokenizer(), max_tokens=5).prepare(tmp_path)
-    assert prepared.tokenizer.token_strings(range(prepared.tokenizer.vocab_size)) == ["<unk>", "<eos>", "a"]
-    counts = {name: (split.num_tokens, split.num_unknown) for name, split in prepared.splits.items()}
-    assert counts == {"train": (5, 0), "validation": (3, 2), "test": (2, 2)}
-    assert prepared.own_validation
-
-
 def test_a_second_call_opens_what_the_first_built(tmp_path):
     source = Texts("some text" * 100)
     first, second = (TextRecipe(source, CharTokenizer(), 0.1).prepare(tmp_path) for _ in range(2))
@@ -102,16 +92,6 @@ def test_max_tokens_are_reached_although_a_part_is_held_out(tmp_path):
     splits = recipe.prepare(tmp_path).splits
     assert splits["train"].num_tokens == 503
     assert sum(split.num_documents for split in splits.values()) < 200  # not all of the source was read
-
-
-def test_whole_is_one_split_of_all_documents_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "_BATCH", 100)
-    texts = ["x" * length for length in (1, 99, 250, 3, 0, 100, 7)]
-    recipe = TextRecipe(Texts(*texts, validation=["c"], test=["de"]), ByteTokenizer(), whole=True)
-    splits = recipe.prepare(tmp_path).splits
-    assert set(splits) == {"all"}
-    assert np.diff(splits["all"].offsets).tolist() == [2, 100, 251, 4, 101, 8, 2, 3]
-    assert splits["all"].ids[-3:].tolist() == [256, *b"de"]
 
 
 def test_a_damaged_folder_is_built_again(tmp_path):

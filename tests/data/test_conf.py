@@ -6,8 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-import tinyformer.data
-from tinyformer.data import InductionDataModule, LabelledDataModule, LabelledSource, TextDataModule
+from tinyformer.data import LabelledDataModule, LabelledSource, TextDataModule
 
 CONF = Path(__file__).parents[2] / "conf"
 REQUIRED = {"text": ["data.files=[a.txt,b.txt]"], "hub": ["data.path=owner/name"], "file": ["tokenizer.path=t.json"]}
@@ -40,19 +39,6 @@ def test_every_choice_of_data_builds_its_source_and_modules(build):
         examples = instantiate(config.data.examples, _convert_="all")
         assert isinstance(examples, LabelledDataModule)
         assert (examples.seq_len, examples.batch_size, examples.seed) == (64, config.data.batch_size, 3)
-
-
-def test_every_choice_of_tokenizer_builds_a_recipe(build):
-    for choice in choices("tokenizer"):
-        recipe = instantiate(build("tokenizer", choice).tokenizer)
-        assert isinstance(recipe, tinyformer.data.TokenizerRecipe)
-
-
-def test_induction_has_none_of_the_settings_of_text(build):
-    config = build("data", "induction", *RUN)
-    assert isinstance(instantiate(config.data.module), InductionDataModule)
-    assert {*build("data", "_shared").data} & {*config.data} == {"batch_size", "num_workers", "module", "examples"}
-    assert config.data.examples is None
 
 
 def test_sst2_reads_local_files_in_place_of_the_hub(build, tmp_path):

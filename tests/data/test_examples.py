@@ -30,12 +30,6 @@ def rows_of(batches):
     return [batch["rows"].tolist() for batch in batches]
 
 
-def padding(batches):
-    """The share of the positions that are padding."""
-    batches = list(batches)
-    return 1 - sum(int(b["lengths"].sum()) for b in batches) / sum(b["inputs"].numel() for b in batches)
-
-
 def test_a_batch_is_padded_to_its_longest_example():
     batch = Examples(labelled([3, 1, 5])).__getitems__([2, 1, 0])
     eos = TOKENIZER.eos_id
@@ -89,32 +83,12 @@ def test_ranks_share_an_epoch_and_every_example_comes_once(texts, batch_size, wo
         assert sorted(chain.from_iterable(chain.from_iterable(epoch))) == list(range(len(texts)))
 
 
-def lengths_like_reviews(number=6920):
-    """Lengths like those of SST-2's sentences in tokens: 2 to 84, half of them up to 25."""
-    generator = np.random.default_rng(0)
-    return np.clip(generator.lognormal(3.2, 0.5, number), 2, 84).astype(int).tolist()
-
-
-@pytest.mark.parametrize(("batch_size", "most"), [(32, 0.05), (64, 0.1)])
-def test_little_is_padding(batch_size, most):
-    split = labelled(lengths_like_reviews())
-    grouped = padding(ExampleLoader(split, batch_size))
-    shuffled = np.random.default_rng(0).permutation(split.num_documents).reshape(-1, 40)
-    ungrouped = padding(Examples(split).__getitems__(batch.tolist()) for batch in shuffled)
-    assert grouped < most
-    assert ungrouped > 0.5
-    evaluation = EvaluationBatches(split, batch_size)
-    assert padding(evaluation[i] for i in range(len(evaluation))) < most
-
-
 def test_epochs_differ_in_batches_and_a_seed_repeats_them():
-    split = labelled(lengths_like_reviews(200))
+    split = labelled(np.random.default_rng(0).integers(2, 84, 200).tolist())
     loader = ExampleLoader(split, 8, seed=1)
     epochs = [rows_of(loader) for _ in range(3)]
     assert len({frozenset(map(frozenset, epoch)) for epoch in epochs}) == 3  # other batches, not only another order
     assert epochs[0] == rows_of(ExampleLoader(split, 8, seed=1)) != rows_of(ExampleLoader(split, 8, seed=2))
-    lengths = [np.diff(split.offsets)[batch].mean() for batch in epochs[0]]
-    assert lengths != sorted(lengths)
 
 
 @settings(max_examples=40, deadline=None)
@@ -149,7 +123,6 @@ def test_the_given_share_of_tokens_is_dropped_and_never_the_first(dropout):
     share = np.array([row[1:] for row in rows])
     deviation = np.sqrt(dropout * (1 - dropout))
     assert share.mean() == pytest.approx(dropout, abs=5 * deviation / np.sqrt(share.size))
-    assert np.abs(share.mean(axis=0) - dropout).max() < 5 * deviation / np.sqrt(1000)
     assert share.mean(axis=1).std() == pytest.approx(deviation / np.sqrt(49), rel=0.2)
     assert np.corrcoef(share[:, 1:].ravel(), share[:, :-1].ravel())[0, 1] == pytest.approx(0, abs=0.03)
 
@@ -172,12 +145,3 @@ def test_two_epochs_drop_different_tokens():
         batches = {int(row): ids for batch in loader for row, ids in zip(batch["rows"], batch["inputs"], strict=True)}
         tokens.append(torch.stack([batches[row] for row in range(40)]) == TOKENIZER.mask_id)
     assert (tokens[0] != tokens[1]).double().mean() == pytest.approx(0.5, abs=0.1)
-
-
-def test_a_split_counts_its_classes_and_shows_its_texts():
-    ids = np.array([256, *b"ab", 256, 256, *"é".encode(), 256, *b"c"], np.uint16)
-    split = LabelledSplit(ids, np.array([0, 3, 4, 9]), np.array([1, 1, -1]), ["x", "y"], TOKENIZER, 5, 0, 0)
-    assert [split.text(row) for row in range(3)] == ["ab", "", "é<eos>c"]
-    assert split.label_counts == {"x": 0, "y": 2}
-    assert split.majority_share == pytest.approx(2 / 3)
-    assert (split.num_documents, split.num_tokens, split.num_targets) == (3, 9, 9)

@@ -14,7 +14,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer
 
 from tinyformer.data import ByteTokenizer, HubDataset, hub
-from tinyformer.data.hub_dataset import join_rows, take_characters
+from tinyformer.data.hub_dataset import join_rows
 
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 20
 ARTICLES = [f" = Title {i} = \n \n Some text about {i} . \n = = Section = = \n x = 1 = y \n" for i in range(6)]
@@ -110,9 +110,7 @@ def test_text_is_downloaded_and_joined(run):
             splits(path="owner/play", revision="refs/convert/parquet", rejoin_splits=True),
             HubTokenizer("owner/model").build([]).encode("hé"),
             sentence(lambda: splits(path="owner/none")),
-            sentence(lambda: splits(path="owner/large", name="other")),
             sentence(lambda: splits(path="owner/large", text_column="body")),
-            sentence(lambda: HubTokenizer("owner/none").key()),
             sentence(lambda: HubTokenizer("owner/bare").key()),
         ]
     """
@@ -124,9 +122,7 @@ def test_text_is_downloaded_and_joined(run):
     assert ids == [0x68, 0xC3, 0xA9]
     beginnings = [
         "path='owner/none': this dataset does not exist on the Hub, or is private; check the name at https:",
-        "name='other': owner/large: BuilderConfig 'other' not found",
         "text_column='body': owner/large has no such column; it has id, text.",
-        "path='owner/none': this model does not exist on the Hub",
         "path='owner/bare': this repository has no tokenizer.json; path='openai-community/gpt2' works.",
     ]
     assert [said[: len(start)] for said, start in zip(sentences, beginnings, strict=True)] == beginnings
@@ -212,10 +208,3 @@ def test_rows_are_joined_where_a_document_starts():
     assert list(join_rows(LINES, TITLE)) == ARTICLES
     assert list(join_rows(["preface", *LINES], TITLE)) == ["preface", *ARTICLES]
     assert list(join_rows(LINES, None)) == LINES
-
-
-def test_taking_characters_stops_at_the_document_that_reaches_them():
-    read = []
-    texts = (read.append(text) or text for text in ["abc", "de", "f", "g"])
-    assert list(take_characters(texts, 4)) == read == ["abc", "de"]
-    assert list(take_characters(["a", "b"], None)) == ["a", "b"]

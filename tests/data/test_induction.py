@@ -1,13 +1,10 @@
 """Sequences that repeat a block: how they are drawn, what is scored, and which strategy predicts it."""
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.data import IGNORED, BPETokenizer, ByteTokenizer, CharTokenizer, InductionDataModule
-from tinyformer.tasks import CausalLM
+from tinyformer.data import IGNORED, ByteTokenizer, InductionDataModule
 
 SETTINGS = {"seq_len": 40, "max_seq_len": 64, "batch_size": 8, "num_symbols": 16, "min_period": 6, "max_period": 12}
 SETTINGS |= {"num_sequences": 100, "num_validation_sequences": 50}
@@ -30,41 +27,6 @@ def period_of(symbols):
     return symbols.index(symbols[0], 1)
 
 
-class Copier(torch.nn.Module):
-    """Predicts the token at `places(tokens)`."""
-
-    def __init__(self, places, vocab_size):
-        super().__init__()
-        self.places, self.vocab_size = places, vocab_size
-
-    def forward(self, tokens, mask):
-        copied = tokens.gather(1, self.places(tokens).clamp(min=0))
-        return torch.nn.functional.one_hot(copied, self.vocab_size).float() * 20
-
-
-def after_the_previous_occurrence(tokens):
-    """The place after the latest earlier occurrence of each token; 0 where there is none."""
-    n = tokens.shape[1]
-    earlier = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
-    return torch.where(earlier.any(-1), (earlier * torch.arange(n)).amax(-1) + 1, 0)
-
-
-def back(distance):
-    """The place a fixed distance back."""
-    return lambda tokens: torch.arange(tokens.shape[1]).expand_as(tokens) - distance
-
-
-def accuracy(module, places):
-    """What `val/accuracy` would be."""
-    model, task = Copier(places, module.tokenizer.vocab_size), CausalLM()
-    scores = [task.score(model, batch) for batch in module.val_dataloader()]
-    sums = {name: torch.stack([score[name] for score in scores]).sum() for name in scores[0]}
-    assert sums["tokens"] == module.splits["validation"].num_tokens
-    metrics = task.metrics(sums, module.splits["validation"])
-    assert metrics["bits_per_byte"] is None
-    return metrics["accuracy"]
-
-
 @st.composite
 def changes(draw):
     smallest = draw(st.integers(3, 9))
@@ -80,9 +42,9 @@ def changes(draw):
     }
 
 
-@given(changes(), st.integers(0, 40))
+@given(changes())
 @settings(max_examples=30, deadline=None)
-def test_a_scored_target_is_the_one_that_followed_the_previous_occurrence(changes, distance):
+def test_a_scored_target_is_the_one_that_followed_the_previous_occurrence(changes):
     module = prepared(**changes)
     for split in ("train", "validation"):
         for symbols in sequences(module, split):
@@ -102,9 +64,6 @@ def test_a_scored_target_is_the_one_that_followed_the_previous_occurrence(change
                 assert (target != IGNORED) == (bool(earlier) and i < len(inputs) - 1)
                 if target != IGNORED:
                     assert target == inputs[earlier[-1] + 1]
-    assert accuracy(module, after_the_previous_occurrence) == 1.0
-    if changes["min_period"] < changes["max_period"]:
-        assert accuracy(module, back(distance)) < 1.0
 
 
 def test_periods_and_symbols_are_drawn_uniformly():
@@ -136,17 +95,3 @@ def test_no_validation_sequence_is_trained_on():
     assert validation
     assert not train & validation
     assert module.splits["validation"].num_documents < 50
-
-
-@pytest.mark.parametrize(
-    "tokenizer", [ByteTokenizer(), BPETokenizer(300), CharTokenizer()], ids=lambda recipe: recipe.name
-)
-def test_a_given_tokenizer_encodes_the_same_sequences(tokenizer):
-    tokenizer = tokenizer.build(["the quick brown fox jumps over the lazy dog " * 9])
-    own, given = prepared(), prepared(tokenizer=tokenizer)
-    assert (own.is_prepared(tokenizer), given.is_prepared(tokenizer)) == (False, True)
-    for split in ("train", "validation"):
-        texts = [[module.tokenizer.decode(s) for s in sequences(module, split)] for module in (own, given)]
-        assert texts[0] == texts[1]
-        assert own.splits[split].scored.tolist() == given.splits[split].scored.tolist()
-    assert accuracy(given, after_the_previous_occurrence) == 1.0

@@ -1,14 +1,12 @@
 """Training loaders: each item once an epoch, and resuming is exact, under Lightning too."""
 
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tinyformer.data import ByteTokenizer, ExampleLoader, LabelledSplit, ResumableLoader, Windows
-from tinyformer.data import loader as loader_module
+from tinyformer.data import ByteTokenizer, ExampleLoader, LabelledSplit, ResumableLoader
 
 from .streams import split_of
 
@@ -82,31 +80,6 @@ def test_ranks_share_an_epoch():
     assert len(ranks[0]) == len(ranks[1]) == 39 // 8
     assert len(shares[0]) == len(shares[1])
     assert not set(shares[0]) & set(shares[1])
-
-
-def test_little_text_makes_one_small_batch():
-    assert [len(batch) for batch in first_targets(loader(batch_size=1000))] == [39]
-    for tokens in (5, 6, 9, 10):
-        training = ResumableLoader(split_of([tokens]), seq_len=5, batch_size=4, seed=0)
-        assert [len(list(training)) for _ in range(6)] == [len(training)] * 6 == [1] * 6
-
-
-def test_seconds_are_the_time_from_requesting_a_batch_to_receiving_it(monkeypatch):
-    """By a clock that advances by 3 s when a batch is read, and by 100 s when it is used."""
-    now = [0.0]
-    monkeypatch.setattr(loader_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    read = Windows.__getitems__
-
-    def slowly(windows, indices):
-        now[0] += 3
-        return read(windows, indices)
-
-    monkeypatch.setattr(Windows, "__getitems__", slowly)
-    training = loader()
-    for _ in range(2):
-        for _ in training:
-            now[0] += 100
-    assert training.seconds == 2 * 3 * len(training)
 
 
 @pytest.mark.parametrize("lengths", [[52, 33, 116], [6], [10]])

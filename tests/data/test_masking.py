@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 
 from data.streams import EOS, split_of
 from tinyformer.data import (
@@ -107,17 +107,6 @@ def test_whole_words_are_masked_together(recipe):
             assert selected[owners[at]] == selected[owners[at + 1]], stream[at - 5 : at + 5]
     assert 0.2 < sum(selected) / len(selected) < 0.6
     assert selected_of(tokenizer, TEXT * 8)[1] != selected
-
-
-def test_wordpiece_marks_the_tokens_that_continue_a_word():
-    pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "[SEP]": 1, "[MASK]": 2, "play": 3, "##ing": 4, "him": 5}))
-    pieces.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = TextTokenizer(pieces)
-    assert tokenizer.mask_id == 2
-    assert tokenizer.with_mask() is tokenizer
-    begins, ends = tokenizer.joins()
-    assert begins.tolist() == [False, False, False, False, True, False]
-    assert ends.all()
 
 
 def test_the_mask_is_the_last_token_and_is_never_read_from_text():

@@ -1,7 +1,5 @@
 """Every mistake has one sentence that names the argument, the value, the reason and mostly a value that works."""
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tinyformer.data import (
@@ -37,8 +35,6 @@ BOTH = [TextDataModule, LabelledDataModule]
 PLAIN = r"device='cuda': windows within documents, or with masked tokens, are read .*; device='auto' works\.$"
 MODULES = [
     (BOTH, {"batch_size": 0}, r"batch_size=0: must be at least 1; batch_size=16 works\.$"),
-    (BOTH, {"num_workers": -1}, r"num_workers=-1: must be at least 0; num_workers=0 works\.$"),
-    (BOTH, {"seq_len": 0}, r"seq_len=0: must be at least 1; seq_len=256 works\.$"),
     (BOTH, {"validation_fraction": 1.0}, "validation_fraction=1.0: must be .* less than 1; validation_fraction=0.05 w"),
     (BOTH, {"test_fraction": -0.1}, "test_fraction=-0.1: must be at least 0"),
     (
@@ -46,16 +42,10 @@ MODULES = [
         {"validation_fraction": 0.5, "test_fraction": 0.5},
         "test_fraction=0.5: leaves no text to train on, with validation_fraction=0.5; validation_fraction=0.05 test_fr",
     ),
-    ([TextDataModule], {"max_tokens": 0}, "max_tokens=0: must be at least 1; max_tokens=1000000 works"),
     ([TextDataModule], {"pack": "tight"}, r"pack='tight': must be one of concat, document\.$"),
-    ([TextDataModule], {"device": "cuda", "pack": "document"}, PLAIN),
-    ([TextDataModule], {"device": "cuda", "document_mask": True}, PLAIN),
     ([TextDataModule], {"device": "cuda", "masking": Masking()}, PLAIN),
-    ([LabelledDataModule], {"max_examples": 0}, "max_examples=0: must be at least 1; max_examples=1000 works"),
     ([LabelledDataModule], {"token_dropout": 1.0}, "token_dropout=1.0: .* less than 1; token_dropout=0.3 works"),
-    ([LabelledDataModule], {"token_dropout": -0.1}, "token_dropout=-0.1: must be at least 0"),
     ([LabelledDataModule], {"labels": ["a"]}, r"labels=\['a'\]: must be at least two different names; .*'yes'\] works"),
-    ([LabelledDataModule], {"labels": ["a", "a"]}, r"labels=\['a', 'a'\]: must be at least two"),
     ([LabelledDataModule], {"source": Pydoc()}, "source='pydoc': its texts have no class labels; docstrings and files"),
 ]
 
@@ -74,11 +64,7 @@ INDUCTION |= {"num_sequences": 100, "num_validation_sequences": 50}
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_sequences": 0}, "num_sequences=0: must be at least 1; num_sequences=65536 works"),
-        ({"num_validation_sequences": 0}, "num_validation_sequences=0: .*; num_validation_sequences=512 works"),
-        ({"num_symbols": 0}, "num_symbols=0: must be from 1 to 94; num_symbols=26 works"),
         ({"num_symbols": 95}, "num_symbols=95: must be from 1 to 94"),
-        ({"min_period": 0}, "min_period=0: must be at least 1"),
         ({"min_period": 13}, "max_period=12: must be at least min_period=13; max_period=13 works"),
         ({"num_symbols": 11}, "max_period=12: must be at most num_symbols=11, since .*; max_period=11 works"),
         ({"seq_len": 14}, "seq_len=14: must be at least 15, for a block of max_period=12 .*; seq_len=15 works"),
@@ -98,12 +84,10 @@ def test_arguments_of_induction(changes, sentence):
 def test_arguments_of_masking_and_recipes():
     for options, sentence in [
         ({"rate": 0.0}, "rate=0.0: must be greater than 0 and less than 1; rate=0.15 works"),
-        ({"rate": 1.0}, "rate=1.0: "),
         (
             {"mask_share": 0.8, "random_share": 0.3},
             "random_share=0.3: must be at most 1 - mask_share, .*share=0.8; mask",
         ),
-        ({"mask_share": -0.1}, "mask_share=-0.1: must be from 0 to 1; mask_share=0.8 works"),
         ({"random_share": -0.1}, "random_share=-0.1: must be from 0 to 1; random_share=0.1 works"),
     ]:
         refused(lambda options=options: Masking(**options), sentence)
@@ -114,29 +98,18 @@ def test_arguments_of_masking_and_recipes():
 FILES = [
     ("none.txt", None, {}, "files='.*none.txt': the file does not exist; name a text file, e.g. book.txt"),
     ("", None, {}, "files='.*': the folder contains no .txt, .csv, .* file"),
-    ("empty.txt", b"", {}, "files='.*empty.txt': the file is empty"),
     ("a.docx", b"x", {}, "files='.*a.docx': the format '.docx' is not supported; .txt, .csv, .* are"),
     ("latin.txt", "né".encode("latin1"), {}, "files='.*latin.txt': not UTF-8, at byte 1; convert it, e.g. with `iconv"),
     ("a.csv", b"id,body\n1,x\n", {}, "text_column='text': .*a.csv has no such column; it has id, body"),
     ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 of .*a.jsonl has no such column; it has body"),
     ("a.jsonl", b'{"text": 3}\n', {}, "text_column='text': .*a.jsonl holds 3 there, not text"),
     ("a.json", b"[1, 2]", {}, "files='.*a.json': row 1 is 1; must be an object with a key 'text'"),
-    ("a.json", b"[1, ", {}, r"files='.*a.json': not JSON \("),
-    ("a.parquet", b"PAR1", {}, "files='.*a.parquet': not a parquet file"),
     ("a.csv", b"text\nx\n", {"text_column": ["text", "b"]}, "text_column='b': .*no such column; it has text"),
     ("a.csv", b"text\nx\n", {"text_column": ["a", "b", "c"]}, r"text_column=\['a', 'b', 'c'\]: must be one column, or"),
-    ("a.csv", b"text\nx\n", {"text_column": ["text", "text"]}, "text_column=.*'hypothesis'] works"),
 ]
 L = {"label_column": "label"}
 LABELS = [
     ("a.csv", b"text,label\nx,1\n", {}, "label_column=None: .* needs the column .*; label_column='label' works"),
-    ("a.csv", b"text,label\nx,1\n", {"label_column": "gold"}, "label_column='gold': .*it has text, label"),
-    (
-        "a.csv",
-        b"text,label\nx,1\n",
-        {"label_column": "text"},
-        r"label_column='text': .* holds the text \(text_column\)",
-    ),
     ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*row 2 has 3 fields, but .* 2 columns \(text, label\)"),
     ("a.txt", b"text", L, "label_column='label': .*a.txt has no columns; .csv"),
     ("a.jsonl", b'{"text": "x", "label": ["a", "b"]}', L, r"label_column='label': .*a.jsonl holds \['a', 'b'\] there"),
@@ -144,21 +117,9 @@ LABELS = [
     ("a.csv", b"text,label\nx,1\ny,\nz\nw,0\n", L, "label_column='label': row 2 of .*a.csv has no label, .* 2 among 4"),
     (
         "a.tsv",
-        b'text\tlabel\n"two\nlines"\t1\ny\t\n',
-        L,
-        "label_column='label': row 2 of .* the first of 1 among 2 rows",
-    ),
-    (
-        "a.tsv",
         b'text\tlabel\nx\t1\n"open\t0\nz\t1\n',
         L,
         "files=.*: a quotation mark near line 4 .*; quoted=False works",
-    ),
-    (
-        "a.tsv",
-        b'text\tlabel\nx\t1\n"half" quoted\t0\n',
-        L,
-        "files=.*: a quotation mark near line 3 .*; quoted=False works",
     ),
 ]
 
@@ -173,12 +134,6 @@ def test_contents_of_files(method, rows, tmp_path):
         refused(lambda path=folder / name, s=settings: getattr(TextFiles(str(path), **s), method)(), sentence)
 
 
-def test_nan_is_a_missing_label(tmp_path):
-    pq.write_table(pa.table({"text": ["x", "y"], "label": [1.0, float("nan")]}), tmp_path / "a.parquet")
-    source = TextFiles(str(tmp_path / "a.parquet"), label_column="label")
-    refused(source.load_examples, "label_column='label': row 2 of .* has no label, the first of 1 among 2 rows")
-
-
 def test_tokenizer_files(tmp_path):
     refused(TokenizerFile("none.json").key, "path='none.json': the file does not exist; name a tokenizer.json")
     (tmp_path / "wrong.json").write_text('{"a": 1}')
@@ -187,7 +142,6 @@ def test_tokenizer_files(tmp_path):
     refused(
         TokenizerFile(str(tmp_path / "bytes.json")).key, "eos_token=None: the vocabulary has no <eos>, .*; name its"
     )
-    refused(TokenizerFile(str(tmp_path / "bytes.json"), "<no>").key, "eos_token='<no>': the vocabulary has no <no>")
 
 
 def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
@@ -203,7 +157,6 @@ def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
     for data, sentence in [
         (module(missing), "source.files='none.txt': the file does not exist"),
         (module(text, TokenizerFile("none.json")), "tokenizer.path='none.json': the file does not exist"),
-        (module(text, TokenizerFile("none.json"), masking=Masking()), "tokenizer.path='none.json'"),
         (module(text, module=LabelledDataModule), "source.label_column=None: "),
         (module(remote, module=LabelledDataModule), "source.files='none.txt'"),
         (module(wrong, module=LabelledDataModule), "source.local.label_column='gold'"),

@@ -8,14 +8,9 @@ import torch
 from tinyformer.data import (
     IGNORED,
     CharTokenizer,
-    Docstrings,
-    ExampleRecipe,
-    LabelledDataModule,
-    MaskedTokenizer,
     Masking,
     TextDataModule,
     TextFiles,
-    TextRecipe,
 )
 from tinyformer.errors import ArgumentError
 
@@ -45,24 +40,9 @@ def test_every_token_of_every_split_is_scored_once(make):
     assert module.tokenizer.decode(module.splits["train"].ids[1:20]) == TEXT[:19]
     assert not module.has_own_validation
     assert module.is_prepared(module.tokenizer)
-    assert not module.is_prepared(module.tokenizer.with_mask())
-    assert not module.is_prepared(module.tokenizer, whole=True)
     for name, loader in (("validation", module.val_dataloader()), ("test", module.test_dataloader())):
         targets = torch.cat([batch["targets"].flatten() for batch in loader])
         assert targets[targets != IGNORED].tolist() == module.splits[name].ids[1:].tolist()
-
-
-def test_settings_determine_the_recipe(make):
-    settings = {"validation_fraction": 0.1, "test_fraction": 0.2, "seed": 3}
-    for changes in ({"group_near_copies": True}, {"group_near_copies": False}):
-        text = make(**settings, **changes, max_tokens=50)
-        recipe = TextRecipe(text.source, CharTokenizer(), **settings, **changes, max_tokens=50)
-        assert text._recipe(whole=False) == recipe
-        assert text._recipe(whole=True) == TextRecipe(text.source, CharTokenizer(), max_tokens=50, whole=True)
-        labelled = LabelledDataModule(Docstrings(), CharTokenizer(), 8, 2, **settings, **changes, max_examples=50)
-        tokenizer = MaskedTokenizer(CharTokenizer())
-        recipe = ExampleRecipe(labelled.source, tokenizer, **settings, **changes, max_examples=50)
-        assert labelled._recipe(whole=False) == recipe
 
 
 def test_splits_that_do_not_exist_or_are_empty(make):
@@ -73,12 +53,6 @@ def test_splits_that_do_not_exist_or_are_empty(make):
     for split, cure in (("test", "; test_fraction=0.05 works"), ("all", "")):
         with pytest.raises(ArgumentError, match=rf"^split='{split}': there is no such split, only train{cure}\."):
             module.evaluation_dataloader(split)
-    small = make(text="x" * 45, validation_fraction=0.01, test_fraction=0.01)
-    small.prepare()
-    with pytest.raises(
-        ArgumentError, match=r"^validation_fraction=0.01: leaves the validation split empty.*n=0.1 works"
-    ):
-        small.val_dataloader()
 
 
 def strategy_on(device):
@@ -93,8 +67,6 @@ def strategy_on(device):
         ({}, 10**5, None),  # 4 bytes for each of 2,772 tokens are more than a tenth of that
         ({"device": "cuda"}, 10**5, "cuda"),
         ({"device": "cpu"}, 10**6, None),
-        ({"pack": "document"}, 10**6, None),
-        ({"document_mask": True}, 10**6, None),
         ({"masking": Masking()}, 10**6, None),
     ],
 )
@@ -108,27 +80,3 @@ def test_tokens_are_kept_on_a_gpu_if_they_fit_and_windows_are_plain(make, monkey
     module.trainer = strategy_on("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
     assert module._token_device() == (torch.device(device) if device else None)
-
-
-def test_tokens_cannot_be_kept_on_another_device_than_the_run(make):
-    module = make(device="cuda")
-    module.prepare()
-    module.trainer = strategy_on("cpu")
-    with pytest.raises(ArgumentError, match=r"^device='cuda': the run is on cpu; device='auto' works"):
-        module.train_dataloader()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_batches_made_on_a_gpu_are_those_of_the_memory_map(make):
-    batches = []
-    for device in ("cuda", "cpu"):
-        module = make(device=device)
-        module.prepare()
-        module.trainer = strategy_on("cuda")
-        batches.append(list(module.train_dataloader()))
-    assert len(batches[0]) == len(batches[1])
-    for on_gpu, mapped in zip(*batches, strict=True):
-        for name, tensor in mapped.items():
-            assert on_gpu[name].device.type == "cuda"
-            assert torch.equal(on_gpu[name].cpu(), tensor)

@@ -1,8 +1,6 @@
 """Sources of text on this machine: every character survives, and each label stays with its text."""
 
 import json
-import sys
-import warnings
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -127,25 +125,6 @@ def test_labels_are_names(tmp_path):
         assert labels == [str(value).strip() for value in values]
     names = ["10", "9", "b", "a10", "a9", "-1", "0", "É"]
     assert sorted(names, key=natural_order) == ["0", "9", "10", "-1", "a9", "a10", "b", "É"]
-
-
-def test_a_split_may_have_no_labels_at_all(tmp_path):
-    write_table(tmp_path / "train.csv", [("x", "1")])
-    write_table(tmp_path / "test.csv", [("y", ""), ("z", "")])
-    assert examples(tmp_path)["test"] == [("y", None), ("z", None)]
-
-
-@pytest.mark.slow
-def test_pydoc_is_english_and_imports_nothing():
-    before = set(sys.modules)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        texts = list(Pydoc().load()["train"]["text"])
-    assert not {"antigravity", "this", "turtle"} & (set(sys.modules) - before)
-    assert 1_500_000 < sum(map(len, texts)) < 4_000_000
-    assert len(texts) == len(set(texts)) > 5000
-    assert any('"try" statement' in text for text in texts)  # the language reference
-    assert any(text.startswith("Encode the bytes-like object s using Base64") for text in texts)  # a docstring
 
 
 def test_pydoc_parses_docstrings_and_topics(tmp_path, monkeypatch):

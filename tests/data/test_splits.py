@@ -91,11 +91,6 @@ def test_near_copies_stay_together_even_among_few_documents(seed):
         assert part[1] == f"{part[0]} changed"
 
 
-def test_a_source_keeps_its_own_splits():
-    parts = divide(["a" * 100], 0.5, 0.1, 0, True, validation=documents("mine"))
-    assert parts == {"train": ["a" * 90], "validation": ["mine"], "test": ["a" * 10]}
-
-
 def similarity(a, b):
     sets = [{tuple((*words, "", "")[i : i + 3]) for i in range(len(words))} for words in (a.split(), b.split())]
     return len(sets[0] & sets[1]) / max(len(sets[0] | sets[1]), 1)
@@ -112,11 +107,3 @@ def test_groups_are_those_of_the_exact_similarity():
                 assert groups[i] == groups[j]
             if groups[i] == groups[j] and i != j:
                 assert nearest >= 0.5
-
-
-def test_short_and_empty_texts_have_groups():
-    groups = near_copy_groups(["", "x", "Return it.", "return  IT.", "y", "", "Return that."])
-    assert groups[2] == groups[3]
-    assert groups[0] == groups[5]
-    assert len(set(groups)) == 5
-    assert len(near_copy_groups([])) == 0

@@ -17,11 +17,6 @@ def clean(monkeypatch, tmp_path):
     return monkeypatch
 
 
-def test_a_clone_has_its_own_cache_wherever_a_program_is_started(clean, tmp_path):
-    clean.chdir(tmp_path)
-    assert default_cache_dir() == ROOT / "data" / "cache"
-
-
 def test_an_installed_package_uses_the_users_cache_folder(clean, tmp_path):
     clean.setattr(storage, "_ROOT", tmp_path)
     assert default_cache_dir() == tmp_path / "home" / ".cache" / "tinyformer"

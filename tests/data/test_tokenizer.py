@@ -33,15 +33,6 @@ def test_byte_level_tokenizers_encode_every_string(text):
 
 
 @any_recipe
-@given(st.lists(st.text(alphabet=sorted(set(SAMPLE)), max_size=9000), max_size=3))
-@settings(max_examples=10, deadline=None)
-def test_a_batch_is_encoded_as_its_texts_are(recipe, texts):
-    tokenizer = TOKENIZERS[recipe.name]
-    whole = [tokenizer._tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    assert tokenizer.encode_batch(texts) == whole
-
-
-@any_recipe
 def test_recipes_are_deterministic_json_keeps_everything_and_special_tokens_are_plain_text(recipe):
     tokenizer = TOKENIZERS[recipe.name]
     copy = TextTokenizer.from_json(tokenizer.to_json())
@@ -65,23 +56,6 @@ def test_a_byte_is_its_own_id():
     assert tokenizer.encode("é\n") == [0xC3, 0xA9, 0x0A]
     assert (tokenizer.vocab_size, tokenizer.eos_id) == (257, 256)
     assert BPETokenizer(vocab_size=270).build([SAMPLE]).vocab_size == 270
-
-
-def test_token_strings_are_printable():
-    assert TOKENIZERS["byte"].token_strings([10, 32, 65, 0, 0xC3, 9]) == ["⏎", "·", "A", "\\x00", "\\xc3", "\\x09"]
-    char = CharTokenizer().build(["\u2028é\ue000"])
-    assert char.token_strings([2, 3, 4]) == ["é", "\\xe2\\x80\\xa8", "\\xee\\x80\\x80"]
-    for tokenizer in TOKENIZERS.values():
-        assert all(name and name.isprintable() for name in tokenizer.token_strings(range(tokenizer.vocab_size)))
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 10**6])
-def test_a_prefix_is_the_text_of_the_first_tokens(count):
-    text = "To be, or not to be"
-    for tokenizer in TOKENIZERS.values():
-        prefix = tokenizer.prefix(text, count)
-        assert text.startswith(prefix)
-        assert tokenizer.encode(text)[:count] == tokenizer.encode(prefix)
 
 
 @pytest.fixture
@@ -146,14 +120,3 @@ def test_a_word_that_follows_others_keeps_its_space():
     assert tokenizer.continuation(after, before) == " sees the cat"
     assert list(tokenizer.pieces(after, after=before)) == [" sees", " the", " cat"]
     assert list(tokenizer.pieces(after)) == ["sees", " the", " cat"]
-
-
-def test_byte_fallback_never_stops_the_text():
-    vocabulary = {"</s>": 0, "<unk>": 1, "a": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    text = TextTokenizer(tokenizer, "</s>")
-    wave = [2, 3 + 0x0A, *(3 + byte for byte in "👋".encode()), 2]
-    assert list(text.pieces(wave)) == ["a", "\n", "👋", "a"]
-    # The decoder turns a run of bytes with an invalid one into replacement characters only.
-    assert "".join(text.pieces([2, 3 + 0x0A, 3 + 0xFF, 2])).startswith("a\n")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.data import IGNORED, TokenSplit, Windows
+from tinyformer.data import IGNORED, Windows
 from tinyformer.data.windows import TensorWindows
 
 from .streams import EOS, split_of
@@ -67,18 +67,3 @@ def test_training_windows_are_full_and_begin_at_the_phase(lengths, seq_len, phas
         for batch in (all_of(mapped), all_of(held)):
             assert batch["targets"].flatten().tolist() == split.ids[phase + 1 :][: num_windows * seq_len].tolist()
             assert batch["inputs"].flatten().tolist() == split.ids[phase:][: num_windows * seq_len].tolist()
-
-
-def test_windows_may_be_read_in_any_order():
-    windows = Windows(split_of([5, 9, 2]), 4, "document")
-    batch = windows.__getitems__([3, 0, 3])
-    assert "documents" not in batch
-    for row, index in enumerate([3, 0, 3]):
-        assert batch["inputs"][row].tolist() == windows[index]["inputs"][0].tolist()
-
-
-def test_ids_of_four_bytes_and_splits_without_text():
-    ids = np.array([EOS, 70_000, 100_000], np.uint32)
-    assert Windows(TokenSplit(ids, np.array([0, 3]), 1, 1, 0), 2)[0]["targets"].tolist() == [[70_000, 100_000]]
-    empty = TokenSplit(np.array([], np.uint16), np.array([0]), 0, 0, 0)
-    assert [len(Windows(empty, 4, pack)) for pack in ("concat", "document")] == [0, 0]

@@ -12,7 +12,6 @@ from tinyformer.batch import IGNORED
 from tinyformer.data import TokenSplit
 from tinyformer.nn import AttentionMask
 from tinyformer.tasks import CausalLM
-from tinyformer.tasks.language import perplexity
 
 # Six tokens of 1, 2, 3, 4, 5 and 6 shares, in log.
 LOGITS = torch.tensor([1.0, 2, 3, 4, 5, 6]).log().expand(1, 4, 6)
@@ -39,32 +38,6 @@ def test_loss_nats_and_scores_by_hand():
     assert targets.tolist() == [3, 1]
     padding = BATCH | {"targets": torch.full((1, 4), IGNORED)}
     assert [value.item() for value in task.score(network, padding).values()] == [0, 0, 0, 0]
-
-
-def test_a_vocabulary_of_fewer_than_five_tokens():
-    batch = {"inputs": torch.zeros(1, 2, dtype=torch.long), "targets": torch.tensor([[0, 2]])}
-    scores = CausalLM().score(Fixed(torch.tensor([1.0, 2, 3]).expand(1, 2, 3)), batch)
-    assert (scores["top1"].item(), scores["top5"].item()) == (1, 2)
-
-
-def test_scores_add_up_over_batches_and_ignore_padding():
-    torch.manual_seed(0)
-    task, network, ids = CausalLM(), make_transformer(), token_ids(batch=6, seq=9)
-    whole = task.score(network, {"inputs": ids[:, :-1], "targets": ids[:, 1:]})
-    padding = torch.zeros(2, 3, dtype=torch.long)
-    parts = [
-        {
-            "inputs": torch.cat([part[:, :-1], padding], dim=1),
-            "targets": torch.cat([part[:, 1:], padding + IGNORED], dim=1),
-        }
-        for part in ids.split(2)
-    ]
-    scores = [task.score(network, part) for part in parts]
-    assert whole.keys() == task.zeros().keys()
-    for name, value in whole.items():
-        torch.testing.assert_close(sum((score[name] for score in scores), start=task.zeros()[name]), value)
-    loss = task.loss(network, {"inputs": ids[:, :-1], "targets": ids[:, 1:]})
-    torch.testing.assert_close(whole["nats"] / whole["tokens"], loss)
 
 
 def test_a_packed_document_is_scored_as_if_it_were_alone():
@@ -104,15 +77,3 @@ def test_metrics_by_hand(num_unknown, scored, bits, shown):
         "bits per byte": shown,
         "next token": "25.0% correct, 50.0% in the top five",
     }
-
-
-def test_a_huge_loss_has_a_finite_perplexity():
-    assert math.isfinite(perplexity(1e9))
-
-
-def test_scores_of_bf16_logits_are_summed_in_fp32():
-    rounded = LOGITS.bfloat16()
-    exact, found = (CausalLM().nats(Fixed(logits), BATCH)[0] for logits in (rounded.float(), rounded))
-    assert found.dtype == torch.float32
-    assert torch.equal(found, exact)
-    assert torch.equal(*(CausalLM().score(Fixed(logits), BATCH)["nats"] for logits in (rounded.float(), rounded)))

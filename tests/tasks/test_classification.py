@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 from nn.model_cases import make_encoder, token_ids
-from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
 
 from tasks.fixed import Fixed
-from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMask, ClassReadout, Transformer
+from tinyformer.nn import ClassReadout, Transformer
 from tinyformer.tasks import Classification
 
 LABELS = ["bad", "good", "so-so"]
@@ -51,27 +49,9 @@ def test_the_confusion_matrix_has_true_classes_down_and_predicted_classes_across
     assert metrics_of(LOGITS, truth)["majority_share"] == pytest.approx(3 / 5)
 
 
-def test_metrics_are_those_of_torchmetrics():
-    torch.manual_seed(0)
-    logits, truth = torch.randn(90, 20), torch.randint(20, (90,))
-    metrics = metrics_of(logits, truth, [str(i) for i in range(20)])
-    assert metrics["accuracy"] == pytest.approx(multiclass_accuracy(logits, truth, 20, average="micro").item())
-    f1 = multiclass_f1_score(logits, truth, 20, average="macro").item()
-    assert metrics["macro_f1"] == pytest.approx(f1, rel=1e-5)
-
-
 def test_a_class_that_never_occurs_has_no_f1():
     metrics = metrics_of(LOGITS[:, :2].repeat(1, 2)[:, :3] * 0 + torch.tensor([1.0, 0, 0]), torch.zeros(5).long())
     assert (metrics["accuracy"], metrics["macro_f1"]) == (1.0, 1.0)
-
-
-def test_scores_add_up_over_batches():
-    task = Classification(LABELS)
-    whole = task.score(Fixed(LOGITS), batch_of(TRUTH))
-    parts = [task.score(Fixed(LOGITS[i]), batch_of(TRUTH[i])) for i in (slice(0, 2), slice(2, 5))]
-    assert whole.keys() == task.zeros().keys()
-    for name, value in whole.items():
-        torch.testing.assert_close(sum((part[name] for part in parts), start=task.zeros()[name]), value)
 
 
 def test_smoothing_changes_training_alone():
@@ -85,20 +65,6 @@ def test_smoothing_changes_training_alone():
     assert abs(expected - plain.loss(network, batch)) > 0.1
     torch.testing.assert_close(smooth.nats(network, batch)[0], plain.nats(network, batch)[0])
     torch.testing.assert_close(smooth.score(network, batch)["nats"], plain.score(network, batch)["nats"])
-
-
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
-def test_label_smoothing_is_a_share(smoothing):
-    with pytest.raises(
-        ArgumentError, match=rf"^label_smoothing={smoothing}: must be at least 0 and below 1; .*=0.1 works"
-    ):
-        Classification(LABELS, smoothing)
-
-
-def test_lengths_reach_the_mask():
-    network, batch = Fixed(LOGITS), batch_of(TRUTH)
-    Classification(LABELS).loss(network, batch)
-    assert network.asked[1] == AttentionMask(lengths=batch["lengths"])
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -118,13 +84,6 @@ def test_an_example_has_the_same_logits_alone_and_in_a_padded_batch(backend, poo
             alone = task.logits(network, {"inputs": ids[row : row + 1, :length], "lengths": lengths[row : row + 1]})
             torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-5)
     assert together.std() > 0.1  # not constant
-
-
-def test_what_is_said_of_the_metrics():
-    metrics = {"accuracy": 0.25, "macro_f1": 0.75, "majority_share": 0.125}
-    assert Classification(LABELS).describe(metrics, None) == {
-        "accuracy": "25.0%, macro-F1 0.750; the most frequent class makes up 12.5%"
-    }
 
 
 def test_scores_in_bf16_are_summed_in_fp32():

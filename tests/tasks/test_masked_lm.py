@@ -9,8 +9,6 @@ from nn.model_cases import make_transformer, token_ids
 
 from tinyformer.batch import IGNORED
 from tinyformer.data import CharTokenizer, TokenSplit
-from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMask
 from tinyformer.tasks import MaskedLM
 
 TOKENIZER = CharTokenizer().build(["abcdefgh"]).with_mask()
@@ -27,15 +25,6 @@ def small_network(seed=0, **options):
     with torch.no_grad():
         network.encoder.token_embedding.weight.normal_(0, 1)
     return network
-
-
-def test_the_mask_is_bidirectional_and_hides_padding():
-    lengths, documents = torch.tensor([3, 2]), torch.tensor([[1, 1, 2], [1, 1, 1]])
-    assert MaskedLM().mask({"inputs": token_ids(2, 3)}) == AttentionMask()
-    mask = MaskedLM().mask({"inputs": token_ids(2, 3), "lengths": lengths, "documents": documents})
-    assert not mask.causal
-    assert mask.lengths is lengths
-    assert mask.documents is documents
 
 
 def test_padding_does_not_change_the_scores():
@@ -83,15 +72,6 @@ def test_pseudo_perplexity_masks_one_token_at_a_time():
     assert MaskedLM(4).final_metrics(network, split_of(text), TOKENIZER) == MaskedLM().final_metrics(
         network, split_of("abc"), TOKENIZER
     )
-
-
-def test_pseudo_perplexity_can_be_skipped():
-    metrics = MaskedLM(0).final_metrics(small_network(), split_of("abc"), TOKENIZER)
-    assert metrics == {"pseudo_perplexity": None}
-    metrics |= {"accuracy": 0.5, "accuracy_top5": 0.75, "majority_share": 0.1}
-    assert MaskedLM().describe(metrics, split_of("abc"))["pseudo-perplexity"] is None
-    with pytest.raises(ArgumentError, match=r"^pseudo_perplexity_tokens=-1: must be at least 0; .*=512 works"):
-        MaskedLM(-1)
 
 
 @pytest.mark.parametrize("training", [True, False])
