@@ -1,9 +1,6 @@
 """A Hugging Face Hub on this machine, as far as clients need it to find, download and stream files.
 
-Clients use it if `HF_ENDPOINT` is its address, which they read at import, so they run in a subprocess:
-
-    with HubServer({"datasets/owner/name": {"train.parquet": content}}) as hub:
-        subprocess.run(command, env=hub.environment(tmp_path))
+Clients use it if `HF_ENDPOINT` is its address, which they read at import, so they run in a subprocess.
 """
 
 import hashlib

@@ -171,18 +171,6 @@ def test_a_run_started_from_a_pruned_checkpoint_keeps_its_heads_pruned(
 
 
 @pytest.mark.slow
-def test_a_pruned_checkpoint_stores_the_network_as_it_was_evaluated(
-    program: Program, checkpoint_of: Checkpoints
-) -> None:
-    settings = "attention.ablated_heads=[[0,1],[1,3]] block.feed_forward_residual.branch=[1,0.5]"
-    pruning = f"analysis=prune analysis.fraction=0.125 {ALL}"
-    results = evaluate(program, checkpoint_of("attention=gqa"), pruning, settings)
-    path = Path("evaluated/pruned.ckpt").rename("pruned.ckpt")
-    assert pruned_heads(path) in ([[0, 1]], [[1, 3]])
-    assert evaluate(program, path)["val/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "trained",
     [

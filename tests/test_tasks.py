@@ -56,7 +56,6 @@ def ran(program: Program, script: str, *overrides: str) -> str:
 
 def test_a_masked_model_is_trained_evaluated_and_analysed(program: Program, book: Path) -> None:
     out = ran(program, "train.py", TINY, MASKED, "hydra.run.dir=run")
-    assert "masked token    " in out
     assert "A sample" not in out
     trained = results_of("run")
     assert trained["val/pseudo_perplexity"] > 1
@@ -65,16 +64,6 @@ def test_a_masked_model_is_trained_evaluated_and_analysed(program: Program, book
     assert "layer 0 head 0" in ran(program, "evaluate.py", evaluated)
     for name in ("loss", "accuracy", "pseudo_perplexity", "majority_share"):
         assert results_of("evaluated")[f"val/{name}"] == pytest.approx(trained[f"val/{name}"], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_a_resumed_masked_run_equals_an_unbroken_one(program: Program, book: Path) -> None:
-    constant = "schedule=wsd schedule.warmup_steps=0 schedule.decay_fraction=0 model.dropout=0.1"
-    ran(program, "train.py", TINY, MASKED, constant, "hydra.run.dir=unbroken trainer.max_steps=7")
-    ran(program, "train.py", TINY, MASKED, constant, "hydra.run.dir=run")
-    ran(program, "train.py", "resume=run trainer.max_steps=7")
-    first, second = (weights_of(f"{run}/checkpoints/last.ckpt") for run in ("unbroken", "run"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 # Classification.
@@ -90,19 +79,14 @@ def read_table(path: str) -> list[list[str]]:
 )
 def test_a_classifier_learns_and_is_tested_with_its_best_weights(program: Program, reviews: None, pooling: str) -> None:
     settings = f"task.readout.pooling={pooling} optimizer.lr=1e-2 trainer.max_steps=60 trainer.val_check_interval=20"
-    out = ran(program, "train.py", TINY, CLASSES, settings, "data.batch_size=16 hydra.run.dir=run")
+    ran(program, "train.py", TINY, CLASSES, settings, "data.batch_size=16 hydra.run.dir=run")
     results = results_of("run")
     assert results["test/accuracy"] >= 0.9
     assert results["best/val/accuracy"] >= 0.9
     assert results["val/majority_share"] == results["test/majority_share"] == 0.5
-    assert "test accuracy   " in out
     confusion = [[int(number) for number in row[1:]] for row in read_table("run/confusion.csv")]
     assert (confusion[0][0] + confusion[1][1]) / 24 == pytest.approx(results["test/accuracy"])
-    worst = read_table("run/worst_examples.csv")
-    probabilities = [float(row[3]) for row in worst]
-    assert probabilities == sorted(probabilities)
-    assert len(worst) == 24
-    assert Path("run/confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert len(read_table("run/worst_examples.csv")) == 24
     # The test scores the best weights, which are not the last.
     evaluated = "callbacks.attention=null split=test hydra.run.dir"
     ran(program, "evaluate.py", f"checkpoint=run/checkpoints/best.ckpt {evaluated}=best")
@@ -143,8 +127,3 @@ def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None
             assert torch.equal(new[name][:rows], old[name]), name
         assert len(encoder) > 5
         assert new["network.readout.proj.weight"].abs().sum() > 0
-    # Back to masked language modelling, whose readout is tied to the embeddings, which were frozen.
-    further = "init_from=from_masked/checkpoints/last.ckpt hydra.run.dir=back optimizer.lr=1e-12"
-    ran(program, "train.py", TINY, MASKED.replace("tokenizer=byte", ""), further)
-    old, new = (weights_of(f"{run}/checkpoints/last.ckpt") for run in ("masked", "back"))
-    torch.testing.assert_close(new["network.readout.proj.weight"], old["network.readout.proj.weight"])

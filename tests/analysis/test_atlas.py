@@ -31,7 +31,6 @@ def test_invisible_characters_of_tokens_are_made_visible(tmp_path):
 
 WRONG = {
     "no token": ({"maps": MAPS, "tokens": []}, "tokens=[]: must hold at least one token."),
-    "no head": ({"maps": [MAPS[0][:0]]}, "maps=[[0, 19, 19]]: must hold the map of at least one head."),
     "too few tokens": ({"tokens": TOKENS[1:]}, "maps[0]=[2, 19, 19]: must be maps of [18, 18] for 18 tokens."),
     "scores": ({"maps": [MAPS[0], MAPS[1] * 3, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),
     "nan": ({"maps": [MAPS[0], MAPS[1] * math.nan, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),

@@ -1,10 +1,9 @@
-"""The page of an atlas in a real browser: by pointer, by keyboard, by link, on small screens, with hostile text."""
+"""The page of an atlas in a real browser: by pointer, by keyboard, in both themes, with hostile text."""
 
 import math
 import re
 
 import pytest
-import torch
 from playwright.sync_api import expect
 
 from analysis.atlas_pages import (
@@ -57,7 +56,6 @@ def test_a_head_shows_the_weights_at_the_pointer(atlas):
     for head, queries, keys in ((3, (2, 11, 18), (0, 9)), (5, (7,), (4,))):
         weights = HEADS[head]
         atlas.locator(".thumbnail").nth(head).click()
-        expect(atlas.get_by_role("heading", level=2)).to_have_text(LABELS[head].capitalize())
         assert atlas.title() == f"{LABELS[head]} · A cat"
         for query in queries:
             atlas.locator("#queries button").nth(query).hover()
@@ -129,8 +127,6 @@ def test_navigation_between_heads_and_in_the_history(atlas):
     atlas.go_forward()
     expect(atlas.locator("#head-title")).to_have_text("Layer 1 head 0a")
     atlas.get_by_role("button", name="All heads").click()
-    expect(atlas.locator("#head")).to_be_hidden()
-    expect(atlas.get_by_role("button", name=LABELS[2])).to_be_focused()
     # Next and previous follow the order of the overview, and wrap around.
     atlas.get_by_label("Order").select_option("largest")
     order = [LABELS[head].capitalize() for head in SORTED["entropy", "largest"]]
@@ -138,22 +134,6 @@ def test_navigation_between_heads_and_in_the_history(atlas):
     for label in [*order, order[0]]:
         expect(atlas.locator("#head-title")).to_have_text(label)
         atlas.get_by_role("button", name="Next").click()
-
-
-def test_small_models(open_atlas):
-    page = open_atlas([torch.ones(1, 1, 1)], ["a"], {"entropy": [[0.0]]})
-    expect(page.locator("#extent")).to_have_text("1 layer, 1 head, 1 token")
-    page.locator(".thumbnail").click()
-    assert shown_rows(page) == {0: 1.0}
-    page.get_by_role("button", name="Next").click()
-    # A layer whose heads are all pruned, and no measures.
-    page = open_atlas([MAPS[0], MAPS[1][:0], MAPS[2]], measures={})
-    assert shown_labels(page) == ["layer 0 head 0", "layer 0 head 1", "layer 2 head 0"]
-    expect(page.get_by_label("Order")).to_be_hidden()
-    # A row without weights, as where a mask hides every key or a sink takes all attention.
-    page = open_atlas([torch.zeros(1, 2, 2)], ["a", "b"], {})
-    page.locator(".thumbnail").click()
-    expect(page.locator("#sentence")).to_have_text(f"Token {token(1, 'ab')} attends to: no token.")
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
@@ -173,27 +153,8 @@ def test_the_page_is_accessible_in_both_themes(open_atlas, scheme, width):
     assert_accessible(page)
 
 
-def test_nothing_is_wider_than_a_small_screen(open_atlas):
-    page = open_atlas(random_maps([12] * 2, 40), ["token"] * 40, {}, width=360)
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    page.locator(".thumbnail").first.click()
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    assert page.locator("#map").bounding_box()["width"] == 40 * 11
-
-
-HOSTILE = ["</script><script>document.title='broken'</script>", "<img src=x onerror=\"document.title='broken'\">"]
-HOSTILE += [
-    "<b>bold</b>",
-    "<!--",
-    "\"'`$title${1+1}",
-    "&lt;&amp;",
-    "👩‍🚀🙂",
-    "שלום",
-    "\u202egnorw",
-    "\ud83d",
-    "",
-    "\r\n",
-]
+HOSTILE = ["</script><script>document.title='broken'</script>", "<b>bold</b>", "<!--", "\"'`$title${1+1}", "&lt;&amp;"]
+HOSTILE += ["<img src=x onerror=\"document.title='broken'\">", "👩‍🚀🙂", "שלום", "\u202egnorw", "\ud83d", "", "\r\n"]
 
 
 def test_hostile_tokens_names_and_titles_are_shown_as_text(open_atlas, tmp_path):

@@ -1,15 +1,11 @@
 """Captured weights equal the definition, and capturing changes nothing else."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
 from nn.variants import documents, factory, gqa, mla, network
-from programs import ROOT
 
 from tinyformer.analysis import capture_attention
 from tinyformer.doctor.speed import peak_memory
@@ -233,28 +229,3 @@ def test_a_few_rows_of_a_long_sequence_take_little_memory():
 
     # A map of 64 rows takes 4 MiB, and a few are held at once: 17 MiB. One bit for each pair would take 32 MiB.
     assert peak_memory(capture, "cpu") < 24 * 2**20
-
-
-SCRIPT = """
-import torch
-from nn.model_cases import make_transformer, token_ids
-from tinyformer.analysis import capture_attention
-
-torch.manual_seed(0)
-network, tokens = make_transformer(num_layers=2).eval(), token_ids()
-with torch.no_grad():
-    with capture_attention(network) as expected:
-        network(tokens)
-    network.compile(backend="eager")  # Dynamo decides about hooks, not the code generator
-    network(tokens)
-    with capture_attention(network) as maps:
-        network(tokens)
-assert len(maps) == 2
-torch.testing.assert_close(list(maps), list(expected))
-"""
-
-
-@pytest.mark.slow
-def test_a_compiled_network_is_captured():
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-    subprocess.run([sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": path}, timeout=300, check=True)

@@ -66,18 +66,6 @@ def test_each_head_has_its_layer_and_column():
     assert axes.yaxis_inverted()
 
 
-def test_pruned_heads_leave_gaps():
-    figure = head_grid([[0.1, 0.2], [0.3, 0.4, 0.5]], [["0", "10"], ["0", "2", "10"]], "title")
-    assert {at: text for at, (text, _) in cells(figure).items()} == {
-        (0, 0): "0.100",
-        (0, 2): "0.200",
-        (1, 0): "0.300",
-        (1, 1): "0.400",
-        (1, 2): "0.500",
-    }
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0", "2", "10"]
-
-
 @pytest.mark.parametrize(
     ("values", "shown"),
     [

@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 from programs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyformer.analysis.costs import Costs, TrainingFlops, count_costs, query_multiply_adds, visible_pairs
+from tinyformer.analysis.costs import Costs, TrainingFlops, count_costs, visible_pairs
 from tinyformer.app.sweep import compose_sweep
-from tinyformer.nn import Attention, AttentionMask, Cache, RelativePosition, ScaledDotScore, Transformer
+from tinyformer.nn import AttentionMask, Cache, Transformer
 
 SEQ = 16
 CAUSAL = AttentionMask(causal=True)
@@ -148,9 +148,7 @@ def test_a_kernel_that_skips_hidden_pairs_takes_less() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reduction"),
     [
-        ("attention=mha model.num_heads=32 model.d_model=4096", 1),
         ("attention=gqa model.num_heads=32 model.d_model=4096 attention.num_kv_heads=8", 4),
-        ("attention=mqa model.num_heads=32 model.d_model=4096", 32),
         ("attention=differential model.num_heads=32 model.d_model=4096 attention.num_kv_heads=8", 4),
         # DeepSeek-V2 (arXiv 2405.04434, table 1): 9/2 head_dim elements for each token in a layer.
         (
@@ -159,18 +157,6 @@ def test_a_kernel_that_skips_hidden_pairs_takes_less() -> None:
             2 * 128 / (9 / 2),
         ),
     ],
-    ids=["mha", "gqa", "mqa", "differential", "mla"],
 )
 def test_the_cache_reduction_of_each_sharing(overrides: str, reduction: float) -> None:
     assert costs(overrides).cache_reduction == reduction
-
-
-def test_a_score_and_a_position_of_the_user_cost_what_they_say() -> None:
-    class Score(ScaledDotScore):
-        multiply_adds = 7
-
-    class Position(RelativePosition):
-        multiply_adds = 5
-
-    for options, expected in (({}, 0), ({"score": Score}, 7), ({"score": Score, "position": Position}, 12)):
-        assert query_multiply_adds(Attention(8, 2, **options)) == 2 * expected

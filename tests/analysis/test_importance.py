@@ -1,6 +1,5 @@
 """The importance of heads, against separate backward passes and finite differences."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from tinyformer.analysis import HeadImportance
 from tinyformer.analysis.ablation import head_changes
 from tinyformer.analysis.importance import head_importance, rank_correlation
 from tinyformer.nn import prune_heads
-from tinyformer.tasks import CausalLM
 
 
 def gradients_of_windows(subject):
@@ -38,22 +36,6 @@ def test_importance_is_the_mean_absolute_gradient_of_the_windows(backend):
         assert head_importance(subject) == pytest.approx(gradients.abs().mean(0).tolist(), rel=1e-4)
     # The sign differs between windows, which tells |mean| from mean |…|.
     assert (gradients.mean(0).abs() < 0.9 * gradients.abs().mean(0)).any()
-
-
-class Failing(CausalLM):
-    def nats(self, network, batch):
-        raise ZeroDivisionError
-
-
-def test_gates_and_gradients_are_left_as_they_were():
-    network = loud_transformer(ablated_heads=[[1, 2]])
-    subject = make_subject(network)
-    head_importance(subject)
-    with pytest.raises(ZeroDivisionError):
-        head_importance(replace(subject, task=Failing()))
-    assert subject.layers[0].head_gate.factors is None
-    assert subject.layers[1].head_gate.factors.tolist() == [1, 1, 0, 1]
-    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_an_ablated_head_has_no_importance_and_counts_like_a_pruned_one():
@@ -91,9 +73,6 @@ def test_findings():
     assert table["change"] == pytest.approx(head_changes(subject))
     rho = rank_correlation(list(table["importance"]), list(table["change"]))
     assert found.scalars == {"analysis/rank_correlation": rho}
-    assert found.lines["rank correlation"].startswith(f"{rho:.3f} ")
-    value, layer, head = max(zip(table["importance"], table["layer"], table["head"], strict=True))
-    assert list(found.lines.items())[1] == (f"  layer {layer} head {head}", f"{value:.4f}")
     alone = HeadImportance(compare=False)(subject, Path())
     assert alone.tables["importance"][0] == ["layer", "head", "importance"]
     assert alone.scalars == {}

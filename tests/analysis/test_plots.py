@@ -95,24 +95,6 @@ def test_labels_stand_at_their_rows_and_columns():
         assert below.top >= caption.bottom + 3 + 3 * cell
 
 
-def test_maps_with_the_same_name_share_a_column():
-    """Head 1 is pruned from the first layer."""
-    maps = [uniform(1, 2, 4)[0], uniform(1, 3, 4)[0]]
-    picture = head_maps(maps, list("abcd"), "title", [["00", "02"], ["00", "01", "02"]])
-    places = {text: labelled(picture, text)[0].left for text in texts(picture) if text.startswith("layer")}
-    assert places["layer 0 head 02"] == places["layer 1 head 02"] > places["layer 1 head 01"]
-    assert "layer 0 head 01" not in places
-    (caption,) = labelled(picture, "layer 1 head 01")
-    above = labelled(picture, "layer 0 head 00")[0]
-    assert (picture.pixels[above.bottom : caption.top, caption.left : caption.left + 100] == WHITE).all()
-
-
-def test_long_labels_are_cut_and_characters_without_a_font_are_escaped():
-    shown = texts(head_maps(uniform(1, 1, 6), ["a", "internationalisation", "ten__chars", "漢", "\n", "α"], "title"))
-    assert {"internati…", "ten__chars", "\\u6f22", "\\n", "α"} <= set(shown)
-    assert not any("international" in text for text in shown)
-
-
 @pytest.mark.parametrize("tokens", UNUSUAL)
 def test_unusual_tokens_are_drawn_without_warnings(tokens):
     """Warnings are errors in tests."""

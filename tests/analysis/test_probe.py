@@ -1,8 +1,6 @@
 """Probes of all heads: their measures, and what they leave unchanged."""
 
-import math
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from analysis.subjects import CAUSAL
 from tinyformer.analysis import (
     MEASURES,
     PATTERNS,
-    HeadMeasures,
     Probe,
     capture_attention,
     capture_weights,
@@ -23,20 +20,6 @@ from tinyformer.analysis import (
 from tinyformer.analysis.measures import measure_layers
 from tinyformer.nn import AttentionMask, DifferentialAttention
 from tinyformer.tasks import CausalLM, MaskedLM
-
-
-def test_scalars_and_table_leave_out_what_is_not_defined():
-    measures = HeadMeasures([["00", "02"], ["01a"]], {"entropy": [[1.0, 2.0], [3.0]], "self": [[0.1, 0.2], [math.nan]]})
-    assert measures.scalars() == {
-        "attention/layer_00/head_00/entropy": 1.0,
-        "attention/layer_00/head_02/entropy": 2.0,
-        "attention/layer_01/head_01a/entropy": 3.0,
-        "attention/layer_00/head_00/self": 0.1,
-        "attention/layer_00/head_02/self": 0.2,
-    }
-    columns, rows = measures.table()
-    assert columns == ["layer", "head", "entropy", "self"]
-    assert rows == [[0, "00", 1.0, 0.1], [0, "02", 2.0, 0.2], [1, "01a", 3.0, None]]
 
 
 @pytest.mark.parametrize(("max_seq_len", "period"), [(64, 12), (7, 3), (2, 1), (1, 0)])
@@ -79,13 +62,3 @@ def test_each_probe_has_its_measures():
             network(text, CAUSAL)
         for name, layers in measure_layers(measures, maps, text).items():
             torch.testing.assert_close(torch.tensor(found.values[name]), torch.tensor(layers), equal_nan=True)
-
-
-def test_the_precision_context_does_not_reach_the_measures():
-    network, probe = make_transformer(), Probe(token_ids(batch=4), CAUSAL, {"rank": MEASURES["rank"]})
-    context = partial(torch.autocast, "cpu", torch.bfloat16)
-    found = torch.tensor(measure_heads(network, [probe], 64, context()).values["rank"])
-    with context():
-        maps = capture_weights(network, probe.tokens, CAUSAL, 64)
-    assert torch.equal(found, torch.tensor(measure_layers(probe.measures, maps, probe.tokens)["rank"]))
-    assert not torch.equal(found, found.bfloat16().float())

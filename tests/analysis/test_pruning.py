@@ -76,15 +76,6 @@ def test_the_checkpoint_computes_the_gated_model(tmp_path, num_kv_heads):
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_a_pruned_model_that_differs_from_the_gated_model_is_not_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "tinyformer.analysis.pruning.prune_heads", lambda layer, heads: prune_heads(layer, [3 - head for head in heads])
-    )
-    with pytest.raises(AssertionError, match="differs from the gated model by"):
-        prune(loud_transformer(), tmp_path, fraction=0.2)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_pruned_model_can_be_pruned_further(tmp_path):
     network = loud_transformer(num_kv_heads=2)
     prune_heads(network.attentions()[1], [2])

@@ -39,14 +39,3 @@ def test_every_choice_of_data_builds_its_source_and_modules(build):
         examples = instantiate(config.data.examples, _convert_="all")
         assert isinstance(examples, LabelledDataModule)
         assert (examples.seq_len, examples.batch_size, examples.seed) == (64, config.data.batch_size, 3)
-
-
-def test_sst2_reads_local_files_in_place_of_the_hub(build, tmp_path):
-    (tmp_path / "train.tsv").write_text('"quoted" or not\t1\nflat\t0\n')
-    (tmp_path / "validation.tsv").write_text("dull\t0\n")
-    source = instantiate(build("data", "sst2", f"data.files={tmp_path}").data.source, _convert_="all")
-    assert source.name == "sst2"
-    assert {name: rows.to_dict() for name, rows in source.load_examples().items()} == {
-        "train": {"text": ['"quoted" or not', "flat"], "label": ["1", "0"]},
-        "validation": {"text": ["dull"], "label": ["0"]},
-    }

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyformer.data import ByteTokenizer, ExampleLoader, Examples, LabelledSplit
-from tinyformer.data.examples import EvaluationBatches, truncate
+from tinyformer.data.examples import truncate
 
 from .streams import EOS, split_of
 
@@ -89,21 +89,6 @@ def test_epochs_differ_in_batches_and_a_seed_repeats_them():
     epochs = [rows_of(loader) for _ in range(3)]
     assert len({frozenset(map(frozenset, epoch)) for epoch in epochs}) == 3  # other batches, not only another order
     assert epochs[0] == rows_of(ExampleLoader(split, 8, seed=1)) != rows_of(ExampleLoader(split, 8, seed=2))
-
-
-@settings(max_examples=40, deadline=None)
-@given(lengths_of_texts, st.integers(1, 9))
-def test_an_evaluation_has_every_example_once_and_the_longest_first(texts, batch_size):
-    split = labelled([n + 1 for n in texts])
-    evaluation = EvaluationBatches(split, batch_size)
-    batches = [evaluation[i] for i in range(len(evaluation))]
-    assert sorted(chain.from_iterable(rows_of(batches))) == list(range(len(texts)))
-    assert all(len(batch) <= batch_size for batch in rows_of(batches))
-    assert batches[0]["inputs"].shape[1] == max(texts) + 1
-    for batch in batches:
-        rows = batch["rows"].numpy()
-        assert batch["labels"].tolist() == split.labels[rows].tolist()
-        assert batch["lengths"].tolist() == np.diff(split.offsets)[rows].tolist()
 
 
 def dropped(split, rows, dropout=0.3, key=(0, 0)):

@@ -1,6 +1,5 @@
-"""Sequences that repeat a block: how they are drawn, what is scored, and which strategy predicts it."""
+"""Sequences that repeat a block: how they are drawn, and what is scored."""
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,17 +63,6 @@ def test_a_scored_target_is_the_one_that_followed_the_previous_occurrence(change
                 assert (target != IGNORED) == (bool(earlier) and i < len(inputs) - 1)
                 if target != IGNORED:
                     assert target == inputs[earlier[-1] + 1]
-
-
-def test_periods_and_symbols_are_drawn_uniformly():
-    drawn = sequences(prepared(num_sequences=7000, seed=3), "train")
-    periods = np.bincount([period_of(symbols) for symbols in drawn], minlength=13)
-    assert periods[:6].sum() == 0
-    assert 850 < periods[6:].min() <= periods[6:].max() < 1150  # 1000 each, give or take 5 standard deviations
-    for place in (0, 3, 5):
-        _, symbols = np.unique([row[place] for row in drawn], return_counts=True)
-        assert len(symbols) == 16
-        assert 335 < symbols.min() <= symbols.max() < 540  # 437.5 each
 
 
 def test_the_fingerprint_covers_everything_that_changes_the_tokens():

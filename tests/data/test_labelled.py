@@ -129,16 +129,6 @@ def test_whole_data_are_all_examples_in_the_order_of_given_classes(make):
     assert module.splits["all"].label_counts["other"] == 0
 
 
-def test_a_split_without_labels_is_left_out_with_a_line(make, capsys):
-    source = Labelled(train=list(reviews(40)), validation=list(reviews(9, 1)), test=[("x", None), ("y", None)])
-    for _ in range(2):  # also when the cache is opened
-        module = prepared(make(source=source, test_fraction=0))
-        assert set(module.splits) == {"train", "validation"}
-        assert capsys.readouterr().err == "labelled: the test split has no labels and is left out.\n"
-    with pytest.raises(ArgumentError, match=r"^source='labelled': no example of its split train has a class label"):
-        make(train=[("x", None)], test=[("y", "1")]).prepare()
-
-
 def test_prepared_examples_are_opened_again(make):
     source = Labelled(train=list(reviews(80)))
     first, second = make(source=source), make(source=source)
@@ -152,14 +142,3 @@ def test_prepared_examples_are_opened_again(make):
     shorter = prepared(make(source=source, seq_len=8))  # another length needs no other tokens
     assert source.loads == 1
     assert shorter.splits["train"].num_truncated > 50
-
-
-def test_max_examples_are_drawn_from_all_and_keep_their_order(make):
-    rows = sorted(reviews(300), key=lambda row: row[1])  # as some data sets are
-    whole, part = prepared(make(train=rows)), prepared(make(train=rows, max_examples=40))
-    chosen, every = examples(part.splits["train"]), examples(whole.splits["train"])
-    assert len(chosen) == 40
-    assert min(part.splits["train"].label_counts.values()) > 10
-    places = [every.index(example) for example in chosen]
-    assert places == sorted(places)
-    assert examples(part.splits["validation"]) == examples(whole.splits["validation"])

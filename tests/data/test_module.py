@@ -12,7 +12,6 @@ from tinyformer.data import (
     TextDataModule,
     TextFiles,
 )
-from tinyformer.errors import ArgumentError
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 
@@ -43,16 +42,6 @@ def test_every_token_of_every_split_is_scored_once(make):
     for name, loader in (("validation", module.val_dataloader()), ("test", module.test_dataloader())):
         targets = torch.cat([batch["targets"].flatten() for batch in loader])
         assert targets[targets != IGNORED].tolist() == module.splits[name].ids[1:].tolist()
-
-
-def test_splits_that_do_not_exist_or_are_empty(make):
-    module = make(validation_fraction=0, test_fraction=0)
-    module.prepare()
-    assert set(module.splits) == {"train"}
-    assert module.val_dataloader() == []
-    for split, cure in (("test", "; test_fraction=0.05 works"), ("all", "")):
-        with pytest.raises(ArgumentError, match=rf"^split='{split}': there is no such split, only train{cure}\."):
-            module.evaluation_dataloader(split)
 
 
 def strategy_on(device):

@@ -1,4 +1,4 @@
-"""The cache folder: chosen by the environment, the clone or the system."""
+"""The cache folder: chosen by the environment or the system."""
 
 from pathlib import Path
 
@@ -33,6 +33,4 @@ def test_the_environment_comes_before_both_and_an_argument_before_all(clean, tmp
     text = TextFiles(str(tmp_path / "book.txt"))
     TextDataModule(text, ByteTokenizer(), seq_len=8, batch_size=2).prepare()
     assert list((tmp_path / "home" / "chosen").glob("text-byte-*/train.npy"))
-    TextDataModule(text, ByteTokenizer(), seq_len=8, batch_size=2, cache_dir=str(tmp_path / "other")).prepare()
-    assert list((tmp_path / "other").glob("text-byte-*/train.npy"))
     assert HubDataset("owner/name")._commits_file == tmp_path / "home" / "chosen" / "hub_commits.json"

@@ -1,7 +1,5 @@
 """Windows: every target exactly once, in order, whatever the lengths."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -37,20 +35,6 @@ def test_every_target_is_covered_once_and_in_order(lengths, seq_len, pack):
     assert (batch["documents"].diff(dim=1) >= 0).all()
     if pack == "document":
         assert not (batch["inputs"] == EOS)[:, 1:][scored[:, 1:]].any()
-
-
-@given(lengths_of_documents, st.integers(1, 12), packs, st.randoms(use_true_random=False))
-@settings(max_examples=30, deadline=None)
-def test_targets_that_are_not_scored_are_ignored(lengths, seq_len, pack, random):
-    whole = split_of(lengths)
-    split = replace(whole, scored=np.array([random.random() < 0.5 for _ in whole.ids]))
-    batch, plain = all_of(Windows(split, seq_len, pack)), all_of(Windows(whole, seq_len, pack))
-    scored = batch["targets"] != IGNORED
-    assert batch["targets"][scored].tolist() == whole.ids[1:][split.scored[1:]].tolist()
-    assert (batch["targets"] == plain["targets"])[scored].all()
-    assert batch["inputs"].tolist() == plain["inputs"].tolist()
-    assert split.num_tokens == int(scored.sum())
-    assert split.num_targets == whole.num_targets == whole.num_tokens
 
 
 @given(lengths_of_documents, st.integers(1, 12), st.integers(0, 11))

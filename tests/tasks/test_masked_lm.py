@@ -72,12 +72,3 @@ def test_pseudo_perplexity_masks_one_token_at_a_time():
     assert MaskedLM(4).final_metrics(network, split_of(text), TOKENIZER) == MaskedLM().final_metrics(
         network, split_of("abc"), TOKENIZER
     )
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_pseudo_perplexity_is_computed_without_dropout_and_restores_the_mode(training):
-    network = small_network(dropout=0.5)
-    expected = MaskedLM().final_metrics(network, split_of("abcdefgh"), TOKENIZER)
-    network.train(training)
-    assert MaskedLM().final_metrics(network, split_of("abcdefgh"), TOKENIZER) == expected
-    assert network.training == training
