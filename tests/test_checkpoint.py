@@ -229,6 +229,7 @@ def test_interpolations_that_could_create_a_node_are_refused():
         "costs $5 {or} 6: a lot",
     ):
         require_trusted({"a": text}, FILE)
+    require_trusted({"block": {"_target_": "mine.Block"}}, FILE, frozenset({"mine.Block"}))
 
 
 def test_a_score_is_checked_like_a_target():
@@ -240,13 +241,6 @@ def test_a_score_is_checked_like_a_target():
         require_trusted_score({"attention": {"score": score}}, FILE, trusted)
 
 
-def test_targets_that_the_user_names_are_trusted():
-    config = {"block": {"_target_": "mine.Block"}}
-    require_trusted(config, FILE, frozenset({"mine.Block"}))
-    with pytest.raises(UntrustedTargetError, match=r"'mine\.Block' \(block\._target_\).* name it in trusted\.$"):
-        require_trusted(config, FILE, frozenset({"mine.Other"}))
-
-
 # Random states.
 
 
@@ -254,19 +248,13 @@ def numbers():
     return [*torch.rand(3).tolist(), *np.random.rand(3), np.random.randn(), random.random(), random.gauss(0, 1)]
 
 
-def seed_all(seed):
-    for generator in (torch.manual_seed, np.random.seed, random.seed):
-        generator(seed)
-
-
-@pytest.mark.parametrize("drawn", [1, 701])
-def test_random_numbers_continue_from_a_saved_state(tmp_path, drawn):
-    seed_all(5)
-    for _ in range(drawn):  # after an odd number of normals, the generators keep one in store
+def test_random_numbers_continue_from_a_saved_state(tmp_path):
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    for _ in range(701):  # after an odd number of normals, the generators keep one in store
         torch.rand(1), np.random.randn(), random.gauss(0, 1)
     torch.save(random_state(), tmp_path / "state.pt")
     expected = numbers()
-    seed_all(6)
+    torch.manual_seed(6), np.random.seed(6), random.seed(6)
     assert numbers() != expected
     restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
     assert numbers() == expected

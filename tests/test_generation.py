@@ -1,7 +1,7 @@
 """Sampling of tokens, and generation from prompts, with and without a KV cache."""
 
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 
 import pytest
 import torch
@@ -94,33 +94,27 @@ def test_the_mode_is_restored_and_dropout_is_off(network):
 # With a cache.
 
 GREEDY = Sampling(temperature=0.0)
-SHARINGS = {"mha": mha, "gqa": gqa, "mqa": mqa, "mla": mla, "differential": differential}
-POSITIONS = {"none": {}, "rotary": {"position": rotary}, "alibi": {"position": alibi}, "t5": {"position": t5}}
-POSITIONS |= {"shaw": {"position": shaw_keys}, "learned": {}, "sinusoidal": {}}
-ABSOLUTE = {"learned": partial(LearnedPosition, 16, 32), "sinusoidal": partial(SinusoidalPosition, 16, 32)}
-OPTIONS = {
-    "plain": {},
-    "window": {"window": 3},
-    "pattern": {"window": [2, None]},
-    "sink": {"sink": True},
-    "local_gaussian": {"window": 4, "local_gaussian": True},
-    "gate+qk_norm+softcap": {"gate": True, "qk_norm": True, "softcap": 0.5},
-    "additive": {"score": "additive"},
-    "general": {"score": "general"},
-}
 
 
-def combinations():
-    """All of them; each sharing with each kind of window, at one position or another, runs at every push."""
-    for index, (option, sharing, position) in enumerate(product(OPTIONS, SHARINGS, POSITIONS)):
-        row, column = divmod(index, len(POSITIONS))
-        is_diagonal = option in ("plain", "window", "pattern") and row % len(POSITIONS) == column
-        yield pytest.param(option, sharing, position, marks=[] if is_diagonal else [pytest.mark.nightly])
-
-
-@pytest.mark.parametrize(("option", "sharing", "position"), list(combinations()))
-def test_text_is_the_same_without_a_cache(option, sharing, position):
-    model = variant(partial(SHARINGS[sharing], **POSITIONS[position], **OPTIONS[option]), ABSOLUTE.get(position))
+@pytest.mark.parametrize(
+    ("attention", "absolute"),
+    [
+        (partial(mha, window=3), None),
+        (partial(mqa, position=shaw_keys, window=3, sink=True), None),
+        (partial(gqa, position=rotary, window=[2, None], gate=True, qk_norm=True, softcap=0.5), None),
+        (partial(mha, position=alibi, window=4, local_gaussian=True), None),
+        (partial(gqa, position=t5, window=[2, None]), None),
+        (partial(mqa, score="additive"), partial(LearnedPosition, 16, 32)),
+        (partial(gqa, score="general", window=3), partial(SinusoidalPosition, 16, 32)),
+        (partial(mla, position=rotary), None),
+        (partial(mla, window=[2, None]), partial(LearnedPosition, 16, 32)),
+        (partial(differential, position=rotary, window=3), None),
+        (partial(differential, position=alibi), None),
+    ],
+    ids=str,
+)
+def test_text_is_the_same_without_a_cache(attention, absolute):
+    model = variant(attention, absolute)
     for sampling in (GREEDY, Sampling(temperature=4.0)):  # some models' likeliest token is always the same
         with_cache = generate(model, token_ids(seq=11), 7, sampling)  # past max_seq_len = 16
         assert with_cache == generate(model, token_ids(seq=11), 7, sampling, use_cache=False)
@@ -177,32 +171,22 @@ def test_tokens_come_one_at_a_time():
     assert list(steps) == [[None, second[1]], [first[0], None], [first[1], None]]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "num_tokens", "message"),
-    [
-        ([[1], []], 3, r"^prompts\[1\]=\[\]: must have at least one token\.$"),
-        ([[1], [2, 50]], 3, r"^prompts\[1\]=50: token ids go from 0 to 49\.$"),
-        (torch.zeros(2, 0, dtype=torch.long), 3, r"^prompts\[0\]=\[\]: "),
-        ([[1]], -1, r"^num_tokens=-1: must be at least 0; num_tokens=200 works\.$"),
-    ],
-)
-def test_prompts_that_do_not_work(prompts, num_tokens, message):
-    with pytest.raises(ArgumentError, match=message):
-        stream(variant(gqa), prompts, num_tokens)  # at once, and not at the first step
-
-
-def test_sampling_that_does_not_work():
-    for settings, message in (
-        ({"temperature": -1.0}, r"^temperature=-1\.0: must be at least 0; temperature=0 works\.$"),
-        ({"top_k": 0}, r"^top_k=0: must be at least 1; top_k=1 works\.$"),
-        ({"top_p": 0.0}, r"^top_p=0\.0: must be above 0 and at most 1; top_p=0\.9 works\.$"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            Sampling(**settings)
-
-
 def test_a_compiled_network_is_not_compiled_anew_for_every_length():
     model = variant(gqa)
     expected = generate(model, [[1, 2]], 4, GREEDY)
     model.compile(backend=lambda module, inputs: pytest.fail("compiled"))
     assert generate(model, [[1, 2]], 4, GREEDY) == expected
+
+
+def test_settings_that_do_not_work():
+    for prompts, num_tokens, sampling, message in (
+        ([[1], []], 3, {}, r"^prompts\[1\]=\[\]: must have at least one token\.$"),
+        ([[1], [2, 50]], 3, {}, r"^prompts\[1\]=50: token ids go from 0 to 49\.$"),
+        (torch.zeros(2, 0, dtype=torch.long), 3, {}, r"^prompts\[0\]=\[\]: "),
+        ([[1]], -1, {}, r"^num_tokens=-1: must be at least 0; num_tokens=200 works\.$"),
+        ([[1]], 3, {"temperature": -1.0}, r"^temperature=-1\.0: must be at least 0; temperature=0 works\.$"),
+        ([[1]], 3, {"top_k": 0}, r"^top_k=0: must be at least 1; top_k=1 works\.$"),
+        ([[1]], 3, {"top_p": 0.0}, r"^top_p=0\.0: must be above 0 and at most 1; top_p=0\.9 works\.$"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            stream(variant(gqa), prompts, num_tokens, Sampling(**sampling))  # at once, and not at the first step

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from programs import SMALL, Program
 
 TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1 trainer.limit_val_batches=2"
@@ -27,20 +26,3 @@ def test_a_torch_profile_traces_three_steps(program: Program, book: Path) -> Non
     table = (Path("run") / "fit-profile.txt").read_text()
     assert re.search(r"^ +aten::linear +[\d.]+%", table, re.MULTILINE)
     assert json.loads((Path("run") / "results.json").read_text())["steps"] == 9
-
-
-@pytest.mark.slow
-def test_a_short_run_is_profiled_too(program: Program, book: Path) -> None:
-    ended = program("train.py", SMALL, TEXT, "trainer.profiler=torch hydra.run.dir=run trainer.max_steps=3")
-    assert ended.code == 0, ended.err
-    assert traced(Path("run"))["training_step"] == 1
-
-
-@pytest.mark.slow
-def test_an_evaluation_is_traced(program: Program, book: Path) -> None:
-    assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
-    settings = "checkpoint=run/checkpoints/last.ckpt trainer.profiler=torch hydra.run.dir=evaluated callbacks=default"
-    ended = program("evaluate.py", settings, "data.batch_size=1")
-    assert ended.code == 0, ended.err
-    assert traced(Path("evaluated"))["validation_step"] == 3
-    assert "aten::linear" in (Path("evaluated") / "validate-profile.txt").read_text()

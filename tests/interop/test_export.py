@@ -97,31 +97,16 @@ def change_checkpoint(path: Path, change: Any) -> None:
     torch.save(stored, path)
 
 
-def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
-    def halve(stored: Any) -> None:
-        stored["state_dict"] = {name: weight.bfloat16() for name, weight in stored["state_dict"].items()}
-
-    our_checkpoint(tmp_path / "ours.ckpt")
-    change_checkpoint(tmp_path / "ours.ckpt", halve)
-    assert exported(tmp_path / "ours.ckpt", tmp_path / "theirs").dtype == torch.bfloat16
-
-
 # The tokenizer.
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [BPETokenizer(300), pytest.param(CharTokenizer(), marks=slow)],
-    ids=lambda recipe: recipe.name,
-)
-def test_a_prompt_is_continued_with_the_same_text(recipe: Any, tmp_path: Path) -> None:
-    tokenizer = recipe.build([TEXT])
+def test_a_prompt_is_continued_with_the_same_text(tmp_path: Path) -> None:
+    tokenizer = BPETokenizer(300).build([TEXT])
     our_checkpoint(tmp_path / "ours.ckpt", tokenizer=tokenizer)
     export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
     library, folder, prompt = transformers(), tmp_path / "theirs", "the cat"
-    model, their_tokenizer = (
-        kind.from_pretrained(folder) for kind in (library.AutoModelForCausalLM, library.AutoTokenizer)
-    )
+    model = library.AutoModelForCausalLM.from_pretrained(folder)
+    their_tokenizer = library.AutoTokenizer.from_pretrained(folder)
     encoded = their_tokenizer(prompt, return_tensors="pt")
     assert encoded["input_ids"].tolist() == [[tokenizer.eos_id, *tokenizer.encode(prompt)]]
     assert (their_tokenizer.eos_token_id, model.generation_config.eos_token_id) == (tokenizer.eos_id,) * 2
@@ -240,14 +225,6 @@ def test_a_class_that_only_the_checkpoint_names_is_not_imported(tmp_path: Path) 
     with pytest.raises(ValueError, match=r"attention=antigravity\.Attention"):
         export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
     assert "antigravity" not in sys.modules
-
-
-def test_weights_that_do_not_fit_the_config_are_refused(tmp_path: Path) -> None:
-    our_checkpoint(tmp_path / "ours.ckpt")
-    name = "encoder.layers.1.attention.q_proj.weight"
-    change_checkpoint(tmp_path / "ours.ckpt", lambda stored: stored["state_dict"].pop(f"network.{name}"))
-    with pytest.raises(ValueError, match=f"it lacks {name}"):
-        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
 
 
 def test_a_folder_is_new_and_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from interop.models import BERT, GPT2, LLAMA, transformers
 from tinyformer.errors import ArgumentError
 from tinyformer.interop import FAMILIES, Family
-from tinyformer.interop.bert import OUTPUT, OUTPUT_BIAS, POSITIONS, read_weights, write_weights
+from tinyformer.interop.bert import OUTPUT, OUTPUT_BIAS, read_weights
 from tinyformer.interop.family import ACTIVATIONS, ANYWHERE, REQUIRED
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -82,12 +82,6 @@ def test_rope_theta_is_read_from_old_and_new_files() -> None:
     assert settings("llama", **plain, rope_theta=500, rope_scaling={"type": "default"})[key] == 500
 
 
-def test_null_means_our_default() -> None:
-    values = settings("mistral", sliding_window=None, num_key_value_heads=None, head_dim=None)
-    assert not {"attention.window", "attention.num_kv_heads", "attention.head_dim"} & values.keys()
-    assert settings("mistral")["attention.window"] == 4096
-
-
 UNSUPPORTED = "changes what the model computes and is not supported"
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, f"scale_attn_by_inverse_layer_idx=True: {UNSUPPORTED}; "),
@@ -116,11 +110,6 @@ def test_unsupported_values_are_refused_by_name() -> None:
         FAMILIES[0].settings(without_size)
 
 
-def test_values_without_effect_are_not_refused() -> None:
-    settings("gpt2", add_cross_attention=None, quantization_config=None)
-    settings("llama", rope_parameters={"rope_type": "default", "partial_rotary_factor": 1.0})
-
-
 def test_activations_are_those_of_transformers() -> None:
     transformers()
     from transformers.activations import ACT2FN
@@ -144,8 +133,3 @@ def test_rotary_frequencies_in_older_files_are_ignored() -> None:
 def test_bert_uses_the_output_bias_of_the_tied_layer() -> None:
     read = read_weights({OUTPUT_BIAS: torch.ones(3), f"{OUTPUT}.bias": torch.zeros(3)})
     assert read[f"{OUTPUT}.bias"].tolist() == [1, 1, 1]
-
-
-def test_weights_that_are_added_to_bert_have_the_dtype_of_the_others() -> None:
-    ours = {POSITIONS: torch.zeros(3, 4).bfloat16(), f"{OUTPUT}.bias": torch.zeros(5).bfloat16()}
-    assert {tensor.dtype for tensor in write_weights(ours).values()} == {torch.bfloat16}

@@ -80,16 +80,6 @@ def test_the_token_that_starts_a_text(
     assert TextTokenizer.from_json(found.to_json()).eos_id == found.eos_id
 
 
-def test_a_post_processor_of_their_own_is_kept(tmp_path: Path) -> None:
-    tokenizer = words("</s>", "<s>")
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 4)])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert json.loads(read(tmp_path).to_json())["post_processor"] == json.loads(tokenizer.to_str())["post_processor"]
-    assert read(tmp_path).encode("a b") == [0, 1]
-    written = tokenizer_files(TextTokenizer(tokenizer), 9)["tokenizer.json"]["post_processor"]
-    assert written == json.loads(tokenizer.to_str())["post_processor"]
-
-
 def test_the_vocabulary_must_not_exceed_the_embedding(tmp_path: Path) -> None:
     folder, tokenizer = tmp_path / "model", words("</s>")
     theirs("GPT2", **GPT2, vocab_size=5).save_pretrained(folder)

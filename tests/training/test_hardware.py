@@ -67,9 +67,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
 def test_freed_memory_is_reused_without_page_faults():
-    processes = [
-        subprocess.Popen([sys.executable, "-c", STEPS_AFTER_STEPS.format(keep=keep)], stdout=subprocess.PIPE)
-        for keep in (False, True)
-    ]
-    returned, kept = (int(process.communicate()[0]) for process in processes)
+    programs = (STEPS_AFTER_STEPS.format(keep=keep) for keep in (False, True))
+    returned, kept = (int(subprocess.check_output([sys.executable, "-c", program])) for program in programs)
     assert kept < returned / 5

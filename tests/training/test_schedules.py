@@ -31,13 +31,6 @@ def test_stable_decay_by_hand():
 @pytest.mark.parametrize("schedule", [WarmupCosine, WarmupStableDecay])
 def test_warm_up(schedule):
     assert schedule(warmup_steps=0).factor(0, 10) == pytest.approx(1.0)
-    longer_than_the_run = [schedule(warmup_steps=100).factor(step, 5) for step in range(4)]
-    assert longer_than_the_run == pytest.approx([1 / 101, 2 / 101, 3 / 101, 4 / 101])
-
-
-def test_values_out_of_range():
-    for schedule in (WarmupCosine, WarmupStableDecay):
-        with pytest.raises(ArgumentError, match=r"^warmup_steps=-1: must be at least 0; warmup_steps=100 works\.$"):
-            schedule(warmup_steps=-1)
-    with pytest.raises(ArgumentError, match=r"^decay_fraction=2: must be from 0 to 1; decay_fraction=0\.2 works\.$"):
-        WarmupStableDecay(decay_fraction=2)
+    assert schedule(warmup_steps=100).factor(3, 5) == pytest.approx(4 / 101)  # longer than the run
+    with pytest.raises(ArgumentError, match=r"^warmup_steps=-1: must be at least 0; warmup_steps=100 works\.$"):
+        schedule(warmup_steps=-1)

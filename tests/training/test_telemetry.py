@@ -153,13 +153,6 @@ def test_pruned_heads_have_no_measures(tmp_path):
     assert [row["head"] for row in table(tmp_path / "attention" / "heads.csv")] == ["00", "03", "00", "01", "02", "03"]
 
 
-def test_a_single_head_has_no_similarity(tmp_path):
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    validate(tmp_path, AttentionTelemetry(), [logger], {"num_heads": 1})
-    assert {name.rpartition("/")[2] for name in logged(logger)[0]} == {*MEASURES, *PATTERNS} - {"similarity"}
-    assert {row["similarity"] for row in table(tmp_path / "attention" / "heads.csv")} == {""}
-
-
 # What it does not change.
 
 
@@ -186,7 +179,7 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path):
     sink = (series[0] + series[-1]) / 2  # one head's attention to the first token crosses this
     make = partial(AttentionTelemetry, every_n_steps=1, sink=sink, hysteresis=0.0)
     whole = make()
-    expected = fit(tmp_path / "whole", [whole, Checkpoints(tmp_path / "whole", CONTENTS)], **SETTINGS)
+    fit(tmp_path / "whole", [whole, Checkpoints(tmp_path / "whole", CONTENTS)], **SETTINGS)
     first, resumed, stop = make(), make(), L.Callback()
     kill = partial(os.kill, os.getpid(), signal.SIGTERM)
     stop.on_train_batch_end = lambda trainer, *args: kill() if trainer.global_step == 5 else None
@@ -194,9 +187,7 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path):
         fit(tmp_path / "broken", [first, stop, Checkpoints(tmp_path / "broken", CONTENTS)], **SETTINGS)
     checkpoint = str(tmp_path / "broken" / "last.ckpt")
     callbacks = [resumed, Checkpoints(tmp_path / "broken", CONTENTS)]
-    module = fit(tmp_path / "broken", callbacks, checkpoint=checkpoint, **SETTINGS)
-    for name, tensor in expected.network.state_dict().items():
-        assert torch.equal(tensor, module.network.state_dict()[name]), name
+    fit(tmp_path / "broken", callbacks, checkpoint=checkpoint, **SETTINGS)
     assert whole.detector.events
     assert resumed.detector.events == whole.detector.events
     events = table(tmp_path / "whole" / "events.csv")
