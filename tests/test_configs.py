@@ -42,11 +42,6 @@ def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> 
     assert OmegaConf.to_container(config, resolve=True)
 
 
-def test_base_has_the_parameters_of_gpt2() -> None:
-    model = network("model=base", "model.bias=true", "position=learned", "model.vocab_size=50257")
-    assert model.num_parameters() == 124_439_808
-
-
 @pytest.mark.parametrize(
     ("experiment", "most", "shape"),
     [
@@ -74,10 +69,6 @@ def test_the_command_line_wins_over_an_experiment() -> None:
     assert config.data.source._target_ == "tinyformer.data.TextFiles"
     assert config.data.validation_fraction == 0.1
     assert config.optimizer._target_ == "tinyformer.training.AdamW"
-
-
-def test_gqa_shares_among_the_most_groups_that_are_at_most_half() -> None:
-    assert composed("attention=gqa", "model.num_heads=12").attention.num_kv_heads == 6
 
 
 def test_layers_are_distinct() -> None:

@@ -1,8 +1,5 @@
 """Conversion from and to Hugging Face on the command line, and the programs on converted checkpoints."""
 
-import csv
-import io
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from hub_server import HubServer
-from interop.models import BERT, GPT2, LLAMA, change_config, our_checkpoint, their_logits, theirs, tokens, transformers
-from programs import SMALL, Ended, Program
+from interop.models import BERT, GPT2, LLAMA, change_config, our_checkpoint, their_logits, theirs, tokens
+from programs import Ended, Program
 
 import tinyformer
 from tinyformer.checkpoint import load_checkpoint
@@ -24,12 +21,8 @@ Run = Callable[..., Ended]
 
 TEXT = "In a line the cat sees seven birds and eleven mice.\n"
 ANALYSES = ("heads", "importance", "prune", "residual", "maps")
-SIZES: dict[str, dict[str, Any]] = {
-    "GPT2": GPT2,
-    "Llama": LLAMA,
-    "Mistral": LLAMA | {"sliding_window": 5},
-    "Bert": BERT,
-}
+MISTRAL = LLAMA | {"sliding_window": 5}
+SIZES: dict[str, dict[str, Any]] = {"GPT2": GPT2, "Llama": LLAMA, "Mistral": MISTRAL, "Bert": BERT}
 
 
 @pytest.fixture
@@ -78,20 +71,6 @@ def test_the_report_names_changes_to_the_model(convert: Run) -> None:
     assert "The checkpoint has no tokenizer, so the folder has none." in convert("export", "in.ckpt", "out").out
 
 
-@pytest.mark.parametrize(
-    ("script", "key"), [("evaluate.py", "checkpoint"), pytest.param("train.py", "init_from", marks=pytest.mark.slow)]
-)
-def test_a_model_without_a_tokenizer_is_refused_where_text_is_read(
-    script: str, key: str, convert: Run, program: Program
-) -> None:
-    theirs("GPT2", **GPT2).save_pretrained("gpt2")
-    assert convert("hf", "gpt2", "in.ckpt").code == 0
-    ended = program(script, f"{key}=in.ckpt")
-    assert (ended.code, len(ended.err.splitlines())) == (2, 1)
-    assert ended.err.startswith(f"Error: {key}=in.ckpt")
-    assert "tokenizer" in ended.err
-
-
 MISTAKES = {
     "hf none/of/these in.ckpt": "none/of/these",
     "hf gpt2 none/in.ckpt": "OUT.ckpt=none/in.ckpt: is in a folder that does not exist.",
@@ -113,14 +92,7 @@ def test_a_mistake_exits_with_2_and_one_sentence(convert: Run) -> None:
         assert len(ended.err.splitlines()) == 1
 
 
-def test_a_bug_keeps_its_traceback(convert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinyformer.convert.exporting.load_checkpoint", lambda path: 1 / 0)
-    ended = convert("export", "ours.ckpt", "out")
-    assert ended.code == 1
-    assert "ZeroDivisionError" in ended.err
-
-
-def test_a_model_without_a_tokenizer_takes_token_ids_in_python(convert: Run) -> None:
+def test_a_model_without_a_tokenizer_takes_token_ids_in_python_alone(convert: Run, program: Program) -> None:
     model = theirs("GPT2", **GPT2)
     model.save_pretrained("gpt2")
     assert convert("hf", "gpt2", "in.ckpt").code == 0
@@ -129,6 +101,10 @@ def test_a_model_without_a_tokenizer_takes_token_ids_in_python(convert: Run) -> 
     for ask in (ours.logits, ours.generate):
         with pytest.raises(ValueError, match="has no tokenizer, so it takes a tensor of token ids"):
             ask("a text")
+    ended = program("evaluate.py", "checkpoint=in.ckpt")
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1)
+    assert ended.err.startswith("Error: checkpoint=in.ckpt")
+    assert "tokenizer" in ended.err
 
 
 WITHOUT_TORCH = """
@@ -152,9 +128,7 @@ sys.exit(main())
 def spawned(script: str, folder: Path, *words: str, environment: dict[str, str] | None = None) -> Ended:
     """The program in a process of its own, in a folder that is not the repository's."""
     command = [sys.executable, "-c", script, *words]
-    ended = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
@@ -180,12 +154,9 @@ def test_a_name_is_downloaded_from_the_hub(tmp_path: Path) -> None:
         assert ended.code == 0, ended.err
         assert ended.out.startswith("Llama, ")
         assert hub.bytes_served < 10**6
-        ended = convert("hf", "owner/none", "none.ckpt")
-        assert ended.code == 2
-        assert "owner/none" in ended.err
-        ended = convert("hf", "owner/bare", "none.ckpt")
-        assert ended.code == 2
-        assert "has no config.json" in ended.err
+        for name, said in {"owner/none": "owner/none", "owner/bare": "has no config.json"}.items():
+            ended = convert("hf", name, "none.ckpt")
+            assert (ended.code, said in ended.err) == (2, True), ended.err
     # Without the Hub, only what was downloaded is available.
     again = convert("hf", "owner/model", "again.ckpt")
     assert again.code == 0, again.err
@@ -194,8 +165,7 @@ def test_a_name_is_downloaded_from_the_hub(tmp_path: Path) -> None:
     ended = convert("hf", "owner/other", "none.ckpt")
     assert ended.code == 2
     assert "the Hugging Face Hub cannot be reached" in ended.err
-    ended = convert("export", "in.ckpt", "out")
-    assert ended.code == 0, ended.err
+    assert convert("export", "in.ckpt", "out").code == 0
 
 
 @pytest.mark.slow
@@ -209,27 +179,10 @@ def test_every_analysis_of_an_imported_model(family: str, convert: Run, program:
         choice = f"analysis={analysis} analysis.num_windows=6 hydra.run.dir={analysis}"
         ended = program("evaluate.py", f"checkpoint=in.ckpt {options} {choice}")
         assert ended.code == 0, ended.err
-    with io.StringIO(Path("heads/heads.csv").read_text()) as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * (6 if family in ("Llama", "Mistral") else 7)
+    rows = Path("heads/heads.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * (6 if family in ("Llama", "Mistral") else 7)
     # A pruned model is a checkpoint like any other, but belongs to no family.
     assert program("evaluate.py", f"checkpoint=prune/pruned.ckpt {options} hydra.run.dir=again").code == 0
     ended = convert("export", "prune/pruned.ckpt", "out")
     assert ended.code == 2
     assert ended.err.startswith("Error: model.pruned_heads=[[")
-
-
-@pytest.mark.slow
-def test_an_exported_run_generates_the_same_text(convert: Run, program: Program) -> None:
-    Path("book.txt").write_text(TEXT * 200)
-    ended = program("train.py", SMALL, "data=text data.files=book.txt trainer.max_steps=40 hydra.run.dir=run")
-    assert ended.code == 0, ended.err
-    assert convert("export", "run/checkpoints/last.ckpt", "out").code == 0
-    text = "generate.prompt=the generate.temperature=0 generate.num_tokens=8 callbacks.attention=null"
-    ended = program("evaluate.py", f"checkpoint=run/checkpoints/last.ckpt {text} hydra.run.dir=evaluated")
-    assert ended.code == 0, ended.err
-    library = transformers()
-    tokenizer, model = (kind.from_pretrained("out") for kind in (library.AutoTokenizer, library.AutoModelForCausalLM))
-    made = model.generate(**tokenizer("the", return_tensors="pt"), max_new_tokens=8)
-    expected = json.loads(Path("evaluated/results.json").read_text())["sample"]
-    assert tokenizer.decode(made[0], skip_special_tokens=True) == expected

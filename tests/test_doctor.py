@@ -13,13 +13,13 @@ from programs import ROOT
 
 from tinyformer.doctor import __main__ as doctor
 from tinyformer.doctor import speed, verdict
-from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE, TIMED_SHAPE
-from tinyformer.doctor.exactness import Errors, Solution, kernel_among, relative_error
-from tinyformer.doctor.variants import BACKEND_NAMES, NUM_HEADS, VARIANTS
+from tinyformer.doctor.cases import DTYPES, EXACT_SHAPE
+from tinyformer.doctor.exactness import Errors, Solution, kernel_among
+from tinyformer.doctor.variants import VARIANTS
 from tinyformer.nn import BACKENDS
 from tinyformer.nn.kernels.eager import eager
 
-PLAIN = ("--variants=mha", "--masks=causal", "--dtypes=fp32", "--backends=sdpa")
+PLAIN = ("--variants=mha", "--masks=causal", "--dtypes=fp32")
 
 
 @pytest.fixture(autouse=True)
@@ -51,32 +51,21 @@ def altered(name, alter):
 
 
 def test_the_json_holds_the_machine_and_the_cells_and_nothing_else(capsys):
-    code = doctor.main(
-        ["--json", "--variants=mha,alibi", "--masks=causal", "--dtypes=fp32", "--backends=sdpa,flash", "--device=cpu"]
-    )
+    code = doctor.main(["--json", "--variants=mha,alibi", *PLAIN[1:3], "--backends=sdpa,flash", "--device=cpu"])
     found = json.loads(capsys.readouterr().out)
     assert code == 0
     assert set(found) == {"machine", "cells"}
     assert {"device", "name", "torch", "python", "threads"} <= set(found["machine"])
     assert found["machine"]["device"] == "cpu"
     assert found["machine"]["torch"] == torch.__version__
-    assert [(cell["variant"], cell["backend"]) for cell in found["cells"]] == [
-        ("mha", "sdpa"),
-        ("mha", "flash"),
-        ("alibi", "sdpa"),
-        ("alibi", "flash"),
-    ]
+    cells = [f"{cell['variant']} {cell['backend']}" for cell in found["cells"]]
+    assert cells == ["mha sdpa", "mha flash", "alibi sdpa", "alibi flash"]
     for cell in found["cells"]:
         assert (cell["status"], cell["kernel"], cell["reason"], cell["failure"]) == ("ran", "flash", None, None)
         assert 0 < cell["output_error"] < 1e-5
         assert 0 < cell["gradient_error"] < 1e-5
         assert 1e-4 < cell["seconds"] < 1
         assert cell["auto"] == (cell["backend"] == "sdpa" and cell["variant"] == "mha")  # a bias is eager's, when short
-
-
-def test_every_backend_is_tested_by_default():
-    assert tuple(BACKENDS) == BACKEND_NAMES
-    assert doctor._parser("doctor").parse_args([]).backends == list(BACKENDS)
 
 
 def test_what_a_backend_lacks_is_refused_with_the_reason(examine):
@@ -116,52 +105,31 @@ def with_twice_the_dropout(*arguments):
     return eager(*arguments[:-1], 2 * arguments[-1])
 
 
+SDPA = BACKENDS["sdpa"].compute
+EMPTY = "gives a row without keys something other than zeros"
 BROKEN = {
     "scaled": (
-        *("sdpa", "mha causal", lambda: {"compute": altered("sdpa", lambda out: 1.001 * out)}),
-        "its output is off by 1.0e-03; at most 1.0e-05 is allowed",
+        "sdpa mha causal",
+        {"compute": altered("sdpa", lambda out: 1.001 * out)},
+        "its output is off by 1.0e-03",
     ),
-    "eager itself": (
-        *("eager", "mha full", lambda: {"compute": altered("eager", lambda out: 1.001 * out)}),
-        "its output is off",
-    ),
-    "gradient": (
-        *("sdpa", "mha causal", lambda: {"compute": double_gradient(BACKENDS["sdpa"].compute)}),
-        "its gradient is off by",
-    ),
-    "dropout": ("eager", "dropout causal", lambda: {"compute": with_twice_the_dropout}, "its output is off"),
-    "not finite": (
-        *("sdpa", "mha causal", lambda: {"compute": altered("sdpa", lambda out: out / 0)}),
-        "gives values that are not finite",
-    ),
-    "empty rows": (
-        *("sdpa", "mha padded", lambda: {"compute": altered("sdpa", lie_in_empty_rows)}),
-        "gives a row without keys something other than zeros",
-    ),
-    "gradients of empty rows": (
-        *("sdpa", "mha padded", lambda: {"compute": with_gradient_everywhere(BACKENDS["sdpa"].compute)}),
-        "gives a row without keys something other than zeros",
-    ),
-    "refusal": (
-        *("sdpa", "mha causal", lambda: {"refusal": lambda case: "has a headache"}),
-        "refuses what it computes: has a headache",
-    ),
-    "acceptance": (
-        *("sdpa", "additive causal", lambda: {"refusal": lambda case: None}),
-        "accepts scores other than dot products, which support.LACKS says it lacks",
-    ),
-    "crash": (
-        *("sdpa", "mha causal", lambda: {"compute": altered("sdpa", lambda out: out.nothing)}),
-        "crashes: AttributeError: ",
-    ),
+    "eager itself": ("eager mha full", {"compute": altered("eager", lambda out: 1.001 * out)}, "its output is off"),
+    "gradient": ("sdpa mha causal", {"compute": double_gradient(SDPA)}, "its gradient is off by"),
+    "dropout": ("eager dropout causal", {"compute": with_twice_the_dropout}, "its output is off"),
+    "not finite": ("sdpa mha causal", {"compute": altered("sdpa", lambda out: out / 0)}, "gives values that are not"),
+    "empty rows": ("sdpa mha padded", {"compute": altered("sdpa", lie_in_empty_rows)}, EMPTY),
+    "gradients of empty rows": ("sdpa mha padded", {"compute": with_gradient_everywhere(SDPA)}, EMPTY),
+    "refusal": ("sdpa mha causal", {"refusal": lambda case: "an ache"}, "refuses what it computes: an ache"),
+    "acceptance": ("sdpa additive causal", {"refusal": lambda case: None}, "accepts scores other than dot products"),
+    "crash": ("sdpa mha causal", {"compute": altered("sdpa", lambda out: out.nothing)}, "crashes: AttributeError: "),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_backend_fails(name, monkeypatch, examine):
-    backend, cell, changes, failure = BROKEN[name]
-    variant, mask = cell.split()
-    monkeypatch.setitem(BACKENDS, backend, replace(BACKENDS[backend], **changes()))
+    cell, changes, failure = BROKEN[name]
+    backend, variant, mask = cell.split()
+    monkeypatch.setitem(BACKENDS, backend, replace(BACKENDS[backend], **changes))
     options = (f"--variants={variant}", f"--masks={mask}", f"--backends={backend}", "--dtypes=fp32", "--device=cpu")
     code, cells = examine(*options)
     assert code == 1
@@ -169,16 +137,14 @@ def test_a_broken_backend_fails(name, monkeypatch, examine):
 
 
 def test_auto_must_not_pick_a_slow_backend(monkeypatch, capsys):
-    compute = BACKENDS["sdpa"].compute
-
     def slow(*arguments):
         end = time.process_time() + 0.05
         while time.process_time() < end:
             pass
-        return compute(*arguments)
+        return SDPA(*arguments)
 
     monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], compute=slow))
-    code = doctor.main([*PLAIN[:3], "--backends=sdpa,flash", "--device=cpu"])
+    code = doctor.main([*PLAIN, "--backends=sdpa,flash", "--device=cpu"])
     assert code == 1
     printed = capsys.readouterr().out
     assert "✗ sdpa mha causal fp32: is chosen by auto but takes " in printed
@@ -189,18 +155,8 @@ def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(ca
     code = doctor.main(["--variants=mha,dropout", "--masks=full,causal", "--dtypes=fp32", "--device=cpu"])
     lines = capsys.readouterr().out.splitlines()
     assert code == 0
-    assert lines[1].split() == [
-        "attention",
-        "dtype",
-        "eager",
-        "sdpa",
-        "flash",
-        "flex",
-        "auto",
-        "×",
-        "output",
-        "gradient",
-    ]
+    header = ["attention", "dtype", "eager", "sdpa", "flash", "flex", "auto", "×", "output", "gradient"]
+    assert lines[1].split() == header
     numbers = r"\s+[\d.e-]+"
     assert re.fullmatch(f"mha +fp32 +MM{numbers} +FF{numbers} +FF{numbers} +mm{numbers} +sdpa{3 * numbers} *", lines[2])
     assert re.fullmatch(f"dropout +fp32 +MM{numbers} +MM{numbers} +·· +·· +eager{3 * numbers} *", lines[3])
@@ -236,20 +192,6 @@ def test_peak_memory_is_the_most_that_is_held_at_once():
     assert 2 * million_floats <= speed.peak_memory(run, "cpu") < 2.01 * million_floats
 
 
-def test_eager_holds_the_weights_and_flash_does_not(capsys, monkeypatch):
-    monkeypatch.setattr(verdict, "TIMED_SHAPE", TIMED_SHAPE)
-    arguments = ["--variants", "mha", "--masks", "causal", "--dtypes", "fp32", "--backends", "eager,flash"]
-    doctor.main([*arguments, "--json"])
-    eager, flash = (cell["peak_memory"] for cell in json.loads(capsys.readouterr().out)["cells"])
-    weights = 4 * TIMED_SHAPE.batch * NUM_HEADS * TIMED_SHAPE.seq**2  # bytes
-    assert eager > weights > flash
-
-
-def test_the_error_is_relative_to_the_largest_value():
-    exact = torch.tensor([1.0, -4.0, 2.0], dtype=torch.float64)
-    assert relative_error(torch.tensor([1.5, -4.0, 1.9]), exact) == pytest.approx(0.125)
-
-
 OPERATORS = {
     "aten::scaled_dot_product_attention aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
     "aten::_scaled_dot_product_efficient_attention": "efficient",
@@ -268,13 +210,8 @@ def test_a_kernel_is_known_by_the_operators_that_ran():
 @pytest.mark.timed
 def test_this_machine_passes_in_less_than_two_minutes():
     started = time.perf_counter()
-    ended = subprocess.run(
-        [sys.executable, "-m", "tinyformer.doctor", "--json", "--device=cpu"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tinyformer.doctor", "--json", "--device=cpu"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - started
     cells = json.loads(ended.stdout)["cells"]
     assert [cell for cell in cells if cell["failure"]] == []
@@ -302,11 +239,3 @@ def test_ill_conditioned_gradients_are_shown_and_not_counted():
     assert actual.errors(exact, [True, False]).counted_gradient == pytest.approx(0.01)
     assert actual.errors(exact, [True, False]).gradient == pytest.approx(0.4)
     assert actual.errors(exact, [False, False]).counted_gradient is None
-
-
-def test_only_lambdas_of_differential_attention_are_ill_conditioned():
-    problem = verdict.make_problem(VARIANTS["differential"], "padded", EXACT_SHAPE, torch.device("cpu"))
-    names = ["x", *(name for name, _ in problem.module.named_parameters())]
-    counted = zip(names, problem.well_conditioned(torch.bfloat16), strict=True)
-    assert {name for name, counts in counted if not counts} <= {f"lambdas.{i}" for i in range(4)}
-    assert all(problem.well_conditioned(torch.float32))

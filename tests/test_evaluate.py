@@ -64,16 +64,6 @@ def test_weights_heads_and_backend_are_those_that_are_asked_for(program: Program
     assert abs(ablated["val/loss"] - trained.results["val/loss"]) > 1e-6
 
 
-@pytest.mark.slow
-def test_splits(program: Program, trained: Trained) -> None:
-    text = Path("book.txt").read_text()
-    sizes = {}
-    for split, prefix in {"train": "train", "validation": "val", "test": "test", "all": "val"}.items():
-        sizes[split] = evaluate(program, trained, f"split={split}")[f"{prefix}/num_bytes"]
-    assert sizes["all"] == len(text.encode())
-    assert sizes["train"] + sizes["validation"] + sizes["test"] == len(text.encode())
-
-
 def test_other_text_is_scored_whole(program: Program, trained: Trained) -> None:
     Path("other.txt").write_text("The cat sees 3 birds.\n" * 5)
     results = evaluate(program, trained, "data=text data.files=other.txt")
@@ -88,16 +78,18 @@ def test_other_text_is_scored_whole(program: Program, trained: Trained) -> None:
 def test_a_prompt_is_gone_on_with(program: Program, trained: Trained) -> None:
     Path("prompt.txt").write_text("In line 3")
     greedy = "generate.temperature=0 generate.num_tokens=12"
-    first, second = evaluate(program, trained, greedy, "'generate.prompt=[In line 3, the cat sees 1 of the birds]'")[
-        "sample"
-    ]
+    prompts = ["In line 3", "the cat sees 1 of the birds"]
+    asked = f"checkpoint={trained.last} hydra.run.dir=run 'generate.prompt=[{', '.join(prompts)}]'"
+    ended = program("evaluate.py", asked, greedy)
+    assert "prompt 2: only its last 16 tokens fit\n" in ended.out
+    first, second = results_of("run")["sample"]
+    assert ended.out.replace("\n  ", "\n").endswith(f"\nSample 1 of 2:\n{first}\n\nSample 2 of 2:\n{second}\n")
     assert first.startswith("In line 3")
     assert len(first) == len("In line 3") + 12
     likeliest = "generate.top_k=1 generate.num_tokens=12"
     assert evaluate(program, trained, likeliest, "generate.prompt_file=prompt.txt")["sample"] == first
     # In Python the same.
     model = tinyformer.load(trained.last)
-    prompts = ["In line 3", "the cat sees 1 of the birds"]
     assert model.generate(prompts, num_tokens=12, temperature=0) == [first, second]
     Path("line.txt").write_text("In line 3")
     nats, [ids] = -model.logits("In line 3").log_softmax(-1)[0], model.tokenize("In line 3")[0].tolist()
@@ -105,47 +97,22 @@ def test_a_prompt_is_gone_on_with(program: Program, trained: Trained) -> None:
     assert scored["val/loss"] == pytest.approx(float(nats[range(len(ids) - 1), ids[1:]].mean()), abs=1e-5)
 
 
-def test_a_long_prompt_is_told_in_the_summary(program: Program, trained: Trained) -> None:
-    ended = program(
-        "evaluate.py", f"checkpoint={trained.last} hydra.run.dir=long 'generate.prompt=[the cat sees 12 birds,a]'"
-    )
-    assert ended.code == 0, ended.err
-    lines = ended.out.splitlines()
-    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("prompt ")] == [
-        "prompt 1: only its last 16 tokens fit"
-    ]
-    first, second = results_of("long")["sample"]
-    shown = ended.out.partition("\nSample 1 of 2:\n")[2]
-    assert shown.startswith("  the cat sees 12 birds")
-    assert shown.replace("\n  ", "\n") == f"  {first}\n\nSample 2 of 2:\n{second}\n"
+MISTAKES = {
+    "checkpoint=none.ckpt": "checkpoint=none.ckpt: does not exist",
+    "checkpoint=foreign.ckpt": "checkpoint=foreign.ckpt: would call 'posix.system'",
+    "model.num_layers=3": "checkpoint=",
+    "data.files=none.txt": "data.files=none.txt: ",
+    "split=dev": "split=dev: must be one of ",
+}
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("checkpoint=none.ckpt", "checkpoint=none.ckpt: does not exist"),
-        pytest.param("checkpoint=cut.ckpt", "checkpoint=cut.ckpt: ", marks=pytest.mark.slow),
-        pytest.param("checkpoint=book.txt", "checkpoint=book.txt: ", marks=pytest.mark.slow),
-        ("checkpoint=foreign.ckpt", "checkpoint=foreign.ckpt: would call 'posix.system'"),
-        ("model.num_layers=3", "checkpoint="),
-        ("data.files=none.txt", "data.files=none.txt: "),
-        ("split=dev", "split=dev: must be one of "),
-        pytest.param("generate.top_p=2", "generate.top_p=2: ", marks=pytest.mark.slow),
-        pytest.param("attention.backend=fast", "attention.backend=fast: must be one of ", marks=pytest.mark.slow),
-    ],
-)
-def test_mistakes_are_told_in_a_few_lines(program: Program, trained: Trained, override: str, said: str) -> None:
-    Path("cut.ckpt").write_bytes(trained.last.read_bytes()[:5000])
+def test_mistakes_are_told_in_a_few_lines(program: Program, trained: Trained) -> None:
     edit_checkpoint(trained, "foreign.ckpt", task={"objective": {"_target_": "posix.system"}})
-    ended = program("evaluate.py", f"checkpoint={trained.last}", override)
-    assert ended.code == 2, ended.err
-    assert ended.err.startswith(f"Error: {said}"), ended.err
-    assert len(ended.err.strip().splitlines()) <= 4
-
-
-def test_a_checkpoint_is_needed(program: Program) -> None:
-    ended = program("evaluate.py")
-    assert (ended.code, "checkpoint=" in ended.err) == (2, True)
+    for override, said in MISTAKES.items():
+        ended = program("evaluate.py", f"checkpoint={trained.last}", override)
+        assert ended.code == 2, ended.err
+        assert ended.err.startswith(f"Error: {said}"), ended.err
+        assert len(ended.err.strip().splitlines()) <= 4
 
 
 @pytest.mark.slow

@@ -12,13 +12,6 @@ import torch
 from programs import ROOT
 
 
-def test_exponents_by_hand() -> None:
-    growth = runpy.run_path(str(ROOT / "benchmarks" / "growth.py"))
-    assert growth["exponent"]([1, 2, 4], [5, 20, 80]) == pytest.approx(2)
-    assert growth["exponent"]([512, 1024], [3, 3]) == pytest.approx(0)
-    assert growth["exponent"]([512], [3]) is None
-
-
 def test_the_peak_is_the_most_that_is_held_at_a_time() -> None:
     """Two tensors of 4 MB, of which one goes before a third comes."""
     growth = runpy.run_path(str(ROOT / "benchmarks" / "growth.py"))

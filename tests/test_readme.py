@@ -5,7 +5,6 @@ run at full size, for two steps. `outputs/…` and `multirun/…` are runs that 
 """
 
 import importlib
-import json
 import re
 import shlex
 import shutil
@@ -23,7 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig, OmegaConf
-from programs import ROOT, Ended, Program
+from programs import ROOT, Ended, Program, results_of
 
 from tinyformer.__main__ import PROGRAMS
 from tinyformer.app.config import register_resolvers
@@ -216,10 +215,6 @@ EVIDENCE: dict[str, Callable[[Evaluation], Any]] = {
 def test_every_adaptation_and_every_piece_of_evidence_is_of_a_command() -> None:
     assert [part for part in (*ADAPTED, *EVIDENCE) if not any(part in line for line in RUNS + MODULES)] == []
     assert set(RUNS) >= FAST
-
-
-def results_of(folder: str | Path) -> dict[str, Any]:
-    return json.loads(Path(folder, "results.json").read_text())
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from threading import enumerate as enumerate_threads
 
 import generation
 import measure
 import pytest
 import torch
 from here import our_network
-from measure import PLAIN, Effort, Terminal, Trained, alternate, settings, train_in_turn
-from peers import GPT, PEERS, QUICK, SHAPES, Peer, Shape, num_parameters, require_equal_parameters
+from measure import PLAIN, Effort, Trained, settings, train_in_turn
+from peers import GPT, PEERS, QUICK, SHAPES, Peer, Shape, num_parameters
 from programs import ROOT
-from rich.live import _RefreshThread
-from run import Found, Row, unequal_losses
 
 from tinyformer.nn import AttentionMask
 
@@ -58,23 +55,6 @@ def test_our_run_and_the_plain_loop_have_the_same_losses(book: Path) -> None:
     assert plain.loss < 4.0  # of a vocabulary of about 40 characters
 
 
-def test_blocks_alternate_and_our_progress_bar_moves_in_ours_only(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    seen: list[bool] = []
-
-    def clock() -> float:
-        seen.append(
-            any(isinstance(thread, _RefreshThread) and not thread.done.is_set() for thread in enumerate_threads())
-        )
-        return float(len(seen))
-
-    plain = train(book, QUICK, Effort(steps_per_block=2, rounds=2), clock)
-    # Our block begins and ends with the bar, the plain loop's without.
-    assert seen == [True, True, False, False] * 3 + [True]
-    assert [len(plain.ours), len(plain.theirs)] == [2, 2]
-    assert Terminal().isatty()
-
-
 @pytest.mark.parametrize("shape", [*SHAPES.values(), QUICK], ids=lambda shape: shape.name)
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 def test_a_peer_computes_our_function_with_as_many_parameters(peer: Peer, shape: Shape) -> None:
@@ -89,15 +69,6 @@ def test_a_peer_computes_our_function_with_as_many_parameters(peer: Peer, shape:
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-3 if peer.exact else 1e-2)
 
 
-@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_a_peer_trains_with_a_fused_attention_kernel(peer: Peer) -> None:
-    model = peer.build(QUICK, our_network([*peer.like, *QUICK.overrides], 65))
-    optimizer = torch.optim.AdamW(model.parameters())
-    rival = measure.Rival(peer.name, model, optimizer, measure.loss_of(peer), "bf16-mixed", 1.0)
-    tokens = torch.zeros(2, QUICK.seq_len, dtype=torch.long)
-    assert rival.kernel({"inputs": tokens, "targets": tokens}) == "flash"
-
-
 @pytest.mark.parametrize("peer", [peer for peer in PEERS if peer.generates], ids=lambda peer: peer.name)
 def test_both_sides_generate_the_same_text(peer: Peer) -> None:
     sides = generation.sides(peer, replace(QUICK, num_layers=1), 12, torch.float32, "cpu")
@@ -106,32 +77,10 @@ def test_both_sides_generate_the_same_text(peer: Peer) -> None:
     assert len(ours) == 12
 
 
-def test_models_of_different_sizes_are_not_compared() -> None:
-    require_equal_parameters("peer", 1_009, 1_000)
-    with pytest.raises(AssertionError, match="peer has 1,011 parameters, ours 1,000"):
-        require_equal_parameters("peer", 1_011, 1_000)
-
-
 def test_ratios_are_of_the_blocks_of_a_round() -> None:
     # Everything took three times as long in the last round, and the ratio does not see it.
     assert measure.compare([1.0, 1.0, 1.0, 3.0], [2.0, 2.0, 2.0, 6.0]) == (2.0, 2.0, 2.0)
     assert measure.compare([1.0, 1.0, 1.0], [1.0, 2.0, 4.0]) == (2.0, 1.5, 3.0)
-
-
-def test_sides_take_turns_and_the_first_round_warms_up() -> None:
-    order: list[str] = []
-    times = alternate({name: lambda name=name: order.append(name) for name in "ab"}, 2, lambda: 2.0 ** len(order))
-    assert order == ["a", "b", "b", "a", "a", "b"]
-    assert times == {"a": [8.0, 16.0], "b": [4.0, 32.0]}
-
-
-def test_losses_that_differ_are_named() -> None:
-    def result(loss: float, steps: int) -> Found:
-        row = Row("training step", "shape", f"peer {loss} {steps}", "fp32", 1.0, 1.0, 1.0)
-        return Found(row, 1.0, 1.0, {"steps": steps, "our_loss": 2.0, "loss": loss})
-
-    named = unequal_losses([result(2.03, 50), result(2.05, 50), result(1.95, 50), result(3.0, 10)])
-    assert [line.partition(",")[0] for line in named] == ["peer 2.05 50", "peer 1.95 50"]
 
 
 def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from hydra.utils import instantiate
 
 from tinyformer.app.config import config_dir
-from tinyformer.app.errors import ConfigError, config_keys, describe
+from tinyformer.app.errors import config_keys, describe
 from tinyformer.app.parts import make_network
 from tinyformer.app.sweep import compose_run
 from tinyformer.app.trainer import compile_arguments, make_callbacks, make_settings
@@ -38,48 +38,28 @@ def mistake_in(*overrides: str) -> str:
     return "none"
 
 
-def test_a_sound_config_has_none() -> None:
-    assert mistake_in() == "none"
-
-
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
+        ("seed=0", "none"),
         ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer; model.num_heads=4 works."),
-        ("model.checkpoint_activations=some", "*model.checkpoint_activations=false works."),
-        ("optimizer.lr=fast", "optimizer.lr=fast: should be a valid number; optimizer.lr=0.001 works."),
         ("optimizer.lr=-1", "optimizer.lr=-1*; optimizer.lr=0.001 works."),
-        ("schedule.warmup_steps=-5", "schedule.warmup_steps=-5: must be at least 0; schedule.warmup_steps=100 works."),
         ("schedule=wsd schedule.decay_fraction=2", "schedule.decay_fraction=2*; schedule.decay_fraction=0.2 works."),
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),
-        (
-            "+trainer.max_stepz=1",
-            "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_steps?",
-        ),
+        ("+trainer.max_stepz=1", "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_st*"),
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),
-        ("trainer.accumulate_grad_batches=0", "*; trainer.accumulate_grad_batches=1 works."),
-        ("trainer.profiler=fast", "trainer.profiler=fast: must be one of simple, advanced, torch."),
         ("compile=maybe", "compile=maybe: must be true, false or auto."),
-        ("compile_mode=fast", "compile_mode=fast: must be one of default, reduce-overhead, *"),
         # Raised deep inside of the network, told by the key that the user sets.
         ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=16; model.num_heads=* works."),
         ("attention.num_kv_heads=3", "attention.num_kv_heads=3: must divide model.num_heads=2; *"),
-        ("attention.backend=flsh", "attention.backend=flsh: must be one of *flash*"),
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
         ("block.attention_residual.skip=[1,1,1]", "block.attention_residual.skip=[1,1,1]: *"),
         ("model.dropout=2 model.embedding_dropout=0", "model.dropout=2: *; model.dropout=0.1 works."),
         ("callbacks.attention.every_n_steps=0", "callbacks.attention.every_n_steps=0: must be at least 1; *"),
-        ("callbacks.attention.induction=2", "callbacks.attention.induction=2: *"),
-        ("callbacks.attention.sink=high", "*; callbacks.attention.sink=0.5 works."),
         ("data.device=gpu", "data.device=gpu: *data.device=auto*"),
-        ("data.batch_size=0", "data.batch_size=0: must be at least 1; *"),
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),
         ("generate.temperature=-1", "generate.temperature=-1: must be at least 0; generate.temperature=0 works."),
-        ("generate.temperature=warm", "*; generate.temperature=0.8 works."),
-        ("generate.num_tokens=-1", "generate.num_tokens=-1: must be at least 0; generate.num_tokens=200 works."),
-        ("generate.prompt=42", "generate.prompt=42: is not text; *"),
-        ("generate.prompt=a generate.prompt_file=b", "generate.prompt_file=b: only one of generate.prompt and *"),
         ("generate.prompt_file=none.txt", "generate.prompt_file=none.txt: cannot be read as UTF-8 text *"),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],
@@ -95,10 +75,3 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     expected = "trainer.accelerator=gpu: this machine has none; trainer.accelerator=cpu works."
     assert mistake_in("trainer.accelerator=gpu") == expected
-
-
-def test_an_error_is_told_once_with_its_cause() -> None:
-    config, _ = compose_run("train", ["model.num_heads=3", "model.vocab_size=10"])
-    with pytest.raises(ConfigError) as caught, config_keys(config):
-        make_network(config, None)
-    assert "num_heads" in str(caught.value.__cause__)

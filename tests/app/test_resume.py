@@ -51,27 +51,32 @@ def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expand
     assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("a run", "a,b", "a=b", "it's", "a'b c", "back\\slash", "Ωμέγα", "(x)", "a{b}", "$x", "end\\"),
-        *('say "x" now', "a\\\\'b"),
-    ],
-)
-def test_paths_are_quoted_as_hydra_reads_them(tmp_path, name):
-    make_run(tmp_path / name)
-    expanded = expand_resume([f"resume={name}"])
-    (run_dir,) = [argument for argument in expanded if argument.startswith("hydra.run.dir=")]
-    (override,) = OverridesParser.create().parse_overrides([run_dir])
-    value = override.value()
-    assert value == name
+def test_paths_are_quoted_as_hydra_reads_them(tmp_path):
+    for name in (
+        "a run",
+        "a,b",
+        "a=b",
+        "it's",
+        "back\\slash",
+        "Ωμέγα",
+        "a{b}",
+        "$x",
+        "end\\",
+        'say "x" now',
+        "a\\\\'b",
+    ):
+        make_run(tmp_path / name)
+        expanded = expand_resume([f"resume={name}"])
+        (run_dir,) = [argument for argument in expanded if argument.startswith("hydra.run.dir=")]
+        (override,) = OverridesParser.create().parse_overrides([run_dir])
+        assert override.value() == name
 
 
-@pytest.mark.parametrize("flag", ["-m", "--multirun"])
-def test_a_sweep_cannot_go_on(tmp_path, flag):
+def test_a_sweep_cannot_go_on(tmp_path):
     make_run(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"^resume=run: a sweep cannot resume a run; leave -m out\.$"):
-        expand_resume(["resume=run", flag])
+    for flag in ("-m", "--multirun"):
+        with pytest.raises(ValueError, match=r"^resume=run: a sweep cannot resume a run; leave -m out\.$"):
+            expand_resume(["resume=run", flag])
 
 
 def test_a_missing_folder_names_the_newest_run(tmp_path):

@@ -5,11 +5,10 @@ import torch
 from nn.model_cases import make_transformer
 from omegaconf import OmegaConf
 
-from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
+from tinyformer.app.sample import check_generation, describe_prompts, print_samples
 from tinyformer.data import ByteTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation import Sampling, generate
-from tinyformer.tasks import CausalLM, MaskedLM
 
 TOKENIZER = ByteTokenizer().build([])
 DEFAULTS = {"prompt": None, "prompt_file": None, "num_tokens": 12, "temperature": 0.8, "top_k": None, "top_p": None}
@@ -44,16 +43,8 @@ def test_of_several_prompts_each_has_its_own(capsys):
     assert capsys.readouterr().out == "".join(
         f"\nSample {index} of 3:\n{indented(text)}" for index, text in enumerate(texts, start=1)
     )
-    alone = [
-        print_samples(settings_of(prompt=prompt, seed=3 + index), network(), TOKENIZER)
-        for index, prompt in enumerate(["a", "b\n", "a"])
-    ]
-    assert texts == alone
     together = generate(network(), [[256, 97], [256, 98, 10], [256, 97]], 12, Sampling(0.8), 3, stop_token=256)
     assert texts == [prompt + TOKENIZER.decode(new) for prompt, new in zip(["a", "b\n", "a"], together, strict=True)]
-    assert print_samples(settings_of(prompt=["a"]), network(), TOKENIZER) == [
-        print_samples(settings_of(prompt="a"), network(), TOKENIZER)
-    ]
 
 
 def test_a_sample_appears_as_it_is_drawn(capsys):
@@ -69,33 +60,17 @@ def test_a_sample_appears_as_it_is_drawn(capsys):
     assert sum(map(bool, seen[1:])) >= 10
 
 
-@pytest.mark.parametrize(
-    ("prompt", "line"),
-    [
-        (None, None),
-        ("x" * 16, None),
-        ("x" * 17, "only its last 16 tokens fit"),
-        (["x", "y"], None),
-        (["x", "é" * 9, "x" * 30], "prompt 2: only its last 16 tokens fit\nprompt 3: only its last 16 tokens fit"),
-    ],
-)
-def test_long_prompts_are_told(prompt, line):
-    assert describe_prompts(settings_of(prompt=prompt), TOKENIZER, 16) == line
+def test_long_prompts_are_told():
+    for prompt in (None, "x" * 16, ["x", "y"]):
+        assert describe_prompts(settings_of(prompt=prompt), TOKENIZER, 16) is None
+    for prompt, which in (("x" * 17, ""), (["x", "é" * 9], "prompt 2: ")):
+        told = f"{which}only its last 16 tokens fit"
+        assert describe_prompts(settings_of(prompt=prompt), TOKENIZER, 16) == told
 
 
-@pytest.mark.parametrize("prompt", [42, 0, True, ["a", 3], ["a", None], {"a": "b"}, [["a"]]], ids=str)
+@pytest.mark.parametrize("prompt", [42, True, ["a", 3], {"a": "b"}], ids=str)
 def test_a_prompt_is_text(prompt):
-    with pytest.raises(
-        ArgumentError, match=r"^generate\.prompt=.*: is not text; quote it .* as in 'generate\.prompt=\""
-    ):
+    with pytest.raises(ArgumentError, match=r"^generate\.prompt=.*: is not text; quote it .* as in 'generate\.prom"):
         check_generation(settings_of(prompt=prompt))
     for text in (None, "", "42", ["a", ""], []):
         check_generation(settings_of(prompt=text))
-
-
-def test_a_model_that_sees_both_sides_has_no_prompt():
-    for changes in ({"prompt": "a"}, {"prompt": ["a"]}, {"prompt_file": "a.txt"}):
-        with pytest.raises(ArgumentError, match=r"^generate\.\S+: MaskedLM cannot generate text; .* null|None works"):
-            refuse_prompts(settings_of(**changes), MaskedLM())
-        refuse_prompts(settings_of(**changes), CausalLM())
-    refuse_prompts(settings_of(), MaskedLM())

@@ -43,21 +43,19 @@ def evaluated(path, *overrides):
 
 
 def test_the_runs_choices_are_kept(store):
-    config = evaluated(store("attention=gqa", "model=tiny", "model.num_layers=3", "optimizer=muon", "seed=5"))
+    path = store("attention=gqa", "model=tiny", "model.num_layers=3", "optimizer=muon", "seed=5")
+    config = evaluated(path)
     assert config.model.num_layers == 3
     assert config.attention.num_kv_heads == 3
     assert config.network.encoder.block.attention.num_heads == 6
     assert config.seed == 5
+    assert evaluated(path, "seed=6").seed == 6
 
 
 def test_an_override_acts_on_what_depends_on_it(store):
     config = evaluated(store("attention.backend=flash"), "attention.backend=eager", "model.d_model=64")
     assert config.network.encoder.block.attention.backend == "eager"
     assert config.network.encoder.d_model == config.network.encoder.block.attention.d_model == 64
-
-
-def test_a_value_that_is_no_group_can_be_another(store):
-    assert evaluated(store("seed=5"), "seed=6").seed == 6
 
 
 def test_an_evaluation_has_its_own_trainer_and_prompt(store):
@@ -69,13 +67,6 @@ def test_an_evaluation_has_its_own_trainer_and_prompt(store):
     assert "resume" not in config
 
 
-def test_other_data_replace_the_runs_whole(store):
-    config = evaluated(store("data=hub", "data.path=owner/name"), "data=text", "data.files=x.txt")
-    assert config.data.source._target_ == "tinyformer.data.TextFiles"
-    assert "path" not in config.data
-    assert config.datamodule.source.files == "x.txt"
-
-
 def test_without_a_checkpoint_one_is_asked_for():
     with pytest.raises(ValueError, match=r"checkpoint is needed, such as checkpoint=outputs/"):
         offer_stored_run(["data=text"])
@@ -83,58 +74,19 @@ def test_without_a_checkpoint_one_is_asked_for():
         offer_stored_run(["chekpoint=last.ckpt"])
 
 
-def test_help_needs_no_checkpoint():
-    assert offer_stored_run(["--help"]) is None
-
-
-def test_a_missing_checkpoint_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r"none.ckpt'?: does not exist"):
-        offer_stored_run([f"checkpoint={tmp_path / 'none.ckpt'}"])
-
-
-@pytest.mark.parametrize("quote", ["'", '"'])
-def test_a_path_in_quotes_is_found(store, quote):
+def test_a_path_in_quotes_is_found(store):
     path = store(name="my run, last.ckpt")
-    arguments = [f"checkpoint={quote}{path}{quote}"]
-    assert offer_stored_run(arguments).path == path
-
-
-# A stored config is data.
-
-
-def sets(path, value):
-    *parts, last = path.split(".")
-
-    def change(config):
-        for part in parts:
-            config = config[part]
-        config[last] = value
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("norm._target_", "os.system"),
-        ("attention.score", "os.system"),
-        ("tokenizer", {"_target_": "subprocess.run", "args": ["true"]}),
-        ("tokenizer", "${oc.create:{_target_:subprocess.run,args:[true]}}"),
-        ("attention.ablated_heads", [[{"_target_": "os.system"}]]),
-    ],
-)
-def test_a_target_that_is_not_ours_is_refused(store, path, value):
-    with pytest.raises(ValueError, match=r"checkpoint=\S+: (would call|contains) "):
-        offer_stored_run([f"checkpoint={store(change=sets(path, value))}"])
+    for quote in ("'", '"'):
+        assert offer_stored_run([f"checkpoint={quote}{path}{quote}"]).path == path
 
 
 def test_a_target_that_the_user_names_is_taken(store):
-    path = store(change=sets("norm._target_", "torch.nn.LayerNorm"))
+    path = store(change=lambda config: config["norm"].update(_target_="torch.nn.LayerNorm"))
     with pytest.raises(ValueError, match=r"add norm\._target_=torch\.nn\.LayerNorm"):
         offer_stored_run([f"checkpoint={path}"])
     assert evaluated(path, "norm._target_=torch.nn.LayerNorm").norm._target_ == "torch.nn.LayerNorm"
 
 
 def test_what_an_evaluation_does_not_use_needs_no_trust(store):
-    path = store(change=sets("callbacks.mine", {"_target_": "somebody.Callback"}))
+    path = store(change=lambda config: config["callbacks"].update(mine={"_target_": "somebody.Callback"}))
     assert "mine" not in evaluated(path).callbacks
