@@ -7,8 +7,24 @@ import pytest
 import torch
 
 from nn.attention_cases import error
-from nn.variants import NAMES, able, documents, factory, make, network, positioned, projected, tokens
-from tinyformer.nn import AttentionMask, Cache, prune_heads
+from nn.variants import (
+    NAMES,
+    able,
+    alibi,
+    differential,
+    documents,
+    factory,
+    gqa,
+    make,
+    mqa,
+    network,
+    positioned,
+    prepared,
+    projected,
+    rotary,
+    tokens,
+)
+from tinyformer.nn import AttentionMask, BaseAttention, Cache, prune_heads
 
 CAUSAL = AttentionMask(causal=True)
 EVERY_VARIANT = pytest.mark.parametrize("name", NAMES)
@@ -149,3 +165,39 @@ def test_every_parameter_learns(name):
         assert parameter.grad.isfinite().all(), key
         rows = parameter.grad.flatten(1).abs().amax(1) if parameter.dim() > 1 else parameter.grad.abs()
         assert (rows > 0).all(), key
+
+
+# Sharing keys and values.
+
+
+def with_repeated_heads(attention: BaseAttention, group: int) -> dict[str, torch.Tensor]:
+    """The weights with each K/V head of 8 dimensions repeated."""
+    state = dict(attention.state_dict())
+    for name in ("k_proj.weight", "v_proj.weight"):
+        state[name] = state[name].unflatten(0, (-1, 8)).repeat_interleave(group, dim=0).flatten(0, 1)
+    return state
+
+
+SHARED = {
+    "rotary+qk_norm": {"position": rotary, "qk_norm": True},
+    "alibi+sink": {"position": alibi, "sink": True},
+    "additive": {"score": "additive"},
+    "local_gaussian": {"window": 4, "local_gaussian": True},
+}
+
+
+@pytest.mark.parametrize("options", SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize("shared", [gqa, mqa, differential], ids=["gqa", "mqa", "differential"])
+def test_shared_keys_and_values_equal_repeated_ones(shared, options):
+    """The gradient of a shared head is the sum over the heads that share it."""
+    grouped = prepared(partial(shared, **options))
+    whole = type(grouped)(32, 4, **options)
+    group = 4 // grouped.num_kv_heads
+    whole.load_state_dict(with_repeated_heads(grouped, group))
+    outputs = [attention(tokens(), CAUSAL) for attention in (grouped, whole)]
+    assert error(*outputs) <= 1e-5
+    for out in outputs:
+        out.square().sum().backward()
+    for name in ("k_proj", "v_proj"):
+        summed = getattr(whole, name).weight.grad.unflatten(0, (-1, group, 8)).sum(1).flatten(0, 1)
+        assert error(getattr(grouped, name).weight.grad, summed) <= 1e-5
