@@ -1,9 +1,9 @@
 """Sixty one-line bugs, each of which a test must catch.
 
-    python tests/breaks.py                         all of them, about half an hour on one core
-    python tests/breaks.py --only alibi_slopes     some of them, by name
-    python tests/breaks.py --unbroken              their tests on the code as it is, which must pass
-    python tests/breaks.py --json breaks.json      also write the outcomes to a file
+    python benchmarks/breaks.py                         all of them, about half an hour on one core
+    python benchmarks/breaks.py --only alibi_slopes     some of them, by name
+    python benchmarks/breaks.py --unbroken              their tests on the code as it is, which must pass
+    python benchmarks/breaks.py --json breaks.json      also write the outcomes to a file
 
 Each bug is put alone into a copy of the repository, and the tests listed beside it are run there: it is "caught" if one
 fails, and has "survived" if all pass. Exit codes: 0 if all were caught, 1 if one survived, 2 if the table does not fit
