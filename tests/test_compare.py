@@ -152,37 +152,12 @@ def test_a_real_sweep_is_averaged_over_its_seeds(
     assert all(Path(path).stat().st_size for path in files.values())
 
 
-def test_jobs_that_a_stopped_sweep_did_not_start_are_counted() -> None:
-    for job, (heads, seed) in enumerate(((1, 1), (1, 2), (2, 1))):
-        write_run(f"sweep/{job}", job, seed, typed=f"heads={heads}", config={"heads": heads})
-    hydra = {"sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}}
-    hydra["overrides"] = {"task": ["heads=1,2,3", "seed=1,2"]}
-    Path("sweep/multirun.yaml").write_text(yaml.safe_dump({"hydra": hydra}))
-    assert notes("sweep") == ["3 more runs of sweep/multirun.yaml were not started."]
-    assert [(row.num_seeds, row.std is None) for row in grouped("sweep").rows] == [(2, False), (1, True)]
-
-
 def test_rows_and_figure_are_in_the_order_of_the_numbers(compare: Compare, figures: list[Figure]) -> None:
     for folder, number, loss in (("a", 10, 1.0), ("b", 2, 3.0), ("c", 9, 2.0)):
         write_run(f"runs/{folder}", loss, typed=f"n={number}", config={"n": number})
     assert [row[:2] for row in table(compare("runs").out)[1:]] == [["2", "3.0000"], ["9", "2.0000"], ["10", "1.0000"]]
     assert points_of_runs(figures[0]) == [(2, 3.0), (9, 2.0), (10, 1.0)]
     assert figures[0].axes[0].get_xscale() == "linear"
-
-
-def test_words_are_sorted_by_their_mean_and_those_without_come_last(compare: Compare, figures: list[Figure]) -> None:
-    choices = (("mqa", math.nan), ("mha", 3.0), ("gqa", -1.0), ("mla", 2.0), ("mqa", None))
-    for index, (choice, loss) in enumerate(choices):
-        write_run(f"runs/{index}", loss, typed=f"attention={choice}", choices={"attention": choice})
-    ended = compare("runs")
-    rows = [["gqa", "-1.0000"], ["mla", "2.0000"], ["mha", "3.0000"], ["mqa", "none"]]
-    assert [row[:2] for row in table(ended.out)[1:]] == rows
-    note = "Note: val/loss is not a finite number in 2 of 5 runs, which are left out of the means: runs/0, runs/4."
-    assert note in ended.out
-    (figure,) = figures
-    assert points_of_runs(figure) == [(-1.0, 0), (2.0, 1), (3.0, 2)]
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["gqa", "mla", "mha", "mqa"]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["none"]
 
 
 def test_a_choice_is_one_column_without_the_values_that_it_brings() -> None:
@@ -237,13 +212,6 @@ def test_a_seed_that_occurs_twice_counts_twice_with_a_note() -> None:
     assert "runs/a, runs/b have the same settings and seed=7; each of them counts" in notes("runs")[0]
     (row,) = grouped("runs").rows
     assert (row.mean, row.std, row.num_seeds) == (3.0, pytest.approx(math.sqrt(7)), 2)
-
-
-def test_a_run_that_is_named_twice_counts_once() -> None:
-    write_run("runs/a", 1.0, 1)
-    write_run("runs/b", 2.0, 2)
-    assert means(grouped("runs", "runs/a", "./runs/b")) == [(1.5,)]
-    assert notes("runs", "runs/a", "./runs/b") == []
 
 
 def typed(key: str, value: int) -> dict[str, Any]:

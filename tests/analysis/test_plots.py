@@ -83,24 +83,6 @@ def test_the_colour_is_the_square_root_of_the_weight(tmp_path, dtype):
                     assert np.abs(image[y, x] - expected).max() < 0.015, (layer, head, row, column)
 
 
-def test_labels_stand_at_their_rows_and_columns():
-    picture = head_maps(uniform(1, 1, 3), ["x", "y", "z"], "title")
-    (caption,) = labelled(picture, "layer 0 head 0")
-    cell = 34  # 100 pixels for three tokens
-    for index, token in enumerate("xyz"):
-        left, below = labelled(picture, token)
-        assert (left.top + left.bottom) / 2 == pytest.approx(caption.bottom + 3 + (index + 0.5) * cell, abs=1)
-        assert left.right < caption.left
-        assert (below.left + below.right) / 2 == pytest.approx(caption.left + (index + 0.5) * cell, abs=1)
-        assert below.top >= caption.bottom + 3 + 3 * cell
-
-
-@pytest.mark.parametrize("tokens", UNUSUAL)
-def test_unusual_tokens_are_drawn_without_warnings(tokens):
-    """Warnings are errors in tests."""
-    require_readable(head_maps(uniform(1, 2, len(tokens)), tokens, "after $5 a_b"))
-
-
 # Measures.
 
 
@@ -111,18 +93,6 @@ def names_of(layers, heads, letters=("",)):
 def numbers(names, scale=1.0):
     draw = torch.rand(len(MEANINGS), len(names), len(names[0]), generator=torch.Generator().manual_seed(0))
     return dict(zip(MEANINGS, (scale * draw).tolist(), strict=True))
-
-
-@pytest.mark.parametrize(
-    "names",
-    [names_of(1, 1), names_of(12, 12), names_of(6, 6, "ab"), names_of(30, 2)],
-)
-def test_labels_of_measures_are_legible(names):
-    picture = measure_maps(numbers(names, 900.0), MEANINGS, names, "measures of each head after 2000 steps")
-    cells = len(MEANINGS) * len(names) * len(names[0])
-    assert len(picture.labels) == cells + len(MEANINGS) * (2 + len(names) + 1 + len(names[0])) + 1
-    assert picture.pixels.shape[1] < 4 * picture.pixels.shape[0]
-    require_readable(picture)
 
 
 def cell_of(picture, text):

@@ -107,18 +107,6 @@ def test_a_resumed_run_keeps_the_best_so_far(tmp_path):
     assert load_checkpoint(checkpoints.last).step == 8
 
 
-@pytest.mark.parametrize("interval", [8, 100])
-def test_the_last_step_is_validated_once(tmp_path, interval):
-    steps = []
-
-    class Count(L.Callback):
-        def on_validation_end(self, trainer, module):
-            steps.append(trainer.global_step)
-
-    fit(tmp_path, [Count(), Checkpoints(tmp_path, CONTENTS)], val_check_interval=interval)
-    assert steps == [*range(interval, 8, interval), 8]
-
-
 def test_a_signal_stops_the_run_with_a_checkpoint(tmp_path):
     checkpoints, after = Checkpoints(tmp_path, CONTENTS), []
     stop = AtStep(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -273,18 +261,6 @@ def test_a_file_gets_lines_at_intervals(tmp_path, monkeypatch):
     assert steps[-1] == 20
     assert 4 <= len(lines) <= 7
     assert re.search(r"val \d+\.\d{3}  [\d,]+ tokens/s  0:\d\d left$", lines[-2])
-
-
-@pytest.mark.parametrize("disabled", [False, True])
-def test_a_short_run_gets_its_last_line_in_the_first_process(tmp_path, disabled):
-    reporter = Report()
-    stream = StringIO()
-    bar = StepProgress(reporter, stream=stream)
-    if disabled:
-        bar.disable()
-    fit(tmp_path, [reporter, bar], enable_progress_bar=True)
-    lines = stream.getvalue().splitlines()
-    assert [line.partition("  ")[0] for line in lines] == ([] if disabled else ["step 8/8"])
 
 
 def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
