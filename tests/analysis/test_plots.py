@@ -9,14 +9,6 @@ from matplotlib.image import imread
 from tinyformer.analysis import MEANINGS, head_maps, measure_maps, save_png
 from tinyformer.analysis.picture import COLOURS, WHITE
 
-UNUSUAL = [
-    ["$", "$$", "a$b$c", "$\\frac{", "\\$", "_", "__init__", "a_{b}", "^", "{", "}"],
-    ["⏎", "\n", "\r\n", "\t", "a\nb", "\x00", "\x1b", "\x7f", "\\x00", "\x85", "", " "],
-    ["μῆνιν", "Ἀχιλῆος", "漢", "字", "日本語", "سلام", "שלום", "🙂", "👩‍🚀", "\U0001f1ec\U0001f1f7"],
-    ["\ufffd", "\u200b", "\ue000", "\u0301"],
-]
-
-
 def uniform(layers, heads, seq):
     rows = torch.ones(seq, seq).tril() / torch.arange(1, seq + 1).unsqueeze(-1)
     return [rows.expand(heads, seq, seq) for _ in range(layers)]

@@ -10,7 +10,6 @@ from tinyformer.training.weights_memory import find_memory_shortage, stored_byte
 
 CAUSAL = AttentionMask(causal=True)
 SEQ, HEADS, ROWS = 64, 4, 3
-BACKEND = ("network", "encoder", "block", "attention", "backend")
 RECOMPUTE, LENGTH = ("network", "encoder", "checkpoint_activations"), ("network", "encoder", "max_seq_len")
 BATCH, ACCUMULATE = ("datamodule", "batch_size"), ("trainer", "accumulate_grad_batches")
 
