@@ -9,6 +9,7 @@ from matplotlib.image import imread
 from tinyformer.analysis import MEANINGS, head_maps, measure_maps, save_png
 from tinyformer.analysis.picture import COLOURS, WHITE
 
+
 def uniform(layers, heads, seq):
     rows = torch.ones(seq, seq).tril() / torch.arange(1, seq + 1).unsqueeze(-1)
     return [rows.expand(heads, seq, seq) for _ in range(layers)]
