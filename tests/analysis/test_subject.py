@@ -58,3 +58,10 @@ def test_the_fullest_rows_have_no_padding():
     assert torch.equal(rows["inputs"], tokens[[0, 2, 3], :5])  # at least half as long as the longest
     targets = torch.where(torch.arange(10) < lengths.unsqueeze(1), tokens, IGNORED)
     assert torch.equal(fullest({"inputs": tokens, "targets": targets}, 2)["inputs"], tokens[[0, 2], :8])
+
+
+def test_each_resample_is_a_mean_over_its_own_targets():
+    """A change of a tenth of a nat at every target is one in every resample, however long its windows are."""
+    targets = torch.tensor([1.0, 10.0, 100.0])
+    change = Losses(0.1 * targets, targets).change_from(Losses(0 * targets, targets), 50)
+    assert (change.mean, change.low, change.high) == pytest.approx((0.1, 0.1, 0.1))
