@@ -46,12 +46,13 @@ def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are saved."""
+    """The figures of comparisons that are saved; the runs of a sweep save others."""
     saved: list[Figure] = []
     save = tinyformer.analysis.save_png
 
     def keep(figure: Figure, path: Path) -> Path:
-        saved.append(figure)
+        if path.name.startswith("compare_"):
+            saved.append(figure)
         return save(figure, path)
 
     monkeypatch.setattr("tinyformer.analysis.save_png", keep)
