@@ -13,11 +13,11 @@ from tinyformer.card import main
 
 Run = Callable[[str], Ended]
 
-WITHOUT_TORCH = """
+WITHOUT = """
 import sys
 from tinyformer.card import main
 code = main()
-assert "torch" not in sys.modules
+assert not {unwanted} & sys.modules.keys()
 sys.exit(code)
 """
 
@@ -65,8 +65,10 @@ def test_variants_stand_side_by_side_and_are_saved(card: Run) -> None:
     assert [f"{card['num_parameters']:,}" for card in saved] == shown["parameters"]
 
 
-def test_help_and_a_mistake_do_not_wait_for_torch(tmp_path: Path) -> None:
-    ended = spawned(tmp_path, "atention=mha", "-c", WITHOUT_TORCH)
+def test_a_card_does_not_wait_for_training_libraries_nor_help_and_a_mistake_for_torch(tmp_path: Path) -> None:
+    ended = spawned(tmp_path, "--json", "-c", WITHOUT.format(unwanted={"lightning", "datasets", "transformers"}))
+    assert (ended.code, ended.err, len(json.loads(ended.out)["cards"])) == (0, "", 1)
+    ended = spawned(tmp_path, "atention=mha", "-c", WITHOUT.format(unwanted={"torch"}))
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("Error: atention: ")
     assert "attention" in ended.err

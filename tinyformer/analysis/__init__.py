@@ -1,20 +1,27 @@
-"""Analyses of trained models: attention maps, measures, ablation, importance, pruning and costs."""
+"""Analyses of trained models: attention maps, measures, ablation, importance, pruning and costs.
 
-from tinyformer.analysis.ablation import HeadAblation
-from tinyformer.analysis.atlas import write_atlas
-from tinyformer.analysis.capture import CapturedMaps, capture_attention
-from tinyformer.analysis.classification import analyse_predictions
-from tinyformer.analysis.events import Event, EventDetector, Trait, head_traits
-from tinyformer.analysis.importance import HeadImportance
-from tinyformer.analysis.maps import HeadMaps
-from tinyformer.analysis.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
-from tinyformer.analysis.picture import Picture, save_png
-from tinyformer.analysis.plots import head_maps, measure_maps
-from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, make_probes, map_names, measure_heads
-from tinyformer.analysis.pruning import HeadPruning
-from tinyformer.analysis.residual import ResidualSurgery
-from tinyformer.analysis.seeds import seeds_by_number, seeds_by_setting
-from tinyformer.analysis.subject import Analysis, Findings, Subject, fullest
+Each name is imported on first use: the costs of a model do not wait for the training libraries of an analysis.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinyformer.analysis.ablation import HeadAblation
+    from tinyformer.analysis.atlas import write_atlas
+    from tinyformer.analysis.capture import CapturedMaps, capture_attention
+    from tinyformer.analysis.classification import analyse_predictions
+    from tinyformer.analysis.events import Event, EventDetector, Trait, head_traits
+    from tinyformer.analysis.importance import HeadImportance
+    from tinyformer.analysis.maps import HeadMaps
+    from tinyformer.analysis.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
+    from tinyformer.analysis.picture import Picture, save_png
+    from tinyformer.analysis.plots import head_maps, measure_maps
+    from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, make_probes, map_names, measure_heads
+    from tinyformer.analysis.pruning import HeadPruning
+    from tinyformer.analysis.residual import ResidualSurgery
+    from tinyformer.analysis.seeds import seeds_by_number, seeds_by_setting
+    from tinyformer.analysis.subject import Analysis, Findings, Subject, fullest
 
 __all__ = [
     "MEANINGS",
@@ -52,3 +59,69 @@ __all__ = [
     "seeds_by_setting",
     "write_atlas",
 ]
+
+_NAMES = {
+    "ablation": ("HeadAblation",),
+    "atlas": ("write_atlas",),
+    "capture": (
+        "CapturedMaps",
+        "capture_attention",
+    ),
+    "classification": ("analyse_predictions",),
+    "events": (
+        "Event",
+        "EventDetector",
+        "Trait",
+        "head_traits",
+    ),
+    "importance": ("HeadImportance",),
+    "maps": ("HeadMaps",),
+    "measures": (
+        "MEANINGS",
+        "MEASURES",
+        "PATTERNS",
+        "measure_layers",
+        "repeated_tokens",
+    ),
+    "picture": (
+        "Picture",
+        "save_png",
+    ),
+    "plots": (
+        "head_maps",
+        "measure_maps",
+    ),
+    "probe": (
+        "HeadMeasures",
+        "Probe",
+        "capture_weights",
+        "make_probes",
+        "map_names",
+        "measure_heads",
+    ),
+    "pruning": ("HeadPruning",),
+    "residual": ("ResidualSurgery",),
+    "seeds": (
+        "seeds_by_number",
+        "seeds_by_setting",
+    ),
+    "subject": (
+        "Analysis",
+        "Findings",
+        "Subject",
+        "fullest",
+    ),
+}
+"""The names that each module defines."""
+
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
