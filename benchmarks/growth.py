@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import (
     Attention,
     AttentionMask,
@@ -39,7 +40,6 @@ from tinyformer.nn import (
     backend_refusal,
     resolve_backend,
 )
-from tinyformer.training.hardware import describe_device, free_memory
 from tinyformer.training.weights_memory import stored_bytes
 
 ROOT = Path(__file__).parent.parent

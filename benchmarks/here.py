@@ -17,8 +17,8 @@ from tinyformer.app.config import Invocation, config_dir
 from tinyformer.app.errors import config_keys, exit_code_of
 from tinyformer.app.parts import make_network
 from tinyformer.app.sweep import compose_run
+from tinyformer.hardware import describe_device
 from tinyformer.nn import Transformer
-from tinyformer.training.hardware import describe_device
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("torch", "lightning", "transformers", "x-transformers", "datasets", "numpy")

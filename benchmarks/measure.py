@@ -30,9 +30,9 @@ from tinyformer.app.loggers import closing
 from tinyformer.app.training_run import Run, fit, set_up
 from tinyformer.data import Batch
 from tinyformer.doctor.exactness import kernel_among, profiled_events
+from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
 from tinyformer.training.callbacks import StepProgress
-from tinyformer.training.hardware import compute_dtype
 
 PLAIN = "plain PyTorch loop, our network"
 CLOSE_LOSSES = 0.02

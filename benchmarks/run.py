@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenising import ALONE, VOCAB_SIZE, tokenise_in_turn
 
-from tinyformer.training.hardware import has_native_bf16, resolve_device
+from tinyformer.hardware import has_native_bf16, resolve_device
 
 INSTALL = "pip install -c constraints.txt -e '.[bench]'"
 DEFAULTS = "defaults: ours bf16, theirs fp32"

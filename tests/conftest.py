@@ -6,6 +6,7 @@ import os
 import runpy
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def short_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees what a program in this process, before it, has told Hydra."""
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+
+@pytest.fixture
+def native_bf16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A CPU that computes bf16 in hardware, or, after `native_bf16(False)`, one that does not."""
+
+    def pretend(native: bool) -> None:
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+    pretend(True)
+    return pretend
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_masked_keys_do_not_change_a_single_bit_of_long_sequences(backend, seq, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("backend", ["auto", *FUSED])
-def test_cpu_runs_the_flash_kernel_and_no_other(backend, mask, dtype):
+def test_cpu_runs_the_flash_kernel_and_no_other(native_bf16, backend, mask, dtype):
     for seq, num_kv_heads in ((128, 2), (600, 4)):
         case = Case(seq, seq, 32, mask, num_kv_heads=num_kv_heads)
         features = features_of(case.attention_mask(), Scoring(), seq, seq, dropout=False, gradient=True)

@@ -39,7 +39,7 @@ LENGTHS = {  # up to which length eager is at least as fast, measured; 0 is neve
 
 
 @pytest.mark.parametrize(("dtype", "head_dim", "features", "longest"), LENGTHS.values(), ids=LENGTHS)
-def test_auto_on_cpu_is_eager_up_to_the_measured_length(dtype, head_dim, features, longest):
+def test_auto_on_cpu_is_eager_up_to_the_measured_length(native_bf16, dtype, head_dim, features, longest):
     def chosen(seq: int | None) -> str:
         asked = case("cpu", dtype, head_dim, *features, seq=seq)
         backend = select_backend("auto", asked)
@@ -49,6 +49,13 @@ def test_auto_on_cpu_is_eager_up_to_the_measured_length(dtype, head_dim, feature
     assert chosen(None) == ("eager" if longest is None else "sdpa")
     assert chosen(longest or 1) == ("sdpa" if longest == 0 else "eager")
     assert chosen((longest or 0) + 1) == ("eager" if longest is None else "sdpa")
+
+
+def test_auto_on_cpu_without_bf16_in_hardware_leaves_bf16_to_torch(native_bf16):
+    native_bf16(False)
+    for _, head_dim, features, _ in LENGTHS.values():
+        asked = case("cpu", BF16, head_dim, *features, seq=32)
+        assert select_backend("auto", asked).name == ("eager" if Feature.COMPARE in features else "sdpa")
 
 
 ELSEWHERE = {

@@ -41,10 +41,10 @@ from tinyformer.app.training_run import check_config
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path, require_choice
+from tinyformer.hardware import describe_device
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
-from tinyformer.training.hardware import describe_device
 
 SPLITS = ("train", "validation", "test", "all")
 

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_value
 from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.memory import keep_freed_memory
 from tinyformer.nn import AttentionMask, Transformer, kernel_of_layer
-from tinyformer.training.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.training.profilers import PROFILERS, make_profiler
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

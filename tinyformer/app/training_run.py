@@ -49,11 +49,11 @@ from tinyformer.app.trainer import (
 )
 from tinyformer.checkpoint import load_checkpoint, load_weights
 from tinyformer.data import DataModule
+from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
-from tinyformer.training.hardware import describe_device, free_memory
 from tinyformer.training.weights_memory import find_memory_shortage
 
 

@@ -10,8 +10,8 @@ import torch
 from tinyformer.analysis.costs import TrainingFlops
 from tinyformer.data import IGNORED
 from tinyformer.data.loader import EpochLoader
+from tinyformer.hardware import compute_dtype, peak_memory
 from tinyformer.tasks import Batch
-from tinyformer.training.hardware import compute_dtype, peak_memory
 from tinyformer.training.module import TrainingModule
 from tinyformer.training.peak import Peak, matmul_peak
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tinyformer.errors import ArgumentError
-from tinyformer.training.hardware import compute_dtype, has_native_bf16, resolve_device, resolve_precision
+from tinyformer.hardware import compute_dtype, has_native_bf16, resolve_device, resolve_precision
 
 
 def test_the_dtype_of_a_precision():
@@ -17,9 +17,8 @@ def test_the_dtype_of_a_precision():
 
 
 @pytest.mark.parametrize(("native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
-def test_auto_precision_is_bf16_if_the_hardware_has_it(monkeypatch, native, precision):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+def test_auto_precision_is_bf16_if_the_hardware_has_it(native_bf16, native, precision):
+    native_bf16(native)
     assert has_native_bf16("cpu") is native
     assert resolve_precision("auto", "cpu") == precision
     assert resolve_precision("64-true", "cpu") == "64-true"
