@@ -77,7 +77,7 @@ def test_different_backends_are_all_named():
     assert model.resolve_backends("cpu", torch.float32, CAUSAL) == "eager, flash"
 
 
-def test_auto_resolves_for_the_longest_sequence():
+def test_auto_resolves_for_the_longest_sequence(native_bf16):
     wide = {"d_model": 128, "num_heads": 2, "num_layers": 1}
     short, long = (make_transformer(**wide, max_seq_len=n) for n in (64, 1024))
     assert short.resolve_backends("cpu", torch.bfloat16, CAUSAL) == "eager"
