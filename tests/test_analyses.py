@@ -137,9 +137,10 @@ def check_maps(program: Program, checkpoint: Path, sharing: str, results: dict) 
 
 CHECKS = {name: globals()[f"check_{name}"] for name in ANALYSES}
 PICTURES = {"residual": ["rank", "token_cosine"]}
-OTHERS = (("mha", "heads"), ("mqa", "heads"), ("mla", "prune"), ("differential", "maps"))
+SLOW, NIGHTLY = (("differential", "maps"),), (("mha", "heads"), ("mqa", "heads"), ("mla", "prune"))
 CELLS = [("gqa", analysis) for analysis in ANALYSES]
-CELLS += [pytest.param(*cell, marks=pytest.mark.slow) for cell in OTHERS]
+CELLS += [pytest.param(*cell, marks=pytest.mark.slow) for cell in SLOW]
+CELLS += [pytest.param(*cell, marks=pytest.mark.nightly) for cell in NIGHTLY]
 
 
 @pytest.mark.parametrize(("sharing", "analysis"), CELLS)

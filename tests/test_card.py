@@ -65,6 +65,7 @@ def test_variants_stand_side_by_side_and_are_saved(card: Run) -> None:
     assert [f"{card['num_parameters']:,}" for card in saved] == shown["parameters"]
 
 
+@pytest.mark.slow
 def test_a_card_does_not_wait_for_training_libraries_nor_help_and_a_mistake_for_torch(tmp_path: Path) -> None:
     ended = spawned(tmp_path, "--json", "-c", WITHOUT.format(unwanted={"lightning", "datasets", "transformers"}))
     assert (ended.code, ended.err, len(json.loads(ended.out)["cards"])) == (0, "", 1)

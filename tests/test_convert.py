@@ -1,5 +1,6 @@
 """Conversion from and to Hugging Face on the command line, and the programs on converted checkpoints."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,6 +125,21 @@ from tinyformer.convert.__main__ import main
 sys.exit(main())
 """
 
+SEVERAL = WITHOUT_TRANSFORMERS.replace(
+    "sys.exit(main())",
+    """
+import contextlib, io, json
+ended = []
+for line in sys.argv[1:]:
+    sys.argv = ["convert", *line.split()]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main()
+    ended.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(ended))
+""",
+)
+
 
 def spawned(script: str, folder: Path, *words: str, environment: dict[str, str] | None = None) -> Ended:
     """The program in a process of its own, in a folder that is not the repository's."""
@@ -147,29 +163,29 @@ def test_a_name_is_downloaded_from_the_hub(tmp_path: Path) -> None:
     with HubServer(repositories) as hub:
         environment = hub.environment(tmp_path / "hf")
 
-        def convert(*words: str) -> Ended:
-            return spawned(WITHOUT_TRANSFORMERS, tmp_path, *words, environment=environment)
+        def converted(*lines: str) -> list[Ended]:
+            done = spawned(SEVERAL, tmp_path, *lines, environment=environment)
+            assert done.code == 0, done.err
+            return [Ended(*fields) for fields in json.loads(done.out)]
 
-        ended = convert("hf", "owner/model", "in.ckpt")
-        assert ended.code == 0, ended.err
-        assert ended.out.startswith("Llama, ")
+        found, unknown, bare = converted("hf owner/model in.ckpt", "hf owner/none none.ckpt", "hf owner/bare none.ckpt")
+        assert found.code == 0, found.err
+        assert found.out.startswith("Llama, ")
         assert hub.bytes_served < 10**6
-        for name, said in {"owner/none": "owner/none", "owner/bare": "has no config.json"}.items():
-            ended = convert("hf", name, "none.ckpt")
+        for ended, said in ((unknown, "owner/none"), (bare, "has no config.json")):
             assert (ended.code, said in ended.err) == (2, True), ended.err
     # Without the Hub, only what was downloaded is available.
-    again = convert("hf", "owner/model", "again.ckpt")
+    again, other, exported = converted("hf owner/model again.ckpt", "hf owner/other none.ckpt", "export in.ckpt out")
     assert again.code == 0, again.err
     first, second = (load_checkpoint(tmp_path / name).weights for name in ("in.ckpt", "again.ckpt"))
     assert all(torch.equal(first[name], weight) for name, weight in second.items())
-    ended = convert("hf", "owner/other", "none.ckpt")
-    assert ended.code == 2
-    assert "the Hugging Face Hub cannot be reached" in ended.err
-    assert convert("export", "in.ckpt", "out").code == 0
+    assert (other.code, "the Hugging Face Hub cannot be reached" in other.err) == (2, True)
+    assert exported.code == 0, exported.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name == "Bert" else pytest.mark.nightly) for name in SIZES]
+)
 def test_every_analysis_of_an_imported_model(family: str, convert: Run, program: Program) -> None:
     save_model(Path("model"), family)
     assert convert("hf", "model", "in.ckpt").code == 0

@@ -26,7 +26,7 @@ def test_the_peak_is_the_most_that_is_held_at_a_time() -> None:
     assert growth["peak_bytes"](step, "cpu") == pytest.approx(2 * 2**22, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_grows_with_the_square_for_eager_alone(tmp_path: Path) -> None:
     arguments = ["--axes", "seq", "depth", "--longest=2048", "--repeats=1", "--output", str(tmp_path / "growth.json")]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}

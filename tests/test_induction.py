@@ -32,7 +32,7 @@ def test_not_every_token_is_scored_so_that_there_are_no_bits_per_byte(program: P
     assert 0 < results["val/num_tokens"] < 20 * 15 - 20 * 4  # not the first period of a sequence and one more token
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_layers_learn_induction_and_one_does_not(program: Program) -> None:
     steps = "trainer.max_steps=300 trainer.val_check_interval=300"
     one, two = (
@@ -42,7 +42,7 @@ def test_two_layers_learn_induction_and_one_does_not(program: Program) -> None:
     assert two > 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_induction_heads_are_found_and_ablated(program: Program) -> None:
     # ALiBi's slopes differ between heads, so that some become induction heads and others do not.
     steps = "trainer.max_steps=400 trainer.val_check_interval=400 model.num_layers=2 position=alibi"

@@ -10,7 +10,7 @@ import pytest
 from programs import ROOT, SMALL
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_blocks_with_telemetry_alternate_with_blocks_without(tmp_path: Path, book: Path) -> None:
     settings = f"{SMALL} data=text data.files={book} callbacks.attention.every_n_steps=4 trainer.max_steps=20"
     command = [sys.executable, ROOT / "benchmarks/telemetry.py", "--blocks=6", "--output=out.json", *settings.split()]

@@ -36,7 +36,7 @@ def test_the_overrides_of_a_variant_make_the_same_attention_as_its_arguments(nam
     assert kind_of(made) == kind_of(make_module(TABLE[name], TIMED_SHAPE))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_two_variants_train_alike(program: Program, book) -> None:
     losses = {}
     for number, (name, overrides) in enumerate(VARIANTS.items()):
@@ -65,7 +65,7 @@ def test_each_variant_was_brought_below_the_unigram_entropy() -> None:
     assert all(abs(row["num_parameters"] - ROWS["multi-head"]["num_parameters"]) <= 512 for row in ROWS.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_width_that_makes_up_for_a_variants_parameters() -> None:
     # Learned positions of nano: 128 vectors of 128, so 16 units of 4 layers x 2 matrices x 128.
     assert BENCHMARK["matching_d_ff"](["position=none"]) == 512 + 16

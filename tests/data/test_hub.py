@@ -152,7 +152,7 @@ def test_labels_are_read_with_their_names(run):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_max_tokens_stream_a_part_and_the_result_works_offline(run):
     prepare = """
         prepared = text()

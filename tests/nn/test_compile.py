@@ -87,7 +87,7 @@ def printed(script: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_there_are_no_graph_breaks_and_lengths_share_a_graph():
     graphs = dict(line.split() for line in printed(NETWORK).splitlines())
     assert len(graphs) == 5
