@@ -56,10 +56,15 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return train
 
 
+def own_data(checkpoint: Path | str) -> str:
+    """The override that names the text of a checkpoint's run."""
+    return f"data.files={load_checkpoint(checkpoint).stored['values']['data.files']}"
+
+
 def evaluate(program: Program, checkpoint: Path | str, *overrides: str, folder: str = "evaluated") -> dict:
     """The results of an evaluation, whose files are left in a folder."""
     quick = f"callbacks.attention=null generate.num_tokens=2 hydra.run.dir={folder}"
-    ended = program("evaluate.py", f"checkpoint={checkpoint}", quick, *overrides)
+    ended = program("evaluate.py", f"checkpoint={checkpoint} {own_data(checkpoint)}", quick, *overrides)
     assert ended.code == 0, ended.err
     return json.loads(Path(folder, "results.json").read_text())
 
@@ -78,7 +83,7 @@ def heads_in(name: str) -> list[list[int]]:
 
 
 def pruned_heads(path: str | Path) -> list[list[int]]:
-    return load_checkpoint(path).config["model"]["pruned_heads"]
+    return load_checkpoint(path).stored["values"]["model.pruned_heads"]
 
 
 # Every analysis; `sharing` is that of the checkpoint's attention.
@@ -200,7 +205,9 @@ def test_models_with_masks_and_ablated_heads(program: Program, checkpoint_of: Ch
 def test_a_mistake_leaves_no_results(
     program: Program, checkpoint_of: Checkpoints, overrides: str, message: str
 ) -> None:
-    ended = program("evaluate.py", f"checkpoint={checkpoint_of('attention=gqa')} hydra.run.dir=evaluated", overrides)
+    checkpoint = checkpoint_of("attention=gqa")
+    asked = f"checkpoint={checkpoint} {own_data(checkpoint)} hydra.run.dir=evaluated"
+    ended = program("evaluate.py", asked, overrides)
     assert (ended.code, message in ended.err) == (2, True), ended.err
     files = {path for path in Path("evaluated").rglob("*") if path.is_file() and ".hydra" not in path.parts}
     assert {path.name: path.read_text().split() for path in files} in ({}, {"metrics.csv": ["step"]})

@@ -18,16 +18,16 @@ def _text(book: Path) -> None:
 
 
 def evaluate(program: Program, trained: Trained, *overrides: str) -> dict[str, Any]:
-    ended = program("evaluate.py", f"checkpoint={trained.last} hydra.run.dir=evaluated", *overrides)
+    ended = program("evaluate.py", f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=evaluated", *overrides)
     assert ended.code == 0, ended.err
     return results_of("evaluated")
 
 
-def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **config: Any) -> None:
-    """Write a copy of the checkpoint with another config, and with one weight scaled."""
+def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **classes: str) -> None:
+    """Write a copy of the checkpoint with other classes, and with one weight scaled."""
     raw = torch.load(trained.last, weights_only=True)
     raw["state_dict"]["network.encoder.layers.0.attention.o_proj.weight"] *= scale
-    raw["tinyformer"]["config"].update(config)
+    raw["tinyformer"]["classes"].update(classes)
     torch.save(raw, path)
 
 
@@ -79,7 +79,7 @@ def test_a_prompt_is_gone_on_with(program: Program, trained: Trained) -> None:
     Path("prompt.txt").write_text("In line 3")
     greedy = "generate.temperature=0 generate.num_tokens=12"
     prompts = ["In line 3", "the cat sees 1 of the birds"]
-    asked = f"checkpoint={trained.last} hydra.run.dir=run 'generate.prompt=[{', '.join(prompts)}]'"
+    asked = f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=run 'generate.prompt=[{', '.join(prompts)}]'"
     ended = program("evaluate.py", asked, greedy)
     assert "prompt 2: only its last 16 tokens fit\n" in ended.out
     first, second = results_of("run")["sample"]
@@ -107,9 +107,9 @@ MISTAKES = {
 
 
 def test_mistakes_are_told_in_a_few_lines(program: Program, trained: Trained) -> None:
-    edit_checkpoint(trained, "foreign.ckpt", task={"objective": {"_target_": "posix.system"}})
+    edit_checkpoint(trained, "foreign.ckpt", norm="posix.system")
     for override, said in MISTAKES.items():
-        ended = program("evaluate.py", f"checkpoint={trained.last}", override)
+        ended = program("evaluate.py", f"checkpoint={trained.last} data.files=book.txt", override)
         assert ended.code == 2, ended.err
         assert ended.err.startswith(f"Error: {said}"), ended.err
         assert len(ended.err.strip().splitlines()) <= 4
@@ -117,7 +117,9 @@ def test_mistakes_are_told_in_a_few_lines(program: Program, trained: Trained) ->
 
 @pytest.mark.slow
 def test_no_number_of_tokens_is_claimed_where_a_part_is_scored(program: Program, trained: Trained) -> None:
-    ended = program("evaluate.py", f"checkpoint={trained.last} trainer.limit_val_batches=1 hydra.run.dir=part")
+    ended = program(
+        "evaluate.py", f"checkpoint={trained.last} data.files=book.txt trainer.limit_val_batches=1 hydra.run.dir=part"
+    )
     assert ended.code == 0, ended.err
     assert "over a part of the text (trainer.limit_val_batches=1)" in ended.out
     results = results_of("part")

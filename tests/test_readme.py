@@ -223,7 +223,8 @@ def test_every_adaptation_and_every_piece_of_evidence_is_of_a_command() -> None:
 def test_command(line: str, program: Program, place: Path) -> None:
     script, arguments = words_of(adapted(line))
     if script == "evaluate.py":
-        ended = program(script, *arguments, "generate.num_tokens=3", "hydra.run.dir=evaluation", split=False)
+        own = [] if any(word.startswith("data=") for word in arguments) else ["data.files=book.txt"]
+        ended = program(script, *arguments, *own, "generate.num_tokens=3", "hydra.run.dir=evaluation", split=False)
         assert ended.code == 0, ended.err
         done = Evaluation(ended, results_of("evaluation"), Path("evaluation"))
         assert [part for part, holds in EVIDENCE.items() if part in line and not holds(done)] == []

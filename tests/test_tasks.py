@@ -60,8 +60,8 @@ def test_a_masked_model_is_trained_evaluated_and_analysed(program: Program, book
     trained = results_of("run")
     assert trained["val/pseudo_perplexity"] > 1
     assert not {"val/perplexity", "val/bits_per_byte"} & trained.keys()  # only masked tokens are scored
-    evaluated = "checkpoint=run/checkpoints/last.ckpt analysis=heads hydra.run.dir=evaluated callbacks.attention=null"
-    assert "layer 0 head 0" in ran(program, "evaluate.py", evaluated)
+    evaluated = "checkpoint=run/checkpoints/last.ckpt data.files=book.txt analysis=heads callbacks.attention=null"
+    assert "layer 0 head 0" in ran(program, "evaluate.py", evaluated, "hydra.run.dir=evaluated")
     for name in ("loss", "accuracy", "pseudo_perplexity", "majority_share"):
         assert results_of("evaluated")[f"val/{name}"] == pytest.approx(trained[f"val/{name}"], abs=1e-5)
 
@@ -89,8 +89,8 @@ def test_a_classifier_learns_and_is_tested_with_its_best_weights(program: Progra
     assert len(read_table("run/worst_examples.csv")) == 24
     # The test scores the best weights, which are not the last.
     evaluated = "callbacks.attention=null split=test hydra.run.dir"
-    ran(program, "evaluate.py", f"checkpoint=run/checkpoints/best.ckpt {evaluated}=best")
-    ran(program, "evaluate.py", f"checkpoint=run/checkpoints/last.ckpt {evaluated}=last")
+    ran(program, "evaluate.py", f"checkpoint=run/checkpoints/best.ckpt data.files=reviews {evaluated}=best")
+    ran(program, "evaluate.py", f"checkpoint=run/checkpoints/last.ckpt data.files=reviews {evaluated}=last")
     assert results_of("best")["test/loss"] == pytest.approx(results["test/loss"], abs=1e-5)
     assert results_of("last")["test/loss"] != pytest.approx(results["test/loss"], abs=1e-4)
     assert read_table("best/confusion.csv") == read_table("run/confusion.csv")

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from programs import BOOK, ROOT, SMALL, TEXT, Program, Trained, column, results_of, weights_of
 
 RESULT_KEYS = {
@@ -160,6 +162,33 @@ def test_a_finished_run_is_made_longer_and_never_written_over(program: Program, 
     # Half a cosine over 8 steps from the fifth step on.
     for step in (5, 6, 7):
         assert float(rates[step]) == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)))
+
+
+def test_a_run_from_a_checkpoint_has_its_architecture_and_its_tokenizer(program: Program, book: Path) -> None:
+    first = "attention=gqa position=rotary norm=rms_norm attention.window=[8,null] model.init_std=0.1 data.batch_size=2"
+    train(program, "first", first)
+    book.write_text("".join(f"{n} cats see Ω.\n" for n in range(200)))  # other characters
+    new = "trainer.max_steps=2 generate.num_tokens=3 data=text data.files=book.txt hydra.run.dir=next"
+    ended = program("train.py", "init_from=first/checkpoints/last.ckpt", new)
+    assert ended.code == 0, ended.err
+    config = yaml.safe_load(Path("next/config.yaml").read_text())
+    assert config["network"]["encoder"]["block"]["attention"]["window"] == [8, None]
+    assert config["network"]["encoder"]["norm"]["_target_"].endswith("RMSNorm")
+    assert (config["model"]["init_std"], config["data"]["batch_size"]) == (0.02, 8)
+    assert results_of("next")["num_parameters"] == results_of("first")["num_parameters"]
+    for override in ("model.num_heads=4", "attention=mha", "position=alibi", "model.num_layers=1"):
+        key = override.partition("=")[0]
+        refused = program("train.py", f"init_from=first/checkpoints/last.ckpt {override}", new.replace("next", "no"))
+        assert (refused.code, refused.err.startswith(f"Error: {override}: the checkpoint of init_from=")) == (2, True)
+        assert refused.err.endswith(f"; leave {key}= out.\n")
+    wider = program(
+        "train.py", "init_from=first/checkpoints/last.ckpt attention.window=null", new.replace("next", "wide")
+    )
+    assert wider.code == 0, wider.err
+    shutil.rmtree("first")  # the run has a checkpoint of its own
+    resumed = program("train.py", "resume=next trainer.max_steps=4")
+    assert resumed.code == 0, resumed.err
+    assert results_of("next")["steps"] == 4
 
 
 def test_a_sweep_runs_each_value_and_tells_the_failed_one(program: Program, book: Path) -> None:

@@ -1,13 +1,12 @@
 """Checkpoints: self-contained files of weights, config, tokenizer and training state, none of which is trusted.
 
-A checkpoint is Lightning's, and also holds the run's unresolved config, its tokenizer and the state of the random
-number generators. It is read with `weights_only=True`, so that no code in it runs, and its config may only name classes
-of this package.
+A checkpoint is Lightning's, and also holds the choices and values of the run's config, its tokenizer and the state of
+the random number generators. It is read with `weights_only=True`, so that no code in it runs; `app.stored_config`
+admits what it says of the config.
 """
 
 import importlib
 import random
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,18 @@ from torch import Tensor
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
-KEY = "tinyformer"
+KEY, FORMAT = "tinyformer", 1
+"""The key of what we add to Lightning's checkpoint, and the version of its format."""
+
+PARTS = {"choices": dict, "values": dict, "classes": dict, "tokenizer": str | None, "facts": dict}
+OLD_PARTS = {"config": dict, "tokenizer": str | None, "facts": dict}
+"""The parts of format 1 and of files from before it, with their types."""
+
+KEPT = ("tokenizer", "facts")
+"""The parts that both have."""
+
+FACTS = {"precision": str | int, "data_fingerprint": str | None, "train/num_tokens": int | None}
+
 NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 EMBEDDING = "encoder.token_embedding.weight"
 
@@ -48,7 +58,7 @@ class Checkpoint:
     Args:
         path: the file.
         weights: the network's weights by name.
-        config: the run's unresolved config as plain containers.
+        stored: what it says of the run's config, not to be trusted; see `app.stored_config`.
         tokenizer: the text of `tokenizer.json`; None for a model without a tokenizer.
         facts: `precision`, `data_fingerprint` and `train/num_tokens` of the run.
         step: optimizer steps taken.
@@ -56,7 +66,7 @@ class Checkpoint:
 
     path: Path
     weights: dict[str, Tensor]
-    config: dict[str, Any]
+    stored: dict[str, Any]
     tokenizer: str | None
     facts: dict[str, Any]
     step: int
@@ -66,7 +76,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint onto the CPU.
 
     Raises:
-        ArgumentError: the file does not exist, is damaged, or was not written by tinyformer.
+        ArgumentError: the file does not exist, is damaged or malformed, was not written by tinyformer, or contains
+            weights that are not finite.
     """
     path = Path(path)
     if not path.is_file():
@@ -81,16 +92,18 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             "RUN/checkpoints/last.ckpt, and best.ckpt beside it, which may be intact"
         )
         raise ArgumentError("path", str(path), reason) from error
-    if not _is_complete(raw):
-        reason = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
-        raise ArgumentError("path", str(path), reason)
+    if problem := _malformation(raw):
+        raise ArgumentError("path", str(path), problem)
     weights = {
         name.removeprefix(NETWORK_PREFIX): tensor
         for name, tensor in raw["state_dict"].items()
         if name.startswith(NETWORK_PREFIX)
     }
+    if problem := _unusable_weight(weights):
+        raise ArgumentError("path", str(path), problem)
     ours = raw[KEY]
-    return Checkpoint(path, weights, ours["config"], ours["tokenizer"], ours["facts"], raw["global_step"])
+    stored = {name: part for name, part in ours.items() if name in ("choices", "values", "classes", "config")}
+    return Checkpoint(path, weights, stored, ours["tokenizer"], ours["facts"], raw["global_step"])
 
 
 def _not_a_file(path: Path) -> ArgumentError:
@@ -105,26 +118,74 @@ def _not_a_file(path: Path) -> ArgumentError:
     return ArgumentError("path", str(path), "is a folder", {"path": str(checkpoints[-1])})
 
 
-def _is_complete(raw: Any) -> bool:
-    """Whether the contents of a file are those of a run's checkpoint."""
-    if not isinstance(raw, dict) or not {KEY, "state_dict", "global_step"} <= raw.keys():
-        return False
-    return isinstance(raw[KEY], dict) and {"config", "tokenizer", "facts"} <= raw[KEY].keys()
+def _malformation(raw: Any) -> str | None:
+    """Why the contents of a file are not those of a run's checkpoint; None if they are."""
+    foreign = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
+    if not isinstance(raw, dict) or not isinstance(ours := raw.get(KEY), dict):
+        return foreign
+    version = ours.get("format", 0)
+    if not isinstance(version, int) or version > FORMAT:
+        return f"is of format {str(version)[:20]}, and this version of tinyformer reads up to {FORMAT}; update it"
+    parts = PARTS if version else OLD_PARTS
+    if not {"state_dict", "global_step"} <= raw.keys() or not parts.keys() <= ours.keys():
+        return foreign
+    step, state = raw["global_step"], raw["state_dict"]
+    if type(step) is not int or step < 0:
+        return f"is malformed: its global_step is {str(step)[:50]!r}, not a number of steps"
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        return "is malformed: its state_dict is no mapping from names to weights"
+    for name, kind in parts.items():
+        if not isinstance(ours[name], kind):
+            return f"is malformed: its {name} is a {type(ours[name]).__name__}"
+    for name, fact_kind in FACTS.items():
+        if name in ours["facts"] and not isinstance(ours["facts"][name], fact_kind):
+            return f"is malformed: its fact {name} is a {type(ours['facts'][name]).__name__}"
+    return None
 
 
-def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
+    """What is wrong with the weights of a network, if anything."""
+    for name, weight in weights.items():
+        if not isinstance(weight, Tensor) or weight.layout != torch.strided or not weight.is_floating_point():
+            kind = f"{weight.dtype}, {weight.layout}" if isinstance(weight, Tensor) else type(weight).__name__
+            return f"is malformed: its weight {name[:200]} is no dense tensor of real numbers ({kind})"
+    return first_not_finite(weights)
+
+
+def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
+    """A sentence about the first weight that contains NaN or infinity, if any."""
+    name = next((name for name, weight in weights.items() if not bool(torch.isfinite(weight).all())), None)
+    return None if name is None else f"has weights that are not finite (NaN or infinity), {name[:200]} first"
+
+
+def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, stored: dict[str, Any]) -> None:
     """Write a network that was derived from a checkpoint's network, atomically.
 
     Args:
         path: the file.
         network: its weights are stored.
         checkpoint: the original, which provides tokenizer, facts and step.
-        config: the unresolved config of the network, as plain containers.
+        stored: what to say of its config; see `app.stored_config.describe_config`.
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
-    contents = {"config": config, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
+    contents = {"format": FORMAT, **stored, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
     with atomic_write(path) as temporary:
         torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
+
+
+def rewrite_checkpoint(old: Path, new: Path, stored: dict[str, Any]) -> None:
+    """Write a checkpoint anew, atomically, with another description of its config.
+
+    Args:
+        old: the checkpoint, which `load_checkpoint` has read.
+        new: the file to write.
+        stored: see `save_network`.
+    """
+    raw = torch.load(old, map_location="cpu", weights_only=True)
+    raw[KEY] = {name: part for name, part in raw[KEY].items() if name not in PARTS | OLD_PARTS or name in KEPT}
+    raw[KEY] |= {"format": FORMAT, **stored}
+    with atomic_write(new) as temporary:
+        torch.save(raw, temporary)
 
 
 def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
@@ -156,23 +217,21 @@ def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
         raise ArgumentError("checkpoint", str(checkpoint.path), f"{reason}those of its run")
 
 
-def start_from(network: torch.nn.Module, checkpoint: Checkpoint, task: Mapping[str, Any]) -> None:
+def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: bool = True) -> None:
     """Load a checkpoint's weights into a network for the same or another task.
 
-    For another kind of readout or other class labels, the network's readout keeps its initialisation. So do rows of the
-    embedding for tokens that the checkpoint lacks, such as `<mask>`.
+    Rows of the embedding for tokens that the checkpoint lacks, such as `<mask>`, keep their initialisation.
 
     Args:
         network: the network.
         checkpoint: the checkpoint to start from.
-        task: the `task` node of the network's config.
+        with_readout: whether to load the readout, too, which else keeps its initialisation.
 
     Raises:
         ArgumentError: the encoders differ; see `require_fitting`.
     """
-    own, weights, stored_task = network.state_dict(), dict(checkpoint.weights), checkpoint.config["task"]
-    stored_readout = (stored_task["readout"]["_target_"], stored_task["labels"])
-    if stored_readout != (task["readout"]["_target_"], task["labels"]):
+    own, weights = network.state_dict(), dict(checkpoint.weights)
+    if not with_readout:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(READOUT_PREFIX)}
         weights |= {name: tensor for name, tensor in own.items() if name.startswith(READOUT_PREFIX)}
     embedding = own[EMBEDDING]
@@ -180,54 +239,9 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, task: Mapping[s
         is_vocabulary = tensor.shape == embedding.shape and name in weights
         if is_vocabulary and weights[name].shape[1:] == tensor.shape[1:]:
             is_tied = tensor.data_ptr() == embedding.data_ptr()
-            known = weights[EMBEDDING if is_tied else name]
+            known = weights.get(EMBEDDING, weights[name]) if is_tied else weights[name]
             weights[name] = torch.cat([known, tensor[len(known) :].cpu()])
     load_weights(network, replace(checkpoint, weights=weights))
-
-
-def require_trusted(config: Any, path: Path, trusted: frozenset[str] = frozenset(), location: str = "") -> None:
-    """Refuse a stored config that would call anything but a class of this package.
-
-    The class's own `__module__` decides: a name such as `tinyformer.checkpoint.torch.load` only looks like ours.
-
-    Args:
-        config: a node of the config, as plain containers.
-        path: the checkpoint, for the error.
-        trusted: further targets, which the user has named.
-        location: the dotted key of the node.
-
-    Raises:
-        UntrustedTargetError: the config names something else to call.
-        ArgumentError: the config contains an interpolation that could create a node.
-    """
-    if isinstance(config, str) and _computes(config):
-        reason = (
-            f"contains {config[:200]!r} ({location}), which could create a node that calls anything; in a checkpoint "
-            "only ${NODE.KEY}, ${default_num_kv_heads:…} and ${oc.env:…} are allowed"
-        )
-        raise ArgumentError("path", str(path), reason)
-    if isinstance(config, dict):
-        target = config.get("_target_")
-        is_trusted = isinstance(target, str) and (target in trusted or is_our_class(target))
-        if target is not None and not is_trusted:
-            raise UntrustedTargetError(path, _join(location, "_target_"), target)
-        children = list(config.items())
-    else:
-        children = list(enumerate(config)) if isinstance(config, list | tuple) else []
-    for name, value in children:
-        require_trusted(value, path, trusted, _join(location, name))
-
-
-def _join(location: str, name: Any) -> str:
-    return f"{location}.{name}" if location else str(name)
-
-
-def _computes(text: str) -> bool:
-    """Whether a text contains an interpolation that could create a node: `${oc.create:{_target_:os.system}}` does."""
-    plain = re.compile(r"\$\{(?:(?:default_num_kv_heads|oc\.env):)?[^${}:]*\}")
-    while (rest := plain.sub("_", text)) != text:  # innermost first
-        text = rest
-    return "${" in text
 
 
 def is_our_class(target: str) -> bool:

@@ -11,12 +11,13 @@ from jaxtyping import Float, Int
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from tinyformer.app.checks import check_types
 from tinyformer.app.config import register_head_resolver
 from tinyformer.app.errors import cause_of
 from tinyformer.app.parts import make_network
-from tinyformer.app.scores import require_trusted_score
-from tinyformer.app.stored_run import NOT_INHERITED
-from tinyformer.checkpoint import load_checkpoint, load_weights, require_trusted
+from tinyformer.app.start import tokenizer_of
+from tinyformer.app.stored_config import admit_config
+from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.generation import Sampling, generate
@@ -47,14 +48,14 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
     with argument_path(passed={"path": "checkpoint"}):
         stored = load_checkpoint(checkpoint)
-        plain = {key: value for key, value in stored.config.items() if key not in NOT_INHERITED}
-        require_trusted(plain, stored.path, frozenset(trusted))
-        require_trusted_score(plain, stored.path, frozenset(trusted))
+        plain = admit_config(stored, lambda key, name: name in trusted)
+        tokenizer = tokenizer_of(stored) if stored.tokenizer else None
     register_head_resolver()
     config = OmegaConf.create(plain)
     config.attention.backend = backend
-    tokenizer = TextTokenizer.from_json(stored.tokenizer) if stored.tokenizer else None
     try:
+        check_types(config, "network")
+        require_fitting(make_network(config, tokenizer, "meta"), stored)  # before memory is allocated
         with torch.random.fork_rng():  # which initialises the weights that the checkpoint's replace
             network = make_network(config, tokenizer)
     except InstantiationException as error:

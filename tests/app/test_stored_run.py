@@ -30,7 +30,10 @@ def store(tmp_path):
         config = OmegaConf.to_container(composed("train", *overrides), resolve=False)
         change(config)
         contents = {"config": config, "tokenizer": "{}", "facts": {}}
-        torch.save({"state_dict": {}, "global_step": 1, KEY: contents}, tmp_path / name)
+        model, layer = config["model"], "network.encoder.layers.{}.norm.weight"
+        state = {layer.format(index): torch.ones(1) for index in range(model["num_layers"])}
+        state["network.encoder.token_embedding.weight"] = torch.ones(1, model["d_model"])
+        torch.save({"state_dict": state, "global_step": 1, KEY: contents}, tmp_path / name)
         return tmp_path / name
 
     return write
@@ -90,3 +93,13 @@ def test_a_target_that_the_user_names_is_taken(store):
 def test_what_an_evaluation_does_not_use_needs_no_trust(store):
     path = store(change=lambda config: config["callbacks"].update(mine={"_target_": "somebody.Callback"}))
     assert "mine" not in evaluated(path).callbacks
+
+
+def test_the_path_of_a_run_is_asked_for_and_not_followed(store):
+    path = store("data=text", "data.files='my book.txt'")
+    with pytest.raises(
+        ValueError, match=r"its run read data\.files=my book\.txt, and .*; add data\.files=my book\.txt,"
+    ):
+        offer_stored_run([f"checkpoint={path}"])
+    assert evaluated(path, "data.files=other.txt").datamodule.source.files == "other.txt"
+    assert evaluated(path, "data=pydoc").datamodule.source._target_ == "tinyformer.data.Pydoc"

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from programs import ROOT
 from torch import Tensor, nn
 
+from tinyformer.app.stored_config import admit_config, describe_config
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
 from tinyformer.convert.exporting import export_model
@@ -97,7 +98,7 @@ def checkpoint_of(source: Path | str, path: Path) -> Checkpoint:
 
 def network_of(checkpoint: Checkpoint) -> Transformer:
     """The network of a checkpoint, its vocabulary as large as its embedding."""
-    config = OmegaConf.create(checkpoint.config)
+    config = OmegaConf.create(admit_config(checkpoint))
     config.model.vocab_size = len(checkpoint.weights["encoder.token_embedding.weight"])
     network = instantiate(config.network, _convert_="all")
     load_weights(network, checkpoint)
@@ -110,7 +111,7 @@ def tokens(vocab_size: int = VOCAB) -> Tensor:
 
 def our_logits(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
     """Of the network, under the mask of its task."""
-    task = instantiate(OmegaConf.create(checkpoint.config["task"]["objective"]))
+    task = instantiate(OmegaConf.create(admit_config(checkpoint)["task"]["objective"]))
     mask: AttentionMask = task.mask({"inputs": ids})
     with torch.no_grad():
         return network_of(checkpoint)(ids, mask)
@@ -140,14 +141,15 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 def our_checkpoint(path: Path, *overrides: str, tokenizer: TextTokenizer | None = None) -> Checkpoint:
     """A checkpoint of a random network, with a config as `train.py` composes it."""
-    stored = composed(*overrides)
-    sized = OmegaConf.create(stored)
+    config = composed(*overrides)
+    sized = OmegaConf.create(config)
     sized.model.vocab_size = tokenizer.vocab_size if tokenizer else VOCAB
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = instantiate(sized.network, _convert_="all")
         randomise(network)
     text = tokenizer.to_json() if tokenizer else None
+    stored = describe_config(config)
     save_network(path, network, Checkpoint(path, {}, stored, text, {"precision": "32-true"}, 0), stored)
     return load_checkpoint(path)
 

@@ -192,8 +192,12 @@ def test_any_other_key_is_exported_exactly(base: str, half: int, tmp_path: Path)
 
 def test_a_class_that_only_the_checkpoint_names_is_not_imported(tmp_path: Path) -> None:
     our_checkpoint(tmp_path / "ours.ckpt")
-    own = {"_target_": "antigravity.Attention", "score": "this.Score"}
-    change_checkpoint(tmp_path / "ours.ckpt", lambda stored: stored["tinyformer"]["config"]["attention"].update(own))
+
+    def change(stored: dict[str, Any]) -> None:
+        stored["tinyformer"]["classes"]["attention"] = "antigravity.Attention"
+        stored["tinyformer"]["values"]["attention.score"] = "this.Score"
+
+    change_checkpoint(tmp_path / "ours.ckpt", change)
     with pytest.raises(ValueError, match=r"attention=antigravity\.Attention"):
         export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
     assert "antigravity" not in sys.modules

@@ -20,6 +20,7 @@ from interop.models import (
     theirs,
     tokens,
 )
+from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import load_checkpoint
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,7 +63,7 @@ def test_logits_are_the_same(variant: str, tmp_path: Path, out: Path) -> None:
 def test_fields_for_training_are_imported(tmp_path: Path, out: Path) -> None:
     dropouts = {"embd_pdrop": 0.2, "resid_pdrop": 0.3, "attn_pdrop": 0.4}
     theirs("GPT2", **GPT2, **dropouts, initializer_range=0.5).save_pretrained(tmp_path / "model")
-    config = checkpoint_of(tmp_path / "model", out).config
+    config = admit_config(checkpoint_of(tmp_path / "model", out))
     assert (config["model"]["embedding_dropout"], config["model"]["dropout"]) == (0.2, 0.3)
     assert (config["attention"]["dropout"], config["model"]["init_std"]) == (0.4, 0.5)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tinyformer.analysis.costs import count_costs
-from tinyformer.checkpoint import KEY, load_checkpoint
+from tinyformer.checkpoint import FORMAT, KEY, load_checkpoint
 from tinyformer.data import Windows, loader
 from tinyformer.training import RunCSVLogger
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress, progress, report
@@ -23,7 +23,8 @@ from training.runs import QUIET, make_data, make_module, make_trainer
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-CONTENTS = {"config": {"a": "${b}"}, "tokenizer": "{}", "facts": {"precision": "32-true"}}
+STORED = {"choices": {"model": "nano"}, "values": {"seed": 3}, "classes": {}}
+CONTENTS = {"format": FORMAT, **STORED, "tokenizer": "{}", "facts": {"precision": "32-true"}}
 
 
 class AtStep(L.Callback):
@@ -68,11 +69,11 @@ def test_last_and_best_are_written_and_read_back(tmp_path):
     assert last.step == 8
     assert best.step == min(losses, key=losses.get)
     assert checkpoints.best_value == pytest.approx(min(losses.values()))
-    assert last.config == {"a": "${b}"}  # unresolved
+    assert last.stored == STORED
     for name, tensor in module.network.state_dict().items():
         assert torch.equal(last.weights[name], tensor), name
     raw = torch.load(checkpoints.last, weights_only=True)
-    assert raw[KEY].keys() == {"config", "tokenizer", "facts", "random_state"}
+    assert raw[KEY].keys() == {*CONTENTS, "random_state"}
 
 
 def test_metrics_are_saved_with_each_checkpoint(tmp_path):

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from tinyformer.analysis import Analysis, Findings, Subject, analyse_predictions, save_png
 from tinyformer.app.parts import make_seeded_network
+from tinyformer.app.stored_config import describe_again
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
@@ -91,8 +92,7 @@ def make_subject(
     def save_pruned(pruned: Transformer, path: Path) -> None:
         own = copy.deepcopy(stored)
         own["model"]["pruned_heads"] = pruned.pruned_heads()
-        own["network"]["pruned_heads"] = "${model.pruned_heads}"
-        save_network(path, pruned, checkpoint, own)
+        save_network(path, pruned, checkpoint, describe_again(own, checkpoint))
 
     return Subject(
         network=placed(network),

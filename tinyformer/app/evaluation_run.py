@@ -17,9 +17,10 @@ from tinyformer.app.analysis_run import examine, keep_findings, make_subject, ru
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import config_keys
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
-from tinyformer.app.parts import evaluation_mask, make_data, make_seeded_network, make_task
+from tinyformer.app.parts import evaluation_mask, make_data, make_network, make_seeded_network, make_task
 from tinyformer.app.sample import describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.start import tokenizer_of
+from tinyformer.app.stored_config import admit_config, recorded_sources
 from tinyformer.app.summary import (
     count,
     describe_split,
@@ -38,7 +39,7 @@ from tinyformer.app.trainer import (
     set_up_process,
 )
 from tinyformer.app.training_run import check_config
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, require_fitting
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path, require_choice
 from tinyformer.hardware import describe_device
@@ -87,13 +88,15 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     require_choice("split", config.split, (None, *SPLITS))
     with argument_path(passed={"path": "checkpoint"}):
         checkpoint = checkpoint or load_checkpoint(config.checkpoint)
-    stored = checkpoint.config | {name: unresolved[name] for name in NETWORK if name in unresolved}
+    stored = admit_config(checkpoint, lambda key, name: OmegaConf.select(config, key) == name)
+    stored |= {name: unresolved[name] for name in NETWORK if name in unresolved}
     if config.trainer.precision == "auto":
         config.trainer.precision = checkpoint.facts["precision"]
     settings = make_settings(config)
     data, split = prepare_data(config, checkpoint, invocation)
     task = make_task(config, data)
     refuse_prompts(config.generate, task)
+    require_fitting(make_network(config, data.tokenizer, "meta"), checkpoint)  # before memory is allocated
     network = make_seeded_network(config, data.tokenizer)
     load_weights(network, checkpoint)
     mask = evaluation_mask(task, data, split)
@@ -169,12 +172,19 @@ def prepare_data(config: DictConfig, checkpoint: Checkpoint, invocation: Invocat
     tokenizer = tokenizer_of(checkpoint, "checkpoint")
     with argument_path("datamodule"):
         if split is None:
-            split = "all" if invocation.overridden("data=", "data.") and data.scored_whole else "validation"
+            split = "all" if _is_other_text(config, checkpoint, invocation) and data.scored_whole else "validation"
         # The run's own data may be in the cache in its tokens already.
         if not data.is_prepared(tokenizer, whole=split == "all"):
             data = make_data(config, invocation.choices, tokenizer)
         data.prepare(whole=split == "all")
     return data, split
+
+
+def _is_other_text(config: DictConfig, checkpoint: Checkpoint, invocation: Invocation) -> bool:
+    """Whether the command line names other data than the checkpoint's run read."""
+    keys = {override.partition("=")[0].lstrip("+") for override in invocation.overridden("data=", "data.")}
+    own = recorded_sources(checkpoint)
+    return any(key not in own or OmegaConf.select(config, key) != own[key] for key in keys)
 
 
 def analyse(run: Evaluation) -> Findings:

@@ -48,10 +48,10 @@ def key_of_argument(written: Any, path: Sequence[str]) -> str:
     return name
 
 
-def format_value(value: Any) -> str:
+def format_value(value: Any, max_length: int | None = MAX_LENGTH) -> str:
     """A value as the command line takes it, such as `[16,16,null]`; a long one is cut."""
     text = _format(value)
-    return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}…"
+    return text if max_length is None or len(text) <= max_length else f"{text[:max_length]}…"
 
 
 def _format(value: Any) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
+import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -55,8 +56,13 @@ def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None) -> 
     return make_network(config, tokenizer)
 
 
-def make_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Transformer:
+def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: str = "cpu") -> Transformer:
     """The network for a tokenizer's vocabulary, or of `model.vocab_size` tokens without a tokenizer.
+
+    Args:
+        config: the config.
+        tokenizer: the tokenizer, if any.
+        device: where its weights are; "meta" allocates none.
 
     Raises:
         ArgumentError: `model.vocab_size` is smaller than the vocabulary.
@@ -67,4 +73,5 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Transfo
         raise ArgumentError("model.vocab_size", vocab_size, reason, {"vocab_size": needed})
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size or needed}})
     register_score(config)
-    return instantiate(sized.network, _convert_="all")
+    with torch.device(device):
+        return instantiate(sized.network, _convert_="all")

@@ -10,6 +10,7 @@ from tinyformer.app.config import Invocation
 from tinyformer.app.entry import run_program
 from tinyformer.app.resume import expand_resume
 from tinyformer.app.stored_run import offer_stored_run
+from tinyformer.app.sweep import with_architecture
 
 if TYPE_CHECKING:
     from tinyformer.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ def train_program(command: str, num_words: int = 0) -> int:
 
         train(config, folder, invocation)
 
-    return run_program(job, "train", command, expand_resume, num_words)
+    return run_program(job, "train", command, lambda words: with_architecture(expand_resume(words)), num_words)
 
 
 def evaluate_program(command: str, num_words: int = 0) -> int:

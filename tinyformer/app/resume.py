@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from tinyformer.app.errors import ConfigError
+from tinyformer.app.override_check import problem_of_override
 
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:
@@ -32,9 +33,25 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     saved, checkpoint = run / ".hydra" / "overrides.yaml", run / "checkpoints" / "last.ckpt"
     if not saved.is_file() or not checkpoint.is_file():
         raise ConfigError(f"resume={folder}: {_what_is_missing(run, saved, checkpoint)}")
-    overrides = [entry for entry in yaml.safe_load(saved.read_text()) if not entry.startswith("resume=")]
     new = [argument for argument in arguments if argument not in given]
+    overrides = [entry for entry in _stored_overrides(folder, saved) if not entry.startswith("resume=")]
+    overrides = [entry for entry in overrides if entry not in new]
+    for entry in overrides:
+        if problem := problem_of_override(entry):
+            raise ConfigError(
+                f"resume={folder}: {saved} says {entry[:200]}, which {problem}; if you trust it, add it to the command."
+            )
     return [*overrides, *new, f"resume={given[-1].partition('=')[2]}", f"hydra.run.dir={_quoted(run)}"]
+
+
+def _stored_overrides(folder: str, saved: Path) -> list[str]:
+    try:
+        entries = yaml.safe_load(saved.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"resume={folder}: {saved} cannot be read; a run writes it as a list of texts.") from error
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise ConfigError(f"resume={folder}: {saved} contains no list of overrides; a run writes one.")
+    return entries
 
 
 def require_unused(folder: str | Path) -> None:

@@ -2,12 +2,10 @@
 
 import pydoc
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.checkpoint import UntrustedTargetError, is_our_class
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import SCORES, ScaledDotScore
 
@@ -27,22 +25,6 @@ def register_score(config: DictConfig) -> None:
         reason = f"must be one of {known}, or PACKAGE.CLASS of a subclass of tinyformer.nn.ScaledDotScore"
         raise ArgumentError("attention.score", name, reason)
     SCORES[name] = found
-
-
-def require_trusted_score(config: Any, path: Path, trusted: frozenset[str]) -> None:
-    """Refuse a checkpoint's config whose score function `register_score` would import from another package.
-
-    Args:
-        config: of the checkpoint, as plain containers.
-        path: the checkpoint.
-        trusted: classes that the user has named.
-
-    Raises:
-        UntrustedTargetError: the score function is a class that is not trusted.
-    """
-    name = _class_name(config)
-    if name is not None and name not in trusted and not is_our_class(name):
-        raise UntrustedTargetError(path, "attention.score", name)
 
 
 def _class_name(config: Any) -> str | None:

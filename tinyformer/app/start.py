@@ -9,9 +9,11 @@ from tinyformer.app.config import Invocation
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.parts import make_data, make_seeded_network
 from tinyformer.app.resume import require_unused
+from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import relative_path
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, start_from
 from tinyformer.data import DataModule, TextTokenizer
+from tinyformer.data.untrusted_tokenizer import tokenizer_from_stranger
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import Transformer
 
@@ -40,10 +42,10 @@ class Start:
 
 
 def load_start(config: DictConfig, folder: Path) -> Start | None:
-    """Load the checkpoint that a run starts from, if any, and take over which heads were pruned from it.
+    """Load the checkpoint that a run starts from, if any.
 
     Args:
-        config: the config, in which `model.pruned_heads` is set unless it names some.
+        config: the config.
         folder: the folder of the run.
 
     Raises:
@@ -58,8 +60,6 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
     # A resumed run has a checkpoint of its own, and the one that it started from may no longer exist.
     path = config.init_from if config.resume is None else Path(config.resume) / last
     start = Start(_load(path, config), is_resumed=config.resume is not None)
-    if not config.model.pruned_heads and config.init_from:
-        config.model.pruned_heads = start.checkpoint.config["model"].get("pruned_heads", [])
     step, max_steps = start.checkpoint.step, config.trainer.max_steps
     if start.is_resumed and isinstance(max_steps, int) and 0 <= max_steps <= step:
         raise ConfigError(
@@ -90,8 +90,9 @@ def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation
         raise ConfigError(
             f"{chosen[0]}: data={invocation.choices.get('data')} has its own tokens; leave tokenizer= out."
         )
+    # A run that was started from another's weights goes on with the tokenizer that came with them.
     tokenizer = None
-    if start is not None and not start.is_resumed and not chosen:
+    if start is not None and not chosen and (config.init_from is not None or not start.is_resumed):
         tokenizer = tokenizer_of(start.checkpoint, start.key)
     data = make_data(config, invocation.choices, tokenizer)
     with argument_path("datamodule"):
@@ -116,7 +117,7 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
     network = make_seeded_network(config, tokenizer)
     if start is not None and not start.is_resumed:
         with argument_path(passed={"checkpoint": "init_from"}):
-            start_from(network, start.checkpoint, config.task)
+            start_from(network, start.checkpoint, with_readout=_has_same_readout(start.checkpoint, config))
     if config.freeze_encoder:
         network.encoder.requires_grad_(False)
         if not network.num_parameters():
@@ -125,20 +126,29 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
     return network
 
 
-def tokenizer_of(checkpoint: Checkpoint, key: str) -> TextTokenizer:
+def _has_same_readout(checkpoint: Checkpoint, config: DictConfig) -> bool:
+    """Whether a checkpoint's network has a config's kind of readout, for the same class labels."""
+    task = admit_config(checkpoint, lambda key, name: True)["task"]  # which only compares names
+    return (task["readout"]["_target_"], task["labels"]) == (config.task.readout._target_, config.task.labels)
+
+
+def tokenizer_of(checkpoint: Checkpoint, key: str = "path") -> TextTokenizer:
     """The tokenizer of a checkpoint.
 
     Args:
         checkpoint: the checkpoint.
-        key: the config key that names it, for errors.
+        key: the argument or config key that names it, for errors.
 
     Raises:
-        ArgumentError: the checkpoint was converted from a folder without a tokenizer.
+        ArgumentError: the checkpoint was converted from a folder without a tokenizer, or its tokenizer is malformed.
     """
     if checkpoint.tokenizer is None:
         reason = "has no tokenizer; add a tokenizer.json to the Hugging Face folder and convert it again"
         raise ArgumentError(key, checkpoint.path, reason)
-    return TextTokenizer.from_json(checkpoint.tokenizer)
+    try:
+        return tokenizer_from_stranger(checkpoint.tokenizer)
+    except ArgumentError as error:
+        raise ArgumentError(key, str(checkpoint.path), f"its tokenizer {error.reason}") from error
 
 
 def _require_same_vocabulary(start: Start, tokenizer: TextTokenizer) -> None:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.config_store import ConfigStore
 
 from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import format_value
 from tinyformer.errors import ArgumentError, argument_path
 
 if TYPE_CHECKING:
     from tinyformer.checkpoint import Checkpoint
-
-NOT_INHERITED = ("trainer", "logger", "callbacks", "generate", "resume", "init_from", "compile", "hydra")
-"""Groups and keys that an evaluation does not take from the run: its own defaults stand instead."""
 
 
 def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
@@ -48,25 +46,23 @@ def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
 
 
 def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str]) -> dict[str, Any]:
-    """The part of a checkpoint's config that an evaluation inherits; it names our classes and the user's only."""
-    from tinyformer.app.scores import require_trusted_score
-    from tinyformer.checkpoint import UntrustedTargetError, require_trusted
+    """The config of a checkpoint's run without what the command line replaces.
 
-    overrides = [argument.partition("=") for argument in arguments]
+    Raises:
+        ArgumentError: see `admit_config`; or the run read a path that the command line does not repeat.
+    """
+    from tinyformer.app.stored_config import admit_config, recorded_sources, repeatable_classes
+
+    given = {key.lstrip("+"): _unquoted(value) for key, _, value in (argument.partition("=") for argument in arguments)}
+    with repeatable_classes():
+        config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
+    missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
+    if missing and "data" not in given:
+        words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
+        reason = f"its run read {words}, and a checkpoint's paths are not followed; add {words}, or choose data="
+        raise ArgumentError("path", str(checkpoint.path), reason)
     # A group that is chosen replaces the run's: merged with it, the run's own keys would be left over.
-    chosen = {key for key, _, _ in overrides if isinstance(checkpoint.config.get(key), dict)}
-    config = {key: value for key, value in checkpoint.config.items() if key not in (*NOT_INHERITED, *chosen)}
-    allowed = frozenset(
-        _unquoted(value) for key, _, value in overrides if key.endswith(("_target_", "attention.score"))
-    )
-    try:
-        require_trusted(config, checkpoint.path, allowed)
-        require_trusted_score(config, checkpoint.path, allowed)
-    except UntrustedTargetError as error:
-        problem = f"would call {error.target!r}, which is not a class of tinyformer and could run any code"
-        reason = f"{problem}; if you trust it, add {error.location}={error.target}"
-        raise ArgumentError("checkpoint", str(checkpoint.path), reason) from error
-    return config
+    return {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}
 
 
 def _unquoted(text: str) -> str:

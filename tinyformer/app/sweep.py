@@ -23,12 +23,23 @@ def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictCo
         overrides: arguments of the program, such as "attention=gqa".
     """
     register_resolvers(config_dir())
+    if config_name == "train":
+        overrides = with_architecture(overrides)
     with _hydra(config_dir()):
         config = compose(config_name, list(overrides), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
     return config, Invocation(list(overrides), choices)
+
+
+def with_architecture(overrides: Sequence[str]) -> list[str]:
+    """Overrides of a training run, preceded by the architecture of the checkpoint that they start from, if any."""
+    if not any(override.startswith("init_from=") for override in overrides):
+        return list(overrides)
+    from tinyformer.app.architecture import inherit_architecture  # imports torch, which takes seconds
+
+    return inherit_architecture(overrides)
 
 
 def compose_sweep(

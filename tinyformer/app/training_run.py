@@ -24,6 +24,7 @@ from tinyformer.app.parts import evaluation_mask, make_task
 from tinyformer.app.resume import is_first_process
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
 from tinyformer.app.start import Start, load_start, make_starting_network, prepare_data
+from tinyformer.app.stored_config import describe_config
 from tinyformer.app.summary import (
     describe_events,
     describe_profile,
@@ -47,7 +48,7 @@ from tinyformer.app.trainer import (
     set_up_process,
     training_trainer,
 )
-from tinyformer.checkpoint import load_checkpoint, load_weights
+from tinyformer.checkpoint import FORMAT, load_checkpoint, load_weights
 from tinyformer.data import DataModule
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Transformer
@@ -99,7 +100,10 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
         network.compile(**compiled)
     module = make_module(config, network, task, data)
     loggers = make_loggers(config, folder, invocation.is_sweep, start.first_step if start else 0)
-    callbacks = [*make_callbacks(config), make_checkpoints(stored, folder, settings, data, task)]
+    callbacks = [
+        *make_callbacks(config),
+        make_checkpoints(describe_config(stored, invocation.choices), folder, settings, data, task),
+    ]
     report = Report()
     progress = [StepProgress(report)] if settings.arguments["enable_progress_bar"] else []
     trainer = training_trainer(settings, folder, loggers, [report, *callbacks, *progress])
@@ -220,7 +224,7 @@ def make_checkpoints(
         "data_fingerprint": data.fingerprint,
         "train/num_tokens": data.splits["train"].num_tokens,
     }
-    contents = {"config": stored, "tokenizer": data.tokenizer.to_json(), "facts": facts}
+    contents = {"format": FORMAT, **stored, "tokenizer": data.tokenizer.to_json(), "facts": facts}
     return Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better)
 
 

@@ -12,9 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app.config import register_resolvers
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import key_of
+from tinyformer.app.start import tokenizer_of
+from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, require_fitting
 from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
-from tinyformer.data import TextTokenizer
+from tinyformer.errors import argument_path
 from tinyformer.interop import FAMILIES, Difference, Family, find_differences, tokenizer_files, write_folder
 from tinyformer.interop.family import Fields
 
@@ -42,7 +44,9 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
     """
     register_resolvers(config_dir)
     checkpoint = load_checkpoint(path)
-    own = OmegaConf.create(_with_sizes(checkpoint))
+    with argument_path(passed={"path": "checkpoint"}):
+        config = admit_config(checkpoint, lambda key, name: True)  # classes are compared by name, and not made
+    own = OmegaConf.create(_with_sizes(checkpoint, config))
     written = OmegaConf.to_container(own, resolve=False)
     function = _function_of(own)
     candidates = [_as_family(family, own, function, config_dir) for family in FAMILIES]
@@ -73,14 +77,14 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
     ]
 
 
-def _with_sizes(checkpoint: Checkpoint) -> Plain:
+def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
     """A checkpoint's config with the sizes that are null in it, read off the weights."""
-    weights, model = checkpoint.weights, dict(checkpoint.config["model"])
+    weights, model = checkpoint.weights, dict(config["model"])
     # A feed-forward network without `up_proj` is a class of the user's, which no family has anyway.
     up = weights.get("encoder.layers.0.feed_forward.up_proj.weight", weights[EMBEDDING])
     sizes = {"vocab_size": weights[EMBEDDING].shape[0], "d_ff": up.shape[0]}
     model |= {key: size for key, size in sizes.items() if model.get(key) is None}
-    return checkpoint.config | {"model": model}
+    return config | {"model": model}
 
 
 def _as_family(
@@ -129,7 +133,7 @@ def _files(fields: Fields, family: Family, checkpoint: Checkpoint, max_seq_len: 
     """The JSON files of a folder."""
     if not checkpoint.tokenizer:
         return {"config.json": fields}
-    tokenizer = TextTokenizer.from_json(checkpoint.tokenizer)
+    tokenizer = tokenizer_of(checkpoint)
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
     generation = {"generation_config.json": special} if family.generates else {}
     return {"config.json": fields | special, **generation, **tokenizer_files(tokenizer, max_seq_len)}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from tinyformer.checkpoint import Checkpoint, save_network
+from tinyformer.app.stored_config import describe_config
+from tinyformer.checkpoint import Checkpoint, first_not_finite, save_network
 from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
 from tinyformer.errors import ArgumentError
 from tinyformer.interop import FAMILIES, Family, find_folder, read_config, read_tensors, read_tokenizer
@@ -47,6 +48,8 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
         )
         raise ArgumentError("source", source, reason)
     tensors, dtypes = read_tensors(folder)
+    if problem := first_not_finite(tensors):
+        raise ArgumentError("source", source, problem)
     network = meta_network(config)
     weights = _our_weights(tensors, family, fields, settings, network, folder)
     heads = f"{settings['model.num_layers']} layers of {settings['model.num_heads']} heads"
@@ -55,7 +58,8 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     network.load_state_dict(weights, assign=True)
     facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
     text = tokenizer.to_json() if tokenizer else None
-    save_network(path, network, Checkpoint(path, weights, config, text, facts, step=0), config)
+    stored = describe_config(config, family.groups)
+    save_network(path, network, Checkpoint(path, weights, stored, text, facts, step=0), stored)
     lines += [f"Its weights were converted from {dtypes} to fp32."] if dtypes != "fp32" else []
     lines += [family.note] if family.note else []
     if tokenizer is None:

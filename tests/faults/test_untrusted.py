@@ -1,0 +1,137 @@
+"""Files of strangers run nothing: checkpoints and run folders that try to start a shell command."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+from programs import SMALL, TEXT, Program, Trained
+
+import tinyformer
+from tinyformer.app.config import config_dir
+from tinyformer.app.stored_config import admit_config
+from tinyformer.checkpoint import load_checkpoint
+from tinyformer.convert.exporting import export_model
+from tinyformer.errors import ArgumentError
+
+CALL = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
+CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
+COPY = {"_target_": "shutil.copyfile", "src": "book.txt", "dst": "it-ran"}
+
+
+def joined(config: dict[str, Any]) -> None:
+    """Two texts that are an interpolation together."""
+    config |= {"x1": "$", "x2": CREATE}
+    config["network"]["_args_"] = ["${x1}${x2}"]
+
+
+ATTACKS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a text joined by Hydra": joined,
+    "an interpolation": lambda config: config["model"].update(d_ff=f"${CREATE}"),
+    "a node for a value": lambda config: config["model"].update(pruned_heads=CALL),
+    "a node in a list": lambda config: config["model"].update(pruned_heads=[CALL]),
+    "another class": lambda config: config["norm"].update(COPY),
+    "a class of the network": lambda config: config["network"].update(CALL),
+    "an argument of the readout": lambda config: config["task"]["readout"].update(tied=CALL),
+    "a score": lambda config: config["attention"].update(score="torch.utils.collect_env.run"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_checkpoint_runs_nothing(attack: str, program: Program, trained: Trained, book: Path) -> None:
+    raw = torch.load(trained.last, weights_only=True)
+    config = admit_config(load_checkpoint(trained.last))
+    ATTACKS[attack](config)
+    raw["tinyformer"] = {
+        "config": config,
+        "tokenizer": raw["tinyformer"]["tokenizer"],
+        "facts": raw["tinyformer"]["facts"],
+    }
+    torch.save(raw, "evil.ckpt")
+    for script, words in (
+        ("evaluate.py", "checkpoint=evil.ckpt data.files=book.txt"),
+        ("train.py", f"{SMALL} {TEXT} init_from=evil.ckpt hydra.run.dir=next"),
+    ):
+        ended = program(script, words)
+        assert ended.code == 2, ended.err
+        assert ended.err.startswith(f"Error: {words.split('evil')[0].split()[-1]}evil.ckpt: "), ended.err
+    with pytest.raises(ArgumentError, match=r"^checkpoint='evil\.ckpt': "):
+        tinyformer.load("evil.ckpt")
+    with pytest.raises(ValueError, match=r"its |counterpart"):
+        export_model(Path("evil.ckpt"), Path("exported"), config_dir())
+    assert not Path("it-ran").exists()
+
+
+def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Trained, book: Path) -> None:
+    shutil.copytree(trained.folder, "run")
+    hydra = Path("run/.hydra")
+    hydra.mkdir(exist_ok=True)
+    stored = [*SMALL.split(), *TEXT.split()]
+    evil = "+callbacks.e={_target_:torch.utils.collect_env.run,_args_:[touch it-ran]}"
+    for entry in (
+        evil,
+        "+callbacks.e={_target_:mine.Callback}",
+        "hydra.run.dir=elsewhere",
+        "norm._target_=torch.nn.LayerNorm",
+    ):
+        (hydra / "overrides.yaml").write_text(yaml.safe_dump([*stored, entry]))
+        ended = program("train.py", "resume=run trainer.max_steps=40")
+        assert (
+            ended.code,
+            ended.err.startswith(f"Error: resume=run: run/.hydra/overrides.yaml says {entry[:100]}"),
+        ) == (2, True)
+    assert "if you trust it, add it to the command." in ended.err
+    assert not Path("it-ran").exists()
+    for text in ("- 3", "a: b", "[" * 5000, "!!python/object/apply:os.system [touch it-ran]", "\x00"):
+        (hydra / "overrides.yaml").write_text(text)
+        ended = program("train.py", "resume=run trainer.max_steps=40")
+        assert (ended.code, ended.err.startswith("Error: resume=run: run/.hydra/overrides.yaml c")) == (2, True), (
+            ended.err
+        )
+    assert not Path("it-ran").exists()
+
+
+def test_a_class_that_the_command_names_is_made(program: Program, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("ours_here.py").write_text("from torch.nn import LayerNorm\nclass Norm(LayerNorm):\n    pass\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    ended = program("train.py", SMALL, TEXT, "norm._target_=ours_here.Norm hydra.run.dir=run")
+    assert ended.code == 0, ended.err
+    refused = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=book.txt")
+    assert (refused.code, refused.err.endswith("; if you trust it, add norm._target_=ours_here.Norm.\n")) == (
+        2,
+        True,
+    ), refused.err
+    named = "data.files=book.txt norm._target_=ours_here.Norm"
+    assert program("evaluate.py", f"checkpoint=run/checkpoints/last.ckpt {named} hydra.run.dir=evaluated").code == 0
+    refused = program("train.py", "resume=run trainer.max_steps=6")
+    assert (refused.code, "says norm._target_=ours_here.Norm, which calls 'ours_here.Norm'" in refused.err) == (
+        2,
+        True,
+    ), refused.err
+    assert program("train.py", "resume=run trainer.max_steps=6 norm._target_=ours_here.Norm").code == 0
+    model = tinyformer.load("run/checkpoints/last.ckpt", trusted=["ours_here.Norm"])
+    assert type(model.network.encoder.layers[0].attention_norm).__name__ == "Norm"
+
+
+def test_a_file_of_an_earlier_version_is_upgraded(program: Program, trained: Trained, book: Path) -> None:
+    from tinyformer.convert.__main__ import main
+
+    raw = torch.load(trained.last, weights_only=True)
+    config = OmegaConf.to_container(OmegaConf.create(admit_config(load_checkpoint(trained.last))))
+    config["data"]["files"] = "book.txt"
+    ours = raw.pop("tinyformer")
+    raw["tinyformer"] = {"config": config, **{part: ours[part] for part in ("tokenizer", "facts", "random_state")}}
+    torch.save(raw, "old.ckpt")
+    assert main(["upgrade", "old.ckpt", "new.ckpt"]) == 0
+    written = torch.load("new.ckpt", weights_only=True)["tinyformer"]
+    assert written.keys() == ours.keys()
+    for part in ("format", "values", "classes", "tokenizer", "facts"):
+        assert written[part] == ours[part], part
+    assert main(["upgrade", "old.ckpt", "new.ckpt"]) == 2
+    for file in ("old.ckpt", "new.ckpt"):
+        ended = program("evaluate.py", f"checkpoint={file} data.files=book.txt hydra.run.dir={file}-evaluated")
+        assert ended.code == 0, ended.err

@@ -1,0 +1,61 @@
+"""`init_from=FILE`: the architecture of the checkpoint, as overrides that precede those of the command line."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import format_value
+from tinyformer.app.stored_config import admit_config, describe_config, differing_values, repeatable_classes
+from tinyformer.checkpoint import Checkpoint, load_checkpoint
+from tinyformer.errors import argument_path
+
+AXES = ("model", "attention", "position", "block", "feed_forward", "norm")
+"""The axes that determine a network's function."""
+
+SIZES = ("model.num_layers", "model.num_heads", "model.d_model")
+"""Sizes that an override cannot change in a trained network."""
+
+OF_TRAINING = ("backend", "dropout", "embedding_dropout", "init_std", "checkpoint_activations", "vocab_size")
+"""Arguments that a run from a checkpoint sets for itself; its vocabulary is that of its tokenizer."""
+
+
+def inherit_architecture(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a training run, preceded by the architecture of the checkpoint that `init_from=` names.
+
+    Args:
+        arguments: overrides. Those of the checkpoint's keys take precedence over it, unless no trained network could
+            follow them.
+
+    Raises:
+        ConfigError: an override contradicts the checkpoint's sizes or its choice of an axis.
+        ArgumentError: the checkpoint cannot be read, or what it says is not admitted; see `admit_config`.
+    """
+    words = (word.partition("=") for word in arguments)
+    given = {key.lstrip("+"): value.strip("'\"") for key, _, value in words}
+    file = given.get("init_from", "null")
+    if file == "null" or given.get("resume", "null") != "null" or "," in file:
+        return list(arguments)
+    with argument_path(passed={"path": "init_from"}), repeatable_classes():
+        inherited, fixed = _architecture(load_checkpoint(file), given)
+    for key in given.keys() & fixed.keys():
+        if given[key] != fixed[key]:
+            own = f"{key}={fixed[key]}"
+            raise ConfigError(f"{key}={given[key]}: the checkpoint of init_from={file} has {own}; leave {key}= out.")
+    return [*(f"{key}={value}" for key, value in inherited.items() if key not in given), *arguments]
+
+
+def _architecture(checkpoint: Checkpoint, given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The values of a checkpoint's architecture by key, as one types them, and those that cannot be overridden."""
+    config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
+    stored = describe_config(config, checkpoint.stored.get("choices"))
+    choices = {axis: stored["choices"][axis] for axis in AXES}
+    values: dict[str, Any] = {
+        key: value
+        for key, value in differing_values(stored).items()
+        if key.partition(".")[0] in AXES and key.rpartition(".")[2] not in OF_TRAINING
+    }
+    sizes = {key: config["model"][key.partition(".")[2]] for key in SIZES}
+    return (
+        {key: format_value(value, max_length=None) for key, value in (choices | values).items()},
+        {key: format_value(value) for key, value in (choices | sizes).items()},
+    )

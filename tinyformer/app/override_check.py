@@ -1,0 +1,84 @@
+"""Overrides that a file brings: data, which name no class but ours and compute nothing."""
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from tinyformer.app.config import config_dir
+
+OF_A_NODE = {"_target_", "_partial_", "_recursive_", "_convert_"}
+"""Hydra's own keys in a node that makes an object; `_args_` is none of them, since no config file of ours has it."""
+
+
+def problem_of_override(entry: str) -> str | None:
+    """Why an override that a file brings is not data, as in "calls 'os.system'"; None if it is.
+
+    It may set plain values, refer to another key as a whole (`${model.d_model}`), choose among our own config files and
+    name the classes of this package and those of its config files.
+
+    Args:
+        entry: an override as on a command line.
+    """
+    try:
+        override = OverridesParser.create().parse_override(entry)
+    except (HydraException, RecursionError):
+        return "is no override"
+    key, value = override.key_or_group, override.value()
+    if override.package is not None or key.partition("/")[0].partition(".")[0] == "hydra":
+        return "changes the program itself"
+    if override.is_sweep_override():
+        return "has several values"
+    if not key:
+        return "is no override"
+    if key in _choices():
+        is_ours = value is None or value in _choices()[key]
+        return None if is_ours else "chooses a file that is not tinyformer's"
+    return next((problem for path, leaf in _leaves(key, value) if (problem := _problem_of_leaf(path, leaf))), None)
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The plain values of an override, each with its dotted key."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            yield from _leaves(f"{key}.{name}", entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _leaves(key, entry)
+    else:
+        yield key, value
+
+
+def _problem_of_leaf(key: str, value: Any) -> str | None:
+    name, text = key.rpartition(".")[2], str(value)
+    if re.fullmatch(r"_\w+_", name) and name not in OF_A_NODE:
+        return f"contains {name}"
+    if "${" in text and not re.fullmatch(r"\$\{[\w.]+\}", text):
+        return f"computes {text[:100]!r}"
+    is_class = name == "_target_" or (key == "attention.score" and "." in text)
+    if is_class and text not in _classes_of_config_files() and not _is_our_class(text):
+        return f"calls {text[:100]!r}, which is not a class of tinyformer and could run any code"
+    return None
+
+
+@functools.cache
+def _choices() -> dict[str, list[str]]:
+    """The names of our config files by folder."""
+    folders = (folder for folder in config_dir().iterdir() if folder.is_dir())
+    return {folder.name: [file.stem for file in folder.glob("[!_]*.yaml")] for folder in folders}
+
+
+@functools.cache
+def _classes_of_config_files() -> frozenset[str]:
+    found = (re.findall(r"_target_: *([\w.]+)", file.read_text()) for file in config_dir().rglob("*.yaml"))
+    return frozenset(name for names in found for name in names)
+
+
+def _is_our_class(name: str) -> bool:
+    # Torch takes seconds to import: only for a class that no config file names.
+    from tinyformer.checkpoint import is_our_class
+
+    return is_our_class(name)

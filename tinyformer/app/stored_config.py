@@ -1,0 +1,298 @@
+"""What a checkpoint keeps of a config: choices, plain values and names of classes, from which the config is made again.
+
+A checkpoint may come from a stranger, so its config is never used as it is. It is put, value by value, into the config
+that our own YAML files make of its choices; whatever they have no place for is rejected by name, before anything is
+resolved or instantiated. `describe_config` writes this form, `admit_config` reads it, and `ADMITTED` says what it may
+contain.
+"""
+
+import contextlib
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from omegaconf import OmegaConf
+
+from tinyformer.app.config import config_dir
+from tinyformer.app.keys import format_value
+from tinyformer.checkpoint import EMBEDDING, Checkpoint, UntrustedTargetError, is_our_class
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import SCORES
+
+Plain: TypeAlias = dict[str, Any]
+Leaves: TypeAlias = dict[tuple[str, ...], Any]
+Trust: TypeAlias = Callable[[str, str], bool]
+"""Whether the user has named a class, by its dotted name, at a key."""
+
+AXES = ("model", "attention", "position", "block", "feed_forward", "norm", "task", "data", "tokenizer")
+"""The axes that a checkpoint keeps; an evaluation has trainer, logger, callbacks and the others of its own."""
+
+SECTIONS = ("network", "datamodule", "seed", "deterministic")
+"""What it keeps of the primary config."""
+
+SOURCES = ("data.files", "data.path", "data.source.hub.path")
+"""Keys that say what to read: they are recorded, for `recorded_sources`, but never followed."""
+
+OWN = ("data.cache_dir", "tokenizer.path")
+"""Paths of the machine that a run was made on, which are neither recorded nor followed."""
+
+SCORE = "attention.score"
+"""A key whose value may be the name of a user's class."""
+
+MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 100_000, 2, 2**63
+"""Bounds of a plain value: characters of a text, entries of a list, lists in lists, and the magnitude of a number."""
+
+LIMITS = {
+    "model.num_layers": 10_000,
+    "model.num_heads": 10_000,
+    "model.d_model": 1_000_000,
+    "model.d_ff": 10_000_000,
+    "model.vocab_size": 100_000_000,
+    "model.max_seq_len": 10_000_000,
+}
+"""The largest sizes, so that a file cannot ask for more memory than any model needs."""
+
+
+def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> Plain:
+    """What a checkpoint keeps of a config.
+
+    A value that our YAML computes from others, such as `${model.d_model}`, is kept only where it was overridden, so
+    that an override of `model.d_model` acts on it again.
+
+    Args:
+        config: the unresolved config of a run, as plain containers.
+        choices: the choice of each axis; where it is unknown, the most similar file is taken.
+    """
+    resolved = OmegaConf.create(config)
+
+    def value_of(key: str) -> Any:
+        value = OmegaConf.select(resolved, key, throw_on_resolution_failure=False)
+        return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+    known = {axis: choice for axis, choice in (choices or {}).items() if choice in choices_of(axis)}
+    return _describe(config, known, value_of)
+
+
+def admit_config(checkpoint: Checkpoint, trust: Trust = lambda key, name: False) -> Plain:
+    """The unresolved config of a checkpoint's run, made from our own YAML and the checkpoint's plain values.
+
+    Args:
+        checkpoint: the checkpoint.
+        trust: whether the user has named a class, at a key; without it, classes of this package only.
+
+    Raises:
+        UntrustedTargetError: the checkpoint names a class of another package that the user has not named.
+        ArgumentError: it contains a key that has no place in our YAML, or a value that is not plain or too large.
+    """
+    stored = checkpoint.stored
+    if "choices" not in stored:  # files from before format 1 contain the unresolved config itself
+        stored = _describe(stored["config"], {}, lambda key: _refuse(checkpoint.path, key, "is an interpolation"))
+    choices, values, classes = (stored[part] for part in ("choices", "values", "classes"))
+    for axis in AXES:
+        if choices.get(axis) not in choices_of(axis):
+            _refuse(checkpoint.path, axis, f"is {str(choices.get(axis))[:100]!r}, which is no choice of this axis")
+    config = _base(choices)
+    for key, name in classes.items():
+        _set_class(config, key, name, checkpoint.path, trust)
+    for key, value in values.items():
+        _set_value(config, key, value, classes, checkpoint.path, trust)
+    if config["tokenizer"].get("path") == "???":  # it is in the file itself
+        config["tokenizer"] = dict(_group("tokenizer", "byte"))
+    _require_sizes_of_weights(config["model"], checkpoint)
+    return config
+
+
+def differing_values(stored: Plain) -> Plain:
+    """The values and names of classes of `describe_config` that differ from what our YAML says, by key."""
+    ours = _leaves(_base(stored["choices"]))
+    values = {key: value for key, value in stored["values"].items() if ours.get(tuple(key.split(".")), ...) != value}
+    return values | {f"{key}._target_": name for key, name in stored["classes"].items()}
+
+
+@contextlib.contextmanager
+def repeatable_classes() -> Iterator[None]:
+    """Make the error of a class that is not trusted say what to add to the command line, if one trusts it.
+
+    Raises:
+        ArgumentError: in place of an `UntrustedTargetError`.
+    """
+    try:
+        yield
+    except UntrustedTargetError as error:
+        problem = f"would call {error.target!r}, which is not a class of tinyformer and could run any code"
+        reason = f"{problem}; if you trust it, add {error.location}={format_value(error.target)}"
+        raise ArgumentError("path", error.value, reason) from error
+
+
+def choices_of(axis: str) -> list[str]:
+    """The choices of an axis: the names of its YAML files."""
+    return sorted(file.stem for file in (config_dir() / axis).glob("[!_]*.yaml")) if axis in AXES else []
+
+
+def describe_again(config: Plain, checkpoint: Checkpoint) -> Plain:
+    """What a checkpoint keeps of a config that was made from another checkpoint, whose sources it keeps, too."""
+    description = describe_config(config)
+    description["values"] |= recorded_sources(checkpoint)
+    return description
+
+
+def recorded_sources(checkpoint: Checkpoint) -> Plain:
+    """What the run of a checkpoint read, by the key of `SOURCES`, where that is not what our YAML says."""
+    stored = checkpoint.stored if "choices" in checkpoint.stored else _describe(checkpoint.stored["config"], {}, str)
+    ours = _leaves({"data": _group("data", stored["choices"]["data"])})
+    values = stored["values"]
+    return {key: values[key] for key in SOURCES if values.get(key) not in (None, ours.get(tuple(key.split("."))))}
+
+
+def _describe(config: Any, choices: Mapping[str, str], value_of: Callable[[str], Any]) -> Plain:
+    """See `describe_config`; `value_of` resolves the value of a key."""
+    config = config if isinstance(config, Mapping) else {}
+    choices = {axis: choices.get(axis) or _most_similar(axis, config.get(axis)) for axis in AXES}
+    base = _leaves(_base(choices))
+    values: Plain = {}
+    classes: Plain = {}
+    for path, value in _leaves({name: config[name] for name in (*AXES, *SECTIONS) if name in config}).items():
+        key, is_own = ".".join(path), base.get(path, ...) != value
+        if key in OWN or value == "???":
+            continue
+        if path[-1] == "_target_":
+            if is_own:
+                classes[".".join(path[:-1])] = value
+        elif _is_interpolation(value):
+            if is_own:
+                values[key] = value_of(key)
+        elif is_own or not path[-1].startswith("_"):
+            values[key] = value
+    return {"choices": choices, "values": values, "classes": classes}
+
+
+def _set_class(config: Plain, key: Any, name: Any, path: Path, trust: Trust) -> None:
+    """Make a node of another class than our YAML's, if it is one of ours or the user has named it."""
+    *parents, last = _split(key, path)
+    node = _node(config, parents, key, path)
+    if last not in node or not isinstance(node[last], dict | None):
+        _refuse(path, key, "is no node of a class")
+    if not isinstance(name, str) or not (is_our_class(name) or trust(f"{key}._target_", name)):
+        raise UntrustedTargetError(path, f"{key}._target_", name)
+    node[last] = (node[last] or {}) | {"_target_": name}
+
+
+def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], path: Path, trust: Trust) -> None:
+    """Set a plain value at a key that our YAML has, or that is an argument of a class named there."""
+    *parents, last = _split(key, path)
+    owner = ".".join(parents)
+    node = _node(config, parents, key, path)
+    is_factory = last == "_partial_" and owner in classes and isinstance(value, bool)
+    if last.startswith("_") and not is_factory:
+        _refuse(path, key, "cannot be set by a checkpoint")
+    if last not in node and owner not in classes:
+        _refuse(path, key, "is no key of the config files")
+    if isinstance(node.get(last), dict) and (value is not None or not parents):
+        _refuse(path, key, "is a node, not a value")
+    if problem := _problem(value):
+        _refuse(path, key, problem)
+    if isinstance(value, int | float) and value > LIMITS.get(key, math.inf):
+        _refuse(path, key, f"is {value}, more than {LIMITS[key]:,}")
+    if key in (*SOURCES, *OWN):
+        return
+    if key == SCORE and value not in SCORES and not (is_our_class(value) or trust(key, value)):
+        raise UntrustedTargetError(path, key, value)
+    node[last] = value
+
+
+def _split(key: Any, path: Path) -> list[str]:
+    if not isinstance(key, str):
+        _refuse(path, str(key)[:100], "is no text")
+    return key.split(".")
+
+
+def _node(config: Plain, keys: list[str], key: str, path: Path) -> Plain:
+    """The node at some keys."""
+    node: Any = config
+    for name in keys:
+        node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        _refuse(path, key, "is no key of the config files")
+    return node
+
+
+def _problem(value: Any, depth: int = 0) -> str | None:
+    """Why a value is not plain; None if it is."""
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return None if -MAX_NUMBER <= value < MAX_NUMBER else f"is {value}, which is no number that a config contains"
+    if isinstance(value, str):
+        if "${" in value:
+            return f"is {value[:100]!r}: an interpolation, which a checkpoint cannot bring"
+        return None if len(value) <= MAX_TEXT else f"is a text of more than {MAX_TEXT} characters"
+    if isinstance(value, list) and depth < MAX_DEPTH:
+        if len(value) > MAX_ENTRIES:
+            return f"is a list of more than {MAX_ENTRIES:,} entries"
+        return next((problem for entry in value if (problem := _problem(entry, depth + 1))), None)
+    return "must be a number, a text, true, false, null or a list of these"
+
+
+def _require_sizes_of_weights(model: Plain, checkpoint: Checkpoint) -> None:
+    """Refuse sizes that the weights do not have, before a network of these sizes is made."""
+    layers = {name.split(".")[2] for name in checkpoint.weights if name.startswith("encoder.layers.")}
+    embedding = checkpoint.weights.get(EMBEDDING)
+    width = embedding.shape[-1] if embedding is not None and embedding.ndim == 2 else None
+    for key, size in {"num_layers": len(layers), "d_model": width}.items():
+        if model[key] != size:
+            _refuse(checkpoint.path, f"model.{key}", f"is {format_value(model[key])}, and its weights have {size}")
+
+
+def _refuse(path: Path, key: str, problem: str) -> Any:
+    raise ArgumentError("path", str(path), f"its {key[:200]} {problem}")
+
+
+def _is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _leaves(node: Any, path: tuple[str, ...] = ()) -> Leaves:
+    """The values of a nested mapping by path."""
+    if not isinstance(node, Mapping):
+        return {path: node}
+    return {at: leaf for key, value in node.items() for at, leaf in _leaves(value, (*path, str(key))).items()}
+
+
+def _base(choices: Mapping[str, str]) -> Plain:
+    """The unresolved config that our YAML files make of some choices."""
+    primary = _file("train")
+    nodes = {axis: _group(axis, choices[axis]) for axis in AXES} | {name: primary[name] for name in SECTIONS}
+    return copy.deepcopy(nodes)
+
+
+@functools.cache
+def _group(axis: str, choice: str) -> Plain:
+    """A file of an axis with the files of the same axis that it starts from, as Hydra composes them."""
+    own = _file(f"{axis}/{choice}")
+    values = {name: value for name, value in own.items() if name != "defaults"}
+    merged: Any = OmegaConf.create()
+    for entry in own.get("defaults", ["_self_"]):
+        if isinstance(entry, str):  # others choose for other axes
+            merged = OmegaConf.merge(merged, values if entry == "_self_" else _group(axis, entry))
+    plain: Any = OmegaConf.to_container(merged, resolve=False)
+    return plain
+
+
+@functools.cache
+def _file(name: str) -> Plain:
+    plain: Any = OmegaConf.to_container(OmegaConf.load(config_dir() / f"{name}.yaml"), resolve=False)
+    return plain
+
+
+def _most_similar(axis: str, node: Any) -> str:
+    """The choice whose file has the fewest values that a node lacks or has otherwise, and the reverse."""
+    own = _leaves(node)
+
+    def difference(choice: str) -> int:
+        ours = _leaves(_group(axis, choice))
+        return sum(own.get(path, ...) != ours.get(path, ...) for path in own.keys() | ours.keys())
+
+    return min(choices_of(axis), key=difference)

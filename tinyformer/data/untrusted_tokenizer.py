@@ -1,0 +1,122 @@
+"""Tokenizers from files of strangers: what could hang or crash a process is rejected before the library reads it."""
+
+import json
+import re
+from collections.abc import Iterator
+from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
+
+from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.errors import ArgumentError
+
+MAX_CHARACTERS, MAX_DEPTH = 200_000_000, 50
+"""Bounds of a `tokenizer.json`: the largest public ones have 35 million characters and a depth of 8."""
+
+
+MAX_REPETITIONS = 3
+"""In one alternative of a pattern; those of GPT-2, GPT-4, Llama 3 and Qwen have two."""
+
+
+def tokenizer_from_stranger(text: str) -> TextTokenizer:
+    """The tokenizer of a `tokenizer.json` that is not trusted.
+
+    Raises:
+        ArgumentError: the text is not that of a tokenizer, or the tokenizer could take forever.
+    """
+    require_harmless(text)
+    try:
+        return TextTokenizer.from_json(text)
+    except ArgumentError:
+        raise
+    except BaseException as error:  # the library raises bare exceptions, and panics are no exceptions of Python's
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise _refused(f"cannot be read: {str(error)[:200]}") from error
+
+
+def require_harmless(text: str) -> None:
+    """Refuse a `tokenizer.json` that is no JSON object, is nested too deeply, or has a pattern that could take forever.
+
+    Raises:
+        ArgumentError: see above.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise _refused(f"has more than {MAX_CHARACTERS:,} characters")
+    if _depth(text) > MAX_DEPTH:  # before the parser, which recurses
+        raise _refused(f"is nested more than {MAX_DEPTH} levels deep")
+    try:
+        spec = json.loads(text)
+    except ValueError as error:
+        raise _refused("is no JSON") from error
+    if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
+        raise _refused("is no tokenizer.json")
+    for pattern in _patterns(spec):
+        if _backtracks(pattern):
+            reason = f"has the pattern {pattern[:100]!r}, whose matching could take forever"
+            raise _refused(reason)
+
+
+def _refused(reason: str) -> ArgumentError:
+    return ArgumentError("tokenizer", "tokenizer.json", reason)
+
+
+def _depth(text: str) -> int:
+    """How deeply brackets are nested, those inside strings left out."""
+    depth = deepest = 0
+    for bracket in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', text, re.DOTALL):
+        if bracket[0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif bracket[0] in "]}":
+            depth -= 1
+    return deepest
+
+
+def _patterns(spec: Any) -> Iterator[str]:
+    """The regular expressions of a specification, wherever they stand, except in the vocabulary."""
+    if isinstance(spec, dict):
+        if isinstance(spec.get("Regex"), str):
+            yield spec["Regex"]
+        for name, value in spec.items():
+            if name not in ("vocab", "merges"):
+                yield from _patterns(value)
+    elif isinstance(spec, list):
+        for value in spec:
+            yield from _patterns(value)
+
+
+def _backtracks(pattern: str) -> bool:
+    """Whether matching a pattern could take longer than a small power of the text's length.
+
+    It repeats something else than one character, has more than `MAX_REPETITIONS` in a row, or cannot be parsed.
+    """
+    plain = re.sub(r"\\[pP](\{\^?\w+\}|\w)", lambda found: r"\w", pattern)  # Python has no \p{L}
+    try:
+        return not _is_simple(_parser.parse(plain))
+    except (re.error, RecursionError, OverflowError):
+        return True
+
+
+def _is_simple(parsed: Any) -> bool:
+    repetitions = 0
+    for operator, argument in parsed:
+        if operator in _REPEATS:
+            _, most, repeated = argument
+            repetitions += most > 1
+            if most > 1 and [item[0] for item in repeated if item[0] not in _ONE_CHARACTER]:
+                return False
+            if not _is_simple(repeated):
+                return False
+        elif operator is _constants.BRANCH:
+            if not all(map(_is_simple, argument[1])):
+                return False
+        elif operator in (_constants.SUBPATTERN, _constants.ASSERT, _constants.ASSERT_NOT):
+            if not _is_simple(argument[-1]):
+                return False
+        elif operator not in (*_ONE_CHARACTER, _constants.AT):
+            return False
+    return repetitions <= MAX_REPETITIONS
+
+
+_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
+_ONE_CHARACTER = (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY)
