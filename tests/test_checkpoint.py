@@ -114,6 +114,7 @@ MALFORMED = {
         raw | {"state_dict": {WEIGHT: torch.tensor([0, torch.nan])}}
     ),
     "not finite": lambda raw: raw | {"state_dict": {WEIGHT: torch.tensor([0, -torch.inf])}},
+    "more elements than the file holds": lambda raw: raw | {"state_dict": {WEIGHT: torch.zeros(1).expand(10**13)}},
     "its global_step is": lambda raw: raw | {"global_step": "7"},
     "its global_step is '-1'": lambda raw: raw | {"global_step": -1},
     "its global_step is 'True'": lambda raw: raw | {"global_step": True},

@@ -8,6 +8,7 @@ admits what it says of the config.
 import importlib
 import random
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,6 +84,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if not path.is_file():
         raise _not_a_file(path)
     try:
+        _require_uncompressed(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles that torch did not write, which are refused
             raw = torch.load(path, map_location="cpu", weights_only=True)
@@ -104,6 +106,13 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     ours = raw[KEY]
     stored = {name: part for name, part in ours.items() if name in ("choices", "values", "classes", "config")}
     return Checkpoint(path, weights, stored, ours["tokenizer"], ours["facts"], raw["global_step"])
+
+
+def _require_uncompressed(path: Path) -> None:
+    """Refuse an archive that would be larger in memory than it is on disk; torch compresses nothing."""
+    with zipfile.ZipFile(path) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("compressed")
 
 
 def _not_a_file(path: Path) -> ArgumentError:
@@ -130,7 +139,7 @@ def _malformation(raw: Any) -> str | None:
     if not {"state_dict", "global_step"} <= raw.keys() or not parts.keys() <= ours.keys():
         return foreign
     step, state = raw["global_step"], raw["state_dict"]
-    if type(step) is not int or step < 0:
+    if type(step) is not int or not 0 <= step < 2**63:
         return f"is malformed: its global_step is {str(step)[:50]!r}, not a number of steps"
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         return "is malformed: its state_dict is no mapping from names to weights"
@@ -149,6 +158,8 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
         if not isinstance(weight, Tensor) or weight.layout != torch.strided or not weight.is_floating_point():
             kind = f"{weight.dtype}, {weight.layout}" if isinstance(weight, Tensor) else type(weight).__name__
             return f"is malformed: its weight {name[:200]} is no dense tensor of real numbers ({kind})"
+        if weight.untyped_storage().nbytes() < weight.numel() * weight.element_size():
+            return f"is malformed: its weight {name[:200]} has more elements than the file holds"
     return first_not_finite(weights)
 
 
@@ -244,8 +255,8 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: b
     load_weights(network, replace(checkpoint, weights=weights))
 
 
-def is_our_class(target: str) -> bool:
-    """Whether a target is the dotted name of a class of this package."""
+def is_our_class(target: str, packages: tuple[str, ...] = ("tinyformer.",)) -> bool:
+    """Whether a target is the dotted name of a class that one of these packages of ours defines."""
     if not target.startswith("tinyformer."):
         return False
     module_name, _, name = target.rpartition(".")
@@ -254,7 +265,7 @@ def is_our_class(target: str) -> bool:
     except ImportError:
         return False
     value = getattr(module, name, None)
-    return isinstance(value, type) and value.__module__.startswith("tinyformer.")
+    return isinstance(value, type) and value.__module__.startswith(packages)
 
 
 def random_state() -> dict[str, Any]:

@@ -54,7 +54,8 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
     config = OmegaConf.create(plain)
     config.attention.backend = backend
     try:
-        check_types(config, "network")
+        for part in ("network", "task.objective"):
+            check_types(config, part)
         require_fitting(make_network(config, tokenizer, "meta"), stored)  # before memory is allocated
         with torch.random.fork_rng():  # which initialises the weights that the checkpoint's replace
             network = make_network(config, tokenizer)

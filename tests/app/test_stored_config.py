@@ -113,6 +113,11 @@ VALUES: dict[str, Any] = {  # key: value that a file may not bring there
     "model.d_model.deeper": 1,
     "": 1,
     "data.text_column": "${x}",
+    "datamodule": None,
+    "deterministic": 1,
+    "model.max_seq_len ": 1,
+    "position.absolute.max_seq_len": 2**40,
+    "attention.window": [2**40],
 }
 
 
@@ -150,6 +155,9 @@ def test_a_class_of_another_package_is_made_only_where_it_is_named(form: str) ->
                 checkpoint(stored), lambda key, named, name=name: (key, named) == ("norm._target_", name)
             )
             assert admitted["norm"]["_target_"] == name
+    for key, name in {"data.source": "tinyformer.data.TextFiles", "norm": "tinyformer.training.AdamW"}.items():
+        with pytest.raises(UntrustedTargetError):
+            admit_config(checkpoint(describe_config(composed()) | {"classes": {key: name}}))
     with pytest.raises(ArgumentError, match=r"its nowhere\.at\.all is"):
         admit_config(
             checkpoint(describe_config(composed()) | {"classes": {"nowhere.at.all": "tinyformer.nn.Attention"}})

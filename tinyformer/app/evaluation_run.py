@@ -91,7 +91,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     stored = admit_config(checkpoint, lambda key, name: OmegaConf.select(config, key) == name)
     stored |= {name: unresolved[name] for name in NETWORK if name in unresolved}
     if config.trainer.precision == "auto":
-        config.trainer.precision = checkpoint.facts["precision"]
+        config.trainer.precision = checkpoint.facts.get("precision", "32-true")
     settings = make_settings(config)
     data, split = prepare_data(config, checkpoint, invocation)
     task = make_task(config, data)
@@ -227,7 +227,7 @@ def make_results(run: Evaluation, metrics: Mapping[str, float | None], seconds: 
     return {
         **split_results(metrics, split, run.prefix, limit),
         "split": run.split,
-        "train/num_tokens": run.checkpoint.facts["train/num_tokens"],
+        "train/num_tokens": run.checkpoint.facts.get("train/num_tokens"),
         "throughput/tokens_per_second": None if is_partial(limit) else split.num_targets / seconds,
         "num_parameters": run.network.num_parameters(),
         "device": describe_device(run.settings.device),

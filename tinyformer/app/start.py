@@ -100,7 +100,7 @@ def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation
         data.prepare()
     if start is not None:
         _require_same_vocabulary(start, data.tokenizer)
-    if start is not None and start.is_resumed and start.checkpoint.facts["data_fingerprint"] != data.fingerprint:
+    if start is not None and start.is_resumed and start.checkpoint.facts.get("data_fingerprint") != data.fingerprint:
         raise ConfigError(
             f"resume={config.resume}: the text, or how it is split, has changed since the run; "
             f"init_from={relative_path(start.checkpoint.path)} starts a new run from its weights."

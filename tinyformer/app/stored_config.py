@@ -9,7 +9,6 @@ contain.
 import contextlib
 import copy
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,11 +32,14 @@ AXES = ("model", "attention", "position", "block", "feed_forward", "norm", "task
 SECTIONS = ("network", "datamodule", "seed", "deterministic")
 """What it keeps of the primary config."""
 
-SOURCES = ("data.files", "data.path", "data.source.hub.path")
-"""Keys that say what to read: they are recorded, for `recorded_sources`, but never followed."""
+SOURCES = ("data.files", "data.path", "data.source.hub.path", "data.document_start")
+"""Keys that say what to read, and how to cut it: they are recorded, for `recorded_sources`, but never followed."""
 
 OWN = ("data.cache_dir", "tokenizer.path")
 """Paths of the machine that a run was made on, which are neither recorded nor followed."""
+
+OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")
+"""The packages whose classes a checkpoint may name."""
 
 SCORE = "attention.score"
 """A key whose value may be the name of a user's class."""
@@ -45,15 +47,24 @@ SCORE = "attention.score"
 MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 100_000, 2, 2**63
 """Bounds of a plain value: characters of a text, entries of a list, lists in lists, and the magnitude of a number."""
 
+LIMIT = 2**20
+"""The largest whole number, other than at the keys of `LIMITS`: a file cannot ask for more memory than models need."""
+
 LIMITS = {
     "model.num_layers": 10_000,
-    "model.num_heads": 10_000,
-    "model.d_model": 1_000_000,
-    "model.d_ff": 10_000_000,
+    "model.d_ff": 10_000_000,  # compared with the weights before a network is made
     "model.vocab_size": 100_000_000,
-    "model.max_seq_len": 10_000_000,
+    "position.relative.base": MAX_NUMBER,
+    "data.max_tokens": MAX_NUMBER,
+    "data.max_examples": MAX_NUMBER,
+    "seed": 2**32 - 1,
 }
-"""The largest sizes, so that a file cannot ask for more memory than any model needs."""
+
+KINDS = {"seed": int, "deterministic": bool}
+"""The types of values that are no argument of a class, whose signature would be checked."""
+
+OF_DATA = ("data", "tokenizer", "datamodule")
+"""Nodes whose classes read files and the network: a checkpoint names none but those of our YAML."""
 
 
 def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> Plain:
@@ -87,6 +98,13 @@ def admit_config(checkpoint: Checkpoint, trust: Trust = lambda key, name: False)
         UntrustedTargetError: the checkpoint names a class of another package that the user has not named.
         ArgumentError: it contains a key that has no place in our YAML, or a value that is not plain or too large.
     """
+    try:
+        return _admit(checkpoint, trust)
+    except RecursionError:
+        return _refuse(checkpoint.path, "config", "is nested too deeply")
+
+
+def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
     stored = checkpoint.stored
     if "choices" not in stored:  # files from before format 1 contain the unresolved config itself
         stored = _describe(stored["config"], {}, lambda key: _refuse(checkpoint.path, key, "is an interpolation"))
@@ -175,7 +193,8 @@ def _set_class(config: Plain, key: Any, name: Any, path: Path, trust: Trust) -> 
     node = _node(config, parents, key, path)
     if last not in node or not isinstance(node[last], dict | None):
         _refuse(path, key, "is no node of a class")
-    if not isinstance(name, str) or not (is_our_class(name) or trust(f"{key}._target_", name)):
+    is_ours = isinstance(name, str) and key.partition(".")[0] not in OF_DATA and is_our_class(name, OF_MODELS)
+    if not is_ours and not (isinstance(name, str) and trust(f"{key}._target_", name)):
         raise UntrustedTargetError(path, f"{key}._target_", name)
     node[last] = (node[last] or {}) | {"_target_": name}
 
@@ -188,17 +207,19 @@ def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], 
     is_factory = last == "_partial_" and owner in classes and isinstance(value, bool)
     if last.startswith("_") and not is_factory:
         _refuse(path, key, "cannot be set by a checkpoint")
-    if last not in node and owner not in classes:
+    if key == "datamodule" or (last not in node and owner not in classes):
         _refuse(path, key, "is no key of the config files")
     if isinstance(node.get(last), dict) and (value is not None or not parents):
         _refuse(path, key, "is a node, not a value")
     if problem := _problem(value):
         _refuse(path, key, problem)
-    if isinstance(value, int | float) and value > LIMITS.get(key, math.inf):
-        _refuse(path, key, f"is {value}, more than {LIMITS[key]:,}")
+    if not isinstance(value, kind := KINDS.get(key, object)) or (kind is int and isinstance(value, bool)):
+        _refuse(path, key, f"must be of the type {kind.__name__}")
+    if (largest := _largest(value)) > (limit := LIMITS.get(key, LIMIT)):
+        _refuse(path, key, f"is {largest}, more than {limit:,}")
     if key in (*SOURCES, *OWN):
         return
-    if key == SCORE and value not in SCORES and not (is_our_class(value) or trust(key, value)):
+    if key == SCORE and value not in SCORES and not (is_our_class(value, OF_MODELS) or trust(key, value)):
         raise UntrustedTargetError(path, key, value)
     node[last] = value
 
@@ -234,6 +255,13 @@ def _problem(value: Any, depth: int = 0) -> str | None:
             return f"is a list of more than {MAX_ENTRIES:,} entries"
         return next((problem for entry in value if (problem := _problem(entry, depth + 1))), None)
     return "must be a number, a text, true, false, null or a list of these"
+
+
+def _largest(value: Any) -> int:
+    """The largest whole number in a plain value."""
+    if isinstance(value, list):
+        return max(map(_largest, value), default=0)
+    return value if isinstance(value, int) else 0
 
 
 def _require_sizes_of_weights(model: Plain, checkpoint: Checkpoint) -> None:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
+from tinyformer.data.untrusted_tokenizer import require_harmless
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
 from tinyformer.interop.json_file import read_json
@@ -22,7 +23,9 @@ OWN_TOKENS = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 
 
 def _from_json(folder: Path, settings: Fields) -> Tokenizer:
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    require_harmless(text)
+    return Tokenizer.from_str(text)
 
 
 def _from_merges(folder: Path, settings: Fields) -> Tokenizer:

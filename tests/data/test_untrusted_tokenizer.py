@@ -1,0 +1,68 @@
+"""Tokenizers of strangers: what could hang or crash is rejected, what is published is taken."""
+
+import json
+
+import pytest
+
+from tinyformer.data import ByteTokenizer
+from tinyformer.data.untrusted_tokenizer import tokenizer_from_stranger
+from tinyformer.errors import ArgumentError
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4O = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{Lm}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}|\s*[\r\n]+|\s+(?!\S)|\s+"
+ENDLESS = (
+    r"(a+)+$",
+    r"(.+)*x",
+    r"(a|a?)+$",
+    r"(a*)*",
+    r"\s+\s+\s+\s+\s+x",
+    r"(?:x{1,50}){1,50}y",
+    r"(a)\1*",
+    r"(",
+    r"(?:a+)++",
+)
+
+
+def with_pattern(pattern: str) -> str:
+    spec = json.loads(ByteTokenizer().build([]).to_json())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, spec["pre_tokenizer"]]}
+    return json.dumps(spec)
+
+
+@pytest.mark.parametrize("pattern", [GPT2, LLAMA3, GPT4O, r" {2,}", r"\d{1,3}(?=(?:\d{3}){1}\b)"])
+def test_published_patterns_are_taken(pattern: str) -> None:
+    assert tokenizer_from_stranger(with_pattern(pattern)).encode("a") == [97]
+
+
+@pytest.mark.parametrize("pattern", ENDLESS)
+def test_a_pattern_that_could_match_forever_is_rejected(pattern: str) -> None:
+    with pytest.raises(ArgumentError, match="whose matching could take forever"):
+        tokenizer_from_stranger(with_pattern(pattern))
+
+
+MALFORMED = {
+    "levels deep": "[" * 200_000 + "]" * 200_000,
+    "levels  deep": '{"model":' * 60 + "1" + "}" * 60,
+    "is no JSON": '{"model": ',
+    "is no tokenizer": "[1]",
+    "is no tokenizer ": '{"model": 3}',
+    "cannot be read": '{"model": {"type": "None"}}',
+    "cannot be read ": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
+    "<eos>": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
+}
+
+
+@pytest.mark.parametrize("said", MALFORMED)
+def test_what_is_no_tokenizer_is_told_in_one_sentence(said: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        tokenizer_from_stranger(MALFORMED[said])
+    assert " ".join(said.split()) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_brackets_in_strings_are_no_levels() -> None:
+    spec = json.loads(ByteTokenizer().build([]).to_json())
+    spec["model"]["vocab"]['["{\\' * 100] = 257
+    assert tokenizer_from_stranger(json.dumps(spec)).vocab_size == 258
