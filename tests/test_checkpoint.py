@@ -5,7 +5,6 @@ import pickle
 import random
 import re
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +69,7 @@ def test_a_path_that_is_not_a_file(tmp_path):
 
 
 def test_a_damaged_file(tmp_path):
-    """Zeros in the weights cannot be noticed; elsewhere the file is refused, and never with another exception."""
+    """Wherever it is cut or changed, the file is refused, and never with another exception."""
     whole, path = save(tmp_path / "whole.ckpt").read_bytes(), tmp_path / "damaged.ckpt"
     for share in (0.0, 0.001, 0.1, 0.5, 0.9, 0.999):
         path.write_bytes(whole[: int(len(whole) * share)])
@@ -78,8 +77,7 @@ def test_a_damaged_file(tmp_path):
     for share in (0.1, 0.3, 0.6, 0.9):
         start = int(len(whole) * share)
         path.write_bytes(whole[:start] + bytes(300) + whole[start + 300 :])
-        with suppress(ArgumentError):
-            load_checkpoint(path)
+        assert "damaged" in error_of(path)
     with zipfile.ZipFile(tmp_path / "whole.ckpt") as old, zipfile.ZipFile(path, "w") as new:
         for name in old.namelist():
             data = old.read(name)

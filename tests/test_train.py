@@ -50,7 +50,7 @@ def test_a_run_leaves_all_that_was_promised(trained: Trained) -> None:
     assert results.keys() >= RESULT_KEYS
     assert results["steps"] == 30
     assert results["attention_kernel"] == "flash"
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "previous.ckpt", "best.ckpt"}
     pictures = {f"{name}_{step:06d}.png" for name in ("step", "measures") for step in (15, 30)}
     assert {path.name for path in (run / "attention").iterdir()} == pictures | {"heads.csv"}
     assert (run / "attention" / "heads.csv").read_text().startswith("layer,head,entropy,")

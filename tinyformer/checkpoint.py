@@ -33,6 +33,9 @@ KEPT = ("tokenizer", "facts")
 
 FACTS = {"precision": str | int, "data_fingerprint": str | None, "train/num_tokens": int | None}
 
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+"""The checkpoints of a run: at its last validation, at the one before, and with the best score."""
+
 NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 EMBEDDING = "encoder.token_embedding.weight"
 
@@ -84,7 +87,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if not path.is_file():
         raise _not_a_file(path)
     try:
-        _require_uncompressed(path)
+        _require_whole(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles that torch did not write, which are refused
             raw = torch.load(path, map_location="cpu", weights_only=True)
@@ -108,11 +111,39 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, weights, stored, ours["tokenizer"], ours["facts"], raw["global_step"])
 
 
-def _require_uncompressed(path: Path) -> None:
-    """Refuse an archive that would be larger in memory than it is on disk; torch compresses nothing."""
+def _require_whole(path: Path) -> None:
+    """Refuse an archive with a wrong checksum, or one that would be larger in memory than it is on disk.
+
+    Torch writes checksums, but does not read them, and compresses nothing.
+    """
     with zipfile.ZipFile(path) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed")
+        if (damaged := archive.testzip()) is not None:
+            raise ValueError(damaged)
+
+
+def load_newest(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a run that is whole.
+
+    Args:
+        folder: the folder of its checkpoints.
+
+    Raises:
+        ArgumentError: none is whole; the error is that of `last.ckpt`.
+    """
+    found, errors = [], []
+    for name in (LAST, PREVIOUS, BEST):
+        try:
+            found.append(load_checkpoint(folder / name))
+        except ArgumentError as error:
+            errors.append(error)
+        else:
+            if name == LAST:
+                break
+    if not found:
+        raise errors[0]
+    return max(found, key=lambda checkpoint: checkpoint.step)
 
 
 def _not_a_file(path: Path) -> ArgumentError:

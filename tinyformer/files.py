@@ -8,20 +8,34 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path`, to write a file or make a folder at, which then takes the place of `path`.
 
     If the block fails, what it wrote is removed and `path` is left as it was; so is what an earlier process left when
-    it was killed. A folder replaces only what does not exist, or is an empty folder. Processes that may write the same
-    path at the same time must hold a lock.
+    it was killed. A file is on the disk before it gets its name, so that the name never stands for a part of it. A
+    folder replaces only what does not exist, or is an empty folder. Processes that may write the same path at the same
+    time must hold a lock.
+
+    Args:
+        path: the file or folder.
+        previous: where to keep the file that is replaced.
     """
     temporary = path.with_name(f"{path.name}.partial")
     _remove(temporary)
     try:
         yield temporary
+        if temporary.is_file():
+            _flush(temporary)
+        if previous is not None and path.exists():
+            os.replace(path, previous)
         os.replace(temporary, path)
     finally:
         _remove(temporary)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _remove(path: Path) -> None:

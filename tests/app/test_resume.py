@@ -92,7 +92,7 @@ def test_a_missing_folder_names_the_newest_run(tmp_path):
 def test_a_folder_without_overrides_or_checkpoint_holds_no_run(tmp_path):
     for part, message in {
         "checkpoint": r"the folder contains no run; .*outputs/",
-        "overrides": "wrote last.ckpt",
+        "overrides": "wrote a checkpoint",
     }.items():
         make_run(tmp_path / part, parts=[part])
         with pytest.raises(ValueError, match=rf"^resume={part}: .*{message}"):

@@ -30,9 +30,9 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     if any(argument in ("-m", "--multirun") for argument in arguments):
         raise ConfigError(f"resume={folder}: a sweep cannot resume a run; leave -m out.")
     run = Path(folder)
-    saved, checkpoint = run / ".hydra" / "overrides.yaml", run / "checkpoints" / "last.ckpt"
-    if not saved.is_file() or not checkpoint.is_file():
-        raise ConfigError(f"resume={folder}: {_what_is_missing(run, saved, checkpoint)}")
+    saved = run / ".hydra" / "overrides.yaml"
+    if not saved.is_file() or not _has_checkpoint(run):
+        raise ConfigError(f"resume={folder}: {_what_is_missing(run, saved)}")
     new = [argument for argument in arguments if argument not in given]
     overrides = [entry for entry in _stored_overrides(folder, saved) if not entry.startswith("resume=")]
     overrides = [entry for entry in overrides if entry not in new]
@@ -60,7 +60,7 @@ def require_unused(folder: str | Path) -> None:
     Raises:
         ConfigError: the folder contains a run.
     """
-    if is_first_process() and (Path(folder) / "checkpoints" / "last.ckpt").exists():
+    if is_first_process() and _has_checkpoint(Path(folder)):
         raise ConfigError(
             f"hydra.run.dir={folder}: this folder contains a run; resume={folder} continues it, and "
             f"hydra.run.dir={folder}-2 starts another."
@@ -78,11 +78,15 @@ def _quoted(path: Path) -> str:
     return f"'{escaped}'"
 
 
-def _what_is_missing(run: Path, saved: Path, checkpoint: Path) -> str:
+def _has_checkpoint(run: Path) -> bool:
+    return any((run / "checkpoints" / f"{name}.ckpt").is_file() for name in ("last", "previous", "best"))
+
+
+def _what_is_missing(run: Path, saved: Path) -> str:
     if not run.is_dir():
         runs = sorted(Path("outputs").glob("*/*/checkpoints/last.ckpt"))
         newest = f" The newest run is resume={runs[-1].parent.parent}." if runs else ""
         return f"the folder does not exist.{newest}"
     if not saved.is_file():
         return "the folder contains no run; a run's folder looks like outputs/2026-01-31/12-00-00."
-    return f"the run stopped before it wrote {checkpoint.name}; start it again without resume."
+    return "the run stopped before it wrote a checkpoint; start it again without resume."

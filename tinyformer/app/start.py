@@ -1,5 +1,6 @@
 """The checkpoint that a run starts from: `resume` continues its run, `init_from` starts another from its weights."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,10 +9,10 @@ from omegaconf import DictConfig
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.parts import make_data, make_seeded_network
-from tinyformer.app.resume import require_unused
+from tinyformer.app.resume import is_first_process, require_unused
 from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import relative_path
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, start_from
+from tinyformer.checkpoint import LAST, Checkpoint, load_checkpoint, load_newest, start_from
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.data.untrusted_tokenizer import tokenizer_from_stranger
 from tinyformer.errors import ArgumentError, argument_path
@@ -52,25 +53,44 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
         ConfigError: the folder contains another run.
         ArgumentError: the checkpoint cannot be read, or the resumed run has no steps left.
     """
-    last = Path("checkpoints") / "last.ckpt"
     if config.resume is None:
         require_unused(relative_path(folder))
     if config.resume is None and config.init_from is None:
         return None
     # A resumed run has a checkpoint of its own, and the one that it started from may no longer exist.
-    path = config.init_from if config.resume is None else Path(config.resume) / last
-    start = Start(_load(path, config), is_resumed=config.resume is not None)
+    if config.resume is None:
+        with argument_path(passed={"path": "init_from"}):
+            start = Start(load_checkpoint(config.init_from), is_resumed=False)
+    else:
+        start = Start(_newest(config.resume), is_resumed=True)
     step, max_steps = start.checkpoint.step, config.trainer.max_steps
-    if start.is_resumed and isinstance(max_steps, int) and 0 <= max_steps <= step:
+    # A run that was killed after its last step is still to be scored.
+    has_ended = isinstance(max_steps, int) and 0 <= max_steps <= step and _scored_steps(folder) == step
+    if start.is_resumed and has_ended:
         raise ConfigError(
             f"resume={config.resume}: the run has made its {step} steps; trainer.max_steps={2 * step} continues it."
         )
     return start
 
 
-def _load(path: str | Path, config: DictConfig) -> Checkpoint:
-    with argument_path(passed={"path": "resume" if config.resume is not None else "init_from"}):
-        return load_checkpoint(path)
+def _scored_steps(folder: Path) -> int | None:
+    """The number of steps in the results of a run; None if it was not scored."""
+    try:
+        return json.loads((folder / "results.json").read_text(encoding="utf-8"))["steps"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _newest(run: str) -> Checkpoint:
+    """The newest whole checkpoint of a run to resume; a line says so if it is not the last."""
+    folder = Path(run) / "checkpoints"
+    with argument_path(passed={"path": "resume"}):
+        checkpoint = load_newest(folder)
+    if checkpoint.path.name != LAST and is_first_process():
+        print(f"{LAST} is missing or damaged: the run goes on from {checkpoint.path.name}, step {checkpoint.step}.")
+        if (folder / LAST).exists():  # else it would become the previous one
+            (folder / LAST).rename(folder / "damaged.ckpt")
+    return checkpoint
 
 
 def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation, device: str) -> DataModule:

@@ -18,6 +18,7 @@ from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.memory import keep_freed_memory
 from tinyformer.nn import AttentionMask, Transformer, kernel_of_layer
+from tinyformer.training.checkpoint_io import WholeCheckpointIO
 from tinyformer.training.profilers import PROFILERS, make_profiler
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -136,10 +137,12 @@ def training_trainer(
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
     return L.Trainer(
-        **settings.arguments | {"profiler": make_profiler(settings.arguments.get("profiler"), folder)},
+        **{name: value for name, value in settings.arguments.items() if name not in ("profiler", "plugins")},
+        profiler=make_profiler(settings.arguments.get("profiler"), folder),
         default_root_dir=folder,
         logger=list(loggers),
         callbacks=list(callbacks),
+        plugins=[*(settings.arguments.get("plugins") or []), WholeCheckpointIO()],
         enable_model_summary=False,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,

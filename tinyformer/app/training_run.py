@@ -19,6 +19,7 @@ from tinyformer.app.checks import check_types
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import config_keys
 from tinyformer.app.keys import format_value, key_of_argument
+from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
 from tinyformer.app.parts import evaluation_mask, make_task
 from tinyformer.app.resume import is_first_process
@@ -73,7 +74,7 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
         ConfigError: something in the config cannot work; nothing was computed or written.
         SystemExit: a signal stopped the run, with 128 + its number as the code, after its state was saved.
     """
-    with config_keys(config):
+    with config_keys(config), locked(folder):
         run = set_up(config, folder, invocation or Invocation())
         with closing(run.loggers):
             fit(run)
@@ -250,6 +251,8 @@ def fit(run: Run) -> None:
 def score(run: Run) -> Scores:
     """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
     data, task = run.data, run.task
+    if not run.module.metrics:  # the run had made all its steps before it was killed
+        scoring_trainer(run.settings, run.folder).validate(run.module, data.val_dataloader(), verbose=False)
     validation = run.module.metrics | task.final_metrics(run.network, data.splits["validation"], data.tokenizer)
     trainer, split, test = scoring_trainer(run.settings, run.folder), "validation", {}
     if task.tests_best and "test" in data.splits:

@@ -1,0 +1,110 @@
+"""Runs that are killed, and checkpoints that are damaged: nothing that was whole is lost."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from programs import ROOT, SMALL, TEXT, Program, results_of, weights_of
+
+from tinyformer.checkpoint import load_checkpoint
+from tinyformer.errors import ArgumentError
+
+CHECKPOINTS = Path("run/checkpoints")
+CONSTANT = "schedule=wsd schedule.decay_fraction=0 schedule.warmup_steps=2"
+LONG = f"{SMALL} {TEXT} {CONSTANT} trainer.val_check_interval=2 hydra.run.dir=run"
+
+
+def flip(path: Path) -> None:
+    """Change bytes in the middle of a file, more than the padding between its parts has."""
+    data, middle = bytearray(path.read_bytes()), path.stat().st_size // 2
+    data[middle : middle + 100] = bytes(255 - byte for byte in data[middle : middle + 100])
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_resumed(program: Program, book: Path) -> None:
+    assert program("train.py", LONG.replace("dir=run", "dir=unbroken"), "trainer.max_steps=8").code == 0
+    assert program("train.py", LONG, "trainer.max_steps=6").code == 0
+    steps = {name: load_checkpoint(CHECKPOINTS / f"{name}.ckpt").step for name in ("last", "previous", "best")}
+    assert (steps["last"], steps["previous"]) == (6, 4)
+    Path("run/checkpoints/last.ckpt.partial").write_bytes(b"what a killed process left")
+    flip(CHECKPOINTS / "last.ckpt")
+    with pytest.raises(ArgumentError, match="cut short, damaged"):
+        load_checkpoint(CHECKPOINTS / "last.ckpt")
+    ended = program("train.py", "resume=run trainer.max_steps=8")
+    assert ended.code == 0, ended.err
+    assert "last.ckpt is missing or damaged: the run goes on from" in ended.out
+    unbroken, resumed = weights_of("unbroken"), weights_of("run")
+    assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
+    assert not list(CHECKPOINTS.glob("*.partial"))
+    for name in ("last", "previous", "best"):
+        flip(CHECKPOINTS / f"{name}.ckpt")
+    refused = program("train.py", "resume=run trainer.max_steps=10")
+    assert (refused.code, refused.err.startswith("Error: resume=")) == (2, True), refused.err
+
+
+def test_a_run_killed_after_its_last_step_is_scored(program: Program, book: Path) -> None:
+    assert program("train.py", LONG, "trainer.max_steps=4").code == 0
+    expected = results_of("run")
+    Path("run/results.json").unlink()
+    ended = program("train.py", "resume=run")
+    assert ended.code == 0, ended.err
+    results = results_of("run")
+    assert results["steps"] == 4
+    for key in ("val/loss", "best/val/loss", "val/num_tokens", "num_parameters"):
+        assert results[key] == pytest.approx(expected[key], rel=1e-6), key
+    refused = program("train.py", "resume=run")
+    assert (refused.code, "trainer.max_steps=8" in refused.err) == (2, True)
+
+
+def test_a_second_run_in_a_folder_is_refused_until_the_first_is_dead(program: Program, book: Path) -> None:
+    command = [sys.executable, str(ROOT / "train.py"), *LONG.split(), "trainer.max_steps=1000000"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (CHECKPOINTS / "last.ckpt").exists() and first.poll() is None:
+            time.sleep(0.05)
+        refused = program("train.py", "resume=run")
+        assert refused.code == 2
+        assert refused.err.startswith("Error: hydra.run.dir=run: another process is training in this folder"), (
+            refused.err
+        )
+    finally:
+        first.kill()
+        first.wait()
+    step = load_checkpoint(CHECKPOINTS / "last.ckpt").step
+    ended = program("train.py", f"resume=run trainer.max_steps={step + 2}")
+    assert ended.code == 0, ended.err
+    assert not list(Path().glob(".*.lock"))
+
+
+@pytest.mark.nightly
+def test_no_kill_leaves_a_part_of_a_checkpoint(tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed 200 times at random, also where the temporary folder is on another file system."""
+    other = Path("/dev/shm/tinyformer-test")
+    other.mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    wide = f"{LONG} model.d_model=512 model.num_layers=4 trainer.val_check_interval=1 trainer.max_steps=100000"
+    words = wide.split()
+    try:
+        for number in range(200):
+            command = [sys.executable, str(ROOT / "train.py"), *(words if number == 0 else ["resume=run"])]
+            environment = os.environ | {"TMPDIR": str(other)}
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            last = CHECKPOINTS / "last.ckpt"
+            before = last.stat().st_mtime_ns if last.exists() else 0
+            while process.poll() is None and (not last.exists() or last.stat().st_mtime_ns == before):
+                time.sleep(0.01)
+            time.sleep(0.37 * (number % 10) / 10)
+            process.send_signal(signal.SIGKILL)
+            _, error = process.communicate()
+            assert process.returncode == -signal.SIGKILL, error
+            load_checkpoint(last)
+            assert sum(file.stat().st_size for file in other.rglob("*") if file.is_file()) < 10**6
+    finally:
+        shutil.rmtree(other, ignore_errors=True)
+    assert len(list(CHECKPOINTS.iterdir())) <= 4

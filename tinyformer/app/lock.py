@@ -1,0 +1,38 @@
+"""One run in a folder at a time."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from tinyformer.app.errors import ConfigError
+from tinyformer.app.resume import is_first_process
+from tinyformer.app.summary import relative_path
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run folder, which the system releases when the process ends, however it ends.
+
+    The other processes of a run on several devices do not ask for it.
+
+    Raises:
+        ConfigError: another process trains in the folder.
+    """
+    if not is_first_process():
+        yield
+        return
+    # Not in the folder, which a refused run leaves as it was.
+    lock = filelock.FileLock(folder.absolute().with_name(f".{folder.name}.lock"), blocking=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        name = relative_path(folder)
+        problem = "another process is training in this folder"
+        raise ConfigError(f"hydra.run.dir={name}: {problem}; hydra.run.dir={name}-2 starts another run.") from error
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
