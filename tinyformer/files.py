@@ -23,7 +23,8 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.partial")
     _remove(temporary)
     try:
-        yield temporary
+        with _named(path):
+            yield temporary
         if temporary.is_file():
             _flush(temporary)
         if previous is not None and path.exists():
@@ -31,6 +32,17 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         _remove(temporary)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Make the error of a full disk name the file, which Python leaves out when it writes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _flush(path: Path) -> None:

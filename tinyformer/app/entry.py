@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def run_program(
         num_words: how many words of `sys.argv` after the first choose the program, such as `train`.
 
     Returns:
-        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+        The exit code: 0, 1 for a bug, 2 for a mistake of the user, 128 + the number of the signal after Ctrl-C.
     """
     directory = config_dir()
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -58,6 +59,8 @@ def run_program(
             # Lightning starts the other processes of a run with these words.
             with config_keys(config), _argv([*script, *words, *arguments]):
                 job(config, folder, invocation)
+        except BrokenPipeError:
+            exit_codes.append(_close_output())
         except Exception as error:
             exit_codes.append(report(error, directory, config_name, with_traceback))
             # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
@@ -69,9 +72,19 @@ def run_program(
         arguments = list(prepare(arguments))
         with _argv([*script, *arguments]):
             hydra.main(version_base=None, config_path=str(directory), config_name=config_name)(run_job)()
+    except BrokenPipeError:
+        return _close_output()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
         return report(error, directory, config_name, with_traceback)
     return max(exit_codes, default=0)
+
+
+def _close_output() -> int:
+    """The exit code of a program whose output nobody reads any more, as in `| head -1`; it prints nothing further."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
+    return 128 + signal.SIGPIPE
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Mistakes of the user as a few lines in the words of the config; every other error keeps its traceback."""
 
 import contextlib
+import errno
 import functools
 import os
 import re
@@ -18,6 +19,9 @@ from tinyformer.errors import ArgumentError
 
 USER_MISTAKE, BUG = 2, 1
 MAX_LINES = 4
+
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
+"""Errors of files that the user can help: a full disk, a read-only folder, missing rights, a file for a folder."""
 
 
 class ConfigError(ValueError):
@@ -64,7 +68,7 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
     """The sentence that tells the user of a mistake; None for any other error, which is a bug.
 
     Mistakes are what this package raises about arguments and configs, what Hydra and OmegaConf raise about the command
-    line, and Lightning's `MisconfigurationException`.
+    line, Lightning's `MisconfigurationException`, and files that cannot be written.
     """
     error = cause_of(error)
     if isinstance(error, ArgumentError):
@@ -72,6 +76,8 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
     # Told apart by name, since Lightning takes seconds to import.
     if isinstance(error, ConfigError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
+    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+        return f"{error.filename or 'a file'}: {error.strerror}. It was left as it was, or was not written."
     return describe_hydra_error(error, config_dir, config_name)
 
 

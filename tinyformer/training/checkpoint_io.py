@@ -1,5 +1,7 @@
 """How Lightning writes checkpoints: whole or not at all, whenever the process is killed."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,4 +24,9 @@ class WholeCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path, path.with_name(PREVIOUS) if path.name == LAST else None) as temporary:
-            torch.save(checkpoint, temporary)
+            try:
+                torch.save(checkpoint, temporary)
+            except RuntimeError as error:  # torch tells of a full disk in words of its own
+                if "PytorchStreamWriter" not in str(error) and "unexpected pos" not in str(error):
+                    raise
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
