@@ -1,9 +1,12 @@
 """Loggers: a CSV file for every run, Weights & Biases on request."""
 
 import csv
+import http.client
 import io
 import netrc
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.analysis import Findings
 from tinyformer.files import atomic_write
+
+WAIT_SECONDS = 10
+"""For an answer of Weights & Biases, before a run is logged offline; a connection and an answer have as long each."""
 
 
 class RunCSVLogger(Logger):
@@ -95,15 +101,31 @@ def has_wandb_key() -> bool:
     """Whether there is an API key for Weights & Biases, in the environment or in ~/.netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    host = urlparse(wandb_url()).hostname or ""
     try:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
 
 
+def wandb_url() -> str:
+    """The server of Weights & Biases."""
+    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+
+
+def unreachable(url: str, seconds: float = WAIT_SECONDS) -> str | None:
+    """Why a server does not answer within some seconds; None if it does, whatever the answer is."""
+    try:
+        urllib.request.urlopen(url, timeout=seconds).close()
+    except urllib.error.HTTPError:
+        return None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return str(getattr(error, "reason", error)) or type(error).__name__
+    return None
+
+
 class RunWandbLogger(WandbLogger):
-    """Weights & Biases: online if there is an API key, else offline, and never with a prompt.
+    """Weights & Biases: online if there is an API key and a network, else offline, and never with a prompt.
 
     Args:
         run_dir: the run's folder; wandb writes to its subfolder `wandb`.
@@ -129,6 +151,9 @@ class RunWandbLogger(WandbLogger):
 
         mode = os.environ.get("WANDB_MODE", "")  # Lightning sets it to "dryrun" for an offline run
         self.is_offline = mode in ("offline", "dryrun") or (mode == "" and not has_wandb_key())
+        if not self.is_offline and (problem := unreachable(wandb_url())):
+            self.is_offline = True
+            rank_zero_only(print)(f"{wandb_url()} cannot be reached ({problem}): the run is logged offline.")
         super().__init__(
             name=name or "/".join(Path(run_dir).parts[-2:]),
             save_dir=run_dir,
