@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tinyformer.training import RunCSVLogger, RunWandbLogger
+from tinyformer.training import RunCSVLogger, RunWandbLogger, loggers
 from tinyformer.training.loggers import has_wandb_key
 
 # The CSV file.
@@ -111,6 +111,7 @@ def test_an_api_key_is_found_in_the_environment_and_in_netrc(tmp_path, monkeypat
     [("", "", True), ("", "x" * 40, False), ("offline", "x" * 40, True), ("online", "", False)],
 )
 def test_online_only_with_a_key(tmp_path, monkeypatch, mode, key, offline):
+    monkeypatch.setattr(loggers, "unreachable", lambda url: None)
     monkeypatch.setenv("WANDB_MODE", mode)
     monkeypatch.setenv("WANDB_API_KEY", key)
     assert RunWandbLogger(tmp_path, "id").is_offline is offline

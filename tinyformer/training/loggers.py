@@ -151,7 +151,7 @@ class RunWandbLogger(WandbLogger):
 
         mode = os.environ.get("WANDB_MODE", "")  # Lightning sets it to "dryrun" for an offline run
         self.is_offline = mode in ("offline", "dryrun") or (mode == "" and not has_wandb_key())
-        if not self.is_offline and (problem := unreachable(wandb_url())):
+        if not self.is_offline and mode == "" and (problem := unreachable(wandb_url())):
             self.is_offline = True
             rank_zero_only(print)(f"{wandb_url()} cannot be reached ({problem}): the run is logged offline.")
         super().__init__(
