@@ -335,6 +335,7 @@ def test_into_a_file_go_plain_lines_and_on_request_full_errors(tmp_path: Path, b
 )
 def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: Path, number: signal.Signals) -> None:
     settings = f"{SMALL} {TEXT} schedule=wsd schedule.decay_fraction=0 model.dropout=0.1"
+    settings += " trainer.accumulate_grad_batches=3 trainer.val_check_interval=10"  # a part of a step is not saved
     arguments = f"{settings} trainer.max_steps=100000 hydra.run.dir=stopped".split()
     command = [sys.executable, str(ROOT / "train.py"), *arguments]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

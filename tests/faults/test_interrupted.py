@@ -62,6 +62,7 @@ def test_a_run_killed_after_its_last_step_is_scored(program: Program, book: Path
     assert (refused.code, "trainer.max_steps=8" in refused.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_second_run_in_a_folder_is_refused_until_the_first_is_dead(program: Program, book: Path) -> None:
     command = [sys.executable, str(ROOT / "train.py"), *LONG.split(), "trainer.max_steps=1000000"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -41,7 +41,9 @@ ATTACKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    "attack", ["a text joined by Hydra", *(pytest.param(name, marks=pytest.mark.slow) for name in list(ATTACKS)[1:])]
+)
 def test_a_checkpoint_runs_nothing(attack: str, program: Program, trained: Trained, book: Path) -> None:
     raw = torch.load(trained.last, weights_only=True)
     config = admit_config(load_checkpoint(trained.last))

@@ -25,7 +25,7 @@ def refusing_server() -> socket.socket:
     return server
 
 
-@pytest.mark.parametrize("make_server", [silent_server, refusing_server])
+@pytest.mark.parametrize("make_server", [pytest.param(silent_server, marks=pytest.mark.slow), refusing_server])
 def test_a_run_goes_on_offline(
     make_server: Callable[[], socket.socket], program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,8 +31,8 @@ class Interrupted(Exception):  # noqa: N818 - it is not an error
 class Checkpoints(Checkpoint):
     """Writes `last.ckpt` at each validation and `best.ckpt` when a metric is the best so far.
 
-    On SIGINT (Ctrl-C) or SIGTERM (a scheduler's), it finishes the current step and writes `last.ckpt` before the run
-    ends, so that a resumed run continues from exactly this point. A second signal ends the process at once.
+    On SIGINT (Ctrl-C) or SIGTERM (a scheduler's), it finishes the current optimizer step and writes `last.ckpt` before
+    the run ends, so that a resumed run continues from exactly this point. A second signal ends the process at once.
 
     Args:
         directory: where to write the files.
@@ -55,6 +55,7 @@ class Checkpoints(Checkpoint):
         self.signal_number: int | None = None
         self.random_state: dict[str, Any] | None = None
         self.handlers: dict[int, Callable[..., Any] | int | None] = {}
+        self.step_before, self.is_due = -1, False
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""
@@ -80,6 +81,7 @@ class Checkpoints(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Restore the random state of the saved run."""
+        self.step_before = trainer.global_step
         if self.random_state is not None:
             restore_random_state(self.random_state)
             self.random_state = None
@@ -87,9 +89,15 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop after a signal; make Lightning validate after the last step, whatever the interval."""
-        if self.signal_number is not None:
+        """Stop after a signal; make Lightning validate after the last step, whatever the interval.
+
+        Nothing is saved for a resumption while gradients are accumulated, since a checkpoint does not contain them.
+        """
+        has_stepped = trainer.global_step > self.step_before
+        if has_stepped and (self.signal_number is not None or self.is_due):
+            self.is_due = False
             trainer.save_checkpoint(self.last)
+        if has_stepped and self.signal_number is not None:
             raise Interrupted(self.signal_number)
         if 0 <= trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
@@ -103,7 +111,9 @@ class Checkpoints(Checkpoint):
         is_best = self._is_best(value := float(trainer.callback_metrics[self.monitor]))
         if is_best:
             self.best_value = value
-        trainer.save_checkpoint(self.last)
+        self.is_due = trainer.global_step == self.step_before  # gradients are accumulated since the last step
+        if not self.is_due:
+            trainer.save_checkpoint(self.last)
         if is_best:
             trainer.save_checkpoint(self.best)
 
