@@ -355,10 +355,10 @@ BREAKS = (
     # checkpoints, generation, the model in Python
     Break(
         "labels_ignored_by_a_start",
-        "checkpoint.py",
-        'if stored_readout != (task["readout"]["_target_"], task["labels"]):',
-        'if stored_readout[0] != task["readout"]["_target_"]:',
-        ("tests/test_checkpoint.py",),
+        "app/start.py",
+        '(task["readout"]["_target_"], task["labels"]) == (config.task.readout._target_, config.task.labels)',
+        'task["readout"]["_target_"] == config.task.readout._target_',
+        ("tests/app/test_stored_config.py",),
     ),
     Break(
         "checkpoint_not_written_whole",
@@ -370,9 +370,9 @@ BREAKS = (
     Break(
         "whatever_our_modules_import_is_trusted",
         "checkpoint.py",
-        'isinstance(value, type) and value.__module__.startswith("tinyformer.")',
+        "isinstance(value, type) and value.__module__.startswith(packages)",
         "isinstance(value, type)",
-        ("tests/test_checkpoint.py",),
+        ("tests/app/test_stored_config.py",),
     ),
     Break(
         "top_p_without_the_token_that_reaches_it",
@@ -414,7 +414,7 @@ BREAKS = (
     Break(
         "training_text_scored_with_the_rest",
         "app/evaluation_run.py",
-        'if invocation.overridden("data=", "data.") and data.scored_whole else "validation"',
+        'if _is_other_text(config, checkpoint, invocation) and data.scored_whole else "validation"',
         'if data.scored_whole else "validation"',
         ("tests/test_evaluate.py::test_it_gives_the_loss_of_the_run",),
     ),

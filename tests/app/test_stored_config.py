@@ -9,6 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from tinyformer.app.start import has_same_readout
 from tinyformer.app.stored_config import (
     AXES,
     SECTIONS,
@@ -189,6 +190,16 @@ def test_a_choice_is_one_of_ours(choice: Any) -> None:
     stored["choices"]["attention"] = choice
     with pytest.raises(ArgumentError, match=r"its attention is .*, which is no choice of this axis\.$"):
         admit_config(checkpoint(stored))
+
+
+def test_a_readout_for_other_labels_is_another_readout() -> None:
+    """Three classes with other names are other classes, though the weights would fit."""
+    classes = "task=classification", "task.labels=[bad,fair,good]"
+    stored = checkpoint(describe_config(composed(*classes)))
+    others = ("task=classification", "task.labels=[cat,dog,bird]"), ("task=causal_lm",)
+    for overrides, is_same in ((classes, True), *((other, False) for other in others)):
+        config, _ = compose_run("train", overrides)
+        assert has_same_readout(stored, config) is is_same, overrides
 
 
 def test_sizes_are_those_of_the_weights() -> None:

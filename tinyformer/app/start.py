@@ -137,7 +137,7 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
     network = make_seeded_network(config, tokenizer)
     if start is not None and not start.is_resumed:
         with argument_path(passed={"checkpoint": "init_from"}):
-            start_from(network, start.checkpoint, with_readout=_has_same_readout(start.checkpoint, config))
+            start_from(network, start.checkpoint, with_readout=has_same_readout(start.checkpoint, config))
     if config.freeze_encoder:
         network.encoder.requires_grad_(False)
         if not network.num_parameters():
@@ -146,7 +146,7 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
     return network
 
 
-def _has_same_readout(checkpoint: Checkpoint, config: DictConfig) -> bool:
+def has_same_readout(checkpoint: Checkpoint, config: DictConfig) -> bool:
     """Whether a checkpoint's network has a config's kind of readout, for the same class labels."""
     task = admit_config(checkpoint, lambda key, name: True)["task"]  # which only compares names
     return (task["readout"]["_target_"], task["labels"]) == (config.task.readout._target_, config.task.labels)
