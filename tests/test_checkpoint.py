@@ -113,17 +113,20 @@ MALFORMED = {
     ),
     "not finite": lambda raw: raw | {"state_dict": {WEIGHT: torch.tensor([0, -torch.inf])}},
     "more elements than the file holds": lambda raw: raw | {"state_dict": {WEIGHT: torch.zeros(1).expand(10**13)}},
+    "its weights share memory": lambda raw: (
+        raw | {"state_dict": dict.fromkeys(("network.a", "network.b", "network.c"), torch.zeros(9))}
+    ),
     "its global_step is": lambda raw: raw | {"global_step": "7"},
-    "its global_step is '-1'": lambda raw: raw | {"global_step": -1},
-    "its global_step is 'True'": lambda raw: raw | {"global_step": True},
-    "its global_step is 'nan'": lambda raw: raw | {"global_step": float("nan")},
+    "its global_step is -1": lambda raw: raw | {"global_step": -1},
+    "its global_step is True": lambda raw: raw | {"global_step": True},
+    "its global_step is nan": lambda raw: raw | {"global_step": float("nan")},
     "its tokenizer is a list": lambda raw: raw | {KEY: raw[KEY] | {"tokenizer": []}},
     "its facts is a list": lambda raw: raw | {KEY: raw[KEY] | {"facts": []}},
     "its fact precision is a list": lambda raw: raw | {KEY: raw[KEY] | {"facts": {"precision": []}}},
     "its values is a list": lambda raw: raw | {KEY: raw[KEY] | {"values": [1]}},
     "its choices is a NoneType": lambda raw: raw | {KEY: raw[KEY] | {"choices": None}},
     "is of format 2, and": lambda raw: raw | {KEY: raw[KEY] | {"format": 2}},
-    "is of format [], and": lambda raw: raw | {KEY: raw[KEY] | {"format": []}},
+    "is of format a list, and": lambda raw: raw | {KEY: raw[KEY] | {"format": []}},
 }
 
 

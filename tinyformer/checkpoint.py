@@ -165,13 +165,13 @@ def _malformation(raw: Any) -> str | None:
         return foreign
     version = ours.get("format", 0)
     if not isinstance(version, int) or version > FORMAT:
-        return f"is of format {str(version)[:20]}, and this version of tinyformer reads up to {FORMAT}; update it"
+        return f"is of format {_shown(version)}, and this version of tinyformer reads up to {FORMAT}; update it"
     parts = PARTS if version else OLD_PARTS
     if not {"state_dict", "global_step"} <= raw.keys() or not parts.keys() <= ours.keys():
         return foreign
     step, state = raw["global_step"], raw["state_dict"]
     if type(step) is not int or not 0 <= step < 2**63:
-        return f"is malformed: its global_step is {str(step)[:50]!r}, not a number of steps"
+        return f"is malformed: its global_step is {_shown(step)}, not a number of steps"
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         return "is malformed: its state_dict is no mapping from names to weights"
     for name, kind in parts.items():
@@ -183,6 +183,11 @@ def _malformation(raw: Any) -> str | None:
     return None
 
 
+def _shown(value: Any) -> str:
+    """A value that may be anything, as text of bounded length."""
+    return repr(value)[:50] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
 def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
     """What is wrong with the weights of a network, if anything."""
     for name, weight in weights.items():
@@ -191,6 +196,9 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
             return f"is malformed: its weight {name[:200]} is no dense tensor of real numbers ({kind})"
         if weight.untyped_storage().nbytes() < weight.numel() * weight.element_size():
             return f"is malformed: its weight {name[:200]} has more elements than the file holds"
+    held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}
+    if sum(weight.numel() * weight.element_size() for weight in weights.values()) > 2 * sum(held.values()):
+        return "is malformed: its weights share memory"  # those of tied layers alone may
     return first_not_finite(weights)
 
 

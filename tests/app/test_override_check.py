@@ -26,7 +26,7 @@ HOSTILE = {
     "calls": """
         +callbacks.e={_target_:torch.utils.collect_env.run,_args_:[ls]}|norm._target_=os.system
         +a.b=[{c:{_target_:os.system}}]|+callbacks.e={_target_:[os.system]}|attention.score=mine.Score
-        +e._target_=tinyformer.checkpoint.torch.load|+e._target_=lightning.pytorch.Trainer|+e._target_=3
+        +e._target_=tinyformer.checkpoint.torch.load|+callbacks.c._target_=tinyformer.training.callbacks.Checkpoints|+e._target_=lightning.pytorch.Trainer|+e._target_=3
     """,
     "contains _args_": "+callbacks.e={_args_:[1]}|network._args_=[1]",
     "computes": """

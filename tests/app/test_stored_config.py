@@ -112,11 +112,14 @@ VALUES: dict[str, Any] = {  # key: value that a file may not bring there
     "model.max_seq_len": 10**12,
     "model.vocab_size": 10**12,
     "model.d_model.deeper": 1,
-    "": 1,
     "data.text_column": "${x}",
+    "data.source.files": "/etc/passwd",
+    "data.module.cache_dir": "/tmp",
+    "network.encoder.num_layers": 4,
+    "task.objective": None,
+    "attention.score": 5,
     "datamodule": None,
     "deterministic": 1,
-    "model.max_seq_len ": 1,
     "position.absolute.max_seq_len": 2**40,
     "attention.window": [2**40],
 }
@@ -174,6 +177,30 @@ def test_a_users_class_brings_plain_arguments() -> None:
     stored["values"]["position.relative._args_"] = [1]
     with pytest.raises(ArgumentError, match="_args_"):
         admit_config(checkpoint(stored), lambda key, name: True)
+
+
+def test_keys_are_names_and_nothing_can_be_built_from_them() -> None:
+    for key in ("", "model.", "norm.eps=${now:%Y}\\", "model.d_ff\x1b[2J", "model..d_ff", "a b", 3, ("x",)):
+        with pytest.raises(ArgumentError, match="is no key of the config files"):
+            admit_config(checkpoint(describe_config(composed()) | {"values": {key: 1}}))
+
+
+def test_what_is_small_in_a_file_and_huge_in_memory_is_refused() -> None:
+    shared: Any = ["a"]
+    nested: Any = {"a": 1}
+    for _ in range(60):
+        shared, nested = [shared, shared], {"a": nested, "b": nested}
+    stored = describe_config(composed())
+    many: Any = [[0] * 20_000] * 20_000
+    for part, key, value in (
+        ("choices", "norm", shared),
+        ("classes", "norm", shared),
+        ("values", "model.pruned_heads", many),
+    ):
+        with pytest.raises(ArgumentError):
+            admit_config(checkpoint(stored | {part: stored[part] | {key: value}}))
+    with pytest.raises(ArgumentError, match="nested too deeply"):
+        admit_config(checkpoint({"config": composed() | {"model": nested}}))
 
 
 def test_a_score_is_a_class_like_any_other() -> None:

@@ -62,12 +62,18 @@ def _format(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ",".join(map(_format, value)) + "]"
     if isinstance(value, str):
-        return value if _is_plain(value) else "'" + value.replace("'", r"\'") + "'"
+        return value if _is_plain(value) else quoted(value)
     return str(value) if isinstance(value, int | float | PurePath) else type(value).__name__
+
+
+def quoted(text: str) -> str:
+    """A text in the quotes of Hydra's grammar, where a backslash stands for itself, except before a quote."""
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def _is_plain(text: str) -> bool:
     """Whether Hydra reads a text as itself without quotes."""
-    return bool(re.fullmatch(r"[\w./:@%+*?|$\\-]+( +[\w./:@%+*?|$\\-]+)*", text)) and not re.fullmatch(
+    return bool(re.fullmatch(r"[\w./:@%+*?|$-]+( +[\w./:@%+*?|$-]+)*", text)) and not re.fullmatch(
         r"(?i)null|true|false|[+-]?(\d[\d_]*)?\.?\d[\d_]*(e[+-]?\d+)?|[+-]?inf|nan", text
     )

@@ -18,7 +18,7 @@ def problem_of_override(entry: str) -> str | None:
     """Why an override that a file brings is not data, as in "calls 'os.system'"; None if it is.
 
     It may set plain values, refer to another key as a whole (`${model.d_model}`), choose among our own config files and
-    name the classes of this package and those of its config files.
+    name the classes of models in this package and those of its config files.
 
     Args:
         entry: an override as on a command line.
@@ -79,6 +79,7 @@ def _classes_of_config_files() -> frozenset[str]:
 
 def _is_our_class(name: str) -> bool:
     # Torch takes seconds to import: only for a class that no config file names.
+    from tinyformer.app.stored_config import OF_MODELS
     from tinyformer.checkpoint import is_our_class
 
-    return is_our_class(name)
+    return is_our_class(name, OF_MODELS)

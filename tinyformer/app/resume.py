@@ -1,13 +1,13 @@
 """`resume=RUN`: the run's own overrides, followed by the new ones."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import quoted
 from tinyformer.app.override_check import problem_of_override
 
 
@@ -33,6 +33,9 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     saved = run / ".hydra" / "overrides.yaml"
     if not saved.is_file() or not _has_checkpoint(run):
         raise ConfigError(f"resume={folder}: {_what_is_missing(run, saved)}")
+    for path in sorted(run.rglob("*")):  # wandb makes links of its own
+        if path.is_symlink() and path.relative_to(run).parts[0] != "wandb":
+            raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
     new = [argument for argument in arguments if argument not in given]
     overrides = [entry for entry in _stored_overrides(folder, saved) if not entry.startswith("resume=")]
     overrides = [entry for entry in overrides if entry not in new]
@@ -41,12 +44,13 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"resume={folder}: {saved} says {entry[:200]}, which {problem}; if you trust it, add it to the command."
             )
-    return [*overrides, *new, f"resume={given[-1].partition('=')[2]}", f"hydra.run.dir={_quoted(run)}"]
+    return [*overrides, *new, f"resume={given[-1].partition('=')[2]}", f"hydra.run.dir={quoted(str(run))}"]
 
 
 def _stored_overrides(folder: str, saved: Path) -> list[str]:
     try:
-        entries = yaml.safe_load(saved.read_text(encoding="utf-8"))
+        # The base loader makes texts and lists alone: no numbers, dates or merged mappings.
+        entries = yaml.load(saved.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"resume={folder}: {saved} cannot be read; a run writes it as a list of texts.") from error
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
@@ -70,12 +74,6 @@ def require_unused(folder: str | Path) -> None:
 def is_first_process() -> bool:
     """Whether this process writes files and prints: the first of several."""
     return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
-
-
-def _quoted(path: Path) -> str:
-    # In Hydra's grammar a backslash stands for itself, except before a quote, also the closing one.
-    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(path))
-    return f"'{escaped}'"
 
 
 def _has_checkpoint(run: Path) -> bool:

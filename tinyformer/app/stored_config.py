@@ -9,6 +9,7 @@ contain.
 import contextlib
 import copy
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,7 +33,7 @@ AXES = ("model", "attention", "position", "block", "feed_forward", "norm", "task
 SECTIONS = ("network", "datamodule", "seed", "deterministic")
 """What it keeps of the primary config."""
 
-SOURCES = ("data.files", "data.path", "data.source.hub.path", "data.document_start")
+SOURCES = ("data.files", "data.path", "data.name", "data.revision", "data.source.hub.path", "data.document_start")
 """Keys that say what to read, and how to cut it: they are recorded, for `recorded_sources`, but never followed."""
 
 OWN = ("data.cache_dir", "tokenizer.path")
@@ -44,7 +45,7 @@ OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")
 SCORE = "attention.score"
 """A key whose value may be the name of a user's class."""
 
-MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 100_000, 2, 2**63
+MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 20_000, 2, 2**63
 """Bounds of a plain value: characters of a text, entries of a list, lists in lists, and the magnitude of a number."""
 
 LIMIT = 2**20
@@ -59,6 +60,12 @@ LIMITS = {
     "data.max_examples": MAX_NUMBER,
     "seed": 2**32 - 1,
 }
+
+DERIVED = ("data", "tokenizer", "network")
+"""Nodes in which a checkpoint sets no key that our YAML computes; the keys that it refers to are admitted."""
+
+MAX_KEYS = 10_000
+"""Of a config."""
 
 KINDS = {"seed": int, "deterministic": bool}
 """The types of values that are no argument of a class, whose signature would be checked."""
@@ -110,8 +117,10 @@ def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
         stored = _describe(stored["config"], {}, lambda key: _refuse(checkpoint.path, key, "is an interpolation"))
     choices, values, classes = (stored[part] for part in ("choices", "values", "classes"))
     for axis in AXES:
-        if choices.get(axis) not in choices_of(axis):
-            _refuse(checkpoint.path, axis, f"is {str(choices.get(axis))[:100]!r}, which is no choice of this axis")
+        choice = choices.get(axis)
+        if not isinstance(choice, str) or choice not in choices_of(axis):
+            shown = repr(choice[:100]) if isinstance(choice, str) else f"a {type(choice).__name__}"
+            _refuse(checkpoint.path, axis, f"is {shown}, which is no choice of this axis")
     config = _base(choices)
     for key, name in classes.items():
         _set_class(config, key, name, checkpoint.path, trust)
@@ -195,7 +204,7 @@ def _set_class(config: Plain, key: Any, name: Any, path: Path, trust: Trust) -> 
         _refuse(path, key, "is no node of a class")
     is_ours = isinstance(name, str) and key.partition(".")[0] not in OF_DATA and is_our_class(name, OF_MODELS)
     if not is_ours and not (isinstance(name, str) and trust(f"{key}._target_", name)):
-        raise UntrustedTargetError(path, f"{key}._target_", name)
+        raise UntrustedTargetError(path, f"{key}._target_", name if isinstance(name, str) else type(name).__name__)
     node[last] = (node[last] or {}) | {"_target_": name}
 
 
@@ -204,29 +213,33 @@ def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], 
     *parents, last = _split(key, path)
     owner = ".".join(parents)
     node = _node(config, parents, key, path)
-    is_factory = last == "_partial_" and owner in classes and isinstance(value, bool)
+    is_factory = last == "_partial_" and owner in classes and value is True
     if last.startswith("_") and not is_factory:
         _refuse(path, key, "cannot be set by a checkpoint")
     if key == "datamodule" or (last not in node and owner not in classes):
         _refuse(path, key, "is no key of the config files")
-    if isinstance(node.get(last), dict) and (value is not None or not parents):
+    if isinstance(node.get(last), dict) and (value is not None or parents != ["position"]):
         _refuse(path, key, "is a node, not a value")
+    if parents[:1] and parents[0] in DERIVED and _is_interpolation(node.get(last)):
+        _refuse(path, key, "follows from other keys, and cannot be set by a checkpoint")
     if problem := _problem(value):
         _refuse(path, key, problem)
     if not isinstance(value, kind := KINDS.get(key, object)) or (kind is int and isinstance(value, bool)):
         _refuse(path, key, f"must be of the type {kind.__name__}")
     if (largest := _largest(value)) > (limit := LIMITS.get(key, LIMIT)):
-        _refuse(path, key, f"is {largest}, more than {limit:,}")
+        _refuse(path, key, f"is {largest:,}, more than {limit:,}")
     if key in (*SOURCES, *OWN):
         return
+    if key == SCORE and not isinstance(value, str):
+        _refuse(path, key, "must be a text")
     if key == SCORE and value not in SCORES and not (is_our_class(value, OF_MODELS) or trust(key, value)):
         raise UntrustedTargetError(path, key, value)
     node[last] = value
 
 
 def _split(key: Any, path: Path) -> list[str]:
-    if not isinstance(key, str):
-        _refuse(path, str(key)[:100], "is no text")
+    if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", key, re.ASCII):
+        _refuse(path, repr(key[:100]) if isinstance(key, str) else "config", "is no key of the config files")
     return key.split(".")
 
 
@@ -245,13 +258,13 @@ def _problem(value: Any, depth: int = 0) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return None if -MAX_NUMBER <= value < MAX_NUMBER else f"is {value}, which is no number that a config contains"
+        return None if -MAX_NUMBER <= value < MAX_NUMBER else "is no number that a config contains"
     if isinstance(value, str):
         if "${" in value:
             return f"is {value[:100]!r}: an interpolation, which a checkpoint cannot bring"
         return None if len(value) <= MAX_TEXT else f"is a text of more than {MAX_TEXT} characters"
     if isinstance(value, list) and depth < MAX_DEPTH:
-        if len(value) > MAX_ENTRIES:
+        if sum(len(entry) if isinstance(entry, list) else 1 for entry in value) > MAX_ENTRIES:
             return f"is a list of more than {MAX_ENTRIES:,} entries"
         return next((problem for entry in value if (problem := _problem(entry, depth + 1))), None)
     return "must be a number, a text, true, false, null or a list of these"
@@ -286,7 +299,12 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Leaves:
     """The values of a nested mapping by path."""
     if not isinstance(node, Mapping):
         return {path: node}
-    return {at: leaf for key, value in node.items() for at, leaf in _leaves(value, (*path, str(key))).items()}
+    leaves: Leaves = {}
+    for key, value in node.items():
+        leaves |= _leaves(value, (*path, str(key)))
+        if len(leaves) > MAX_KEYS:
+            raise RecursionError  # nodes that are shared make more keys than a file has bytes
+    return leaves
 
 
 def _base(choices: Mapping[str, str]) -> Plain:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tinyformer.app.stored_config import describe_config
+from tinyformer.app.stored_config import LIMIT, LIMITS, describe_config
 from tinyformer.checkpoint import Checkpoint, first_not_finite, save_network
 from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
 from tinyformer.errors import ArgumentError
@@ -39,6 +39,9 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     family = _family_of(fields, folder)
     with _field_names(folder):
         settings = family.settings(fields)
+    for key, value in settings.items():  # before a network of these sizes is made
+        if isinstance(value, int) and value > (limit := LIMITS.get(key, LIMIT)):
+            raise ArgumentError("source", source, f"config.json asks for {key}={value:,}, more than {limit:,}")
     config = compose_family(config_dir, family, settings)
     tokenizer = read_tokenizer(folder, fields)
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:

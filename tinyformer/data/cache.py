@@ -65,7 +65,8 @@ class Recipe(ABC, Generic[Prepared]):
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
         parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
-        return parent / f"{self.source.name}-{self.tokenizer.name}-{self.key[:12]}"
+        source = self.source.name.replace("/", "-")  # it may come from a file, and shall not lead out of the folder
+        return parent / f"{source}-{self.tokenizer.name}-{self.key[:12]}"
 
     def _parts(self) -> list[Any]:
         with argument_path("source"):

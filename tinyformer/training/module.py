@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from tinyformer.data import DataModule
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Batch, Task
 from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
@@ -62,7 +63,14 @@ class TrainingModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the learning rate from the schedule: the one in a checkpoint belongs to the old length of its run."""
+        """Set the learning rate from the schedule: the one in a checkpoint belongs to the old length of its run.
+
+        Raises:
+            ArgumentError: the optimizer's state in a checkpoint is not that of the parameters.
+        """
+        for optimizer in self.trainer.optimizers:
+            for each in getattr(optimizer, "optimizers", [optimizer]):
+                _require_own_state(each)
         scheduler = self.lr_schedulers()
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         groups = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
@@ -90,6 +98,16 @@ class TrainingModule(L.LightningModule):
     def step(self) -> int:
         """Optimizer steps that the weights have been trained for."""
         return max(self.first_step, self.global_step)
+
+
+def _require_own_state(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse state of other shapes than the parameters, which a fused kernel would read and write past its end."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            is_own = isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()
+            if not is_own or value.shape not in (parameter.shape, torch.Size([])):
+                reason = f"its optimizer's {name} does not fit a parameter of shape {list(parameter.shape)}"
+                raise ArgumentError("resume", "last.ckpt", reason)
 
 
 class Sums(Metric):
