@@ -111,7 +111,7 @@ def test_an_api_key_is_found_in_the_environment_and_in_netrc(tmp_path, monkeypat
     [("", "", True), ("", "x" * 40, False), ("offline", "x" * 40, True), ("online", "", False)],
 )
 def test_online_only_with_a_key(tmp_path, monkeypatch, mode, key, offline):
-    monkeypatch.setattr(loggers, "unreachable", lambda url: None)
+    monkeypatch.setattr(loggers, "unreachable", lambda url, seconds: None)
     monkeypatch.setenv("WANDB_MODE", mode)
     monkeypatch.setenv("WANDB_API_KEY", key)
     assert RunWandbLogger(tmp_path, "id").is_offline is offline

@@ -113,7 +113,7 @@ def wandb_url() -> str:
     return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
 
 
-def unreachable(url: str, seconds: float = WAIT_SECONDS) -> str | None:
+def unreachable(url: str, seconds: float) -> str | None:
     """Why a server does not answer within some seconds; None if it does, whatever the answer is."""
     try:
         urllib.request.urlopen(url, timeout=seconds).close()
@@ -151,7 +151,7 @@ class RunWandbLogger(WandbLogger):
 
         mode = os.environ.get("WANDB_MODE", "")  # Lightning sets it to "dryrun" for an offline run
         self.is_offline = mode in ("offline", "dryrun") or (mode == "" and not has_wandb_key())
-        if not self.is_offline and mode == "" and (problem := unreachable(wandb_url())):
+        if not self.is_offline and mode == "" and (problem := unreachable(wandb_url(), WAIT_SECONDS)):
             self.is_offline = True
             rank_zero_only(print)(f"{wandb_url()} cannot be reached ({problem}): the run is logged offline.")
         super().__init__(
