@@ -75,8 +75,11 @@ def test_nobody_reads_the_output(tmp_path: Path, book: Path) -> None:
 def test_ctrl_c_before_the_first_step_is_silent(tmp_path: Path, book: Path, seconds: float) -> None:
     command = [*TRAIN, *SMALL.split(), *TEXT.split(), "hydra.run.dir=run", "trainer.max_steps=1000000"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    try:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 128 + signal.SIGINT
     assert error == ""

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -79,6 +80,19 @@ def run_program(
     except Exception as error:
         return report(error, directory, config_name, with_traceback)
     return max(exit_codes, default=0)
+
+
+@contextlib.contextmanager
+def ending_at_ctrl_c() -> Iterator[None]:
+    """End the process at once on Ctrl-C inside the block: libraries that are imported may catch `KeyboardInterrupt`."""
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _close_output() -> int:

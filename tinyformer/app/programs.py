@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from tinyformer.app.config import Invocation
-from tinyformer.app.entry import run_program
+from tinyformer.app.entry import ending_at_ctrl_c, run_program
 from tinyformer.app.resume import expand_resume
 from tinyformer.app.stored_run import offer_stored_run
 from tinyformer.app.sweep import with_architecture
@@ -22,7 +22,8 @@ def train_program(command: str, num_words: int = 0) -> int:
     """Train the model that the command line describes; see `run_program`."""
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
-        from tinyformer.app.training_run import train
+        with ending_at_ctrl_c():
+            from tinyformer.app.training_run import train
 
         train(config, folder, invocation)
 
@@ -38,7 +39,8 @@ def evaluate_program(command: str, num_words: int = 0) -> int:
         return arguments
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
-        from tinyformer.app.evaluation_run import evaluate
+        with ending_at_ctrl_c():
+            from tinyformer.app.evaluation_run import evaluate
 
         evaluate(config, folder, invocation, checkpoints[0])
 
