@@ -26,7 +26,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
 def test_a_full_disk_is_told_and_leaves_what_was_whole(program: Program, book: Path, small_disk: Path) -> None:
     run = f"hydra.run.dir={small_disk}/run"
@@ -70,7 +70,7 @@ def test_nobody_reads_the_output(tmp_path: Path, book: Path) -> None:
     assert (tmp_path / "errors").read_text() == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [2.0, 5.0])
 def test_ctrl_c_before_the_first_step_is_silent(tmp_path: Path, book: Path, seconds: float) -> None:
     command = [*TRAIN, *SMALL.split(), *TEXT.split(), "hydra.run.dir=run", "trainer.max_steps=1000000"]
