@@ -181,7 +181,7 @@ def test_a_users_class_brings_plain_arguments() -> None:
 
 def test_keys_are_names_and_nothing_can_be_built_from_them() -> None:
     for key in ("", "model.", "norm.eps=${now:%Y}\\", "model.d_ff\x1b[2J", "model..d_ff", "a b", 3, ("x",)):
-        with pytest.raises(ArgumentError, match="is no key of the config files"):
+        with pytest.raises(ArgumentError, match="is not a key of the config files"):
             admit_config(checkpoint(describe_config(composed()) | {"values": {key: 1}}))
 
 
@@ -215,7 +215,7 @@ def test_a_score_is_a_class_like_any_other() -> None:
 def test_a_choice_is_one_of_ours(choice: Any) -> None:
     stored = describe_config(composed())
     stored["choices"]["attention"] = choice
-    with pytest.raises(ArgumentError, match=r"its attention is .*, which is no choice of this axis\.$"):
+    with pytest.raises(ArgumentError, match=r"its attention is .*, which is not a choice of this axis\.$"):
         admit_config(checkpoint(stored))
 
 

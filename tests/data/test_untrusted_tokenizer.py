@@ -45,9 +45,9 @@ def test_a_pattern_that_could_match_forever_is_rejected(pattern: str) -> None:
 MALFORMED = {
     "levels deep": "[" * 200_000 + "]" * 200_000,
     "levels  deep": '{"model":' * 60 + "1" + "}" * 60,
-    "is no JSON": '{"model": ',
-    "is no tokenizer": "[1]",
-    "is no tokenizer ": '{"model": 3}',
+    "is not JSON": '{"model": ',
+    "is not a tokenizer": "[1]",
+    "is not a tokenizer ": '{"model": 3}',
     "cannot be read": '{"model": {"type": "None"}}',
     "cannot be read ": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
     "<eos>": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',

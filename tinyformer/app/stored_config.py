@@ -120,7 +120,7 @@ def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
         choice = choices.get(axis)
         if not isinstance(choice, str) or choice not in choices_of(axis):
             shown = repr(choice[:100]) if isinstance(choice, str) else f"a {type(choice).__name__}"
-            _refuse(checkpoint.path, axis, f"is {shown}, which is no choice of this axis")
+            _refuse(checkpoint.path, axis, f"is {shown}, which is not a choice of this axis")
     config = _base(choices)
     for key, name in classes.items():
         _set_class(config, key, name, checkpoint.path, trust)
@@ -201,7 +201,7 @@ def _set_class(config: Plain, key: Any, name: Any, path: Path, trust: Trust) -> 
     *parents, last = _split(key, path)
     node = _node(config, parents, key, path)
     if last not in node or not isinstance(node[last], dict | None):
-        _refuse(path, key, "is no node of a class")
+        _refuse(path, key, "is not a node of a class")
     is_ours = isinstance(name, str) and key.partition(".")[0] not in OF_DATA and is_our_class(name, OF_MODELS)
     if not is_ours and not (isinstance(name, str) and trust(f"{key}._target_", name)):
         raise UntrustedTargetError(path, f"{key}._target_", name if isinstance(name, str) else type(name).__name__)
@@ -217,7 +217,7 @@ def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], 
     if last.startswith("_") and not is_factory:
         _refuse(path, key, "cannot be set by a checkpoint")
     if key == "datamodule" or (last not in node and owner not in classes):
-        _refuse(path, key, "is no key of the config files")
+        _refuse(path, key, "is not a key of the config files")
     if isinstance(node.get(last), dict) and (value is not None or parents != ["position"]):
         _refuse(path, key, "is a node, not a value")
     if parents[:1] and parents[0] in DERIVED and _is_interpolation(node.get(last)):
@@ -239,7 +239,7 @@ def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], 
 
 def _split(key: Any, path: Path) -> list[str]:
     if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", key, re.ASCII):
-        _refuse(path, repr(key[:100]) if isinstance(key, str) else "config", "is no key of the config files")
+        _refuse(path, repr(key[:100]) if isinstance(key, str) else "config", "is not a key of the config files")
     return key.split(".")
 
 
@@ -249,7 +249,7 @@ def _node(config: Plain, keys: list[str], key: str, path: Path) -> Plain:
     for name in keys:
         node = node.get(name) if isinstance(node, dict) else None
     if not isinstance(node, dict):
-        _refuse(path, key, "is no key of the config files")
+        _refuse(path, key, "is not a key of the config files")
     return node
 
 
@@ -258,7 +258,7 @@ def _problem(value: Any, depth: int = 0) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return None if -MAX_NUMBER <= value < MAX_NUMBER else "is no number that a config contains"
+        return None if -MAX_NUMBER <= value < MAX_NUMBER else "must be a finite number below 2**63"
     if isinstance(value, str):
         if "${" in value:
             return f"is {value[:100]!r}: an interpolation, which a checkpoint cannot bring"

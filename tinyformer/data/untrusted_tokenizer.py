@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
+
+# The parser has no public name: `sre_parse` is deprecated since Python 3.11.
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -11,7 +13,6 @@ from tinyformer.errors import ArgumentError
 
 MAX_CHARACTERS, MAX_DEPTH = 200_000_000, 50
 """Bounds of a `tokenizer.json`: the largest public ones have 35 million characters and a depth of 8."""
-
 
 MAX_REPETITIONS = 3
 """In one alternative of a pattern; those of GPT-2, GPT-4, Llama 3 and Qwen have two."""
@@ -47,9 +48,9 @@ def require_harmless(text: str) -> None:
     try:
         spec = json.loads(text)
     except ValueError as error:
-        raise _refused("is no JSON") from error
+        raise _refused("is not JSON") from error
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
-        raise _refused("is no tokenizer.json")
+        raise _refused("is not a tokenizer.json")
     for pattern in _patterns(spec):
         if _backtracks(pattern):
             reason = f"has the pattern {pattern[:100]!r}, whose matching could take forever"
