@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tinyformer.data import ByteTokenizer, CharTokenizer, ExampleRecipe, TextRecipe, stream
+from tinyformer.data import ByteTokenizer, CharTokenizer, ExampleRecipe, TextRecipe, storage, stream
 from tinyformer.data.documents import from_texts
 from tinyformer.data.hub_dataset import take_characters
 
@@ -81,22 +81,41 @@ def test_max_tokens_are_reached_although_a_part_is_held_out(tmp_path):
     assert sum(split.num_documents for split in splits.values()) < 200  # not all of the source was read
 
 
-def test_a_damaged_folder_is_built_again(tmp_path):
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_damaged_folder_is_built_again(tmp_path, monkeypatch, sampled, capsys):
+    if sampled:
+        monkeypatch.setattr(storage, "WHOLE_BYTES", 1000)
+        monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
     source = Texts("some text" * 1000)
     recipe = TextRecipe(source, ByteTokenizer())
     folder = recipe.prepare(tmp_path).folder
-    expected = (folder / "train.npy").read_bytes()
+    expected = {path.name: path.read_bytes() for path in folder.iterdir()}
+    middle = 9000 if not sampled else 0
     damages = [
         lambda: os.truncate(folder / "train.npy", 500),
         (folder / "train.offsets.npy").unlink,
         (folder / "meta.json").unlink,
         lambda: (folder / "meta.json").write_text('{"splits"'),
+        lambda: flip(folder / "train.npy", middle),
+        lambda: flip(folder / "train.npy", -1),
+        lambda: flip(folder / "train.offsets.npy", -1),
+        lambda: np.save(folder / "train.npy", np.full(9001, 60_000, np.uint16)),
+        lambda: (folder / "tokenizer.json").write_text(CharTokenizer().build(["abc"]).to_json()),
+        (folder / "checksums.json").unlink,
     ]
     for loads, damage in enumerate(damages, start=2):
         damage()
+        assert recipe.open(tmp_path) is None
         recipe.prepare(tmp_path)
         assert source.loads == loads
-        assert (folder / "train.npy").read_bytes() == expected
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+        assert capsys.readouterr().err == f"{folder} is damaged; it is built again.\n"
 
 
 def test_an_error_leaves_nothing_behind(tmp_path, monkeypatch):

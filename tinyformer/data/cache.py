@@ -13,7 +13,7 @@ import datasets
 from tinyformer.data.documents import iterate_texts
 from tinyformer.data.sources import SPLITS, Source
 from tinyformer.data.splits import hold_out
-from tinyformer.data.storage import build_once, default_cache_dir
+from tinyformer.data.storage import build_once, default_cache_dir, open_intact
 from tinyformer.data.stream import TokenSplit, open_split, with_progress, write_split
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
@@ -60,8 +60,8 @@ class Recipe(ABC, Generic[Prepared]):
         return build_once(self._folder(cache_dir), self._open, self._build)
 
     def open(self, cache_dir: str | Path | None = None) -> Prepared | None:
-        """What `prepare` left in the cache folder; None if it is missing or incomplete."""
-        return self._open(self._folder(cache_dir))
+        """What `prepare` left in the cache folder; None if it is missing, incomplete or damaged."""
+        return open_intact(self._folder(cache_dir), self._open)
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
         parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
@@ -92,7 +92,7 @@ class Recipe(ABC, Generic[Prepared]):
         return {split: splits[split] for split in SPLITS if split in splits}
 
     def _open(self, folder: Path) -> Prepared | None:
-        """None if the folder is missing or incomplete."""
+        """None if the folder's contents are incomplete."""
         try:
             meta = json.loads((folder / "meta.json").read_text())
             splits = {name: open_split(folder, name, counts) for name, counts in meta.pop("splits").items()}

@@ -1,11 +1,13 @@
 """The cache folder, folders that are built once, and arrays that grow on disk."""
 
+import hashlib
+import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import filelock
 import numpy as np
@@ -14,6 +16,12 @@ from tinyformer.files import atomic_write
 
 Contents = TypeVar("Contents")
 _ROOT = Path(__file__).parents[2]
+
+CHECKSUMS = "checksums.json"
+"""The size and the checksum of every other file of a folder that is built once."""
+
+WHOLE_BYTES, BLOCK_BYTES, NUM_BLOCKS = 2**28, 2**20, 64
+"""Files up to the first size are read whole for their checksum, of larger ones so many blocks of the second size."""
 
 
 def default_cache_dir() -> Path:
@@ -39,21 +47,50 @@ def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], bui
 
     Args:
         folder: its final path.
-        open_folder: returns its contents, or None if it is missing or incomplete.
+        open_folder: returns its contents, or None if they are incomplete.
         build: makes it, under a temporary name.
     """
-    if contents := open_folder(folder):
+    if contents := open_intact(folder, open_folder):
         return contents
     folder.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{folder}.lock"):
-        if contents := open_folder(folder):  # built by the process that held the lock
+        if contents := open_intact(folder, open_folder):  # built by the process that held the lock
             return contents
+        if folder.exists():
+            print(f"{folder} is damaged; it is built again.", file=sys.stderr)
         with atomic_write(folder) as temporary:
             build(temporary)
-            shutil.rmtree(folder, ignore_errors=True)  # damaged, or it would have been opened
-        contents = open_folder(folder)
+            (temporary / CHECKSUMS).write_text(json.dumps(_checksums(temporary), indent=1))
+            shutil.rmtree(folder, ignore_errors=True)
+        contents = open_intact(folder, open_folder)
     assert contents is not None
     return contents
+
+
+def open_intact(folder: Path, open_folder: Callable[[Path], Contents | None]) -> Contents | None:
+    """What `build_once` left in a folder; None if it is missing, incomplete or damaged."""
+    try:
+        stored = json.loads((folder / CHECKSUMS).read_text())
+        return open_folder(folder) if stored == _checksums(folder) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _checksums(folder: Path) -> dict[str, list[Any]]:
+    """The size of each file, and a checksum of its contents; see `WHOLE_BYTES`."""
+    return {path.name: _checksum(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS}
+
+
+def _checksum(path: Path) -> list[Any]:
+    digest, size = hashlib.blake2b(digest_size=16), path.stat().st_size
+    positions: Sequence[int] = range(0, size, BLOCK_BYTES)
+    if size > WHOLE_BYTES:
+        positions = [i * (size - BLOCK_BYTES) // (NUM_BLOCKS - 1) for i in range(NUM_BLOCKS)]
+    with path.open("rb") as file:
+        for position in positions:
+            file.seek(position)
+            digest.update(file.read(BLOCK_BYTES))
+    return [size, digest.hexdigest()]
 
 
 class ArrayWriter:
