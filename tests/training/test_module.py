@@ -9,7 +9,7 @@ import torch
 
 from tinyformer.data import CharTokenizer, TokenSplit
 from tinyformer.tasks import CausalLM
-from tinyformer.training import MuonWithAdamW, RunCSVLogger, WarmupCosine
+from tinyformer.training import AdamW, MuonWithAdamW, RunCSVLogger, WarmupCosine
 from tinyformer.training.callbacks import Report
 from training.runs import QUIET, make_data, make_module, make_trainer
 
@@ -138,3 +138,22 @@ def test_accumulated_gradients_are_those_of_one_large_batch(tmp_path):
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-5)
     assert losses[0].keys() == {2, 4, 6}
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (AdamW(), AdamW(lr=3e-4, betas=(0.5, 0.6), weight_decay=0.3)),
+        (MuonWithAdamW(), MuonWithAdamW(lr=3e-3, momentum=0.8, weight_decay=0.3, adamw_lr=1e-4)),
+    ],
+)
+def test_a_resumed_run_has_the_options_that_it_is_given(first, second, tmp_path):
+    checkpoint = tmp_path / "last.ckpt"
+    for optimizer, steps, path in ((first, 4, None), (second, 5, checkpoint)):
+        module = make_module(make_data(tmp_path), optimizer, WarmupCosine(0, final_factor=1.0))
+        trainer = make_trainer(tmp_path, max_steps=steps)
+        trainer.fit(module, datamodule=module.data, ckpt_path=path, weights_only=True)
+        trainer.save_checkpoint(checkpoint)
+    fresh = second(module.network).param_groups
+    for group, expected in zip(trainer.optimizers[0].param_groups, fresh, strict=True):
+        assert {name: group[name] for name in expected} == {**expected, "params": group["params"]}

@@ -57,13 +57,14 @@ class TrainingModule(L.LightningModule):
         assert self.make_optimizer is not None
         assert self.schedule is not None
         optimizer = self.make_optimizer(self.network)
+        self.options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         total_steps, factor = int(self.trainer.estimated_stepping_batches), self.schedule.factor
         # LambdaLR saves the fields of a callable object but nothing of a lambda: a resumed run may be longer.
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the learning rate from the schedule: the one in a checkpoint belongs to the old length of its run.
+        """Set the optimizer's options and the learning rate anew: a resumed run may have others, or another length.
 
         Raises:
             ArgumentError: the optimizer's state in a checkpoint is not that of the parameters.
@@ -73,9 +74,11 @@ class TrainingModule(L.LightningModule):
                 _require_own_state(each)
         scheduler = self.lr_schedulers()
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
-        groups = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        for group, peak, factor in groups:
-            group["lr"] = peak * factor(scheduler.last_epoch)
+        scheduler.base_lrs = [options["lr"] for options in self.options]
+        groups = zip(scheduler.optimizer.param_groups, self.options, scheduler.lr_lambdas, strict=True)
+        for group, options, factor in groups:
+            peak = options["lr"]
+            group.update(options | {"initial_lr": peak, "lr": peak * factor(scheduler.last_epoch)})
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums."""
