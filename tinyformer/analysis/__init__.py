@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tinyformer.analysis.importance import HeadImportance
     from tinyformer.analysis.maps import HeadMaps
     from tinyformer.analysis.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
+    from tinyformer.analysis.non_finite import first_non_finite
     from tinyformer.analysis.picture import Picture, save_png
     from tinyformer.analysis.plots import head_maps, measure_maps
     from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, make_probes, map_names, measure_heads
@@ -45,6 +46,7 @@ __all__ = [
     "analyse_predictions",
     "capture_attention",
     "capture_weights",
+    "first_non_finite",
     "fullest",
     "head_maps",
     "head_traits",
@@ -83,6 +85,7 @@ _NAMES = {
         "measure_layers",
         "repeated_tokens",
     ),
+    "non_finite": ("first_non_finite",),
     "picture": (
         "Picture",
         "save_png",

@@ -44,7 +44,7 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
     (`BaseAttention.maps`). Outside of the block there is no cost.
 
     Args:
-        model: the network; a compiled network runs uncompiled inside the block, since compiled code skips hooks.
+        model: the network; a compiled network runs uncompiled inside the block.
         rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls;
             None captures all of them. Memory grows with rows times keys, not with the square of the sequence length.
 
@@ -63,15 +63,24 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
 
     # Before the layer runs, since a layer with a window drops keys from its cache that the first queries attend to.
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in model.attentions()]
+    try:
+        with running_hooks(model):
+            yield maps
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def running_hooks(model: Transformer) -> Iterator[None]:
+    """Make every forward pass inside the block run the hooks of each module, and run them once."""
     # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
     checkpoint_activations, model.encoder.checkpoint_activations = model.encoder.checkpoint_activations, False
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield maps
+        with torch.compiler.set_stance("force_eager"):  # compiled code skips hooks
+            yield
     finally:
         model.encoder.checkpoint_activations = checkpoint_activations
-        for hook in hooks:
-            hook.remove()
 
 
 def _rows(rows: int | Int[Tensor, " rows"] | None, q_seq: int) -> Int[Tensor, " rows"]:

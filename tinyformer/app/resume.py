@@ -73,7 +73,9 @@ def require_unused(folder: str | Path) -> None:
 
 def is_first_process() -> bool:
     """Whether this process writes files and prints: the first of several."""
-    return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
+    # torchrun and most clusters set RANK; Lightning, when it starts the processes itself, sets the other two.
+    names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK")
+    return all(int(os.environ.get(name, "0")) == 0 for name in names)
 
 
 def _has_checkpoint(run: Path) -> bool:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.analysis import Event
+from tinyformer.checkpoint import load_checkpoint
 from tinyformer.files import atomic_write
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
-from tinyformer.training.callbacks import Report
+from tinyformer.training.callbacks import NonFiniteStep, Report
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -121,6 +122,27 @@ def describe_events(events: Sequence[Event], folder: Path, limit: int = 3) -> st
     if len(events) > limit:
         lines.append(f"and {len(events) - limit} more in {relative_path(folder)}/events.csv")
     return "\n".join(lines) or None
+
+
+def describe_skipped(steps: Sequence[int]) -> str | None:
+    """The line of the summary about steps that were not finite and were left out."""
+    return f"{count(len(steps), 'step')} skipped, the first at step {steps[0]}" if steps else None
+
+
+def describe_non_finite(stop: NonFiniteStep, last: Path, folder: str, command: str) -> str:
+    """The lines that tell why a run stopped at a step that was not finite, and what may help.
+
+    Args:
+        stop: the step.
+        last: the last checkpoint, which may not exist.
+        folder: the folder of the run.
+        command: the program as the user called it.
+    """
+    cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
+    if not last.exists():
+        return f"{stop}\nNo update was made with it, and nothing was saved before; {cures}."
+    saved = f"{relative_path(last)} is of step {load_checkpoint(last).step}"
+    return f"{stop}\nNo update was made with it; {saved}; {cures}:\n  {command} resume={folder} optimizer.lr=…"
 
 
 def describe_profile(folder: Path) -> str:

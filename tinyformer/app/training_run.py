@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +18,7 @@ from tinyformer.analysis import Findings
 from tinyformer.app.analysis_run import examine, keep_findings
 from tinyformer.app.checks import check_types
 from tinyformer.app.config import Invocation
-from tinyformer.app.errors import config_keys
+from tinyformer.app.errors import ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
@@ -28,7 +29,9 @@ from tinyformer.app.start import Start, load_start, make_starting_network, prepa
 from tinyformer.app.stored_config import describe_config
 from tinyformer.app.summary import (
     describe_events,
+    describe_non_finite,
     describe_profile,
+    describe_skipped,
     describe_speed,
     describe_split,
     describe_telemetry,
@@ -55,7 +58,7 @@ from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
-from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress
+from tinyformer.training.callbacks import Checkpoints, FiniteCheck, Interrupted, NonFiniteStep, Report, StepProgress
 from tinyformer.training.weights_memory import find_memory_shortage
 
 
@@ -78,6 +81,7 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
         run = set_up(config, folder, invocation or Invocation())
         with closing(run.loggers):
             fit(run)
+            leave_process_group(run)
             return summarise(run, score(run)) if is_first_process() else {}
 
 
@@ -167,6 +171,11 @@ class Run:
         """The callbacks that measure heads."""
         return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
 
+    @property
+    def skipped(self) -> list[int]:
+        """The steps that were not finite and were left out."""
+        return [step for callback in self.callbacks if isinstance(callback, FiniteCheck) for step in callback.skipped]
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -233,6 +242,7 @@ def fit(run: Run) -> None:
     """Make the steps of a run.
 
     Raises:
+        ConfigError: a step was not finite.
         SystemExit: see `train`.
     """
     if is_first_process():
@@ -242,10 +252,21 @@ def fit(run: Run) -> None:
     resumed = str(run.start.checkpoint.path) if run.start and run.start.is_resumed else None
     try:
         run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
-    except Interrupted as stop:
-        resume = f"{run.command} resume={relative_path(run.folder)}"
-        print(f"\nStopped at step {run.trainer.global_step}. To continue: {resume}")
+    except (NonFiniteStep, Interrupted) as stop:
+        if not is_first_process():  # the first one tells how the run has ended
+            raise SystemExit(0) from stop
+        folder, last = relative_path(run.folder), run.checkpoints.last
+        if isinstance(stop, NonFiniteStep):
+            raise ConfigError(describe_non_finite(stop, last, folder, run.command)) from stop
+        print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.command} resume={folder}")
         raise SystemExit(128 + stop.signal_number) from stop
+
+
+def leave_process_group(run: Run) -> None:
+    """Let the processes of a run part: the first one alone scores it, on one device."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    run.data.trainer = None  # by which the data of a batch were divided among the processes
 
 
 def score(run: Run) -> Scores:
@@ -283,6 +304,7 @@ def make_results(run: Run, scores: Scores) -> dict[str, Any]:
         "attention_backend": run.config.attention.backend,
         "attention_kernel": run.kernel,
         "steps": run.trainer.global_step,
+        "skipped_steps": run.skipped,
         **telemetry_results(run.telemetry, run.report.total.seconds),
         "data_fingerprint": run.data.fingerprint,
     }
@@ -312,6 +334,7 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
             "checkpoints": f"{folder}/checkpoints/last.ckpt, best.ckpt",
             "attention maps": relative_path(pictures[-1]) if pictures else None,
             "events": describe_events(events, run.folder),
+            "not finite": describe_skipped(run.skipped),
             "logs": f"{folder}/metrics.csv, attention/heads.csv, results.json",
             "prompt": describe_prompts(run.config.generate, run.data.tokenizer, max_seq_len),
             "profile": describe_profile(run.folder) if run.settings.arguments.get("profiler") else None,

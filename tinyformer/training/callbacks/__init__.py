@@ -1,6 +1,7 @@
-"""Lightning callbacks: checkpoints, reports, progress and telemetry."""
+"""Lightning callbacks: checkpoints, reports, finite steps, progress and telemetry."""
 
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.finite import FiniteCheck, NonFiniteStep
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.callbacks.telemetry import AttentionTelemetry
@@ -8,7 +9,9 @@ from tinyformer.training.callbacks.telemetry import AttentionTelemetry
 __all__ = [
     "AttentionTelemetry",
     "Checkpoints",
+    "FiniteCheck",
     "Interrupted",
+    "NonFiniteStep",
     "Report",
     "StepProgress",
 ]

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -66,12 +67,18 @@ class Checkpoints(Checkpoint):
         self.best_value = state_dict["best_value"]
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the config, the tokenizer and the random state to Lightning's keys."""
+        """Add the config, the tokenizer and the random states of all processes to Lightning's keys."""
         checkpoint[KEY] = {**self.contents, "random_state": random_state()}
+        if trainer.world_size > 1:
+            states: list[dict[str, Any]] = [{}] * trainer.world_size
+            torch.distributed.all_gather_object(states, random_state())
+            checkpoint[KEY]["other_random_states"] = states[1:]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the random state until the first step, since making the data loaders draws random numbers."""
-        self.random_state = checkpoint[KEY]["random_state"]
+        states = [checkpoint[KEY]["random_state"], *checkpoint[KEY].get("other_random_states", [])]
+        if trainer.global_rank < len(states):  # more processes than the run had draw numbers of their own
+            self.random_state = states[trainer.global_rank]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Install the signal handlers."""
@@ -93,12 +100,13 @@ class Checkpoints(Checkpoint):
 
         Nothing is saved for a resumption while gradients are accumulated, since a checkpoint does not contain them.
         """
-        has_stepped = trainer.global_step > self.step_before
-        if has_stepped and (self.signal_number is not None or self.is_due):
-            self.is_due = False
-            trainer.save_checkpoint(self.last)
-        if has_stepped and self.signal_number is not None:
-            raise Interrupted(self.signal_number)
+        if trainer.global_step > self.step_before:
+            signal_number = self._signal_of_any_process(trainer)
+            if signal_number or self.is_due:
+                self.is_due = False
+                trainer.save_checkpoint(self.last)
+            if signal_number:
+                raise Interrupted(signal_number)
         if 0 <= trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
 
@@ -125,6 +133,14 @@ class Checkpoints(Checkpoint):
         """Restore the signal handlers, except after a signal: the next one shall still end the process at once."""
         if self.signal_number is None:
             self._restore_handlers()
+
+    def _signal_of_any_process(self, trainer: L.Trainer) -> int:
+        """The signal that this process or another one of the run has received; 0 without one."""
+        number = self.signal_number or 0
+        if trainer.world_size == 1:
+            return number
+        received = torch.tensor(number, device=trainer.strategy.root_device)
+        return int(trainer.strategy.reduce(received, reduce_op="max"))
 
     def _is_best(self, value: float) -> bool:
         """Whether a value is better than all before it; an equal one is not."""

@@ -1,5 +1,6 @@
 """Loss and speed of training, logged every `log_every_n_steps` steps."""
 
+import math
 import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -55,7 +56,7 @@ class Work:
 class Report(L.Callback):
     """Logs loss, learning rate and throughput every `log_every_n_steps` steps.
 
-    - `train/loss`: the mean since the last report; `train/learning_rate`: the current one.
+    - `train/loss`: the mean of the finite losses since the last report; `train/learning_rate`: the current one.
     - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`.
     - `throughput/memory_gb`: peak memory so far in 10^9 bytes, see `peak_memory`.
 
@@ -72,8 +73,8 @@ class Report(L.Callback):
         self.total = Work()
         self.latest: dict[str, float] = {}
         self.peak: Peak | None = None
-        self._losses: torch.Tensor | None = None
-        self._num_losses = self._tokens = self._pairs = 0
+        self._losses: torch.Tensor | None = None  # the sum of the finite ones, and their number
+        self._tokens = self._pairs = 0
         self._since = self._waited = 0.0
         self._pause: tuple[float, float] | None = None
         self._earlier = 0.0
@@ -89,15 +90,15 @@ class Report(L.Callback):
         return {
             "seconds": self.seconds,
             "total": asdict(self.total),
-            "unreported": [0.0 if self._losses is None else float(self._losses), self._num_losses],
+            "unreported": [0.0, 0] if self._losses is None else self._losses.tolist(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved run."""
         self._earlier = state_dict["seconds"]
         self.total = Work(**state_dict["total"])
-        losses, self._num_losses = state_dict["unreported"]
-        self._losses = torch.tensor(losses) if self._num_losses else None
+        losses, number = state_dict["unreported"]
+        self._losses = torch.tensor([losses, float(number)]) if number else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
@@ -130,18 +131,19 @@ class Report(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Add the loss, and report every `log_every_n_steps` steps."""
-        loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
-        self._losses = loss if self._losses is None else self._losses.to(loss.device) + loss
-        self._num_losses += 1
+        loss = outputs["loss"].detach().float()
+        added = torch.stack((loss.nan_to_num(0.0, 0.0, 0.0), loss.isfinite().float()))
+        self._losses = added if self._losses is None else self._losses.to(loss.device) + added
         rows, seq = batch["inputs"].shape
         self._tokens += rows * seq
         self._pairs += rows * seq * seq
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
             return
-        # Lightning has divided each loss by the number of accumulated batches. `float` waits for the device, so that
+        # Lightning has divided each loss by the number of accumulated batches. `tolist` waits for the device, so that
         # the clock is read after its work.
-        mean_loss = float(self._losses) * trainer.accumulate_grad_batches / self._num_losses
+        losses, number = self._losses.tolist()
+        mean_loss = losses * trainer.accumulate_grad_batches / number if number else math.nan
         now, waited = time.perf_counter(), _seconds_waited(trainer)
         flops = self._costs.count(self._tokens, self._pairs, _read_out_fraction(batch) * self._tokens)
         work = Work(now - self._since, self._tokens * trainer.world_size, flops, waited - self._waited)
@@ -159,7 +161,7 @@ class Report(L.Callback):
         self._since, self._waited = time.perf_counter(), waited
         for logger in trainer.loggers:
             logger.log_metrics(self.latest, step=trainer.global_step)
-        self._losses, self._num_losses, self._tokens, self._pairs = None, 0, 0, 0
+        self._losses, self._tokens, self._pairs = None, 0, 0
 
 
 def _seconds_waited(trainer: L.Trainer) -> float:

@@ -1,0 +1,243 @@
+"""Steps whose loss or gradient norm is NaN or infinite are not applied."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from tinyformer.analysis import first_non_finite
+from tinyformer.errors import require_at_least, require_choice
+from tinyformer.tasks import Batch
+from tinyformer.training.module import TrainingModule
+
+ACTIONS = ("stop", "skip")
+
+
+class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the caller's decision
+    """A run cannot go on, since its loss, gradient norm or weights are NaN or infinite.
+
+    Args:
+        step: the first such step, counted from 1.
+        loss: its loss; None if that was not noticed before the run was saved.
+        last_loss: the last finite loss; None if there was none.
+        origin: see `first_non_finite`; None if the batch was finite when it was run again.
+    """
+
+    def __init__(self, step: int, loss: float | None, last_loss: float | None, origin: str | None) -> None:
+        problem = (
+            f"step {step} left weights that are not finite" if loss is None else f"step {step} has a loss of {loss:g}"
+        )
+        if loss is not None and math.isfinite(loss):
+            problem += " and a gradient that is not finite"
+        before = "no loss before it was finite" if last_loss is None else f"the last finite loss was {last_loss:.4f}"
+        place = f"first not finite: {origin}" if origin else "run again, the batch is finite"
+        self.step, self.origin = step, origin
+        super().__init__(f"{problem}; {before}; {place}.")
+
+
+@dataclass
+class _Step:
+    """An optimizer step whose flag has not been read yet.
+
+    Args:
+        number: counted from 1.
+        batches: of all accumulated gradients.
+        loss: the mean over the batches.
+        is_masked: whether its update was not applied.
+    """
+
+    number: int
+    batches: list[Batch]
+    loss: Tensor
+    is_masked: Tensor
+
+
+class FiniteCheck(L.Callback):
+    """Applies no update from a step whose loss or gradient norm is NaN or infinite.
+
+    The update is masked on the device, so that the host waits for it no more often than for the loss: every
+    `log_every_n_steps` steps and before each validation and each checkpoint. Neither weights nor the optimizer's state
+    change in a masked step; the learning rate goes on. Under fp16 the gradient does not count, since the
+    gradient scaler skips it and lowers its scale.
+
+    Args:
+        action: "stop" masks all further steps, too, and ends the run; "skip" goes on with the next batch.
+        max_skipped: consecutive steps that "skip" leaves out before it ends the run as "stop" does.
+
+    Attributes:
+        skipped: the steps that were left out.
+
+    Raises:
+        ArgumentError: `action` is not a choice, or `max_skipped` is below 1.
+        NonFiniteStep: the run ends. It has saved nothing since the step.
+    """
+
+    def __init__(self, action: Literal["stop", "skip"] = "stop", max_skipped: int = 10) -> None:
+        require_choice("action", action, ACTIONS)
+        require_at_least(1, {"max_skipped": 10}, max_skipped=max_skipped)
+        self.action, self.max_skipped = action, max_skipped
+        self.skipped: list[int] = []
+        self._last_loss: float | None = None
+        self._consecutive = 0
+        self._masks: list[_Mask] = []
+        self._unread: list[_Step] = []
+        self._batches: list[Batch] = []
+        self._loss: Tensor | None = None
+        self._is_bad: Tensor | None = None
+        self._is_masked: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps that were left out."""
+        return {"skipped": self.skipped}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the steps that were left out."""
+        self.skipped = list(state_dict["skipped"])
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Make every optimizer maskable."""
+        parts = [part for each in trainer.optimizers for part in getattr(each, "optimizers", [each])]
+        self._masks = [FusedMask(part) if part.defaults.get("fused") else CopyMask(part) for part in parts]
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the batch, which may have to be run again."""
+        self._batches.append(batch)
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        """Look at the loss."""
+        is_bad = ~loss.detach().isfinite()
+        self._is_bad = is_bad if self._is_bad is None else self._is_bad | is_bad
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Look at the gradient, and mask the step."""
+        assert self._is_bad is not None
+        is_bad, self._is_bad = self._is_bad, None
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
+            is_bad = is_bad | ~torch.nn.utils.get_total_norm(gradients).isfinite()
+        if trainer.world_size > 1:  # processes share gradients, but not losses
+            is_bad = cast(Tensor, trainer.strategy.reduce(is_bad.float(), reduce_op="sum")) > 0
+        if self.action == "stop" and self._is_masked is not None:
+            is_bad = is_bad | self._is_masked
+        self._is_masked = is_bad
+        for mask in self._masks:
+            mask.set(is_bad)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the step, and read the flags where the loss is reported."""
+        loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
+        self._loss = loss if self._loss is None else self._loss + loss
+        if self._is_bad is not None:
+            return  # gradients are accumulated
+        assert self._is_masked is not None
+        self._unread.append(_Step(trainer.global_step, self._batches, self._loss, self._is_masked))
+        self._batches, self._loss = [], None
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self._read(trainer, pl_module)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Read the flags, so that a run that ends is not validated first."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._read(trainer, pl_module)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Let nothing be saved that is not finite."""
+        self._read(trainer, pl_module)
+        for name, weight in pl_module.named_parameters():
+            if not weight.isfinite().all():
+                raise NonFiniteStep(trainer.global_step, None, self._last_loss, f"the weight {name}")
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Read the last flags."""
+        self._read(trainer, pl_module)
+
+    def _read(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Wait for the flags of the steps since the last call, and end the run if it cannot go on."""
+        steps, self._unread = self._unread, []
+        if not steps:
+            return
+        flags = torch.stack([step.is_masked for step in steps]).tolist()
+        for step, is_masked in zip(steps, flags, strict=True):
+            self._consecutive = self._consecutive + 1 if is_masked else 0
+            if not is_masked:
+                self._last_loss = float(step.loss)
+            elif self.action == "skip" and self._consecutive < self.max_skipped:
+                self.skipped.append(step.number)
+            else:
+                origin = _origin(trainer, cast(TrainingModule, pl_module), step)
+                raise NonFiniteStep(step.number, float(step.loss), self._last_loss, origin)
+
+
+class FusedMask:
+    """Masks the steps of an optimizer whose fused kernel reads a flag, as gradient scalers set it.
+
+    Args:
+        optimizer: made with `fused=True`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def set(self, is_masked: Tensor) -> None:
+        """Mask the next step, or do not."""
+        self.optimizer.found_inf = is_masked.float()  # type: ignore[attr-defined]
+
+
+class CopyMask:
+    """Masks the steps of any other optimizer: copies its weights and its state, and puts them back.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._is_masked: Tensor | None = None
+        self._copies: dict[Tensor, Tensor] = {}
+        optimizer.register_step_post_hook(self._restore)
+
+    def set(self, is_masked: Tensor) -> None:
+        """Mask the next step, or do not."""
+        self._is_masked = is_masked
+        self._copies = {value: value.detach().clone() for value in self._values()}
+
+    def _values(self) -> list[Tensor]:
+        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return weights + [value for value in states if isinstance(value, Tensor)]
+
+    @torch.no_grad()
+    def _restore(self, *_: Any) -> None:
+        if self._is_masked is None:
+            return
+        for value in self._values():
+            before = self._copies.get(value)  # None in the first step, before which all states are zero
+            value.copy_(torch.where(self._is_masked, 0.0 if before is None else before, value))
+        self._is_masked, self._copies = None, {}
+
+
+_Mask: TypeAlias = FusedMask | CopyMask
+
+
+def _origin(trainer: L.Trainer, module: TrainingModule, step: _Step) -> str | None:
+    """Where a step stopped being finite, in any of the processes."""
+    origin = None
+    with trainer.precision_plugin.train_step_context():
+        for batch in step.batches:
+            origin = origin or first_non_finite(module.network, partial(module.training_step, batch, 0))
+    if trainer.world_size == 1:
+        return origin
+    origins: list[str | None] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(origins, origin)
+    return next((each for each in origins if each is not None), None)
