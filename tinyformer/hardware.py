@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, require_choice
 
 
 def has_native_bf16(device: str) -> bool:
@@ -25,8 +25,9 @@ def resolve_device(accelerator: str) -> str:
     """The device type that Lightning's `accelerator` stands for on this machine.
 
     Raises:
-        ArgumentError: it asks for a GPU, and this machine has none.
+        ArgumentError: it is unknown, or asks for a GPU, and this machine has none.
     """
+    require_choice("accelerator", accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     available = {"cuda": has_cuda, "mps": has_mps, "gpu": has_cuda or has_mps}
     if not available.get(accelerator, True):

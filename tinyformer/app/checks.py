@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import math
 import pydoc
 import typing
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,10 @@ RUNTIME_KEYS = frozenset({"model.vocab_size"})
 """Keys that are null until the run sets them."""
 
 
+OBJECTS = ("network", "datamodule", "task.objective", "optimizer", "schedule")
+"""Nodes of which the run makes an object."""
+
+
 def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] | None = None) -> None:
     """Check every value of a config against the signature of the class that gets it.
 
@@ -29,8 +34,15 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
         ConfigError: a class has no such argument, or its type is another.
     """
     written = OmegaConf.to_container(config, resolve=False)
+    for path in OBJECTS:
+        node = OmegaConf.select(config, path, throw_on_resolution_failure=False)
+        if not part and node is not None and (not OmegaConf.is_dict(node) or node.get("_target_") is None):
+            raise ConfigError(f"{path}={format_value(node)}: must be a mapping with a _target_; leave it out.")
     for path, node in _targets(config, part):
         function = _locate(node["_target_"], f"{path}._target_")
+        makes_partial = node.get("_partial_", False)
+        if not isinstance(makes_partial, bool) or (makes_partial and path in OBJECTS):
+            raise ConfigError(f"{path}._partial_={format_value(makes_partial)}: cannot be changed; leave it out.")
         for name, value in node.items():
             key = key_of(written, f"{path}.{name}")
             if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
@@ -57,16 +69,22 @@ def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping
         close = difflib.get_close_matches(name, [known for known in parameters if known], n=1)
         hint = f" Did you mean {key.rpartition('.')[0]}.{close[0]}?" if close else ""
         raise ConfigError(f"{key}: {function.__name__} has no argument {name}.{hint}")
-    if isinstance(value, dict):
-        return  # a node of its own, or keyword arguments
+    if isinstance(value, dict) and "_target_" in value:
+        return  # a node of its own
     owner, parameter = parameters[name]
-    problem = _type_problem(_type_hint(owner, name), value)
+    problem = "must be finite" if _has_non_finite(value) else _type_problem(_type_hint(owner, name), value)
     if problem:
         example = default_of(key, choices)
         if example is None and parameter.default is not parameter.empty:
             example = parameter.default
         cure = "" if example is None else f"; {key}={format_value(example)} works"
         raise ConfigError(f"{key}={format_value(value)}: {problem}{cure}.")
+
+
+def _has_non_finite(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_non_finite, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def default_of(key: str, choices: Mapping[str, Any] | None = None) -> Any:
@@ -127,11 +145,11 @@ def _type_hint(function: Any, name: str) -> Any:
         return Any
 
 
-def _locate(target: str, key: str) -> Any:
-    function = pydoc.locate(target)
-    if function is None:
+def _locate(target: Any, key: str) -> Any:
+    function = pydoc.locate(target) if isinstance(target, str) else None
+    if not callable(function):
         raise ConfigError(
-            f"{key}={target}: cannot be imported from here; PACKAGE.CLASS of an importable package works."
+            f"{key}={format_value(target)}: cannot be imported from here; PACKAGE.CLASS of an importable package works."
         )
     return function
 

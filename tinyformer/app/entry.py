@@ -22,6 +22,18 @@ Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
 """What a program does with a config, in a folder."""
 
 
+class JobFailed(Exception):  # noqa: N818 - the error was reported already
+    """A job of a sweep failed in another process, which has reported it.
+
+    Args:
+        exit_code: the exit code of the sweep.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
 def run_program(
     job: Job,
     config_name: str,
@@ -47,6 +59,7 @@ def run_program(
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
     exit_codes: list[int] = []
+    process = os.getpid()
     script, words, arguments = sys.argv[:1], sys.argv[1 : 1 + num_words], sys.argv[1 + num_words :]
 
     def run_job(config: DictConfig) -> None:
@@ -67,6 +80,8 @@ def run_program(
             # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
             if exit_codes[-1] == USER_MISTAKE and not invocation.is_sweep:
                 _remove_unused(folder)
+        if exit_codes and os.getpid() != process:
+            raise JobFailed(exit_codes[-1])
 
     try:
         register_resolvers(directory, command)
@@ -77,6 +92,8 @@ def run_program(
         return _close_output()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except JobFailed as failure:
+        return failure.exit_code
     except Exception as error:
         return report(error, directory, config_name, with_traceback)
     return max(exit_codes, default=0)

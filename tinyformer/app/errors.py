@@ -13,7 +13,7 @@ from pathlib import Path
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.app.hydra_errors import describe_hydra_error
+from tinyformer.app.hydra_errors import describe_hydra_error, raising_module
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.errors import ArgumentError
 
@@ -40,9 +40,12 @@ def config_keys(config: DictConfig) -> Iterator[None]:
         yield
     except (ArgumentError, InstantiationException) as error:
         cause = cause_of(error)
+        node = re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE)  # of the class
+        if isinstance(cause, TypeError) and node and raising_module(cause).startswith("hydra."):
+            raise ConfigError(f"{node[1]}: {str(cause).splitlines()[0]}.") from error  # the call itself failed
         if not isinstance(cause, ArgumentError):
             raise
-        if node := re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE):  # the node of the class
+        if node:
             cause.path = (*node[1].split("."), *cause.path)
         raise ConfigError(cause.describe(functools.partial(key_of_argument, written), format_value)) from error
 

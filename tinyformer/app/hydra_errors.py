@@ -49,8 +49,8 @@ def describe_hydra_error(error: BaseException, config_dir: Path, config_name: st
         return " ".join(str(error).splitlines()[:2])
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _unknown_key(str(error), config_dir, config_name)
-    if isinstance(error, ValueError) and _raising_module(error).startswith("hydra."):
-        return f"{error}: an axis without a choice is left out; --help lists the choices."
+    if isinstance(error, ValueError | TypeError | AttributeError) and raising_module(error).startswith("hydra."):
+        return f"{str(error).splitlines()[0]}: an axis without a choice is left out; --help lists the choices."
     return None
 
 
@@ -60,7 +60,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
-def _raising_module(error: BaseException) -> str:
+def raising_module(error: BaseException) -> str:
     """The name of the module that raised an error."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:

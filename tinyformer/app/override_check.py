@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
 from hydra.errors import HydraException
 
 from tinyformer.app.config import config_dir
+
+SEVERAL_VALUES = "has several values"
+"""What is said of an override that makes several jobs."""
 
 OF_A_NODE = {"_target_", "_partial_", "_recursive_", "_convert_"}
 """Hydra's own keys in a node that makes an object; `_args_` is none of them, since no config file of ours has it."""
 
 
-def problem_of_override(entry: str) -> str | None:
+def problem_of_override(entry: str, in_sweep: bool = False) -> str | None:
     """Why an override that a file brings is not data, as in "calls 'os.system'"; None if it is.
 
     It may set plain values, refer to another key as a whole (`${model.d_model}`), choose among our own config files and
@@ -22,18 +26,25 @@ def problem_of_override(entry: str) -> str | None:
 
     Args:
         entry: an override as on a command line.
+        in_sweep: whether it may have several values, each of which is checked.
     """
     try:
         override = OverridesParser.create().parse_override(entry)
     except (HydraException, RecursionError):
         return "is no override"
-    key, value = override.key_or_group, override.value()
+    key = override.key_or_group
     if override.package is not None or key.partition("/")[0].partition(".")[0] == "hydra":
         return "changes the program itself"
-    if override.is_sweep_override():
-        return "has several values"
     if not key:
         return "is no override"
+    if override.is_sweep_override():
+        if not in_sweep:
+            return SEVERAL_VALUES
+        if override.value_type == ValueType.GLOB_CHOICE_SWEEP and key in _choices():
+            return None  # a glob chooses among our own files
+        alternatives = (f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator())
+        return next(filter(None, map(problem_of_override, alternatives)), None)
+    value = override.value()
     if key in _choices():
         is_ours = value is None or value in _choices()[key]
         return None if is_ours else "chooses a file that is not tinyformer's"

@@ -74,4 +74,26 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: st
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size or needed}})
     register_score(config)
     with torch.device(device):
-        return instantiate(sized.network, _convert_="all")
+        network = instantiate(sized.network, _convert_="all")
+    if device == "cpu":
+        _try_out(network)
+    return network
+
+
+@torch.no_grad()
+def _try_out(network: Transformer) -> None:
+    """Run a network on two tokens.
+
+    Raises:
+        ConfigError: its parts do not fit together.
+    """
+    was_training = network.training
+    try:
+        network.eval()(torch.zeros(1, 2, dtype=torch.long), AttentionMask())
+    except RuntimeError as error:
+        problem = f"the parts of the network do not fit together ({error})"
+        raise ConfigError(
+            f"{problem}; all of their sizes follow from the model group, such as model.d_model."
+        ) from error
+    finally:
+        network.train(was_training)

@@ -23,9 +23,12 @@ def train_program(command: str, num_words: int = 0) -> int:
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
         with ending_at_ctrl_c():
+            from tinyformer.app.start import continue_job
             from tinyformer.app.training_run import train
 
-        train(config, folder, invocation)
+        is_resumed_sweep = invocation.is_sweep and config.resume is not None
+        if not is_resumed_sweep or continue_job(config, folder):
+            train(config, folder, invocation)
 
     return run_program(job, "train", command, lambda words: with_architecture(expand_resume(words)), num_words)
 

@@ -1,23 +1,25 @@
-"""`resume=RUN`: the run's own overrides, followed by the new ones."""
+"""`resume=FOLDER`: the overrides of a run, or of all jobs of a sweep, followed by the new ones."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import quoted
-from tinyformer.app.override_check import problem_of_override
+from tinyformer.app.override_check import SEVERAL_VALUES, problem_of_override
 
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:
     """Turn `resume=RUN new=…` into the overrides that the run was started with, the new ones, and its folder.
 
-    This happens before Hydra starts: a resolver would be called when the config is composed already.
+    With `-m`, the folder is that of a sweep, whose jobs `continue_job` resumes, starts or skips. This happens before
+    Hydra starts: a resolver would be called when the config is composed already.
 
     Raises:
-        ConfigError: the folder contains no run, or a sweep is asked for.
+        ConfigError: the folder contains no run or no sweep.
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = given[-1].partition("=")[2].strip("'\"") if given else ""
@@ -27,32 +29,64 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
             if argument.startswith("hydra.run.dir="):
                 require_unused(argument.partition("=")[2].strip("'\""))
         return list(arguments)
-    if any(argument in ("-m", "--multirun") for argument in arguments):
-        raise ConfigError(f"resume={folder}: a sweep cannot resume a run; leave -m out.")
-    run = Path(folder)
-    saved = run / ".hydra" / "overrides.yaml"
-    if not saved.is_file() or not _has_checkpoint(run):
-        raise ConfigError(f"resume={folder}: {_what_is_missing(run, saved)}")
-    for path in sorted(run.rglob("*")):  # wandb makes links of its own
-        if path.is_symlink() and path.relative_to(run).parts[0] != "wandb":
-            raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
+    is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
     new = [argument for argument in arguments if argument not in given]
-    overrides = [entry for entry in _stored_overrides(folder, saved) if not entry.startswith("resume=")]
-    overrides = [entry for entry in overrides if entry not in new]
+    saved = Path(folder) / ("multirun.yaml" if is_sweep else ".hydra/overrides.yaml")
+    stored = _overrides_of_sweep(saved, new) if is_sweep else _overrides_of_run(saved)
+    overrides = [entry for entry in stored if not entry.startswith("resume=") and entry not in new]
     for entry in overrides:
-        if problem := problem_of_override(entry):
+        if problem := problem_of_override(entry, in_sweep=is_sweep):
             raise ConfigError(
                 f"resume={folder}: {saved} says {entry[:200]}, which {problem}; if you trust it, add it to the command."
             )
-    return [*overrides, *new, f"resume={given[-1].partition('=')[2]}", f"hydra.run.dir={quoted(str(run))}"]
+    key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
+    options = [argument for argument in new if argument.startswith("-")]  # argparse takes them before overrides alone
+    new = [argument for argument in new if argument not in options]
+    return [*options, *overrides, *new, f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
 
 
-def _stored_overrides(folder: str, saved: Path) -> list[str]:
+def _overrides_of_run(saved: Path) -> list[str]:
+    run = saved.parents[1]
+    if not saved.is_file() or not has_checkpoint(run):
+        raise ConfigError(f"resume={run}: {_what_is_missing(run, saved)}")
+    _refuse_links(run)
+    return _texts(run, saved, _read(run, saved))
+
+
+def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
+    sweep = saved.parent
+    if not saved.is_file():
+        if has_checkpoint(sweep):
+            raise ConfigError(f"resume={sweep}: a sweep cannot resume a run; leave -m out.")
+        example = "multirun/2026-01-31/12-00-00"
+        raise ConfigError(f"resume={sweep}: the folder contains no sweep; a sweep's folder looks like {example}.")
+    _refuse_links(sweep)
+    for argument in new:
+        if problem_of_override(argument) == SEVERAL_VALUES:
+            raise ConfigError(f"{argument}: {SEVERAL_VALUES}, but a resumed sweep keeps the jobs that it had.")
+    contents = _read(sweep, saved)
     try:
-        # The base loader makes texts and lists alone: no numbers, dates or merged mappings.
-        entries = yaml.load(saved.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        entries = contents["hydra"]["overrides"]["task"]
+    except (KeyError, TypeError):
+        entries = None
+    return _texts(sweep, saved, entries)
+
+
+def _refuse_links(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):  # wandb makes links of its own
+        if path.is_symlink() and "wandb" not in path.relative_to(folder).parts[:2]:
+            raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
+
+
+def _read(folder: Path, saved: Path) -> Any:
+    try:
+        # The base loader makes texts, lists and mappings alone: no numbers, dates or merged mappings.
+        return yaml.load(saved.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"resume={folder}: {saved} cannot be read; a run writes it as a list of texts.") from error
+
+
+def _texts(folder: Path, saved: Path, entries: Any) -> list[str]:
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ConfigError(f"resume={folder}: {saved} contains no list of overrides; a run writes one.")
     return entries
@@ -64,7 +98,7 @@ def require_unused(folder: str | Path) -> None:
     Raises:
         ConfigError: the folder contains a run.
     """
-    if is_first_process() and _has_checkpoint(Path(folder)):
+    if is_first_process() and has_checkpoint(Path(folder)):
         raise ConfigError(
             f"hydra.run.dir={folder}: this folder contains a run; resume={folder} continues it, and "
             f"hydra.run.dir={folder}-2 starts another."
@@ -78,7 +112,8 @@ def is_first_process() -> bool:
     return all(int(os.environ.get(name, "0")) == 0 for name in names)
 
 
-def _has_checkpoint(run: Path) -> bool:
+def has_checkpoint(run: Path) -> bool:
+    """Whether a folder contains a run that can be resumed."""
     return any((run / "checkpoints" / f"{name}.ckpt").is_file() for name in ("last", "previous", "best"))
 
 
@@ -87,6 +122,8 @@ def _what_is_missing(run: Path, saved: Path) -> str:
         runs = sorted(Path("outputs").glob("*/*/checkpoints/last.ckpt"))
         newest = f" The newest run is resume={runs[-1].parent.parent}." if runs else ""
         return f"the folder does not exist.{newest}"
+    if (run / "multirun.yaml").is_file():
+        return "the folder contains a sweep; add -m to resume all of its jobs."
     if not saved.is_file():
         return "the folder contains no run; a run's folder looks like outputs/2026-01-31/12-00-00."
     return "the run stopped before it wrote a checkpoint; start it again without resume."

@@ -96,6 +96,8 @@ def _prompts(settings: DictConfig) -> list[str]:
     if settings.prompt_file is None:
         prompt = "" if settings.prompt is None else settings.prompt
         return [_text(one) for one in (prompt if isinstance(prompt, ListConfig) else [prompt])]
+    if not isinstance(settings.prompt_file, str):
+        raise ArgumentError("prompt_file", settings.prompt_file, "is not a path", {"prompt_file": "prompt.txt"})
     path = Path(settings.prompt_file)
     if settings.prompt is not None:
         raise ArgumentError("prompt_file", path, "only one of `prompt` and `prompt_file` can be given")

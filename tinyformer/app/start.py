@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.parts import make_data, make_seeded_network
-from tinyformer.app.resume import is_first_process, require_unused
+from tinyformer.app.resume import has_checkpoint, is_first_process, require_unused
 from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import relative_path
-from tinyformer.checkpoint import LAST, Checkpoint, load_checkpoint, load_newest, start_from
+from tinyformer.checkpoint import LAST, Checkpoint, load_checkpoint, load_newest, require_fitting, start_from
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.data.untrusted_tokenizer import tokenizer_from_stranger
 from tinyformer.errors import ArgumentError, argument_path
@@ -71,6 +71,24 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
             f"resume={config.resume}: the run has made its {step} steps; trainer.max_steps={2 * step} continues it."
         )
     return start
+
+
+def continue_job(config: DictConfig, folder: Path) -> bool:
+    """Make a job of a resumed sweep continue the run in its folder, or start one.
+
+    Args:
+        config: the config, whose `resume` names the sweep and is set to the job's folder, or to None.
+        folder: the folder of the job.
+
+    Returns:
+        False if the run has made all its steps and was scored.
+    """
+    config.resume = str(folder) if has_checkpoint(folder) else None
+    scored, max_steps = _scored_steps(folder), config.trainer.max_steps
+    if config.resume is None or scored is None or (isinstance(max_steps, int) and max_steps > scored):
+        return True
+    print(f"{relative_path(folder)} has made its {scored} steps.")
+    return False
 
 
 def _scored_steps(folder: Path) -> int | None:
@@ -135,9 +153,12 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
         ArgumentError: the checkpoint does not fit the network, or no parameter would be trained.
     """
     network = make_seeded_network(config, tokenizer)
-    if start is not None and not start.is_resumed:
-        with argument_path(passed={"checkpoint": "init_from"}):
-            start_from(network, start.checkpoint, with_readout=has_same_readout(start.checkpoint, config))
+    if start is not None:
+        with argument_path(passed={"checkpoint": start.key}):
+            if start.is_resumed:
+                require_fitting(network, start.checkpoint)
+            else:
+                start_from(network, start.checkpoint, with_readout=has_same_readout(start.checkpoint, config))
     if config.freeze_encoder:
         network.encoder.requires_grad_(False)
         if not network.num_parameters():

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_value
+from tinyformer.app.errors import ConfigError
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.memory import keep_freed_memory
@@ -23,6 +24,10 @@ from tinyformer.training.profilers import PROFILERS, make_profiler
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Modes of `torch.compile`."""
+
+
+EXAMPLES = {"max_steps": 2000, "max_epochs": 1, "accumulate_grad_batches": 1, "log_every_n_steps": 10}
+"""Arguments of Lightning's trainer that must be at least 1, each with a value that works."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def make_settings(config: DictConfig) -> Settings:
         if not (name == "precision" and value == "auto"):
             check_value(L.Trainer, name, value, f"trainer.{name}")
     with argument_path("trainer"):
-        for name, example in {"max_steps": 2000, "max_epochs": 1, "accumulate_grad_batches": 1}.items():
+        for name, example in EXAMPLES.items():
             value, unlimited = arguments.get(name), name.startswith("max_")
             if value is not None and value < 1 and not (unlimited and value == -1):
                 reason = "must be at least 1" + (", or -1 for no limit" if unlimited else "")
@@ -136,7 +141,7 @@ def training_trainer(
     settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
-    return L.Trainer(
+    return _make_trainer(
         **{name: value for name, value in settings.arguments.items() if name not in ("profiler", "plugins")},
         profiler=make_profiler(settings.arguments.get("profiler"), folder),
         default_root_dir=folder,
@@ -163,7 +168,7 @@ def scoring_trainer(
         "strategy": "auto",
         "profiler": make_profiler(profiler, folder),
     }
-    return L.Trainer(
+    return _make_trainer(
         **settings.arguments | replaced,
         default_root_dir=folder,
         logger=list(loggers),
@@ -171,3 +176,16 @@ def scoring_trainer(
         enable_model_summary=False,
         enable_checkpointing=False,
     )
+
+
+def _make_trainer(**arguments: Any) -> L.Trainer:
+    """Lightning's trainer.
+
+    Raises:
+        ConfigError: Lightning refuses an argument.
+    """
+    try:
+        return L.Trainer(**arguments)
+    except (ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error

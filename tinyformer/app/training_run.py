@@ -54,6 +54,7 @@ from tinyformer.app.trainer import (
 )
 from tinyformer.checkpoint import FORMAT, load_checkpoint, load_weights
 from tinyformer.data import DataModule
+from tinyformer.errors import ArgumentError
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks import Task
@@ -260,6 +261,14 @@ def fit(run: Run) -> None:
             raise ConfigError(describe_non_finite(stop, last, folder, run.command)) from stop
         print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.command} resume={folder}")
         raise SystemExit(128 + stop.signal_number) from stop
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        if resumed is None or run.checkpoints.has_begun or isinstance(error, ArgumentError):
+            raise
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ConfigError(
+            f"resume={run.config.resume}: the state in {relative_path(Path(resumed))} does not fit this run, or is "
+            f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
+        ) from error
 
 
 def leave_process_group(run: Run) -> None:

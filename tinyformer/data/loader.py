@@ -69,8 +69,12 @@ class EpochLoader(ABC):
         return {"epoch": self._current_epoch, "batch": self._batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after the batch at which `state` was saved, in the next iteration."""
-        self._current_epoch, self._batch = state["epoch"], state["batch"]
+        """Continue after the batch at which `state` was saved, in the next iteration.
+
+        An epoch that has fewer batches now, since they are larger, has ended.
+        """
+        epoch, batch = state["epoch"], state["batch"]
+        self._current_epoch, self._batch = (epoch, batch) if batch < self._length else (epoch + 1, 0)
 
 
 class ResumableLoader(EpochLoader):

@@ -40,6 +40,9 @@ class Checkpoints(Checkpoint):
         contents: what they contain besides Lightning's own keys.
         monitor: the metric.
         higher_is_better: whether the highest value is the best rather than the lowest.
+
+    Attributes:
+        has_begun: whether the first step was begun, after which the state of a resumed run is restored.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Checkpoints(Checkpoint):
         self.random_state: dict[str, Any] | None = None
         self.handlers: dict[int, Callable[..., Any] | int | None] = {}
         self.step_before, self.is_due = -1, False
+        self.has_begun = False
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""
@@ -88,6 +92,7 @@ class Checkpoints(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Restore the random state of the saved run."""
+        self.has_begun = True
         self.step_before = trainer.global_step
         if self.random_state is not None:
             restore_random_state(self.random_state)
