@@ -206,7 +206,7 @@ def test_a_kernel_is_known_by_the_operators_that_ran():
     assert {names: kernel_among(names.split()) for names in OPERATORS} == OPERATORS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timed
 def test_this_machine_passes_in_less_than_two_minutes():
     started = time.perf_counter()

@@ -83,6 +83,7 @@ def test_ratios_are_of_the_blocks_of_a_round() -> None:
     assert measure.compare([1.0, 1.0, 1.0], [1.0, 2.0, 4.0]) == (2.0, 1.5, 3.0)
 
 
+@pytest.mark.nightly
 def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:
     command = [sys.executable, ROOT / "benchmarks/run.py", "--quick", "--output=out/peers.json", "data=text"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -394,7 +394,7 @@ def test_two_processes_train_together(tmp_path: Path, book: Path) -> None:
     assert results["val/num_tokens"] == pytest.approx(len(text) * 0.1, abs=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_training_agrees(tmp_path: Path, book: Path) -> None:
     losses, measures = [], []
     for setting in ("true", "false"):

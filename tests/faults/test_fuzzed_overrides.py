@@ -1,0 +1,128 @@
+"""Overrides drawn at random: a run, or one sentence; never a traceback, never a minute."""
+
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from programs import SMALL, Ended
+
+from tinyformer.app.config import config_dir, register_resolvers
+from tinyformer.app.hydra_errors import known_keys
+
+NUMBER, BLOCK, LIMIT_SECONDS = 2000, 100, 60
+
+HOSTILE = """
+    0 -1 1e30 -1e30 1e-30 inf -inf nan null true abc '' [] {} [1,2] [[0]] {a:1} 1.5 1000000000000000000 100000 00:00:00:00
+    '${model.d_model}' '${nope}' mine.Nope torch.nn.Linear é a/b [null] [abc]
+""".split()
+SANE = "0 1 2 3 4 8 16 0.1 0.5 1.0 true false null auto".split()
+UNBOUNDED = ("max_steps", "max_epochs", "num_tokens")
+"""Keys whose large values mean a long run."""
+
+BASES = (
+    "data=text data.files=book.txt tokenizer=char",
+    "data=text data.files=book.txt tokenizer=byte task=masked_lm",
+    "data=text data.files=reviews.csv data.label_column=label tokenizer=byte task=classification",
+    "data=induction data.seq_len=16 data.max_period=4",
+)
+
+
+class Overrides:
+    """Draws overrides of all keys and of all choices of all groups."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        register_resolvers(config_dir())
+        self.keys = [key for key in known_keys(config_dir(), "train") if not key.startswith("hydra")]
+        files = [
+            file for file in config_dir().glob("*/[!_]*.yaml") if file.parent.name not in ("experiment", "analysis")
+        ]
+        self.choices = [(file.parent.name, file.stem) for file in files]
+        self.own_keys = [
+            (f"{file.parent.name}={file.stem}", key)
+            for file in files
+            for key in leaves(OmegaConf.to_container(OmegaConf.load(file), resolve=False), file.parent.name)
+        ]
+
+    def draw(self) -> list[str]:
+        """Between one and three changes."""
+        words = []
+        for _ in range(self.random.choice([1, 1, 1, 2, 3])):
+            kind, value = self.random.choice(["choice", "own", "sane", "hostile"]), self.random.choice(HOSTILE)
+            key = self.random.choice(self.keys)
+            if kind == "choice":
+                words.append("=".join(self.random.choice(self.choices)))
+                continue
+            if kind == "own":
+                choice, key = self.random.choice(self.own_keys)
+                words.append(choice)
+            if kind == "sane" or any(name in key for name in UNBOUNDED):
+                value = self.random.choice(SANE)
+            words.append(self.random.choice(["", "", "", "", "++", "+", "~"]) + f"{key}={value}")
+        return words
+
+
+def leaves(node: Any, path: str) -> Iterator[str]:
+    if isinstance(node, dict):
+        for name in node:
+            if name != "defaults":
+                yield f"{path}.{name}"
+                yield from leaves(node[name], f"{path}.{name}")
+
+
+def run_forked(words: Sequence[str], folder: Path) -> tuple[Ended, float]:
+    """Run `train.py` in a copy of this process, which has imported everything already."""
+    import tinyformer.app.training_run  # noqa: F401
+    from tinyformer.app.programs import train_program
+
+    started = time.monotonic()
+    outputs = [folder / "out", folder / "err"]
+    process = os.fork()
+    if process == 0:
+        code: Any = 1
+        try:
+            os.setsid()
+            for number, path in enumerate(outputs, start=1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+            sys.argv = ["train.py", *words]
+            code = train_program("python train.py")
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    while not (ended := os.waitpid(process, os.WNOHANG))[0]:
+        time.sleep(0.02)
+        if time.monotonic() - started > LIMIT_SECONDS:
+            os.killpg(process, signal.SIGKILL)
+    out, err = (path.read_text() for path in outputs)
+    return Ended(os.waitstatus_to_exitcode(ended[1]), out, err), time.monotonic() - started
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking a process with threads
+@pytest.mark.parametrize("seed", range(NUMBER // BLOCK))
+def test_no_override_ends_in_a_traceback(
+    seed: int, tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = (f"film {n} is {('dull', 'fine')[n % 2]},{n % 2}\n" for n in range(99))
+    Path("reviews.csv").write_text("text,label\n" + "".join(rows))
+    overrides, bad = Overrides(seed), []
+    for number in range(BLOCK):
+        words = overrides.draw()
+        base = f"{SMALL} {overrides.random.choice(BASES)} trainer.limit_val_batches=2 hydra.run.dir=run-{number}"
+        ended, seconds = run_forked([*base.split(), *words], tmp_path)
+        if ended.code not in (0, 2) or "Traceback" in ended.err or seconds > LIMIT_SECONDS:
+            bad.append((words, base, ended.code, seconds, ended.err[-300:]))
+    assert bad == []
