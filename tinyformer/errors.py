@@ -97,6 +97,22 @@ def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **a
             raise ArgumentError(argument, value, f"must be at least {minimum:g}", {argument: example})
 
 
+def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | None) -> None:
+    """Refuse the first of some arguments that is above a maximum, before it takes minutes or all memory.
+
+    Args:
+        maximum: the largest value allowed.
+        works: an example for each argument.
+        arguments: the values, by the names of the arguments; None is let through.
+
+    Raises:
+        ArgumentError: a value is above the maximum.
+    """
+    for argument, value in arguments.items():
+        if value is not None and value > maximum:
+            raise ArgumentError(argument, value, f"must be at most {maximum}", {argument: works[argument]})
+
+
 def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
     """Refuse a value that is not among the choices.
 

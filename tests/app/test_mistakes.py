@@ -11,7 +11,7 @@ from tinyformer.app.config import config_dir
 from tinyformer.app.errors import config_keys, describe
 from tinyformer.app.parts import make_network
 from tinyformer.app.sweep import compose_run
-from tinyformer.app.trainer import compile_arguments, make_callbacks, make_settings
+from tinyformer.app.trainer import compile_arguments, make_callbacks, make_settings, training_trainer
 from tinyformer.app.training_run import check_config
 from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
@@ -25,7 +25,8 @@ def mistake_in(*overrides: str) -> str:
         config, invocation = compose_run("train", [*SMALL, *overrides])
         with config_keys(config):
             check_config(config, invocation.choices)
-            compile_arguments(config, make_settings(config).device)
+            compile_arguments(config, (settings := make_settings(config)).device)
+            training_trainer(settings, Path(), [], [])
             make_callbacks(config)
             instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
             with torch.device("meta"):
@@ -61,6 +62,18 @@ def mistake_in(*overrides: str) -> str:
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),
         ("generate.temperature=-1", "generate.temperature=-1: must be at least 0; generate.temperature=0 works."),
         ("generate.prompt_file=none.txt", "generate.prompt_file=none.txt: cannot be read as UTF-8 text *"),
+        # What Lightning, torch or Hydra would refuse later, in words of their own.
+        ("trainer.strategy=abc", "trainer: You selected an invalid strategy name: `strategy='abc'`*; `--cfg job*"),
+        ("trainer.devices=abc", "trainer: *"),
+        ("trainer.accelerator=abc", "trainer.accelerator=abc: must be one of auto, cpu, gpu, cuda, mps."),
+        ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps=0: must be at least 1; *"),
+        ("callbacks.attention.num_rows={}", "callbacks.attention.num_rows={}: should be a valid integer; *"),
+        ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 works."),
+        ("optimizer.betas=[0.9,nan]", "optimizer.betas=*: must be finite*"),
+        ("attention._partial_=abc", "*attention._partial_=abc: cannot be changed; leave it out."),
+        ("attention._target_=[a]", "*attention._target_=[a]: cannot be imported from here; *"),
+        ("norm._partial_=false", "network.encoder*norm: *missing 1 required positional argument*"),
+        ("datamodule=[[0]]", "datamodule=[[0]]: must be a mapping with a _target_; leave it out."),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],
 )

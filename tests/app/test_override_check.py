@@ -45,3 +45,18 @@ HOSTILE = {
 @pytest.mark.parametrize(("said", "entry"), [(said, word) for said, table in HOSTILE.items() for word in words(table)])
 def test_what_is_no_data_is_refused(said: str, entry: str) -> None:
     assert (problem_of_override(entry) or "").startswith(said), problem_of_override(entry)
+
+
+SWEPT = {
+    "seed=1,2|seed=range(3)|attention=mha,gqa|attention=glob(m*)|model.pruned_heads=[[0]],null": None,
+    "norm._target_=tinyformer.nn.RMSNorm,os.system|attention.score=dot,mine.Score": "calls",
+    "seed=1,'${oc.env:HOME}'": "computes",
+    "attention=mha,../evil": "chooses a file",
+    "hydra.run.dir=a,b|hydra/launcher=joblib,basic": "changes the program",
+}
+
+
+@pytest.mark.parametrize(("said", "entry"), [(said, word) for table, said in SWEPT.items() for word in words(table)])
+def test_each_value_of_a_sweep_is_checked(said: str | None, entry: str) -> None:
+    problem = problem_of_override(entry, in_sweep=True)
+    assert problem is None if said is None else (problem or "").startswith(said), problem

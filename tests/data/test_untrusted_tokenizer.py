@@ -62,6 +62,19 @@ def test_what_is_no_tokenizer_is_told_in_one_sentence(said: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def with_normalizers(*contents: str) -> str:
+    spec = json.loads(ByteTokenizer().build([]).to_json())
+    replacements = [{"type": "Replace", "pattern": {"String": "a"}, "content": content} for content in contents]
+    return json.dumps(spec | {"normalizer": {"type": "Sequence", "normalizers": replacements}})
+
+
+def test_a_tokenizer_that_multiplies_texts_is_rejected() -> None:
+    assert tokenizer_from_stranger(with_normalizers("b", "▁", "cd")).encode("a") == [98]
+    for contents in (["aa"] * 40, ["a" * 2000]):
+        with pytest.raises(ArgumentError, match=r"makes texts up to .* times as long"):
+            tokenizer_from_stranger(with_normalizers(*contents))
+
+
 def test_brackets_in_strings_are_no_levels() -> None:
     spec = json.loads(ByteTokenizer().build([]).to_json())
     spec["model"]["vocab"]['["{\\' * 100] = 257

@@ -62,6 +62,39 @@ def test_a_run_killed_after_its_last_step_is_scored(program: Program, book: Path
     assert (refused.code, "trainer.max_steps=8" in refused.err) == (2, True)
 
 
+SIGNALLER = """
+import os, signal, lightning as L
+class Signaller(L.Callback):
+    def __init__(self, hook, step):
+        self.hook, self.step = hook, step
+        setattr(self, hook, self.send)
+    def send(self, trainer, *args, **kwargs):
+        if trainer.global_step == self.step and not os.path.exists("sent"):
+            open("sent", "w").close()
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+HOOKS = ["on_validation_batch_start", "on_validation_end", "on_before_backward", "on_before_optimizer_step"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_signal_at_any_point_of_a_step_changes_no_weight(
+    hook: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amid validation, amid accumulated gradients, and before the optimizer."""
+    Path("signaller.py").write_text(SIGNALLER)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    accumulated = f"{LONG} model.dropout=0.2 trainer.accumulate_grad_batches=3 trainer.val_check_interval=7"
+    assert program("train.py", accumulated.replace("dir=run", "dir=unbroken"), "trainer.max_steps=9").code == 0
+    sender = f"+callbacks.s={{_target_:signaller.Signaller,hook:{hook},step:2}}"
+    ended = program("train.py", accumulated, "trainer.max_steps=9", sender)
+    assert ended.code == 128 + signal.SIGTERM, ended.err
+    assert 2 <= load_checkpoint(CHECKPOINTS / "last.ckpt").step <= 3
+    resumed = program("train.py", "resume=run", sender)
+    assert resumed.code == 0, resumed.err
+    unbroken, resumed_weights = weights_of("unbroken"), weights_of("run")
+    assert all(torch.equal(unbroken[name], resumed_weights[name]) for name in unbroken)
+
+
 @pytest.mark.slow
 def test_a_second_run_in_a_folder_is_refused_until_the_first_is_dead(program: Program, book: Path) -> None:
     command = [sys.executable, str(ROOT / "train.py"), *LONG.split(), "trainer.max_steps=1000000"]

@@ -59,6 +59,30 @@ def test_a_folder_that_cannot_be_made_is_told(program: Program, book: Path, fold
     assert folder.partition("/run")[0] in ended.err
 
 
+FILES = (
+    *("config.yaml", "metrics.csv", "events.csv", "results.json", "attention/heads.csv", "attention/step_000004.png"),
+    *("checkpoints/best.ckpt", "checkpoints/previous.ckpt", "fit-profile.txt"),
+)
+FOLDERS = ("attention", "checkpoints", ".hydra")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+def test_a_file_that_cannot_be_written_is_told(name: str, program: Program, book: Path) -> None:
+    """A folder is in its place, or a file in that of a folder: rights would not stop root."""
+    path = Path("run", name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name in FOLDERS:
+        path.write_text("here first")
+    else:
+        (path / "here first").mkdir(parents=True)
+    settings = "trainer.profiler=simple trainer.val_check_interval=2 hydra.run.dir=run"
+    ended = program("train.py", SMALL, TEXT, settings)
+    assert (ended.code, len(ended.err.strip().splitlines())) == (2, 1), ended.err
+    assert "/run/" + name.replace("previous", "last") in ended.err
+    assert path.read_text() == "here first" if name in FOLDERS else (path / "here first").is_dir()
+
+
 @pytest.mark.slow
 def test_nobody_reads_the_output(tmp_path: Path, book: Path) -> None:
     command = [*TRAIN, *SMALL.split(), *TEXT.split(), "hydra.run.dir=run", "trainer.max_steps=300"]

@@ -56,6 +56,8 @@ def default_num_kv_heads(num_heads: Any) -> Any:
     """The largest divisor of a number of heads that is at most half of it; 1 for a single head."""
     if not isinstance(num_heads, int) or num_heads < 2:
         return num_heads  # refused by the check of model.num_heads
+    if num_heads > 2**20:
+        return 1  # refused there, too, and its divisors would take forever
     return next(n for n in range(num_heads // 2, 0, -1) if num_heads % n == 0)
 
 

@@ -20,8 +20,17 @@ from tinyformer.errors import ArgumentError
 USER_MISTAKE, BUG = 2, 1
 MAX_LINES = 4
 
-OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
+OF_THE_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
+)
 """Errors of files that the user can help: a full disk, a read-only folder, missing rights, a file for a folder."""
+
+
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|[Ss]torage size calculation overflowed"
+)
+"""What torch says on each device."""
 
 
 class ConfigError(ValueError):
@@ -79,6 +88,8 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
     # Told apart by name, since Lightning takes seconds to import.
     if isinstance(error, ConfigError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+        return "there is not enough memory; a smaller data.batch_size, model.max_seq_len or model.d_model needs less."
     if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
         return f"{error.filename or 'a file'}: {error.strerror}. It was left as it was, or was not written."
     return describe_hydra_error(error, config_dir, config_name)

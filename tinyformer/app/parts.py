@@ -12,6 +12,7 @@ from tinyformer.app.errors import ConfigError
 from tinyformer.app.scores import register_score
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks import Task
 
@@ -73,11 +74,32 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: st
         raise ArgumentError("model.vocab_size", vocab_size, reason, {"vocab_size": needed})
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size or needed}})
     register_score(config)
+    if device != "meta":
+        _require_memory(sized)
     with torch.device(device):
         network = instantiate(sized.network, _convert_="all")
     if device == "cpu":
         _try_out(network)
     return network
+
+
+def _require_memory(config: Any) -> None:
+    """Refuse a network whose matrices alone do not fit into memory: the system would end the process.
+
+    Raises:
+        ConfigError: a size is far too large.
+    """
+    model, free = config.model, free_memory("cpu")
+    d_ff = OmegaConf.select(config, "feed_forward.d_ff") or model.d_model
+    sizes = [model.vocab_size, model.num_layers, model.d_model, d_ff]
+    if free is None or not all(isinstance(size, int) for size in sizes):
+        return
+    num_bytes = 4 * model.d_model * (model.vocab_size + 2 * model.num_layers * d_ff)
+    if num_bytes > free:
+        raise ConfigError(
+            f"model: its matrices have {num_bytes / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB of memory are free; smaller "
+            f"model.d_model, model.num_layers, model.vocab_size or feed_forward.d_ff need less."
+        )
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ def _overrides_of_run(saved: Path) -> list[str]:
     run = saved.parents[1]
     if not saved.is_file() or not has_checkpoint(run):
         raise ConfigError(f"resume={run}: {_what_is_missing(run, saved)}")
-    _refuse_links(run)
+    _refuse_foreign_files(run)
     return _texts(run, saved, _read(run, saved))
 
 
@@ -60,7 +60,7 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
             raise ConfigError(f"resume={sweep}: a sweep cannot resume a run; leave -m out.")
         example = "multirun/2026-01-31/12-00-00"
         raise ConfigError(f"resume={sweep}: the folder contains no sweep; a sweep's folder looks like {example}.")
-    _refuse_links(sweep)
+    _refuse_foreign_files(sweep)
     for argument in new:
         if problem_of_override(argument) == SEVERAL_VALUES:
             raise ConfigError(f"{argument}: {SEVERAL_VALUES}, but a resumed sweep keeps the jobs that it had.")
@@ -72,10 +72,12 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     return _texts(sweep, saved, entries)
 
 
-def _refuse_links(folder: Path) -> None:
+def _refuse_foreign_files(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):  # wandb makes links of its own
         if path.is_symlink() and "wandb" not in path.relative_to(folder).parts[:2]:
             raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
+        if not path.is_symlink() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"resume={folder}: {path} is neither a file nor a folder; remove it.")
 
 
 def _read(folder: Path, saved: Path) -> Any:

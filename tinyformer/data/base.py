@@ -15,7 +15,7 @@ from tinyformer.data.loader import EpochLoader, identity
 from tinyformer.data.sources import Source, lacks_own_splits
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 
 
 class Split(Protocol):
@@ -84,6 +84,7 @@ class DataModule(lightning.LightningDataModule):
         super().__init__()
         require_at_least(1, {"batch_size": 16}, batch_size=batch_size)
         require_at_least(0, num_workers=num_workers)
+        require_at_most(256, {"num_workers": 2}, num_workers=num_workers)
         self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
 
     def __deepcopy__(self, memo: dict) -> "DataModule":

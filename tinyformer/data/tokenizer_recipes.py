@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tinyformer.data import hub
 from tinyformer.data.tokenizer import BYTE_OF, EOS, MASK, UNK, TextTokenizer
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, require_at_most
 
 
 @runtime_checkable
@@ -126,6 +126,7 @@ class BPETokenizer:
     characters_per_token = 8
 
     def __post_init__(self) -> None:
+        require_at_most(10_000_000, {"vocab_size": 2048}, vocab_size=self.vocab_size)
         if self.vocab_size < 257:
             reason = "must be at least 257, for the 256 bytes and <eos>"
             raise ArgumentError("vocab_size", self.vocab_size, reason, {"vocab_size": 2048})

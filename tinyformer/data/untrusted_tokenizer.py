@@ -1,6 +1,7 @@
 """Tokenizers from files of strangers: what could hang or crash a process is rejected before the library reads it."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 
@@ -14,6 +15,12 @@ from tinyformer.errors import ArgumentError
 MAX_CHARACTERS, MAX_DEPTH = 200_000_000, 50
 """Bounds of a `tokenizer.json`: the largest public ones have 35 million characters and a depth of 8."""
 
+MAX_GROWTH = 1000
+"""By which normalizers and decoders may multiply the length of a text; Llama's replace one character by one."""
+
+SAMPLE = "The cat, 1 day: naïve 猫.\n"
+"""A text that a tokenizer has to encode and decode before it is used."""
+
 MAX_REPETITIONS = 3
 """In one alternative of a pattern; those of GPT-2, GPT-4, Llama 3 and Qwen have two."""
 
@@ -26,17 +33,19 @@ def tokenizer_from_stranger(text: str) -> TextTokenizer:
     """
     require_harmless(text)
     try:
-        return TextTokenizer.from_json(text)
+        tokenizer = TextTokenizer.from_json(text)
+        tokenizer.decode(tokenizer.encode(SAMPLE))
     except ArgumentError:
         raise
     except BaseException as error:  # the library raises bare exceptions, and panics are no exceptions of Python's
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise _refused(f"cannot be read: {str(error)[:200]}") from error
+    return tokenizer
 
 
 def require_harmless(text: str) -> None:
-    """Refuse a `tokenizer.json` that is no JSON object, is nested too deeply, or has a pattern that could take forever.
+    """Refuse a `tokenizer.json` that is no JSON object, is nested too deeply, or could take forever on a short text.
 
     Raises:
         ArgumentError: see above.
@@ -51,6 +60,8 @@ def require_harmless(text: str) -> None:
         raise _refused("is not JSON") from error
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         raise _refused("is not a tokenizer.json")
+    if (growth := math.prod(_replacements(spec))) > MAX_GROWTH:
+        raise _refused(f"makes texts up to {growth:.0e} times as long, more than {MAX_GROWTH:,} times")
     for pattern in _patterns(spec):
         if _backtracks(pattern):
             reason = f"has the pattern {pattern[:100]!r}, whose matching could take forever"
@@ -84,6 +95,19 @@ def _patterns(spec: Any) -> Iterator[str]:
     elif isinstance(spec, list):
         for value in spec:
             yield from _patterns(value)
+
+
+def _replacements(spec: Any) -> Iterator[float]:
+    """By how much each replacement, wherever it stands, can lengthen a text."""
+    if isinstance(spec, dict):
+        if spec.get("type") == "Replace" and isinstance(spec.get("content"), str):
+            yield float(max(1, len(spec["content"])))
+        for name, value in spec.items():
+            if name not in ("vocab", "merges"):
+                yield from _replacements(value)
+    elif isinstance(spec, list):
+        for value in spec:
+            yield from _replacements(value)
 
 
 def _backtracks(pattern: str) -> bool:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
@@ -53,6 +53,7 @@ class Encoder(nn.Module):
         self.checkpoint_activations = checkpoint_activations
         sizes = {"num_layers": num_layers, "vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}
         require_at_least(1, {"vocab_size": 256, "d_model": 128, "max_seq_len": 128}, **sizes)
+        require_at_most(10_000, {"num_layers": 4}, num_layers=num_layers)
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         with argument_path("position"):

@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.analysis import Findings
+from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
 WAIT_SECONDS = 10
@@ -42,9 +43,13 @@ class RunCSVLogger(Logger):
         self._last_written = -1
         if self.path.exists():
             # A last line without a newline was cut short when the machine went down.
-            whole, _, _ = self.path.read_text().rpartition("\n")
-            rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(whole.splitlines())]
-            self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first_step}
+            try:
+                whole, _, _ = self.path.read_text(encoding="utf-8").rpartition("\n")
+                rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(whole.splitlines())]
+                self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first_step}
+            except (ValueError, KeyError, csv.Error) as error:
+                reason = f"is not the metrics of a run ({error}); remove it, and the run goes on without its history"
+                raise ArgumentError("path", str(self.path), reason) from error
 
     @property
     def name(self) -> str:

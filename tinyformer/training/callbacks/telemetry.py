@@ -25,7 +25,7 @@ from tinyformer.analysis import (
     measure_heads,
     measure_maps,
 )
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule
@@ -82,6 +82,8 @@ class AttentionTelemetry(L.Callback):
             period=period,
             num_tokens=num_tokens,
         )
+        works = {"num_windows": 4, "num_sequences": 4}
+        require_at_most(4096, works, num_windows=num_windows, num_sequences=num_sequences)
         for name, threshold in {"induction": induction, "sink": sink, "collapse": collapse}.items():
             if not 0 < threshold < 1:
                 raise ArgumentError(name, threshold, "must be above 0 and below 1", {name: 0.3})
