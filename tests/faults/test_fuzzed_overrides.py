@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from programs import SMALL, Ended
+from programs import ROOT, SMALL, Ended
 
 from tinyformer.app.config import config_dir, register_resolvers
 from tinyformer.app.hydra_errors import known_keys
@@ -26,6 +26,9 @@ HOSTILE = """
 SANE = "0 1 2 3 4 8 16 0.1 0.5 1.0 true false null auto"
 UNBOUNDED = ("max_steps", "max_epochs", "num_tokens", "max_seq_len", "num_sequences", "num_windows", "num_workers")
 """Keys whose large values mean a long run."""
+
+OUTSIDE = ("hydra", "trainer.devices", "trainer.num_nodes")
+"""Keys that start other processes, or wait for other machines."""
 
 BASES = (
     "data=text data.files=book.txt tokenizer=char",
@@ -41,7 +44,7 @@ class Overrides:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         register_resolvers(config_dir())
-        self.keys = [key for key in known_keys(config_dir(), "train") if not key.startswith("hydra")]
+        self.keys = [key for key in known_keys(config_dir(), "train") if not key.startswith(OUTSIDE)]
         files = [
             file for file in config_dir().glob("*/[!_]*.yaml") if file.parent.name not in ("experiment", "analysis")
         ]
@@ -93,7 +96,7 @@ def run_forked(words: Sequence[str], folder: Path) -> tuple[Ended, float]:
             for number, path in enumerate(outputs, start=1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-            sys.argv = ["train.py", *words]
+            sys.argv = [str(ROOT / "train.py"), *words]
             code = train_program("python train.py")
         except BaseException:
             traceback.print_exc()

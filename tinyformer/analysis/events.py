@@ -124,4 +124,4 @@ class EventDetector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
         self.events = [Event(**event) for event in state["events"]]
-        self._has = dict(state["has"])
+        self._has = {trait: bool(has) for trait, has in state["has"].items()}

@@ -112,7 +112,7 @@ def _try_out(network: Transformer) -> None:
     was_training = network.training
     try:
         network.eval()(torch.zeros(1, 2, dtype=torch.long), AttentionMask())
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         problem = f"the parts of the network do not fit together ({error})"
         raise ConfigError(
             f"{problem}; all of their sizes follow from the model group, such as model.d_model."

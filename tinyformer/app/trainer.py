@@ -26,6 +26,9 @@ COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-
 """Modes of `torch.compile`."""
 
 
+NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
+"""Arguments of Lightning's trainer that a run reads itself."""
+
 EXAMPLES = {"max_steps": 2000, "max_epochs": 1, "accumulate_grad_batches": 1, "log_every_n_steps": 10}
 """Arguments of Lightning's trainer that must be at least 1, each with a value that works."""
 
@@ -87,6 +90,10 @@ def make_settings(config: DictConfig) -> Settings:
         ArgumentError: an argument is out of range, or asks for what the machine does not have.
     """
     arguments: dict[str, Any] = OmegaConf.to_container(config.trainer, resolve=True)  # type: ignore[assignment]
+    if missing := [name for name in NEEDED if name not in arguments]:
+        raise ConfigError(
+            f"trainer.{missing[0]} is needed; it is left out, and `--cfg job -p trainer` prints its value."
+        )
     for name, value in arguments.items():
         if not (name == "precision" and value == "auto"):
             check_value(L.Trainer, name, value, f"trainer.{name}")

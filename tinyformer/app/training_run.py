@@ -262,7 +262,7 @@ def fit(run: Run) -> None:
         print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.command} resume={folder}")
         raise SystemExit(128 + stop.signal_number) from stop
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
-        if resumed is None or run.checkpoints.has_begun or isinstance(error, ArgumentError):
+        if resumed is None or run.checkpoints.num_begun > 1 or isinstance(error, ArgumentError):
             raise
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise ConfigError(

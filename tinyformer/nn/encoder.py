@@ -62,6 +62,10 @@ class Encoder(nn.Module):
         self.dropout = make_dropout(dropout)
         with argument_path("block"):
             self.layers = nn.ModuleList(block(layer_index=i, num_layers=num_layers) for i in range(num_layers))
+        for part in self.modules():
+            if part is not self and (longest := getattr(part, "max_seq_len", max_seq_len)) < max_seq_len:
+                reason = f"must be at most {longest}, the number of positions of {type(part).__name__}"
+                raise ArgumentError("max_seq_len", max_seq_len, reason, {"max_seq_len": longest})
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
 
     def forward(

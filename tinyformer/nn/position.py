@@ -21,6 +21,7 @@ class LearnedPosition(nn.Module):
 
     def __init__(self, max_seq_len: int, d_model: int) -> None:
         super().__init__()
+        self.max_seq_len = max_seq_len
         self.embedding = nn.Embedding(max_seq_len, d_model)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"], offset: int = 0) -> Float[Tensor, "batch seq d_model"]:
@@ -43,6 +44,7 @@ class SinusoidalPosition(nn.Module):
             reason = "must be even for sinusoidal positional encodings"
             raise ArgumentError("d_model", d_model, reason, {"d_model": d_model + 1})
         self.scale = math.sqrt(d_model)
+        self.max_seq_len = max_seq_len
         angles = _angles(max_seq_len, d_model, base)
         table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
         self.register_buffer("table", table.float(), persistent=False)
@@ -100,6 +102,7 @@ class RotaryPosition(RelativePosition):
         if head_dim % 2:
             reason = "must be even for rotary positional encodings"
             raise ArgumentError("head_dim", head_dim, reason, {"head_dim": head_dim + 1})
+        self.max_seq_len = max_seq_len
         angles = _angles(max_seq_len, head_dim, base)
         cos, sin = angles.cos().float(), angles.sin().float()
         # Stored for both halves: products of whole vectors are faster than concatenating products of halves.

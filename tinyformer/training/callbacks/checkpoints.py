@@ -42,7 +42,7 @@ class Checkpoints(Checkpoint):
         higher_is_better: whether the highest value is the best rather than the lowest.
 
     Attributes:
-        has_begun: whether the first step was begun, after which the state of a resumed run is restored.
+        num_begun: batches that were begun; in the first one Lightning uses all of the state that it has restored.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Checkpoints(Checkpoint):
         self.random_state: dict[str, Any] | None = None
         self.handlers: dict[int, Callable[..., Any] | int | None] = {}
         self.step_before, self.is_due = -1, False
-        self.has_begun = False
+        self.num_begun = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""
@@ -68,7 +68,8 @@ class Checkpoints(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best value so far."""
-        self.best_value = state_dict["best_value"]
+        best_value = state_dict["best_value"]
+        self.best_value = None if best_value is None else float(best_value)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the config, the tokenizer and the random states of all processes to Lightning's keys."""
@@ -92,7 +93,7 @@ class Checkpoints(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Restore the random state of the saved run."""
-        self.has_begun = True
+        self.num_begun += 1
         self.step_before = trainer.global_step
         if self.random_state is not None:
             restore_random_state(self.random_state)

@@ -97,7 +97,7 @@ class FiniteCheck(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the steps that were left out."""
-        self.skipped = list(state_dict["skipped"])
+        self.skipped = [int(step) for step in state_dict["skipped"]]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make every optimizer maskable."""

@@ -95,8 +95,8 @@ class Report(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved run."""
-        self._earlier = state_dict["seconds"]
-        self.total = Work(**state_dict["total"])
+        self._earlier = float(state_dict["seconds"])
+        self.total = Work(**{name: type(getattr(Work(), name))(value) for name, value in state_dict["total"].items()})
         losses, number = state_dict["unreported"]
         self._losses = torch.tensor([losses, float(number)]) if number else None
 

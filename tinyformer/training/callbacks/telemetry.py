@@ -107,7 +107,7 @@ class AttentionTelemetry(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved run."""
-        self.seconds, self.num_measurements = state_dict["seconds"], state_dict["num_measurements"]
+        self.seconds, self.num_measurements = float(state_dict["seconds"]), int(state_dict["num_measurements"])
         self.detector.load_state_dict(state_dict["detector"])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
