@@ -1,5 +1,6 @@
 """Files of strangers run nothing: checkpoints and run folders that try to start a shell command."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,43 @@ def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(program: Prog
         assert (ended.code, "is a symbolic link" in ended.err) == (2, True), ended.err
         Path("run", name).unlink()
     assert Path("victim").read_text() == "mine"
+
+
+MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "loops": lambda raw: raw["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"].update(completed="x"),
+    "loops ": lambda raw: raw.update(loops=[3]),
+    "callbacks": lambda raw: raw["callbacks"].update(Report=[3]),
+    "callbacks ": lambda raw: raw["callbacks"]["Report"]["total"].update(seconds={}),
+    "optimizer": lambda raw: raw.update(optimizer_states=[{}]),
+    "best": lambda raw: raw["callbacks"]["Checkpoints"].update(best_value=[3]),
+}
+
+
+def test_a_malformed_state_of_a_run_is_one_sentence(program: Program, book: Path) -> None:
+    assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
+    last = Path("run/checkpoints/last.ckpt")
+    for copy in ("best", "previous"):
+        last.with_name(f"{copy}.ckpt").unlink(missing_ok=True)
+    for name, malform in MALFORMED.items():
+        raw = torch.load(last, weights_only=True)
+        malform(raw)
+        shutil.copytree("run", "malformed")
+        torch.save(raw, "malformed/checkpoints/last.ckpt")
+        ended = program("train.py", "resume=malformed trainer.max_steps=6")
+        assert (ended.code, len(ended.err.splitlines())) == (2, 1), (name, ended.err)
+        assert ended.err.startswith("Error: resume=malformed"), ended.err
+        shutil.rmtree("malformed")
+
+
+def test_a_device_or_foreign_metrics_in_a_run_folder_are_refused(program: Program, book: Path) -> None:
+    assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
+    Path("run/metrics.csv").write_text("step,loss\nx,1\n")
+    foreign = program("train.py", "resume=run trainer.max_steps=6")
+    assert (foreign.code, "run/metrics.csv: is not the metrics of a run" in foreign.err.replace("'", "")) == (2, True)
+    Path("run/metrics.csv").unlink()
+    os.mkfifo("run/metrics.csv")
+    device = program("train.py", "resume=run trainer.max_steps=6")
+    assert (device.code, "run/metrics.csv is neither a file nor a folder" in device.err) == (2, True), device.err
 
 
 def test_a_class_that_the_command_names_is_made(program: Program, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:

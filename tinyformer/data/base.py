@@ -270,7 +270,13 @@ def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) 
         batch_size: items in a batch.
         rank: index of the process.
         world_size: number of processes.
+
+    Raises:
+        ArgumentError: there are fewer items than processes, of which Lightning would leave some without validation.
     """
+    if 0 < len(cast(Sized, dataset)) < world_size:
+        reason = f"there are only {len(cast(Sized, dataset))} items to evaluate, fewer than devices"
+        raise ArgumentError("trainer.devices", world_size, reason, {"devices": 1})
     return DataLoader(
         dataset,
         batch_size,
