@@ -72,7 +72,7 @@ def mistake_in(*overrides: str) -> str:
         ("optimizer.betas=[0.9,nan]", "optimizer.betas=*: must be finite*"),
         ("attention._partial_=abc", "*attention._partial_=abc: cannot be changed; leave it out."),
         ("attention._target_=[a]", "*attention._target_=[a]: cannot be imported from here; *"),
-        ("norm._partial_=false", "network.encoder*norm: *missing 1 required positional argument*"),
+        ("norm._partial_=false", "*norm._partial_: must be true, since *; leave it out."),
         ("datamodule=[[0]]", "datamodule=[[0]]: must be a mapping with a _target_; leave it out."),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],

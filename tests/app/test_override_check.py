@@ -52,6 +52,9 @@ SWEPT = {
     "norm._target_=tinyformer.nn.RMSNorm,os.system|attention.score=dot,mine.Score": "calls",
     "seed=1,'${oc.env:HOME}'": "computes",
     "attention=mha,../evil": "chooses a file",
+    "seed=shuffle(1,2)": "draws its values anew",
+    "seed=range(0,1000000000000)": "makes more than",
+    "model.d_model=glob(*)|model.d_model=interval(1,2)": "is no list",
     "hydra.run.dir=a,b|hydra/launcher=joblib,basic": "changes the program",
 }
 

@@ -70,9 +70,13 @@ def with_normalizers(*contents: str) -> str:
 
 def test_a_tokenizer_that_multiplies_texts_is_rejected() -> None:
     assert tokenizer_from_stranger(with_normalizers("b", "▁", "cd")).encode("a") == [98]
-    for contents in (["aa"] * 40, ["a" * 2000]):
+    for contents, pattern in ((["aa"] * 40, '"a"'), (["a" * 2000], '"a"'), (["a"] * 40, '""'), (["a"] * 40, "(?=.)")):
+        text = with_normalizers(*contents)
+        text = text.replace(
+            '{"String": "a"}', f'{{"Regex": "{pattern}"}}' if "?" in pattern else f'{{"String": {pattern}}}'
+        )
         with pytest.raises(ArgumentError, match=r"makes texts up to .* times as long"):
-            tokenizer_from_stranger(with_normalizers(*contents))
+            tokenizer_from_stranger(text)
 
 
 def test_brackets_in_strings_are_no_levels() -> None:

@@ -37,15 +37,18 @@ def test_a_resumed_sweep_skips_resumes_and_starts_its_jobs(program: Program, boo
 REFUSED = {
     "-m resume=nowhere": "resume=nowhere: the folder contains no sweep; a sweep's folder looks like multirun/2026-",
     "resume=sweep": "resume=sweep: the folder contains a sweep; add -m to resume all of its jobs.",
-    "-m resume=sweep seed=3,4": "seed=3,4: has several values, but a resumed sweep keeps the jobs that it had.",
-    "-m resume=sweep seed=3": "resume=sweep: sweep/multirun.yaml says attention=mha,x, which chooses a file that",
+    "-m resume=sweep seed=3,4": "seed=3,4: the sweep has values of its own; its jobs are resumed with these.",
+    "-m resume=sweep seed=3": "seed=3: the sweep has values of its own",
+    "-m resume=sweep optimizer.lr=1": "optimizer.lr=1: jobs of the sweep have ended without it; resume=sweep/N",
+    "-m resume=sweep trainer.max_steps=9": "resume=sweep: sweep/multirun.yaml says attention=mha,x, which chooses a",
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_is_no_sweep_is_told(words: str, program: Program) -> None:
-    Path("sweep").mkdir()
-    Path("sweep/multirun.yaml").write_text("hydra: {overrides: {task: ['seed=1,2', 'attention=mha,x']}}")
+    Path("sweep/0").mkdir(parents=True)
+    Path("sweep/0/results.json").touch()
+    Path("sweep/multirun.yaml").write_text("hydra: {overrides: {hydra: [], task: ['seed=1,2', 'attention=mha,x']}}")
     ended = program("train.py", words)
     assert (ended.code, ended.err.removeprefix("Error: ")[: len(REFUSED[words])]) == (2, REFUSED[words]), ended.err
 

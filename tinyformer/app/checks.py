@@ -44,6 +44,7 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
         if not isinstance(makes_partial, bool) or (makes_partial and path in OBJECTS):
             raise ConfigError(f"{path}._partial_={format_value(makes_partial)}: cannot be changed; leave it out.")
         for name, value in node.items():
+            _require_factory(function, name, value, f"{path}.{name}")
             key = key_of(written, f"{path}.{name}")
             if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
                 check_value(function, name, value, key, choices)
@@ -79,6 +80,18 @@ def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping
             example = parameter.default
         cure = "" if example is None else f"; {key}={format_value(example)} works"
         raise ConfigError(f"{key}={format_value(value)}: {problem}{cure}.")
+
+
+def _require_factory(function: Any, name: str, value: Any, key: str) -> None:
+    """Refuse a module where its owner makes the modules itself, one for each layer."""
+    if not isinstance(value, dict) or "_target_" not in value or value.get("_partial_"):
+        return
+    owner = _parameters(function).get(name)
+    if owner is None or "Callable" not in str(_type_hint(owner[0], name)):
+        return
+    made = _locate(value["_target_"], f"{key}._target_")
+    if inspect.isclass(made) and any(base.__module__.startswith("torch.nn") for base in made.__mro__):
+        raise ConfigError(f"{key}._partial_: must be true, since a layer of each block is made of it; leave it out.")
 
 
 def _has_non_finite(value: Any) -> bool:

@@ -90,6 +90,8 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
         return str(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
         return "there is not enough memory; a smaller data.batch_size, model.max_seq_len or model.d_model needs less."
+    if isinstance(error, ValueError) and raising_module(error).startswith("lightning."):
+        return f"trainer: {str(error).strip().splitlines()[0]}"
     if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
         return f"{error.filename or 'a file'}: {error.strerror}. It was left as it was, or was not written."
     return describe_hydra_error(error, config_dir, config_name)

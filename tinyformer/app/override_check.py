@@ -1,6 +1,7 @@
 """Overrides that a file brings: data, which name no class but ours and compute nothing."""
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,9 @@ from tinyformer.app.config import config_dir
 
 SEVERAL_VALUES = "has several values"
 """What is said of an override that makes several jobs."""
+
+MAX_JOBS = 10_000
+"""Of a sweep in a file."""
 
 OF_A_NODE = {"_target_", "_partial_", "_recursive_", "_convert_"}
 """Hydra's own keys in a node that makes an object; `_args_` is none of them, since no config file of ours has it."""
@@ -42,7 +46,15 @@ def problem_of_override(entry: str, in_sweep: bool = False) -> str | None:
             return SEVERAL_VALUES
         if override.value_type == ValueType.GLOB_CHOICE_SWEEP and key in _choices():
             return None  # a glob chooses among our own files
-        alternatives = (f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator())
+        if getattr(override.value(), "shuffle", False):
+            return "draws its values anew"
+        try:
+            values = list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
+        except HydraException:
+            return "is no list of values"
+        if len(values) > MAX_JOBS:
+            return f"makes more than {MAX_JOBS:,} jobs"
+        alternatives = (f"{override.get_key_element()}={value}" for value in values)
         return next(filter(None, map(problem_of_override, alternatives)), None)
     value = override.value()
     if key in _choices():

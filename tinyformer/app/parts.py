@@ -8,7 +8,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.app.errors import ConfigError
+from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError
+from tinyformer.app.hydra_errors import raising_module
 from tinyformer.app.scores import register_score
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
@@ -109,10 +110,14 @@ def _try_out(network: Transformer) -> None:
     Raises:
         ConfigError: its parts do not fit together.
     """
-    was_training = network.training
+    was_training, length = network.training, min(2, network.encoder.max_seq_len)
     try:
-        network.eval()(torch.zeros(1, 2, dtype=torch.long), AttentionMask())
+        network.eval()(torch.zeros(1, length, dtype=torch.long), AttentionMask())
+    except ArgumentError:
+        return  # a backend that does not run here, of which the run tells with the key
     except (RuntimeError, IndexError) as error:
+        if OUT_OF_MEMORY.search(str(error)) or not raising_module(error).startswith(("torch.", "tinyformer.")):
+            raise
         problem = f"the parts of the network do not fit together ({error})"
         raise ConfigError(
             f"{problem}; all of their sizes follow from the model group, such as model.d_model."

@@ -1,6 +1,7 @@
 """`resume=FOLDER`: the overrides of a run, or of all jobs of a sweep, followed by the new ones."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
                 f"resume={folder}: {saved} says {entry[:200]}, which {problem}; if you trust it, add it to the command."
             )
     key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
-    options = [argument for argument in new if argument.startswith("-")]  # argparse takes them before overrides alone
+    # argparse takes the overrides in one block, so that options (`--cfg job`) come first, with their values.
+    options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
     new = [argument for argument in new if argument not in options]
     return [*options, *overrides, *new, f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
 
@@ -61,15 +63,24 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
         example = "multirun/2026-01-31/12-00-00"
         raise ConfigError(f"resume={sweep}: the folder contains no sweep; a sweep's folder looks like {example}.")
     _refuse_foreign_files(sweep)
-    for argument in new:
-        if problem_of_override(argument) == SEVERAL_VALUES:
-            raise ConfigError(f"{argument}: {SEVERAL_VALUES}, but a resumed sweep keeps the jobs that it had.")
     contents = _read(sweep, saved)
     try:
-        entries = contents["hydra"]["overrides"]["task"]
+        stored = contents["hydra"]["overrides"]
+        entries, of_hydra = _texts(sweep, saved, stored["task"]), _texts(sweep, saved, stored["hydra"])
     except (KeyError, TypeError):
-        entries = None
-    return _texts(sweep, saved, entries)
+        return _texts(sweep, saved, None)
+    for entry in of_hydra:
+        if not entry.startswith(("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=")) and entry not in new:
+            raise ConfigError(f"resume={sweep}: {saved} says {entry[:200]}; if you trust it, add it to the command.")
+    swept = {entry.partition("=")[0] for entry in entries if problem_of_override(entry) == SEVERAL_VALUES}
+    has_ended = any(sweep.glob("*/results.json"))
+    for argument in new:
+        key = argument.partition("=")[0]
+        if key in swept or problem_of_override(argument) == SEVERAL_VALUES:
+            raise ConfigError(f"{argument}: the sweep has values of its own; its jobs are resumed with these.")
+        if has_ended and "=" in argument and not key.startswith(("trainer.max_", "hydra")):
+            raise ConfigError(f"{argument}: jobs of the sweep have ended without it; resume={sweep}/N resumes one job.")
+    return entries
 
 
 def _refuse_foreign_files(folder: Path) -> None:
@@ -109,8 +120,8 @@ def require_unused(folder: str | Path) -> None:
 
 def is_first_process() -> bool:
     """Whether this process writes files and prints: the first of several."""
-    # torchrun and most clusters set RANK; Lightning, when it starts the processes itself, sets the other two.
-    names = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK")
+    # torchrun sets RANK, Slurm SLURM_PROCID; Lightning, where it starts the processes itself, sets the other two.
+    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
     return all(int(os.environ.get(name, "0")) == 0 for name in names)
 
 

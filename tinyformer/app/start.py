@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import format_value
 from tinyformer.app.parts import make_data, make_seeded_network
 from tinyformer.app.resume import has_checkpoint, is_first_process, require_unused
 from tinyformer.app.stored_config import admit_config
@@ -53,6 +54,9 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
         ConfigError: the folder contains another run.
         ArgumentError: the checkpoint cannot be read, or the resumed run has no steps left.
     """
+    for key in ("resume", "init_from"):
+        if not isinstance(config[key], str | None):
+            raise ConfigError(f"{key}={format_value(config[key])}: is not a path.")
     if config.resume is None:
         require_unused(relative_path(folder))
     if config.resume is None and config.init_from is None:
@@ -85,18 +89,20 @@ def continue_job(config: DictConfig, folder: Path) -> bool:
     """
     config.resume = str(folder) if has_checkpoint(folder) else None
     scored, max_steps = _scored_steps(folder), config.trainer.max_steps
-    if config.resume is None or scored is None or (isinstance(max_steps, int) and max_steps > scored):
-        return True
-    print(f"{relative_path(folder)} has made its {scored} steps.")
-    return False
+    has_ended = scored is not None and isinstance(max_steps, int) and 0 <= max_steps <= scored
+    if has_ended and config.resume is not None:
+        print(f"{relative_path(folder)} has made its {scored} steps.")
+        return False
+    return True
 
 
 def _scored_steps(folder: Path) -> int | None:
     """The number of steps in the results of a run; None if it was not scored."""
     try:
-        return json.loads((folder / "results.json").read_text(encoding="utf-8"))["steps"]
-    except (OSError, ValueError, TypeError, KeyError):
+        steps = json.loads((folder / "results.json").read_text(encoding="utf-8"))["steps"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    return steps if isinstance(steps, int) else None
 
 
 def _newest(run: str) -> Checkpoint:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.analysis import Event
-from tinyformer.checkpoint import load_checkpoint
 from tinyformer.files import atomic_write
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
@@ -140,9 +139,8 @@ def describe_non_finite(stop: NonFiniteStep, last: Path, folder: str, command: s
     """
     cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
     if not last.exists():
-        return f"{stop}\nNo update was made with it, and nothing was saved before; {cures}."
-    saved = f"{relative_path(last)} is of step {load_checkpoint(last).step}"
-    return f"{stop}\nNo update was made with it; {saved}; {cures}:\n  {command} resume={folder} optimizer.lr=…"
+        return f"{stop}\nNothing was saved; {cures}."
+    return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {command} resume={folder} …"
 
 
 def describe_profile(folder: Path) -> str:

@@ -172,6 +172,7 @@ def scoring_trainer(
     replaced = {
         "enable_progress_bar": False,
         "devices": 1,
+        "num_nodes": 1,
         "strategy": "auto",
         "profiler": make_profiler(profiler, folder),
     }

@@ -18,7 +18,7 @@ from tinyformer.analysis import Findings
 from tinyformer.app.analysis_run import examine, keep_findings
 from tinyformer.app.checks import check_types
 from tinyformer.app.config import Invocation
-from tinyformer.app.errors import ConfigError, config_keys
+from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
@@ -262,7 +262,8 @@ def fit(run: Run) -> None:
         print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.command} resume={folder}")
         raise SystemExit(128 + stop.signal_number) from stop
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
-        if resumed is None or run.checkpoints.num_begun > 1 or isinstance(error, ArgumentError):
+        is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
+        if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
             raise
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise ConfigError(
@@ -273,7 +274,7 @@ def fit(run: Run) -> None:
 
 def leave_process_group(run: Run) -> None:
     """Let the processes of a run part: the first one alone scores it, on one device."""
-    if torch.distributed.is_initialized():
+    if run.trainer.world_size > 1:
         torch.distributed.destroy_process_group()
     run.data.trainer = None  # by which the data of a batch were divided among the processes
 

@@ -83,7 +83,7 @@ class DataModule(lightning.LightningDataModule):
     def __init__(self, seq_len: int, batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
         require_at_least(1, {"batch_size": 16}, batch_size=batch_size)
-        require_at_least(0, num_workers=num_workers)
+        require_at_least(0, num_workers=num_workers, seed=seed)
         require_at_most(256, {"num_workers": 2}, num_workers=num_workers)
         self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
 

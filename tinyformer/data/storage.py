@@ -57,10 +57,11 @@ def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], bui
         if contents := open_intact(folder, open_folder):  # built by the process that held the lock
             return contents
         if folder.exists():
-            print(f"{folder} is damaged; it is built again.", file=sys.stderr)
+            print(f"{folder} is damaged, or has no checksums; it is built again.", file=sys.stderr)
         with atomic_write(folder) as temporary:
             build(temporary)
-            (temporary / CHECKSUMS).write_text(json.dumps(_checksums(temporary), indent=1))
+            names = [path.name for path in sorted(temporary.iterdir())]
+            (temporary / CHECKSUMS).write_text(json.dumps(_checksums(temporary, names), indent=1))
             shutil.rmtree(folder, ignore_errors=True)
         contents = open_intact(folder, open_folder)
     assert contents is not None
@@ -71,14 +72,14 @@ def open_intact(folder: Path, open_folder: Callable[[Path], Contents | None]) ->
     """What `build_once` left in a folder; None if it is missing, incomplete or damaged."""
     try:
         stored = json.loads((folder / CHECKSUMS).read_text())
-        return open_folder(folder) if stored == _checksums(folder) else None
+        return open_folder(folder) if stored == _checksums(folder, list(stored)) else None
     except (OSError, ValueError):
         return None
 
 
-def _checksums(folder: Path) -> dict[str, list[Any]]:
+def _checksums(folder: Path, names: list[str]) -> dict[str, list[Any]]:
     """The size of each file, and a checksum of its contents; see `WHOLE_BYTES`."""
-    return {path.name: _checksum(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS}
+    return {name: _checksum(folder / name) for name in names}
 
 
 def _checksum(path: Path) -> list[Any]:

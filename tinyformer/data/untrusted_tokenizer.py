@@ -101,7 +101,7 @@ def _replacements(spec: Any) -> Iterator[float]:
     """By how much each replacement, wherever it stands, can lengthen a text."""
     if isinstance(spec, dict):
         if spec.get("type") == "Replace" and isinstance(spec.get("content"), str):
-            yield float(max(1, len(spec["content"])))
+            yield max(1.0, len(spec["content"]) + (1.0 if _matches_nothing(spec.get("pattern")) else 0.0))
         for name, value in spec.items():
             if name not in ("vocab", "merges"):
                 yield from _replacements(value)
@@ -110,16 +110,31 @@ def _replacements(spec: Any) -> Iterator[float]:
             yield from _replacements(value)
 
 
+def _matches_nothing(pattern: Any) -> bool:
+    """Whether a pattern matches the empty text, which stands at every position."""
+    if not isinstance(pattern, dict) or pattern.get("String") == "":
+        return True
+    return isinstance(pattern.get("Regex"), str) and (
+        (parsed := _parsed(pattern["Regex"])) is None or parsed.getwidth()[0] == 0
+    )
+
+
+def _parsed(pattern: str) -> Any:
+    """A parsed pattern; None if Python cannot parse it."""
+    plain = re.sub(r"\\[pP](\{\^?\w+\}|\w)", lambda found: r"\w", pattern)  # Python has no \p{L}
+    try:
+        return _parser.parse(plain)
+    except (re.error, RecursionError, OverflowError):
+        return None
+
+
 def _backtracks(pattern: str) -> bool:
     """Whether matching a pattern could take longer than a small power of the text's length.
 
     It repeats something else than one character, has more than `MAX_REPETITIONS` in a row, or cannot be parsed.
     """
-    plain = re.sub(r"\\[pP](\{\^?\w+\}|\w)", lambda found: r"\w", pattern)  # Python has no \p{L}
-    try:
-        return not _is_simple(_parser.parse(plain))
-    except (re.error, RecursionError, OverflowError):
-        return True
+    parsed = _parsed(pattern)
+    return parsed is None or not _is_simple(parsed)
 
 
 def _is_simple(parsed: Any) -> bool:

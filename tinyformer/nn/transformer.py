@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import argument_path
+from tinyformer.errors import argument_path, require_at_least
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.encoder import Encoder
@@ -39,6 +39,7 @@ class Transformer(nn.Module):
         with argument_path("readout"):
             self.readout = readout(encoder.token_embedding)
         prune_model(self.attentions(), pruned_heads)
+        require_at_least(0, {"init_std": 0.02}, init_std=init_std)
         init_weights(self, len(encoder.layers), init_std)
 
     def forward(

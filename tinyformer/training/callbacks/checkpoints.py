@@ -82,7 +82,7 @@ class Checkpoints(Checkpoint):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the random state until the first step, since making the data loaders draws random numbers."""
         states = [checkpoint[KEY]["random_state"], *checkpoint[KEY].get("other_random_states", [])]
-        if trainer.global_rank < len(states):  # more processes than the run had draw numbers of their own
+        if trainer.global_rank < len(states):  # a process that the saved run did not have starts from its seed
             self.random_state = states[trainer.global_rank]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

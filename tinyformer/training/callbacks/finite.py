@@ -17,6 +17,9 @@ from tinyformer.training.module import TrainingModule
 
 ACTIONS = ("stop", "skip")
 
+MAX_UNREAD = 50
+"""Steps whose batches are kept on the device at most, to be run again."""
+
 
 class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the caller's decision
     """A run cannot go on, since its loss, gradient norm or weights are NaN or infinite.
@@ -92,12 +95,15 @@ class FiniteCheck(L.Callback):
         self._is_masked: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps that were left out."""
-        return {"skipped": self.skipped}
+        """The steps that were left out, and what the next error would tell."""
+        # The list itself: Lightning collects states before `on_save_checkpoint`, which may add to it.
+        return {"skipped": self.skipped, "last_loss": self._last_loss, "consecutive": self._consecutive}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the steps that were left out."""
+        """Continue from a saved run."""
         self.skipped = [int(step) for step in state_dict["skipped"]]
+        self._last_loss = None if state_dict["last_loss"] is None else float(state_dict["last_loss"])
+        self._consecutive = int(state_dict["consecutive"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make every optimizer maskable."""
@@ -143,7 +149,8 @@ class FiniteCheck(L.Callback):
         assert self._is_masked is not None
         self._unread.append(_Step(trainer.global_step, self._batches, self._loss, self._is_masked))
         self._batches, self._loss = [], None
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        is_report = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if is_report or len(self._unread) >= MAX_UNREAD:
             self._read(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -221,9 +228,11 @@ class CopyMask:
     def _restore(self, *_: Any) -> None:
         if self._is_masked is None:
             return
-        for value in self._values():
-            before = self._copies.get(value)  # None in the first step, before which all states are zero
-            value.copy_(torch.where(self._is_masked, 0.0 if before is None else before, value))
+        for value, before in self._copies.items():
+            value.copy_(torch.where(self._is_masked, before, value))
+        # The first step makes the states. Only there the host waits for the flag, to remove them again.
+        if len(self._values()) > len(self._copies) and bool(self._is_masked):
+            self.optimizer.state.clear()
         self._is_masked, self._copies = None, {}
 
 
