@@ -66,6 +66,7 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.strategy=abc", "trainer: You selected an invalid strategy name: `strategy='abc'`*; `--cfg job*"),
         ("trainer.devices=abc", "trainer: *"),
         ("trainer.accelerator=abc", "trainer.accelerator=abc: must be one of auto, cpu, gpu, cuda, mps."),
+        ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
         ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps=0: must be at least 1; *"),
         ("callbacks.attention.num_rows={}", "callbacks.attention.num_rows={}: should be a valid integer; *"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 works."),

@@ -103,6 +103,10 @@ def make_settings(config: DictConfig) -> Settings:
             if value is not None and value < 1 and not (unlimited and value == -1):
                 reason = "must be at least 1" + (", or -1 for no limit" if unlimited else "")
                 raise ArgumentError(name, value, reason, {name: example})
+        interval = arguments.get("val_check_interval")
+        if isinstance(interval, int | float) and interval <= 0:
+            reason = "must be above 0: batches, or a fraction of an epoch"
+            raise ArgumentError("val_check_interval", interval, reason, {"val_check_interval": 100})
         if arguments.get("profiler") is not None:
             require_choice("profiler", arguments["profiler"], PROFILERS)
         device = resolve_device(arguments["accelerator"])
