@@ -306,8 +306,8 @@ BREAKS = (
     Break(
         "loss_of_a_part_of_a_step",
         "training/callbacks/report.py",
-        "float(self._losses) * trainer.accumulate_grad_batches / self._num_losses",
-        "float(self._losses) / self._num_losses",
+        "losses * trainer.accumulate_grad_batches / number",
+        "losses / number",
         ("tests/training/test_callbacks.py",),
     ),
     Break(
@@ -421,8 +421,8 @@ BREAKS = (
     Break(
         "old_overrides_win",
         "app/resume.py",
-        "return [*overrides, *new,",
-        "return [*new, *overrides,",
+        "return [*options, *overrides, *new,",
+        "return [*options, *new, *overrides,",
         ("tests/app/test_resume.py",),
     ),
     Break(
