@@ -49,7 +49,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "gelu", bias: bool = False) -> None:
         super().__init__()
-        require_at_least(1, {"d_ff": 4 * d_model}, d_ff=d_ff)
+        require_at_least(1, {"d_model": 128, "d_ff": 4 * d_model}, d_model=d_model, d_ff=d_ff)
         d_ff = d_ff or 4 * d_model
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
@@ -73,7 +73,7 @@ class GatedFeedForward(nn.Module):
     def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "silu", bias: bool = False) -> None:
         super().__init__()
         default = -(-8 * d_model // 24) * 8
-        require_at_least(1, {"d_ff": default}, d_ff=d_ff)
+        require_at_least(1, {"d_model": 128, "d_ff": default}, d_model=d_model, d_ff=d_ff)
         d_ff = d_ff or default
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
