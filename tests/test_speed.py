@@ -1,10 +1,5 @@
 """Our training step is about as fast as a plain loop, and the benchmarks compare what is comparable."""
 
-import json
-import os
-import statistics
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +11,6 @@ import torch
 from here import our_network
 from measure import PLAIN, Effort, Trained, settings, train_in_turn
 from peers import GPT, PEERS, QUICK, SHAPES, Peer, Shape, num_parameters
-from programs import ROOT
 
 from tinyformer.nn import AttentionMask
 
@@ -81,30 +75,3 @@ def test_ratios_are_of_the_blocks_of_a_round() -> None:
     # Everything took three times as long in the last round, and the ratio does not see it.
     assert measure.compare([1.0, 1.0, 1.0, 3.0], [2.0, 2.0, 2.0, 6.0]) == (2.0, 2.0, 2.0)
     assert measure.compare([1.0, 1.0, 1.0], [1.0, 2.0, 4.0]) == (2.0, 1.5, 3.0)
-
-
-@pytest.mark.nightly
-def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:
-    command = [sys.executable, ROOT / "benchmarks/run.py", "--quick", "--output=out/peers.json", "data=text"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [*command, f"data.files={book}"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    record = json.loads((tmp_path / "out/peers.json").read_text())
-    assert {"machine", "versions", "commit", "rows"} <= set(record)
-    assert record["versions"]["torch"] == torch.__version__
-    names = {"bench", "shape", "peer", "precision", "ratio", "low", "high"}
-    assert all(set(row) == names and row["low"] <= row["ratio"] <= row["high"] for row in record["rows"])
-    compared = {row["peer"] for row in record["rows"] if (row["bench"], row["precision"]) == ("training step", "fp32")}
-    assert compared == {PLAIN, *(peer.name for peer in PEERS)}
-    assert {row["bench"] for row in record["rows"]} == {"training step", "generation", "loading", "tokenising"}
-    for evidence in record["evidence"]:
-        assert evidence["our_milliseconds"] > 0
-        if evidence["bench"] == "training step":
-            # In bf16 our own network takes plain products where they are faster: for sequences as short as these.
-            unfused = (evidence["peer"], evidence["precision"]) == (PLAIN, "bf16")
-            assert evidence["attention_kernel"] == ("math" if unfused else "flash")
-            assert evidence["loss"] == pytest.approx(evidence["our_loss"], rel=0.02)
-    assert (tmp_path / "out/peers.png").read_bytes().startswith(b"\x89PNG")
-    assert statistics.median(row["ratio"] for row in record["rows"] if row["bench"] == "loading") > 1

@@ -123,10 +123,7 @@ def test_each_switch_changes_the_run(program: Program, book: Path, override: str
     assert train(program, "switched", override)["val/loss"] != plain_loss(program)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "workers"),
-    [pytest.param("adamw", 2, marks=pytest.mark.slow), ("muon", 0)],
-)
+@pytest.mark.parametrize(("optimizer", "workers"), [pytest.param("adamw", 2, marks=pytest.mark.slow), ("muon", 0)])
 def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers: int, optimizer: str) -> None:
     settings = (
         f"model.dropout=0.1 data.num_workers={workers} optimizer={optimizer} schedule.warmup_steps=2 "

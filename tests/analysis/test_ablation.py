@@ -70,11 +70,7 @@ def test_the_mode_chooses_what_replaces_a_head(mode):
     # Head 0 is ablated already, and stays at zero in every mode.
     subject = make_subject(loud_transformer(ablated_heads=[[1, 0]]), num_windows=6, batch_size=3)
     layer, means = subject.layers[1], mean_outputs(subject)[1][:, 0]
-    replacement = {
-        "zero": torch.zeros_like,
-        "mean": means[2].expand_as,
-        "resample": lambda head: head[[2, 0, 1]],
-    }[mode]
+    replacement = {"zero": torch.zeros_like, "mean": means[2].expand_as, "resample": lambda head: head[[2, 0, 1]]}[mode]
 
     def replaced(heads):
         return torch.stack([replacement(heads[:, :, h]) if h == 2 else heads[:, :, h] for h in range(4)], dim=2)

@@ -72,13 +72,6 @@ def test_paths_are_quoted_as_hydra_reads_them(tmp_path):
         assert override.value() == name
 
 
-def test_a_sweep_cannot_go_on(tmp_path):
-    make_run(tmp_path / "run")
-    for flag in ("-m", "--multirun"):
-        with pytest.raises(ValueError, match=r"^resume=run: a sweep cannot resume a run; leave -m out\.$"):
-            expand_resume(["resume=run", flag])
-
-
 def test_a_missing_folder_names_the_newest_run(tmp_path):
     with pytest.raises(ValueError, match=r"^resume=none: the folder does not exist\.$"):
         expand_resume(["resume=none"])

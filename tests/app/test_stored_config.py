@@ -10,14 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from tinyformer.app.start import has_same_readout
-from tinyformer.app.stored_config import (
-    AXES,
-    SECTIONS,
-    admit_config,
-    choices_of,
-    describe_config,
-    recorded_sources,
-)
+from tinyformer.app.stored_config import AXES, SECTIONS, admit_config, choices_of, describe_config, recorded_sources
 from tinyformer.app.sweep import compose_run
 from tinyformer.checkpoint import Checkpoint, UntrustedTargetError
 from tinyformer.errors import ArgumentError

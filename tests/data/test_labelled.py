@@ -5,10 +5,7 @@ from itertools import chain
 
 import pytest
 
-from tinyformer.data import (
-    ByteTokenizer,
-    LabelledDataModule,
-)
+from tinyformer.data import ByteTokenizer, LabelledDataModule
 from tinyformer.data.documents import from_columns
 from tinyformer.errors import ArgumentError
 

@@ -5,13 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tinyformer.data import (
-    IGNORED,
-    CharTokenizer,
-    Masking,
-    TextDataModule,
-    TextFiles,
-)
+from tinyformer.data import IGNORED, CharTokenizer, Masking, TextDataModule, TextFiles
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 

@@ -35,6 +35,7 @@ def test_a_resumed_sweep_skips_resumes_and_starts_its_jobs(program: Program, boo
 
 
 REFUSED = {
+    "-m resume=run": "resume=run: a sweep cannot resume a run; leave -m out.",
     "-m resume=nowhere": "resume=nowhere: the folder contains no sweep; a sweep's folder looks like multirun/2026-",
     "resume=sweep": "resume=sweep: the folder contains a sweep; add -m to resume all of its jobs.",
     "-m resume=sweep seed=3,4": "seed=3,4: the sweep has values of its own; its jobs are resumed with these.",
@@ -47,6 +48,8 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_is_no_sweep_is_told(words: str, program: Program) -> None:
     Path("sweep/0").mkdir(parents=True)
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/checkpoints/last.ckpt").touch()
     Path("sweep/0/results.json").touch()
     Path("sweep/multirun.yaml").write_text("hydra: {overrides: {hydra: [], task: ['seed=1,2', 'attention=mha,x']}}")
     ended = program("train.py", words)

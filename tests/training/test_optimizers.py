@@ -12,10 +12,7 @@ from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW
 from training.runs import QUIET, make_trainer
 
-RECIPES = {
-    "adamw": AdamW(lr=1e-2, weight_decay=0.1),
-    "muon": MuonWithAdamW(lr=0.02, adamw_lr=1e-2, weight_decay=0.1),
-}
+RECIPES = {"adamw": AdamW(lr=1e-2, weight_decay=0.1), "muon": MuonWithAdamW(lr=0.02, adamw_lr=1e-2, weight_decay=0.1)}
 
 
 def make_network(seed=0, **changes):
