@@ -83,7 +83,7 @@ def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping
 
 
 def _require_factory(function: Any, name: str, value: Any, key: str) -> None:
-    """Refuse a module where its owner makes the modules itself, one for each layer."""
+    """Refuse a module where its owner takes a factory, from which it makes modules itself."""
     if not isinstance(value, dict) or "_target_" not in value or value.get("_partial_"):
         return
     owner = _parameters(function).get(name)
@@ -91,7 +91,7 @@ def _require_factory(function: Any, name: str, value: Any, key: str) -> None:
         return
     made = _locate(value["_target_"], f"{key}._target_")
     if inspect.isclass(made) and any(base.__module__.startswith("torch.nn") for base in made.__mro__):
-        raise ConfigError(f"{key}._partial_: must be true, since a layer of each block is made of it; leave it out.")
+        raise ConfigError(f"{key}._partial_: must be true, since {function.__name__} makes it itself; leave it out.")
 
 
 def _has_non_finite(value: Any) -> bool:

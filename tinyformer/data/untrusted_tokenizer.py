@@ -1,7 +1,6 @@
 """Tokenizers from files of strangers: what could hang or crash a process is rejected before the library reads it."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 
@@ -60,7 +59,7 @@ def require_harmless(text: str) -> None:
         raise _refused("is not JSON") from error
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         raise _refused("is not a tokenizer.json")
-    if (growth := math.prod(_replacements(spec))) > MAX_GROWTH:
+    if (growth := _growth(spec)) > MAX_GROWTH:
         raise _refused(f"makes texts up to {growth:.0e} times as long, more than {MAX_GROWTH:,} times")
     for pattern in _patterns(spec):
         if _backtracks(pattern):
@@ -84,39 +83,37 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _patterns(spec: Any) -> Iterator[str]:
-    """The regular expressions of a specification, wherever they stand, except in the vocabulary."""
+def _nodes(spec: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping of a specification, except in the vocabulary."""
     if isinstance(spec, dict):
-        if isinstance(spec.get("Regex"), str):
-            yield spec["Regex"]
-        for name, value in spec.items():
-            if name not in ("vocab", "merges"):
-                yield from _patterns(value)
-    elif isinstance(spec, list):
-        for value in spec:
-            yield from _patterns(value)
+        yield spec
+        spec = [value for name, value in spec.items() if name not in ("vocab", "merges")]
+    for child in spec if isinstance(spec, list) else ():
+        yield from _nodes(child)
 
 
-def _replacements(spec: Any) -> Iterator[float]:
-    """By how much each replacement, wherever it stands, can lengthen a text."""
-    if isinstance(spec, dict):
-        if spec.get("type") == "Replace" and isinstance(spec.get("content"), str):
-            yield max(1.0, len(spec["content"]) + (1.0 if _matches_nothing(spec.get("pattern")) else 0.0))
-        for name, value in spec.items():
-            if name not in ("vocab", "merges"):
-                yield from _replacements(value)
-    elif isinstance(spec, list):
-        for value in spec:
-            yield from _replacements(value)
+def _patterns(spec: Any) -> list[str]:
+    """The regular expressions of a specification, wherever they stand."""
+    return [node["Regex"] for node in _nodes(spec) if isinstance(node.get("Regex"), str)]
+
+
+def _growth(spec: Any) -> float:
+    """By how much all replacements together, wherever they stand, can lengthen a text."""
+    growth = 1.0
+    for node in _nodes(spec):
+        if node.get("type") == "Replace" and isinstance(node.get("content"), str):
+            growth *= max(1, len(node["content"]) + _matches_nothing(node.get("pattern")))
+    return growth
 
 
 def _matches_nothing(pattern: Any) -> bool:
     """Whether a pattern matches the empty text, which stands at every position."""
     if not isinstance(pattern, dict) or pattern.get("String") == "":
         return True
-    return isinstance(pattern.get("Regex"), str) and (
-        (parsed := _parsed(pattern["Regex"])) is None or parsed.getwidth()[0] == 0
-    )
+    if not isinstance(pattern.get("Regex"), str):
+        return False
+    parsed = _parsed(pattern["Regex"])
+    return parsed is None or parsed.getwidth()[0] == 0
 
 
 def _parsed(pattern: str) -> Any:
