@@ -7,7 +7,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tinyformer.app.errors import ConfigError
-from tinyformer.app.resume import expand_resume
+from tinyformer.app.resume import expand_resume, is_first_process
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +90,22 @@ def test_a_folder_without_overrides_or_checkpoint_holds_no_run(tmp_path):
         make_run(tmp_path / part, parts=[part])
         with pytest.raises(ValueError, match=rf"^resume={part}: .*{message}"):
             expand_resume([f"resume={part}"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "1", "LOCAL_RANK": "0", "NODE_RANK": "0"}, False),
+        ({"RANK": "0", "LOCAL_RANK": "2"}, False),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "1"}, False),
+        ({"SLURM_PROCID": "3"}, False),
+    ],
+)
+def test_one_process_of_a_run_writes(ranks, is_first, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, rank in ranks.items():
+        monkeypatch.setenv(name, rank)
+    assert is_first_process() is is_first

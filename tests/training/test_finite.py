@@ -1,5 +1,6 @@
 """Steps that are not finite: never applied, named by their layer, and never saved."""
 
+import math
 from copy import deepcopy
 
 import lightning as L
@@ -12,8 +13,8 @@ from tinyformer.analysis import first_non_finite
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask
-from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW
-from tinyformer.training.callbacks import Checkpoints, NonFiniteStep
+from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, RunCSVLogger
+from tinyformer.training.callbacks import Checkpoints, NonFiniteStep, Report
 from training.runs import QUIET, make_data, make_module, make_trainer
 from training.test_callbacks import CONTENTS
 
@@ -95,6 +96,22 @@ def test_a_skipped_step_changes_nothing_and_the_others_do(how, optimizer, tmp_pa
     assert check.skipped == [3, 6]
     for batch, before in poison.before.items():
         assert same(before, poison.after[batch]) == (batch in (2, 5)), batch
+
+
+def test_the_reported_loss_and_the_next_error_know_of_skipped_steps(tmp_path):
+    check, report = FiniteCheck("skip", max_skipped=3), Report()
+    logger = RunCSVLogger(tmp_path / "metrics.csv")
+    module = make_module(make_data(tmp_path))
+    trainer = make_trainer(tmp_path, [Poison("nan", 2, 6, 7), check, report], [logger])
+    trainer.fit(module, datamodule=module.data)
+    losses = {step: row["train/loss"] for step, row in logger.rows.items() if "train/loss" in row}
+    assert all(math.isfinite(losses[step]) for step in (2, 4, 6))  # of steps 3 and 4, one was skipped
+    assert math.isnan(losses[8])
+    resumed = FiniteCheck("skip", max_skipped=3)
+    resumed.load_state_dict(check.state_dict())
+    with pytest.raises(NonFiniteStep, match=r"; the last finite loss was \d\.\d{4}; ") as stop:
+        fit(tmp_path, resumed, Poison("nan", 0))
+    assert stop.value.step == 1  # the third in a row
 
 
 def zeros(state):
