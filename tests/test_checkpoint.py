@@ -98,13 +98,14 @@ def test_a_file_of_another_kind(tmp_path):
 
 
 WEIGHT = "network.encoder.layers.0.attention.q_proj.weight"
+UNUSABLE = torch.int64, torch.complex64, torch.float8_e4m3fn
 MALFORMED = {
     "state_dict: a list": lambda raw: raw | {"state_dict": [1]},
     "state_dict: numbers": lambda raw: raw | {"state_dict": {3: torch.zeros(1)}},
     **{
         f"no dense tensor of real numbers: {number}": lambda raw, weight=weight: raw | {"state_dict": {WEIGHT: weight}}
         for number, weight in enumerate(
-            (3.0, "text", None, [0.0], torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.complex64))
+            (3.0, "text", None, [0.0], *(torch.zeros(2).to(kind) for kind in UNUSABLE), torch.zeros(2, device="meta"))
         )
     },
     "no dense tensor of real numbers: sparse": lambda raw: raw | {"state_dict": {WEIGHT: torch.eye(2).to_sparse()}},

@@ -191,8 +191,9 @@ def _shown(value: Any) -> str:
 def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
     """What is wrong with the weights of a network, if anything."""
     for name, weight in weights.items():
-        if not isinstance(weight, Tensor) or weight.layout != torch.strided or not weight.is_floating_point():
-            kind = f"{weight.dtype}, {weight.layout}" if isinstance(weight, Tensor) else type(weight).__name__
+        if not _is_plain(weight):
+            is_tensor = isinstance(weight, Tensor)
+            kind = f"{weight.dtype}, {weight.layout}, {weight.device}" if is_tensor else type(weight).__name__
             return f"is malformed: its weight {name[:200]} is no dense tensor of real numbers ({kind})"
         if weight.untyped_storage().nbytes() < weight.numel() * weight.element_size():
             return f"is malformed: its weight {name[:200]} has more elements than the file holds"
@@ -200,6 +201,14 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
     if sum(weight.numel() * weight.element_size() for weight in weights.values()) > 2 * sum(held.values()):
         return "is malformed: its weights share memory"  # those of tied layers alone may
     return first_not_finite(weights)
+
+
+def _is_plain(weight: Any) -> bool:
+    return (
+        isinstance(weight, Tensor)
+        and (weight.layout, weight.device.type) == (torch.strided, "cpu")
+        and weight.dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    )
 
 
 def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:

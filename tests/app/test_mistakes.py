@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import config_keys, describe
-from tinyformer.app.parts import make_network
+from tinyformer.app.parts import make_network, make_task
 from tinyformer.app.sweep import compose_run
 from tinyformer.app.trainer import compile_arguments, make_callbacks, make_settings, training_trainer
 from tinyformer.app.training_run import check_config
@@ -33,7 +33,7 @@ def mistake_in(*overrides: str) -> str:
                 network = make_network(config, None)
             with argument_path("network"):
                 network.resolve_backends("cpu", torch.float32, AttentionMask(causal=True), True)
-            instantiate(config.datamodule, _convert_="all")
+            make_task(config, instantiate(config.datamodule, _convert_="all"))
     except Exception as error:
         return describe(error, config_dir(), "train") or f"a bug: {error!r}"
     return "none"
@@ -74,6 +74,8 @@ def mistake_in(*overrides: str) -> str:
         ("attention._partial_=abc", "*attention._partial_=abc: cannot be changed; leave it out."),
         ("attention._target_=[a]", "*attention._target_=[a]: cannot be imported from here; *"),
         ("norm._partial_=false", "*norm._partial_: must be true, since *; leave it out."),
+        ("task=masked_lm task.masking=null", "task.masking=null: MaskedLM predicts masked tokens*; task=masked_lm *"),
+        ("task.objective._target_=tinyformer.nn.AttentionMask", "task.objective: AttentionMask is no subclass of *.Task."),
         ("datamodule=[[0]]", "datamodule=[[0]]: must be a mapping with a _target_; leave it out."),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],

@@ -95,7 +95,9 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("bert", {"position_embedding_type": "relative_key"}, f"position_embedding_type='relative_key': {UNSUPPORTED}; "),
     ("gpt2", {"n_head": True}, "n_head=True: must be a whole number."),
     ("gpt2", {"tie_word_embeddings": 1}, "tie_word_embeddings=1: must be true or false."),
-    ("gpt2", {"layer_norm_epsilon": [1]}, "layer_norm_epsilon=[1]: must be a number."),
+    ("gpt2", {"layer_norm_epsilon": [1]}, "layer_norm_epsilon=[1]: must be a finite number."),
+    ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps=nan: must be a finite number."),
+    ("llama", {"rms_norm_eps": 10**400}, f"rms_norm_eps=1{'0' * 400}: must be a finite number."),
     ("gpt2", {"activation_function": []}, "activation_function=[]: must be a name."),
 ]
 

@@ -36,10 +36,22 @@ def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTok
 
 
 def make_task(config: DictConfig, data: DataModule) -> Task:
-    """The task of a run; its class labels are the data's, unless the config names them."""
+    """The task of a run; its class labels are the data's, unless the config names them.
+
+    Raises:
+        ConfigError: `task.objective` is no task, or one that needs other data.
+    """
     if config.task.labels is None:
         config.task.labels = data.labels
-    return instantiate(config.task.objective, _convert_="all")
+    task = instantiate(config.task.objective, _convert_="all")
+    if not isinstance(task, Task):
+        raise ConfigError(f"task.objective: {type(task).__name__} is no subclass of tinyformer.tasks.Task.")
+    if task.needs_masking and config.task.masking is None:
+        name = type(task).__name__
+        raise ConfigError(
+            f"task.masking=null: {name} predicts masked tokens, and no token is masked; task=masked_lm masks some."
+        )
+    return task
 
 
 def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:

@@ -12,10 +12,13 @@ from tinyformer.data.module import TokenDataModule
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import CharTokenizer
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 
 SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
 """The symbols of sequences; the first `num_symbols` of them are used."""
+
+MAX_TOKENS = 2**26
+"""In the sequences of a split, which are held in memory: drawing them takes up to 1 GB."""
 
 _FORMAT = 1  # increase it when the same arguments would give other sequences
 
@@ -74,12 +77,10 @@ class InductionDataModule(TokenDataModule):
             raise ArgumentError("masking", masking, reason)
         _check_periods(num_symbols, min_period, max_period)
         _check_length(seq_len, max_seq_len, max_period)
-        require_at_least(
-            1,
-            {"num_sequences": 65_536, "num_validation_sequences": 512},
-            num_sequences=num_sequences,
-            num_validation_sequences=num_validation_sequences,
-        )
+        examples = {"num_sequences": 65_536, "num_validation_sequences": 512}
+        numbers = {"num_sequences": num_sequences, "num_validation_sequences": num_validation_sequences}
+        require_at_least(1, examples, **numbers)
+        require_at_most(MAX_TOKENS // seq_len, dict.fromkeys(numbers, MAX_TOKENS // seq_len), **numbers)
         super().__init__(seq_len, batch_size, "document", False, num_workers, seed)
         self._periods = min_period, max_period
         self._num_sequences = {"train": num_sequences, "validation": num_validation_sequences}

@@ -1,5 +1,6 @@
 """Model families: config fields and weights with their counterparts in tinyformer, for import and export."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ REQUIRED = object()
 
 KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
     int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
+    float: ("a finite number", (int, float)),
     bool: ("true or false", (bool,)),
     str: ("a name", (str,)),
 }
@@ -86,7 +87,8 @@ class Field:
         return next((theirs for theirs, ours in self.choices.items() if ours == value), self.default)
 
     def _is_of_kind(self, value: Any) -> bool:
-        return isinstance(value, KINDS[self.kind][1]) and isinstance(value, bool) is (self.kind is bool)
+        is_kind = isinstance(value, KINDS[self.kind][1]) and isinstance(value, bool) is (self.kind is bool)
+        return is_kind and (self.kind is not float or abs(value) <= sys.float_info.max)  # JSON in Python has NaN
 
 
 @dataclass(frozen=True)

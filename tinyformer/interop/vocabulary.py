@@ -137,9 +137,10 @@ def _first_token(tokenizer: Tokenizer, settings: Fields, fields: Fields) -> str 
     """The token that starts a text according to the files; None if they do not name one."""
     end = fields.get("eos_token_id")
     end_id = end[0] if isinstance(end, list) and end else end
+    tokens = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     candidates = (
         _special_token(settings, "eos_token"),
-        tokenizer.id_to_token(end_id) if isinstance(end_id, int) and end_id >= 0 else None,
+        tokens.get(end_id) if isinstance(end_id, int) else None,
         _special_token(settings, "cls_token"),
         "[CLS]",
     )

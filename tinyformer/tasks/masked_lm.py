@@ -27,6 +27,8 @@ class MaskedLM(TokenTask):
         ArgumentError: the number is negative.
     """
 
+    needs_masking = True
+
     def __init__(self, pseudo_perplexity_tokens: int = 512) -> None:
         require_at_least(0, {"pseudo_perplexity_tokens": 512}, pseudo_perplexity_tokens=pseudo_perplexity_tokens)
         self.pseudo_perplexity_tokens = pseudo_perplexity_tokens

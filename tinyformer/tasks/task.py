@@ -21,6 +21,7 @@ class Task(ABC):
         higher_is_better: whether a larger value of that metric is better.
         tests_best: whether a run ends by scoring the best weights on the test split, where the data have one.
         unit: what the loss is a mean over, in the singular.
+        needs_masking: whether the data have to mask tokens, see `tinyformer.data.Masking`.
     """
 
     generates: bool = False
@@ -28,6 +29,7 @@ class Task(ABC):
     higher_is_better: bool = False
     tests_best: bool = False
     unit: str = "token"
+    needs_masking: bool = False
 
     @abstractmethod
     def mask(self, batch: Batch) -> AttentionMask:
