@@ -75,7 +75,10 @@ def mistake_in(*overrides: str) -> str:
         ("attention._target_=[a]", "*attention._target_=[a]: cannot be imported from here; *"),
         ("norm._partial_=false", "*norm._partial_: must be true, since *; leave it out."),
         ("task=masked_lm task.masking=null", "task.masking=null: MaskedLM predicts masked tokens*; task=masked_lm *"),
-        ("task.objective._target_=tinyformer.nn.AttentionMask", "task.objective: AttentionMask is no subclass of *.Task."),
+        (
+            "task.objective._target_=tinyformer.nn.AttentionMask",
+            "task.objective: AttentionMask is no subclass of *.Task.",
+        ),
         ("datamodule=[[0]]", "datamodule=[[0]]: must be a mapping with a _target_; leave it out."),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],

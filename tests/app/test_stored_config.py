@@ -115,6 +115,7 @@ VALUES: dict[str, Any] = {  # key: value that a file may not bring there
     "deterministic": 1,
     "position.absolute.max_seq_len": 2**40,
     "attention.window": [2**40],
+    "position.relative": [0],
 }
 
 

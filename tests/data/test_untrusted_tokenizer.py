@@ -1,5 +1,6 @@
 """Tokenizers of strangers: what could hang or crash is rejected, what is published is taken."""
 
+import base64
 import json
 
 import pytest
@@ -83,3 +84,22 @@ def test_brackets_in_strings_are_no_levels() -> None:
     spec = json.loads(ByteTokenizer().build([]).to_json())
     spec["model"]["vocab"]['["{\\' * 100] = 257
     assert tokenizer_from_stranger(json.dumps(spec)).vocab_size == 258
+
+
+def with_table(trie: bytes, replacement: bytes) -> str:
+    """SentencePiece's table of replacements: the size of a trie, the trie, and texts that end with a zero."""
+    table = base64.b64encode(len(trie).to_bytes(4, "little") + trie + replacement + b"\0").decode()
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": table}
+    return json.dumps(json.loads(ByteTokenizer().build([]).to_json()) | {"normalizer": normalizer})
+
+
+def test_a_table_of_replacements_that_multiplies_texts_or_ends_early_is_rejected() -> None:
+    zeros = bytes(4 * 1024)
+    assert tokenizer_from_stranger(with_table(zeros, b"abc")).encode("a") == [97]
+    with pytest.raises(ArgumentError, match=r"makes texts up to .* times as long"):
+        tokenizer_from_stranger(with_table(zeros, b"a" * 2000))
+    with pytest.raises(ArgumentError, match="cannot encode a text: index out of bounds"):
+        tokenizer_from_stranger(with_table(zeros[:4], b"abc"))
+    tokenizer = tokenizer_from_stranger(with_table(zeros[: 4 * 0xF0], b"abc"))  # too short for the first byte of "😀"
+    with pytest.raises(ArgumentError, match="cannot encode a text: index out of bounds"):
+        tokenizer.encode("😀")

@@ -42,6 +42,9 @@ OWN = ("data.cache_dir", "tokenizer.path")
 OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")
 """The packages whose classes a checkpoint may name."""
 
+POSITIONS = ("position.absolute", "position.relative")
+"""Nodes that a checkpoint may set to null."""
+
 SCORE = "attention.score"
 """A key whose value may be the name of a user's class."""
 
@@ -218,7 +221,7 @@ def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], 
         _refuse(path, key, "cannot be set by a checkpoint")
     if key == "datamodule" or (last not in node and owner not in classes):
         _refuse(path, key, "is not a key of the config files")
-    if isinstance(node.get(last), dict) and (value is not None or parents != ["position"]):
+    if (isinstance(node.get(last), dict) or key in POSITIONS) and (value is not None or key not in POSITIONS):
         _refuse(path, key, "is a node, not a value")
     if parents[:1] and parents[0] in DERIVED and _is_interpolation(node.get(last)):
         _refuse(path, key, "follows from other keys, and cannot be set by a checkpoint")

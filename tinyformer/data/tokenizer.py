@@ -117,7 +117,11 @@ class TextTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, encoded on all cores."""
+        """Token ids of each text, encoded on all cores.
+
+        Raises:
+            ArgumentError: the library fails on a text, for instance since the vocabulary lacks the unknown token.
+        """
         if not self._context_free:
             return self._encode_whole(texts)
         pieces = [[text[i : i + _PIECE] for i in range(0, len(text), _PIECE)] for text in texts]
@@ -126,7 +130,12 @@ class TextTokenizer:
         return [list(chain.from_iterable(ids[start:stop])) for start, stop in bounds]
 
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
-        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        try:
+            return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises bare exceptions, and panics are no exceptions of Python's
+            raise ArgumentError("tokenizer", "tokenizer.json", f"cannot encode a text: {str(error)[:200]}") from error
 
     def prefix(self, text: str, num_tokens: int) -> str:
         """The part of a text that its first `num_tokens` tokens encode."""

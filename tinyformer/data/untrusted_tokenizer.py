@@ -1,5 +1,6 @@
 """Tokenizers from files of strangers: what could hang or crash a process is rejected before the library reads it."""
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -101,9 +102,21 @@ def _growth(spec: Any) -> float:
     """By how much all replacements together, wherever they stand, can lengthen a text."""
     growth = 1.0
     for node in _nodes(spec):
+        if node.get("type") == "Precompiled":
+            growth *= max(1, _longest_of(node.get("precompiled_charsmap")))
         if node.get("type") == "Replace" and isinstance(node.get("content"), str):
             growth *= max(1, len(node["content"]) + _matches_nothing(node.get("pattern")))
     return growth
+
+
+def _longest_of(charsmap: Any) -> int:
+    """The bytes of the longest replacement in SentencePiece's table: the size of a trie, the trie, and the texts."""
+    try:
+        table = base64.b64decode(charsmap)
+    except (TypeError, ValueError):
+        return 0  # which the library does not read, either
+    texts = table[4 + int.from_bytes(table[:4], "little") :]
+    return max(map(len, texts.split(b"\0")))
 
 
 def _matches_nothing(pattern: Any) -> bool:
