@@ -14,7 +14,8 @@ class Batch(TypedDict):
 
     `targets`: the token to predict at each position, or `IGNORED`. `labels`: the class of each row. `lengths`: the
     number of tokens of each row, where rows are padded on the right. `documents`: the document of each token, where
-    tokens attend within their own document only. `rows`: the number of each row in its split.
+    tokens attend within their own document only; `document_starts`: where they begin, see `AttentionMask`. `rows`: the
+    number of each row in its split.
     """
 
     inputs: Int[Tensor, "batch seq"]
@@ -22,6 +23,7 @@ class Batch(TypedDict):
     labels: NotRequired[Int[Tensor, " batch"]]
     lengths: NotRequired[Int[Tensor, " batch"]]
     documents: NotRequired[Int[Tensor, "batch seq"]]
+    document_starts: NotRequired[Int[Tensor, "batch most"]]
     rows: NotRequired[Int[Tensor, " batch"]]
 
 

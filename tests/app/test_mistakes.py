@@ -25,7 +25,7 @@ def mistake_in(*overrides: str) -> str:
         config, invocation = compose_run("train", [*SMALL, *overrides])
         with config_keys(config):
             check_config(config, invocation.choices)
-            compile_arguments(config, (settings := make_settings(config)).device)
+            compile_arguments(config, (settings := make_settings(config)))
             training_trainer(settings, Path(), [], [])
             make_callbacks(config)
             instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)

@@ -33,6 +33,9 @@ def test_every_target_is_covered_once_and_in_order(lengths, seq_len, pack):
     # An eos opens a document, so counting them from the beginning numbers the documents.
     assert batch["documents"][scored].tolist() == (batch["inputs"][scored] == EOS).cumsum(0).tolist()
     assert (batch["documents"].diff(dim=1) >= 0).all()
+    for row, starts in zip(batch["documents"].tolist(), batch["document_starts"].tolist(), strict=True):
+        begun = [0, *(i for i in range(1, seq_len) if row[i] != row[i - 1])]
+        assert starts == begun + [0] * (len(starts) - len(begun))
     if pack == "document":
         assert not (batch["inputs"] == EOS)[:, 1:][scored[:, 1:]].any()
 

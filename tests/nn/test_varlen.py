@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -71,6 +72,24 @@ def test_packed_sequences_are_those_of_the_mask(num_kv_heads, mask, asks, monkey
     actual = flash._flash_varlen(q, k, v, described, scoring)
     expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
     assert error(actual, expected) < 1e-6
+
+
+def test_documents_whose_starts_are_known_are_packed_without_counting_them(monkeypatch):
+    monkeypatch.setattr(flash, "varlen_attn", packed_attention)
+    monkeypatch.setattr(flash, "VARLEN_TAKES_ENABLE_GQA", False)
+    monkeypatch.setattr(Tensor, "nonzero", None)
+    q, k, v, _ = inputs(Case(9, 9, 8, "causal", batch=3), torch.float32)
+    documents = torch.tensor([[1] * 9, [3] * 4 + [4] * 5, [6] * 1 + [7] * 7 + [9] * 1])
+    starts = torch.tensor([[0, 0, 0], [0, 4, 0], [0, 1, 8]])
+    described, scoring = AttentionMask(True, documents=documents), Scoring(0.3)
+    known = AttentionMask(True, documents=documents, document_starts=F.pad(starts, (0, 2)))
+    expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
+    assert error(flash._flash_varlen(q, k, v, known, scoring), expected) < 1e-6
+    # Rows that were cut behind their seventh token.
+    cut = AttentionMask(True, documents=documents[:, :7], document_starts=starts)
+    q, k, v = (x[:, :, :7] for x in (q, k, v))
+    expected = BACKENDS["eager"].compute(q, k, v, AttentionMask(True, documents=documents[:, :7]), scoring)
+    assert error(flash._flash_varlen(q, k, v, cut, scoring), expected) < 1e-6
 
 
 def test_packed_queries_of_another_length_than_the_keys(monkeypatch):

@@ -6,10 +6,12 @@ import lightning as L
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
+from torch import nn
 
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW
+from tinyformer.training.stacked_muon import StackedMuon
 from training.runs import QUIET, make_trainer
 
 RECIPES = {"adamw": AdamW(lr=1e-2, weight_decay=0.1), "muon": MuonWithAdamW(lr=0.02, adamw_lr=1e-2, weight_decay=0.1)}
@@ -35,6 +37,34 @@ def train(network, optimizer, steps, first_seed=0):
 def assert_same_weights(network, other):
     for (name, ours), theirs in zip(network.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+SHAPES = [(8, 8), (8, 32), (32, 8), (8, 8), (3, 8), (8, 32), (1, 5)]
+MUON = {"momentum": 0.8, "weight_decay": 0.3}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw", "ns_steps": 3}], ids=str
+)
+def test_stacked_matrices_are_updated_as_by_torchs_muon(options):
+    torch.manual_seed(0)
+    first = [torch.randn(shape) for shape in SHAPES]
+    both = []
+    for kind in (torch.optim.Muon, StackedMuon):
+        matrices = [nn.Parameter(matrix.clone()) for matrix in first]
+        both.append((matrices, kind(matrices, lr=0.1, **MUON | options)))
+    for step in range(4):
+        gradients = [torch.randn(shape) * 10.0 ** (step - 2) for shape in SHAPES]
+        gradients[step % 3] = None
+        for matrices, optimizer in both:
+            for matrix, gradient in zip(matrices, gradients, strict=True):
+                matrix.grad = gradient if gradient is None else gradient.clone()
+            optimizer.step()
+    (theirs, their_optimizer), (ours, our_optimizer) = both
+    for before, expected, actual in zip(first, theirs, ours, strict=True):
+        assert (expected - before).abs().max() > 0.1
+        torch.testing.assert_close(actual, expected, atol=2e-3, rtol=0)  # of steps of 0.1, in bf16
+    torch.testing.assert_close(our_optimizer.state_dict()["state"], their_optimizer.state_dict()["state"])
 
 
 # Parameters and settings.

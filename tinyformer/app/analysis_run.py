@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from tinyformer.analysis import Analysis, Findings, Subject, analyse_predictions, save_png
 from tinyformer.app.parts import make_seeded_network
 from tinyformer.app.stored_config import describe_again
+from tinyformer.app.trainer import forward_context
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
@@ -56,8 +57,8 @@ def examine(task: Task, network: Transformer, data: DataModule, split: str, trai
     """
     device = trainer.strategy.root_device
     batches = (trainer.strategy.batch_to_device(batch, device) for batch in data.evaluation_dataloader(split))
-    with trainer.precision_plugin.forward_context():
-        return analyse_predictions(task, network.to(device), batches, data.splits[split])
+    with forward_context(trainer, network):
+        return analyse_predictions(task, network, batches, data.splits[split])
 
 
 def make_subject(

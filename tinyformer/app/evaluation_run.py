@@ -33,6 +33,7 @@ from tinyformer.app.summary import (
 from tinyformer.app.trainer import (
     Settings,
     choose_kernels,
+    forward_context,
     make_callbacks,
     make_settings,
     scoring_trainer,
@@ -211,7 +212,9 @@ def score(run: Evaluation) -> tuple[dict[str, float | None], float]:
     run.trainer.validate(run.module, batches, verbose=False)
     seconds = time.perf_counter() - start
     split = run.data.splits[run.split]
-    return run.module.metrics | run.task.final_metrics(run.network, split, run.data.tokenizer), seconds
+    with forward_context(run.trainer, run.network):
+        final = run.task.final_metrics(run.network, split, run.data.tokenizer)
+    return run.module.metrics | final, seconds
 
 
 def task_findings(run: Evaluation) -> Findings:
@@ -267,6 +270,7 @@ def summarise(
         }
     )
     if run.task.generates:
-        results["sample"] = print_samples(run.config.generate, run.network, run.data.tokenizer)
+        with forward_context(run.trainer, run.network):
+            results["sample"] = print_samples(run.config.generate, run.network, run.data.tokenizer)
         write_results(path, results)
     return results

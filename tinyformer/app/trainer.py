@@ -1,8 +1,9 @@
 """How a run is computed: Lightning's trainer, device, precision and attention kernels."""
 
+import contextlib
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from tinyformer.training.profilers import PROFILERS, make_profiler
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Modes of `torch.compile`."""
 
+
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Those that record the kernels of a step as CUDA graphs."""
 
 NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
 """Arguments of Lightning's trainer that a run reads itself."""
@@ -114,17 +118,23 @@ def make_settings(config: DictConfig) -> Settings:
     return Settings(arguments, device)
 
 
-def compile_arguments(config: DictConfig, device: str) -> dict[str, Any] | None:
+def compile_arguments(config: DictConfig, settings: Settings) -> dict[str, Any] | None:
     """The arguments of `torch.compile`; None if the network is not compiled. "auto" compiles on CUDA.
 
     Raises:
-        ArgumentError: `compile` or `compile_mode` is not a choice.
+        ArgumentError: `compile` or `compile_mode` is not a choice, or the mode gives wrong gradients.
     """
-    is_compiled = {"auto": device == "cuda", True: True, False: False}
+    is_compiled = {"auto": settings.device == "cuda", True: True, False: False}
     if config.compile not in is_compiled:
         raise ArgumentError("compile", config.compile, "must be true, false or auto")
     require_choice("compile_mode", config.compile_mode, COMPILE_MODES)
-    return {"mode": config.compile_mode} if is_compiled[config.compile] else None
+    if not is_compiled[config.compile]:
+        return None
+    if config.compile_mode in WITH_CUDA_GRAPHS and (settings.arguments.get("accumulate_grad_batches") or 1) > 1:
+        # A graph overwrites the gradients of the batch before it: github.com/pytorch/pytorch/issues/169545.
+        reason = "accumulates wrong gradients in CUDA graphs, with trainer.accumulate_grad_batches above 1"
+        raise ArgumentError("compile_mode", config.compile_mode, reason, {"compile_mode": "default"})
+    return {"mode": config.compile_mode}
 
 
 def choose_kernels(network: Transformer, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
@@ -137,6 +147,7 @@ def choose_kernels(network: Transformer, settings: Settings, mask: AttentionMask
         training: whether there is a backward pass.
     """
     device, dtype = settings.device, settings.dtype
+    mask = mask.to(device)
     with argument_path("network"):
         network.resolve_backends(device, dtype, mask, training)
     return [kernel_of_layer(layer, device, dtype, mask, training=training) for layer in network.attentions()]
@@ -188,6 +199,18 @@ def scoring_trainer(
         enable_model_summary=False,
         enable_checkpointing=False,
     )
+
+
+@contextlib.contextmanager
+def forward_context(trainer: L.Trainer, network: Transformer) -> Iterator[None]:
+    """Compute outside of the trainer's loops as inside them: on its device, in its precision.
+
+    Its loops leave the network on the CPU. A compiled network runs uncompiled here, since each new shape would compile
+    it again.
+    """
+    network.to(trainer.strategy.root_device)
+    with trainer.precision_plugin.forward_context(), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _make_trainer(**arguments: Any) -> L.Trainer:

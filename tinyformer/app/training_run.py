@@ -46,6 +46,7 @@ from tinyformer.app.trainer import (
     Settings,
     choose_kernels,
     compile_arguments,
+    forward_context,
     make_callbacks,
     make_settings,
     scoring_trainer,
@@ -93,7 +94,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     start = load_start(config, folder)
     stored = check_config(config, invocation.choices)
     settings = make_settings(config)
-    compiled = compile_arguments(config, settings.device)
+    compiled = compile_arguments(config, settings)
     data = prepare_data(config, start, invocation, settings.device)
     stored["task"]["labels"] = data.labels
     task = make_task(config, data)
@@ -284,8 +285,10 @@ def score(run: Run) -> Scores:
     data, task = run.data, run.task
     if not run.module.metrics:  # the run had made all its steps before it was killed
         scoring_trainer(run.settings, run.folder).validate(run.module, data.val_dataloader(), verbose=False)
-    validation = run.module.metrics | task.final_metrics(run.network, data.splits["validation"], data.tokenizer)
     trainer, split, test = scoring_trainer(run.settings, run.folder), "validation", {}
+    with forward_context(trainer, run.network):
+        final = task.final_metrics(run.network, data.splits["validation"], data.tokenizer)
+    validation = run.module.metrics | final
     if task.tests_best and "test" in data.splits:
         load_weights(run.network, load_checkpoint(run.checkpoints.best))
         module, split = TrainingModule(run.network, task, data, evaluated="test"), "test"
@@ -352,6 +355,7 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
         }
     )
     if run.task.generates:
-        results["sample"] = print_samples(run.config.generate, run.network, run.data.tokenizer)
+        with forward_context(run.trainer, run.network):
+            results["sample"] = print_samples(run.config.generate, run.network, run.data.tokenizer)
         write_results(path, results)
     return results

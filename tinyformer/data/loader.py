@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from tinyformer.data.masking import MaskedWindows, Masker
 from tinyformer.data.stream import TokenSplit
@@ -33,7 +35,7 @@ class EpochLoader(ABC):
         self._current_epoch = self._batch = 0
 
     @abstractmethod
-    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]]]:
+    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
         """The data set (whose `__getitems__` returns a whole batch), and the indices of the items of each batch.
 
         Both are functions of the epoch alone, so that an interrupted run continues with the same batches.
@@ -134,14 +136,15 @@ class ResumableLoader(EpochLoader):
         # With the tokens on a device, there is nothing for workers to read and no memory to pin.
         super().__init__(length, 0 if device else num_workers, pin_memory and device is None)
 
-    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]]]:
+    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
         generator = np.random.default_rng((self._seed, epoch))
         phase = int(generator.integers(self._last_phase + 1))
         windows = self._windows(phase)
         order = generator.permutation(len(windows))[: self._length * self._world_size * self.batch_size]
         batches = order.reshape(self._length, self._world_size, self.batch_size)[:, self._rank]
         if self._tokens is not None:
-            return TensorWindows(self._tokens, self._seq_len, phase), batches.tolist()
+            # Copied at once, since the host would wait for each copy of a batch.
+            return TensorWindows(self._tokens, self._seq_len, phase), torch.from_numpy(batches).to(self._tokens.device)
         return MaskedWindows(windows, self._masker, epoch + 1) if self._masker else windows, batches.tolist()
 
     def _windows(self, phase: int) -> Windows:

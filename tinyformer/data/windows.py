@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Int64
 from torch import Tensor
 
 from tinyformer.batch import IGNORED, Batch
@@ -40,6 +40,9 @@ class Windows(torch.utils.data.Dataset):
     ) -> None:
         self.seq_len, self.may_be_padded = seq_len, not drop_partial
         self._offsets = split.offsets if with_documents else None
+        # The largest number of documents in a window: one, and those that begin behind its first token.
+        begun = np.searchsorted(split.offsets, split.offsets + seq_len) - np.arange(len(split.offsets))
+        self._most = 1 + int(begun.max(initial=0))
         self._scored = split.scored
         self._ids = split.ids.view(np.ndarray)  # an array is indexed faster than a memory map
         # Each text is cut separately: the whole stream, or a document (whose last target is the next eos).
@@ -75,11 +78,22 @@ class Windows(torch.utils.data.Dataset):
         if self._offsets is not None:
             # An eos opens the document that follows it.
             positions = start[:, None] + np.arange(self.seq_len)
-            batch["documents"] = torch.from_numpy(np.searchsorted(self._offsets, positions, side="right"))
+            documents = np.searchsorted(self._offsets, positions, side="right")
+            batch["documents"] = torch.from_numpy(documents)
+            batch["document_starts"] = torch.from_numpy(_starts(documents, self._most))
         return batch
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
+
+
+def _starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int64[np.ndarray, "batch most"]:
+    """The positions at which the documents of each row begin, padded with zeros."""
+    row, position = np.nonzero(np.diff(documents, axis=1))
+    first = np.searchsorted(row, row)  # the index of the row's first boundary
+    starts = np.zeros((len(documents), most), np.int64)
+    starts[row, 1 + np.arange(len(row)) - first] = position + 1
+    return starts
 
 
 def _slices(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
@@ -107,9 +121,9 @@ class TensorWindows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return (len(self._ids) - 1 - self._phase) // self._seq_len
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """The windows with these indices, as one batch."""
-        start = torch.tensor(indices, device=self._ids.device) * self._seq_len
+    def __getitems__(self, indices: list[int] | Int[Tensor, " batch"]) -> Batch:
+        """The windows with these indices, as one batch; indices on the device save the wait for their copy."""
+        start = torch.as_tensor(indices, device=self._ids.device) * self._seq_len
         ids = self._ids[start[:, None] + self._positions].long()
         return {"inputs": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 

@@ -65,12 +65,22 @@ class AttentionMask:
             decreases along a row. A query attends to keys of its own document only.
         window: number of keys that a query attends to, its own position included (Beltagy et al. 2020, arXiv
             2004.05150): the last ones if causal, else `window // 2` before and `(window - 1) // 2` after it.
+        document_starts: the positions in `documents` at which a document begins, in each row from 0 on, padded with
+            zeros. Nothing depends on it but speed: without it, kernels for packed sequences wait for the GPU to count.
     """
 
     causal: bool = False
     lengths: Int[Tensor, " batch"] | None = None
     documents: Int[Tensor, "batch k_seq"] | None = None
     window: int | None = None
+    document_starts: Int[Tensor, "batch most"] | None = None
+
+    def to(self, device: str | torch.device) -> "AttentionMask":
+        """This mask on a device."""
+        lengths, documents, starts = (
+            None if rows is None else rows.to(device) for rows in (self.lengths, self.documents, self.document_starts)
+        )
+        return replace(self, lengths=lengths, documents=documents, document_starts=starts)
 
     def within(self, window: int | None) -> "AttentionMask":
         """This mask with a window of at most this size."""
@@ -86,6 +96,7 @@ class AttentionMask:
             self,
             lengths=None if self.lengths is None else (self.lengths - num_keys).clamp(min=0),
             documents=None if self.documents is None else self.documents[:, num_keys:],
+            document_starts=None,
         )
 
     def for_last(self, k_seq: int) -> "AttentionMask":

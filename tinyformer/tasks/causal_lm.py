@@ -18,7 +18,8 @@ class CausalLM(TokenTask):
 
     def mask(self, batch: Batch) -> AttentionMask:
         """A causal mask, within documents if the batch has them; it also hides padding, which is on the right."""
-        return AttentionMask(causal=True, documents=batch.get("documents"))
+        documents, starts = batch.get("documents"), batch.get("document_starts")
+        return AttentionMask(causal=True, documents=documents, document_starts=starts)
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.

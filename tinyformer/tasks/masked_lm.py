@@ -35,7 +35,8 @@ class MaskedLM(TokenTask):
 
     def mask(self, batch: Batch) -> AttentionMask:
         """A bidirectional mask that hides padding, within documents if the batch has them."""
-        return AttentionMask(lengths=batch.get("lengths"), documents=batch.get("documents"))
+        documents, starts = batch.get("documents"), batch.get("document_starts")
+        return AttentionMask(lengths=batch.get("lengths"), documents=documents, document_starts=starts)
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, and `majority_share`, the share of the most frequent token."""

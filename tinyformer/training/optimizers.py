@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.training.stacked_muon import StackedMuon
 
 WORKS = {"lr": 1e-3, "adamw_lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
 
@@ -103,7 +104,7 @@ class MuonWithAdamW:
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a network's parameters."""
         matrices, others = _split(network)
-        muon = torch.optim.Muon(matrices, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        muon = StackedMuon(matrices, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         options = {"lr": self.adamw_lr, "betas": tuple(self.adamw_betas)}
         adamw = _adamw(network, others, weight_decay=self.weight_decay, **options)
         return CombinedOptimizer([muon, adamw])

@@ -1,7 +1,7 @@
 """FlexAttention: the mask and the score modifications compiled into one kernel, which skips masked blocks."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ def flex(
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return scoring.modify(score, Grid(batch, head, q_idx + first, kv_idx))
 
-    attend: Any = _compiled_flex() if q.device.type == "cuda" and not torch.compiler.is_compiling() else flex_attention
+    is_own_graph = q.device.type == "cuda" and not torch.compiler.is_compiling()
+    attend: Any = _compiled_flex(_structure(mask, scoring)) if is_own_graph else flex_attention
     out, aux = attend(
         q,
         k,
@@ -53,9 +54,25 @@ def flex(
     return out[..., :v_head_dim]
 
 
+def _structure(mask: AttentionMask, scoring: Scoring) -> Hashable:
+    """What decides the code of the kernel: the kinds of mask and of score modifications."""
+    functions = tuple(getattr(mod.function, "__qualname__", type(mod.function)) for mod in scoring.mods)
+    return mask.span, mask.lengths is None, mask.documents is None, functions, scoring.sink is None
+
+
 @functools.cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention)
+def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
+    """FlexAttention compiled for one structure.
+
+    Torch compiles a function anew for each structure, and after a few times runs it unfused, with the scores of all
+    pairs in memory. It counts by code object, so each structure gets its own; `fullgraph` makes the limit an error.
+    """
+
+    def attend(*args: Any, **options: Any) -> Any:
+        return flex_attention(*args, **options)
+
+    attend.__code__ = attend.__code__.replace(co_name=f"attend_{abs(hash(structure))}")
+    return torch.compile(attend, fullgraph=True)
 
 
 def block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:

@@ -1,9 +1,12 @@
 """Attention by `torch.nn.functional.scaled_dot_product_attention`, which takes mask and bias as one dense tensor."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tinyformer.nn.mask import AttentionMask, Grid
 from tinyformer.nn.score import Scoring
@@ -13,6 +16,8 @@ CPU_BF16_MIN_SEQ = 512
 
 # The kernels on CUDA require head sizes that are multiples of this.
 HEAD_DIM_STEP = 8
+
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def sdpa(
@@ -49,7 +54,7 @@ def sdpa(
     if attn_mask is not None:
         attn_mask = attn_mask.expand(q.shape[0], -1, -1, -1)
     # The dtype is decided above; autocast would cast to bf16 again.
-    with torch.autocast(q.device.type, enabled=False):
+    with torch.autocast(q.device.type, enabled=False), _right_gradients(q, attn_mask):
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask, dropout, is_causal, scale=scoring.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -57,6 +62,11 @@ def sdpa(
     if empty is not None:
         out = out.masked_fill(empty, 0.0)
     return out.to(dtype)
+
+
+def _right_gradients(q: Tensor, attn_mask: Tensor | None) -> AbstractContextManager[None]:
+    """Without cuDNN's kernel, whose gradients of a masked call are NaN at some lengths (pytorch/pytorch#196678)."""
+    return nullcontext() if q.device.type != "cuda" or attn_mask is None else sdpa_kernel(WITHOUT_CUDNN)
 
 
 def _rounded_bias(

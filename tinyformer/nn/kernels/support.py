@@ -1,5 +1,6 @@
 """The table of which backend can compute what, which the documentation and the doctor show, and the choice by name."""
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,11 +60,13 @@ class Backend:
         name: by which an attention layer asks for it.
         compute: the function.
         refusal: why it cannot compute a case, or None if it can.
+        activate: called whenever it is selected, before it computes.
     """
 
     name: str
     compute: AttentionFunction
     refusal: Callable[[AttentionCase], str | None]
+    activate: Callable[[], object] = lambda: None
 
 
 def _lacking(name: str) -> Callable[[AttentionCase], str | None]:
@@ -104,10 +107,6 @@ def _is_installed(package: str) -> bool:
 def _newer_flash(version: str, package: str) -> Backend:
     """FlashAttention 3 or 4, where its package is installed. Untested: no GPU has shown them yet."""
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0) -> Tensor:
-        activate_flash_attention_impl(version)  # stays active, since the backward pass needs it
-        return flash(q, k, v, mask, scoring, dropout)
-
     def refusal(case: AttentionCase) -> str | None:
         if case.device != "cuda":
             return f"runs on CUDA, not on {case.device.upper()}"
@@ -117,7 +116,8 @@ def _newer_flash(version: str, package: str) -> Backend:
             return "has no attention dropout"
         return _flash_refusal(case)
 
-    return Backend(version.lower(), compute, refusal)
+    # Once, and for good, since the backward pass needs it, too: torch registers the kernels anew at each call.
+    return Backend(version.lower(), flash, refusal, functools.cache(lambda: activate_flash_attention_impl(version)))
 
 
 BACKENDS = {
@@ -147,6 +147,7 @@ def select_backend(name: str, case: AttentionCase) -> Backend:
     if reason is not None:
         able = ", ".join(other for other in BACKENDS if _can(other, case))
         raise ArgumentError("backend", name, f"{reason} ({able} can)", {"backend": "auto"})
+    BACKENDS[name].activate()
     return BACKENDS[name]
 
 
