@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from tinyformer.analysis import MEASURES, PATTERNS, repeated_tokens
+from tinyformer.analysis import MEASURES, PATTERNS, measure_layers, repeated_tokens
+from tinyformer.analysis.capture import CapturedMaps
 from tinyformer.nn import AttentionMaps
 
 ALL = MEASURES | PATTERNS
@@ -92,3 +93,15 @@ def test_heads_are_independent_and_the_batch_is_averaged(name):
         parts = [AttentionMaps(*(x[b : b + 1, head : head + 1] for x in maps)) for b in range(3)]
         alone = torch.cat([ALL[name].compute(part, rows, tokens[:1]) for part in parts])
         torch.testing.assert_close(together[head], alone.max() if name == "largest_logit" else alone.mean())
+
+
+def test_layers_are_measured_as_if_each_were_alone():
+    """Layers of the same number of heads together, and a pruned one between them."""
+    maps, (_, tokens) = CapturedMaps(), random_maps()
+    maps.rows = torch.arange(8)
+    for seed, heads in ((1, 3), (2, 1), (3, 3)):
+        maps.layers.append(random_maps(seed, heads=heads)[0])
+    for name, values in measure_layers(ALL, maps, tokens).items():
+        alone = [ALL[name].compute(layer, maps.rows, tokens).tolist() for layer in maps.layers]
+        for layer, expected in zip(values, alone, strict=True):
+            assert layer == pytest.approx(expected, rel=1e-12, nan_ok=True), name

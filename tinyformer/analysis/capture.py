@@ -1,5 +1,6 @@
 """The exact attention weights of a batch, whichever kernel computes the attention."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,9 +56,13 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
         require_at_least(1, {"rows": 64}, rows=rows)
     maps = CapturedMaps()
 
+    @functools.cache  # the same for all layers, and a GPU is waited for at each copy
+    def rows_of(q_seq: int, device: torch.device) -> Int[Tensor, " rows"]:
+        return _rows(rows, q_seq).to(device)
+
     def record(layer: BaseAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         q_seq = args[0].shape[1]
-        chosen = _rows(rows, q_seq).to(args[0].device)
+        chosen = rows_of(q_seq, args[0].device)
         captured = layer.maps(*args, **kwargs, rows=None if rows is None else chosen)
         maps.add(captured, chosen + captured.weights.shape[-1] - q_seq)
 

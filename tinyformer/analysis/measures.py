@@ -1,11 +1,12 @@
 """Measures of attention heads: pure functions of exact attention weights.
 
 Each takes weights `batch heads rows k_seq`, whose rows sum to 1 (to less with a sink), and returns one value for each
-head: the mean over the batch and over the queries for which the measure is defined, or nan if there are none. `rows`
-are the positions of the queries, by default the last of the `k_seq` positions.
+head: the mean over the batch and over the queries for which the measure is defined, or nan if there are none. Layers
+may be stacked before the batch. `rows` are the positions of the queries, by default the last of the `k_seq` positions.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,14 +21,14 @@ REACH = 8
 """The largest distance in tokens between a query and a near key."""
 
 
-def entropy(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Tensor, " heads"]:
+def entropy(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
     """H = -Σ_k w_k ln w_k, in nats: 0 for attention on one token, ln(n) for equal attention on n tokens."""
-    return torch.special.entr(weights).sum(dim=-1).mean(dim=(0, 2))
+    return torch.special.entr(weights).sum(dim=-1).mean(dim=(-3, -1))
 
 
 def entropy_share(
-    weights: Float[Tensor, "batch heads rows k_seq"], logits: Float[Tensor, "batch heads rows k_seq"]
-) -> Float[Tensor, " heads"]:
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], logits: Float[Tensor, "*layers batch heads rows k_seq"]
+) -> Float[Tensor, "*layers heads"]:
     """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them.
 
     The weights are normalised to sum to 1 first, so that a sink does not count.
@@ -43,48 +44,50 @@ def entropy_share(
 
 
 def distance(
-    weights: Float[Tensor, "batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, " heads"]:
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
+) -> Float[Tensor, "*layers heads"]:
     """Σ_k w_k |q - k|: the mean distance of attention, in tokens."""
     q_idx, k_idx = _positions(weights, rows)
-    return (weights * (q_idx - k_idx).abs()).sum(dim=-1).mean(dim=(0, 2))
+    return (weights * (q_idx - k_idx).abs()).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def first_token(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Tensor, " heads"]:
+def first_token(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
     """Share of attention on the first token, often an attention sink (Xiao et al. 2023, arXiv 2309.17453)."""
-    return weights[..., 0].mean(dim=(0, 2))
+    return weights[..., 0].mean(dim=(-3, -1))
 
 
 def previous_token(
-    weights: Float[Tensor, "batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, " heads"]:
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
+) -> Float[Tensor, "*layers heads"]:
     """Share of attention on the previous token, over all queries but the first."""
     q_idx, k_idx = _positions(weights, rows)
     return _mean_where((weights * (k_idx == q_idx - 1)).sum(dim=-1), (q_idx > 0).squeeze(-1))
 
 
 def self_attention(
-    weights: Float[Tensor, "batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, " heads"]:
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
+) -> Float[Tensor, "*layers heads"]:
     """Share of attention on the query's own token."""
     q_idx, k_idx = _positions(weights, rows)
-    return (weights * (k_idx == q_idx)).sum(dim=-1).mean(dim=(0, 2))
+    return (weights * (k_idx == q_idx)).sum(dim=-1).mean(dim=(-3, -1))
 
 
 def near(
-    weights: Float[Tensor, "batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None, reach: int = REACH
-) -> Float[Tensor, " heads"]:
+    weights: Float[Tensor, "*layers batch heads rows k_seq"],
+    rows: Int[Tensor, " rows"] | None = None,
+    reach: int = REACH,
+) -> Float[Tensor, "*layers heads"]:
     """Share of attention on keys at most `reach` tokens from the query, its own token included."""
     q_idx, k_idx = _positions(weights, rows)
-    return (weights * ((q_idx - k_idx).abs() <= reach)).sum(dim=-1).mean(dim=(0, 2))
+    return (weights * ((q_idx - k_idx).abs() <= reach)).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def largest_logit(logits: Float[Tensor, "batch heads rows k_seq"]) -> Float[Tensor, " heads"]:
+def largest_logit(logits: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
     """The largest logit of the batch; steady growth precedes divergence (Dehghani et al. 2023, arXiv 2302.05442)."""
-    return logits.amax(dim=(0, 2, 3))
+    return logits.amax(dim=(-4, -2, -1))
 
 
-def effective_rank(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Tensor, " heads"]:
+def effective_rank(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
     """(Σ σ²)² / Σ σ⁴ over the singular values σ of a map: 1 if all its rows are equal, n for n orthogonal rows.
 
     The participation ratio as a dimension (Gao et al. 2017, bioRxiv 214262), which needs two matrix products and no
@@ -92,29 +95,31 @@ def effective_rank(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Te
     """
     gram = weights @ weights.mT
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-    return (trace.square() / gram.square().sum(dim=(-2, -1))).nanmean(dim=0)
+    return (trace.square() / gram.square().sum(dim=(-2, -1))).nanmean(dim=-2)
 
 
-def similarity(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Tensor, "heads heads"]:
+def similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads heads"]:
     """Cosine similarity of the maps of each pair of heads, Σ w w' / √(Σ w² Σ w'²)."""
-    flat = weights.flatten(2)
+    flat = weights.flatten(-2)
     flat = flat / flat.norm(dim=-1, keepdim=True)
-    return (flat @ flat.mT).nanmean(dim=0)  # a map without a visible key has no direction
+    return (flat @ flat.mT).nanmean(dim=-3)  # a map without a visible key has no direction
 
 
-def nearest_head(weights: Float[Tensor, "batch heads rows k_seq"]) -> Float[Tensor, " heads"]:
+def nearest_head(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
     """Similarity to the most similar other head of the layer; nan if the layer has one head."""
     others = similarity(weights)
-    if len(others) == 1:
-        return others.new_full((1,), math.nan)
-    return others.fill_diagonal_(-torch.inf).amax(dim=-1)
+    num_heads = others.shape[-1]
+    if num_heads == 1:
+        return torch.full_like(others[..., 0], math.nan)
+    itself = torch.eye(num_heads, dtype=torch.bool, device=others.device)
+    return others.masked_fill(itself, -torch.inf).amax(dim=-1)
 
 
 def induction(
-    weights: Float[Tensor, "batch heads rows k_seq"],
+    weights: Float[Tensor, "*layers batch heads rows k_seq"],
     tokens: Int[Tensor, "batch k_seq"],
     rows: Int[Tensor, " rows"] | None = None,
-) -> Float[Tensor, " heads"]:
+) -> Float[Tensor, "*layers heads"]:
     """Prefix matching: Σ w_k over k ≤ q with tokens[k - 1] = tokens[q].
 
     The share of attention on tokens that followed earlier occurrences of the query's token, over the queries whose
@@ -128,10 +133,10 @@ def induction(
 
 
 def duplicate_token(
-    weights: Float[Tensor, "batch heads rows k_seq"],
+    weights: Float[Tensor, "*layers batch heads rows k_seq"],
     tokens: Int[Tensor, "batch k_seq"],
     rows: Int[Tensor, " rows"] | None = None,
-) -> Float[Tensor, " heads"]:
+) -> Float[Tensor, "*layers heads"]:
     """Share of attention on earlier occurrences of the query's token: Σ w_k over k < q with tokens[k] = tokens[q].
 
     Over the queries whose token occurred before (Wang et al. 2022, arXiv 2211.00593).
@@ -157,10 +162,10 @@ def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of the heads of a layer.
+    """A measure of the heads of stacked layers.
 
     Args:
-        compute: the value for each head, from the maps of a layer, the positions of their queries, and the tokens.
+        compute: the value for each head, from the maps of the layers, the positions of their queries, and the tokens.
         meaning: the meaning in a few words, with the unit.
     """
 
@@ -213,8 +218,19 @@ def measure_layers(
         tokens: the tokens of that pass.
     """
     assert maps.rows is not None
-    rows = maps.rows
-    return {name: [m.compute(layer, rows, tokens).tolist() for layer in maps.layers] for name, m in measures.items()}
+    alike: dict[torch.Size, list[int]] = defaultdict(list)
+    for number, layer in enumerate(maps.layers):
+        alike[layer.weights.shape].append(number)
+    values: dict[str, list[list[float]]] = {name: [[]] * len(maps.layers) for name in measures}
+    for numbers in alike.values():
+        # Layers of one shape together, and all values at once: on a GPU each call and each copy to the host counts.
+        weights, logits = (torch.stack(parts) for parts in zip(*(maps.layers[n] for n in numbers), strict=True))
+        stacked = AttentionMaps(weights, logits)
+        computed = torch.stack([m.compute(stacked, maps.rows, tokens) for m in measures.values()]).tolist()
+        for name, layers in zip(measures, computed, strict=True):
+            for number, heads in zip(numbers, layers, strict=True):
+                values[name][number] = heads
+    return values
 
 
 def _positions(weights: Tensor, rows: Tensor | None) -> tuple[Int[Tensor, "rows 1"], Int[Tensor, " k_seq"]]:
@@ -230,13 +246,15 @@ def _same_token(tokens: Tensor, q_idx: Int[Tensor, "rows 1"]) -> Bool[Tensor, "b
 
 
 def _share_on(
-    weights: Float[Tensor, "batch heads rows k_seq"], keys: Bool[Tensor, "batch 1 rows k_seq"]
-) -> Float[Tensor, " heads"]:
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Bool[Tensor, "batch 1 rows k_seq"]
+) -> Float[Tensor, "*layers heads"]:
     """Share of attention on the chosen keys, over the queries that have any."""
     return _mean_where((weights * keys).sum(dim=-1), keys.any(dim=-1))
 
 
-def _mean_where(values: Float[Tensor, "batch heads rows"], counted: Bool[Tensor, "*rows"]) -> Float[Tensor, " heads"]:
+def _mean_where(
+    values: Float[Tensor, "*layers batch heads rows"], counted: Bool[Tensor, "*rows"]
+) -> Float[Tensor, "*layers heads"]:
     """The mean over the counted queries of the batch."""
     counted = counted.expand(values.shape)
-    return (values * counted).sum(dim=(0, 2)) / counted.sum(dim=(0, 2))
+    return (values * counted).sum(dim=(-3, -1)) / counted.sum(dim=(-3, -1))

@@ -12,6 +12,9 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TokenSplit
 from tinyformer.tasks.task import Task
 
+MAX_SCORES = 2**26
+"""Logits that are scored at once, in fp32: 256 MB. A batch of 32 x 1,024 tokens of GPT-2's has 25 times as many."""
+
 
 class TokenTask(Task):
     """Prediction of tokens; a subclass defines the attention mask."""
@@ -37,14 +40,10 @@ class TokenTask(Task):
             `nats`: negative log-likelihood; `tokens`: number of targets; `top1`, `top5`: number of targets that were
             the most likely token, or among the five most likely.
         """
-        logits = network(batch["inputs"], self.mask(batch)).flatten(0, 1).float()
-        targets = batch["targets"].flatten()
-        scored = targets != IGNORED
-        likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
-        hits = (likeliest == targets.unsqueeze(-1)) & scored.unsqueeze(-1)
-        nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        sums = {"nats": nats, "tokens": scored.sum(), "top1": hits[:, 0].sum(), "top5": hits.sum()}
-        return {name: value.to(torch.float32) for name, value in sums.items()}
+        logits, targets = network(batch["inputs"], self.mask(batch)).flatten(0, 1), batch["targets"].flatten()
+        rows = max(1, MAX_SCORES // logits.shape[-1])
+        parts = [_score(*part) for part in zip(logits.split(rows), targets.split(rows), strict=True)]
+        return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """`loss` (nats per token), `accuracy` and `accuracy_top5`."""
@@ -54,6 +53,18 @@ class TokenTask(Task):
             "accuracy": float(sums["top1"]) / tokens,
             "accuracy_top5": float(sums["top5"]) / tokens,
         }
+
+
+def _score(
+    logits: Float[Tensor, "targets vocab_size"], targets: Int[Tensor, " targets"]
+) -> dict[str, Float[Tensor, ""]]:
+    """The scores of `TokenTask.score` of some targets."""
+    logits, scored = logits.float(), targets != IGNORED
+    likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
+    hits = (likeliest == targets.unsqueeze(-1)) & scored.unsqueeze(-1)
+    nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    sums = {"nats": nats, "tokens": scored.sum(), "top1": hits[:, 0].sum(), "top5": hits.sum()}
+    return {name: value.to(torch.float32) for name, value in sums.items()}
 
 
 def perplexity(loss: float) -> float:

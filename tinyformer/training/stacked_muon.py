@@ -16,7 +16,13 @@ class StackedMuon(torch.optim.Muon):
 
     Torch makes the 15 products of Newton–Schulz for one matrix after the other. A transformer has few shapes, so here
     the matrices of a shape are a batch. The weights are torch's to rounding, and the state is the same.
+
+    Attributes:
+        found_inf: 1.0 where the next step must change nothing, else 0.0, as torch's fused optimizers take it from a
+            gradient scaler; None for 0.0.
     """
+
+    found_inf: Float[Tensor, ""] | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -39,20 +45,25 @@ class StackedMuon(torch.optim.Muon):
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Update the matrices of one shape."""
         rate, momentum = float(group["lr"]), group["momentum"]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        means = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        torch._foreach_lerp_(means, gradients, 1 - momentum)
-        updates = torch._foreach_lerp(gradients, means, momentum) if group["nesterov"] else means
-        directions = orthogonalise(
-            torch.stack(list(updates)), group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        gradients = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
+        means, kept = torch.stack(buffers), 1 - rate * group["weight_decay"]
+        if self.found_inf is not None:  # the mean of a mean and itself is the same, bit by bit
+            is_masked = self.found_inf > 0
+            gradients, kept = torch.where(is_masked, means, gradients), torch.where(is_masked, 1.0, kept)
+        means = means.lerp(gradients, 1 - momentum)
+        torch._foreach_copy_(buffers, list(means.unbind()))
+        updates = gradients.lerp(means, momentum) if group["nesterov"] else means
+        directions = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        if self.found_inf is not None:
+            directions = directions.masked_fill(is_masked, 0.0)
         rows, columns = parameters[0].shape
         is_matched = group["adjust_lr_fn"] == "match_rms_adamw"
         factor = 0.2 * math.sqrt(max(rows, columns)) if is_matched else math.sqrt(max(1, rows / columns))
-        torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        torch._foreach_mul_(parameters, kept)
         torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype).unbind()), alpha=-rate * factor)
 
 

@@ -14,6 +14,7 @@ from tinyformer.analysis import first_non_finite
 from tinyformer.errors import require_at_least, require_choice
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule
+from tinyformer.training.stacked_muon import StackedMuon
 
 ACTIONS = ("stop", "skip")
 
@@ -108,7 +109,7 @@ class FiniteCheck(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make every optimizer maskable."""
         parts = [part for each in trainer.optimizers for part in getattr(each, "optimizers", [each])]
-        self._masks = [FusedMask(part) if part.defaults.get("fused") else CopyMask(part) for part in parts]
+        self._masks = [FlagMask(part) if _reads_flag(part) else CopyMask(part) for part in parts]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -186,11 +187,16 @@ class FiniteCheck(L.Callback):
                 raise NonFiniteStep(step.number, float(step.loss), self._last_loss, origin)
 
 
-class FusedMask:
-    """Masks the steps of an optimizer whose fused kernel reads a flag, as gradient scalers set it.
+def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer leaves out a step for a flag: torch's fused ones do, and ours."""
+    return bool(optimizer.defaults.get("fused")) or isinstance(optimizer, StackedMuon)
+
+
+class FlagMask:
+    """Masks the steps of an optimizer that reads a flag, as gradient scalers set it.
 
     Args:
-        optimizer: made with `fused=True`.
+        optimizer: reads `found_inf`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -236,7 +242,7 @@ class CopyMask:
         self._is_masked, self._copies = None, {}
 
 
-_Mask: TypeAlias = FusedMask | CopyMask
+_Mask: TypeAlias = FlagMask | CopyMask
 
 
 def _origin(trainer: L.Trainer, module: TrainingModule, step: _Step) -> str | None:

@@ -1,0 +1,95 @@
+"""Run `train.py` or `evaluate.py` on the stand-in device, with counts: `run_program.py train.py WORDS`.
+
+What looks at numbers is replaced: metrics, which would divide by zero tokens or count classes, the draw of a token, the
+flags of steps that are not finite, and the entropy, whose kernel torch compiles while it runs. The report says how
+often the host launched kernels and waited, in each step and in each measurement of the heads, and how many graphs were
+compiled.
+"""
+
+import ctypes
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch._dynamo.utils import counters
+
+from tinyformer.generation import Sampling
+from tinyformer.tasks import CausalLM, Classification, MaskedLM, classification
+from tinyformer.training import AttentionTelemetry, FiniteCheck
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Counts:
+    """The launches and waits since the start of the process."""
+
+    def __init__(self) -> None:
+        runtime, driver = (ctypes.CDLL(f"{os.environ['STANDIN']}/{name}") for name in ("runtime.so", "libcuda.so.1"))
+        self._launches = [ctypes.c_int.in_dll(runtime, "fake_launches"), ctypes.c_int.in_dll(driver, "fake_triton")]
+        self._waits = ctypes.c_int.in_dll(runtime, "fake_syncs")
+
+    def now(self) -> tuple[int, int]:
+        return sum(count.value for count in self._launches), self._waits.value
+
+
+COUNTS = Counts()
+REPORT: dict[str, Any] = {"steps": [], "measurements": []}
+
+
+class StepCounter(L.Callback):
+    """Counts what one step of training launches and waits for, the optimizer's included."""
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.before = COUNTS.now()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        REPORT["steps"].append([after - before for before, after in zip(self.before, COUNTS.now(), strict=True)])
+
+
+def count_measurements() -> None:
+    measure = AttentionTelemetry._measure
+
+    def counted(*args: Any) -> Any:
+        before = COUNTS.now()
+        measures = measure(*args)
+        REPORT["measurements"].append([after - start for start, after in zip(before, COUNTS.now(), strict=True)])
+        return measures
+
+    AttentionTelemetry._measure = counted  # type: ignore[method-assign]
+
+
+def replace_numbers() -> None:
+    torch.special.entr = torch.neg
+    Sampling.draw = lambda self, logits, generator=None: torch.zeros(len(logits), dtype=torch.long)  # type: ignore
+    classification.multiclass_confusion_matrix = lambda logits, labels, number: labels.new_zeros(number, number)
+    FiniteCheck._read = lambda self, trainer, module: None  # type: ignore[method-assign]
+    FiniteCheck.on_save_checkpoint = lambda self, trainer, module, checkpoint: None  # type: ignore[method-assign]
+    for task in (CausalLM, MaskedLM, Classification):
+
+        def metrics(self: Any, sums: Any, split: Any, computed: Any = task.metrics) -> Any:
+            return computed(self, {name: torch.ones(value.shape) for name, value in sums.items()}, split)
+
+        task.metrics = metrics  # type: ignore[method-assign]
+
+
+def main() -> None:
+    sys.argv = [str(ROOT / sys.argv[1]), *sys.argv[2:]]
+    sys.modules["run_program"] = sys.modules["__main__"]
+    if sys.argv[0].endswith("train.py"):
+        sys.argv.append("+callbacks.counter={_target_:run_program.StepCounter}")
+    replace_numbers()
+    count_measurements()
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        REPORT["graphs"] = counters["stats"]["unique_graphs"]
+        Path(os.environ["REPORT"]).write_text(json.dumps(REPORT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Runs on a CUDA device from the first step to the last picture, and what a step costs there."""
+
+from pathlib import Path
+
+import pytest
+from programs import BOOK
+
+from .conftest import Run
+
+SMALL = (
+    "trainer=gpu model.num_layers=2 model.num_heads=2 model.d_model=32 model.max_seq_len=32 data.batch_size=4 "
+    "generate.num_tokens=3 callbacks.attention.num_tokens=6 trainer.max_steps=4 hydra.run.dir=run"
+)
+TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1"
+TASKS = {
+    "causal": TEXT,
+    "documents": f"{TEXT} data.document_mask=true",
+    "masked": f"{TEXT} task=masked_lm",
+    "masked documents": f"{TEXT} task=masked_lm data.document_mask=true",
+    "classification": "task=classification data=text data.files=reviews.csv data.label_column=label tokenizer=byte",
+}
+
+
+@pytest.fixture(autouse=True)
+def texts(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text(BOOK)
+    rows = [f"the film was {'good' if n % 2 else 'bad'} {n},{n % 2}" for n in range(200)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+
+
+@pytest.mark.parametrize("compiled", ["false", "auto"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_ends_and_is_resumed_and_evaluated(task: str, compiled: str, run: Run) -> None:
+    ended = run("run_program.py", "train.py", SMALL, TASKS[task], f"compile={compiled}")
+    assert ended.code == 0, ended.text
+    assert ended.values["graphs"] <= 3
+    assert [waits for _, waits in ended.values["steps"][1:]] == [0] * 3  # the first one compiles, and makes states
+    ended = run("run_program.py", "train.py", "resume=run trainer.max_steps=6")
+    assert ended.code == 0, ended.text
+    files = "data.files=reviews.csv" if task == "classification" else "data.files=book.txt"
+    evaluated = f"checkpoint=run/checkpoints/last.ckpt {files} analysis=heads analysis.num_windows=4"
+    ended = run("run_program.py", "evaluate.py", evaluated)
+    assert ended.code == 0, ended.text
