@@ -104,7 +104,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data.batch_size)
     if compiled is not None:
-        network.compile(**compiled)
+        # Else torch compiles each graph twice: first for the length of the first batch, and at the second for any.
+        network.compile(**compiled, dynamic=data.varying_length or None)
     module = make_module(config, network, task, data)
     loggers = make_loggers(config, folder, invocation.is_sweep, start.first_step if start else 0)
     callbacks = [

@@ -41,6 +41,7 @@ class LabelledDataModule(SourceDataModule):
 
     splits: dict[str, LabelledSplit]
     row = "example"
+    varying_length = True
 
     def __init__(
         self,
