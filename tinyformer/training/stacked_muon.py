@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -33,33 +33,47 @@ class StackedMuon(torch.optim.Muon):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        is_masked = None if self.found_inf is None else self.found_inf > 0
         for group in self.param_groups:
             by_shape: dict[Any, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape, parameter.device, parameter.dtype].append(parameter)
-            for parameters in by_shape.values():
-                self._update(parameters, group)
+            updates = [self._average(parameters, group, is_masked) for parameters in by_shape.values()]
+            directions = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
+            for parameters, stack in zip(by_shape.values(), directions, strict=True):
+                self._move(parameters, stack, group, is_masked)
         return loss
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update the matrices of one shape."""
-        rate, momentum = float(group["lr"]), group["momentum"]
+    def _average(
+        self, parameters: list[Tensor], group: dict[str, Any], is_masked: Bool[Tensor, ""] | None
+    ) -> Float[Tensor, "matrices rows columns"]:
+        """Add the gradients of matrices of one shape to their running means, and return the updates."""
+        momentum = group["momentum"]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         gradients = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
-        means, kept = torch.stack(buffers), 1 - rate * group["weight_decay"]
-        if self.found_inf is not None:  # the mean of a mean and itself is the same, bit by bit
-            is_masked = self.found_inf > 0
-            gradients, kept = torch.where(is_masked, means, gradients), torch.where(is_masked, 1.0, kept)
+        means = torch.stack(buffers)
+        if is_masked is not None:  # the mean of a mean and itself is the same, bit by bit
+            gradients = torch.where(is_masked, means, gradients)
         means = means.lerp(gradients, 1 - momentum)
         torch._foreach_copy_(buffers, list(means.unbind()))
-        updates = gradients.lerp(means, momentum) if group["nesterov"] else means
-        directions = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        if self.found_inf is not None:
-            directions = directions.masked_fill(is_masked, 0.0)
+        return gradients.lerp(means, momentum) if group["nesterov"] else means
+
+    def _move(
+        self,
+        parameters: list[Tensor],
+        directions: Float[Tensor, "matrices rows columns"],
+        group: dict[str, Any],
+        is_masked: Bool[Tensor, ""] | None,
+    ) -> None:
+        """Decay matrices of one shape, and move them."""
+        rate = float(group["lr"])
+        kept: Any = 1 - rate * group["weight_decay"]
+        if is_masked is not None:
+            kept, directions = torch.where(is_masked, 1.0, kept), directions.masked_fill(is_masked, 0.0)
         rows, columns = parameters[0].shape
         is_matched = group["adjust_lr_fn"] == "match_rms_adamw"
         factor = 0.2 * math.sqrt(max(rows, columns)) if is_matched else math.sqrt(max(1, rows / columns))
@@ -68,22 +82,31 @@ class StackedMuon(torch.optim.Muon):
 
 
 def orthogonalise(
-    matrices: Float[Tensor, "matrices rows columns"], coefficients: Sequence[float], num_steps: int, eps: float
-) -> Float[Tensor, "matrices rows columns"]:
+    stacks: Sequence[Float[Tensor, "_matrices _rows _columns"]],
+    coefficients: Sequence[float],
+    num_steps: int,
+    eps: float,
+) -> list[Float[Tensor, "_matrices _rows _columns"]]:
     """U Vᵀ of each matrix U S Vᵀ, roughly: the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X, in bf16.
 
+    Matrices that are each other's transposed shape are iterated together.
+
     Args:
-        matrices: the matrices.
+        stacks: stacks of matrices.
         coefficients: a, b and c.
         num_steps: number of iterations.
         eps: smallest Frobenius norm by which a matrix is divided before.
     """
     a, b, c = coefficients
-    is_tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.bfloat16()
-    x = x.mT if is_tall else x
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
-    for _ in range(num_steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if is_tall else x
+    wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]
+    results: list[Tensor] = [*stacks]
+    for shape in dict.fromkeys((stack.shape[1:], stack.device) for stack in wide):
+        numbers = [number for number, stack in enumerate(wide) if (stack.shape[1:], stack.device) == shape]
+        x = torch.cat([wide[number] for number in numbers]).bfloat16()
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+        for _ in range(num_steps):
+            gram = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        for number, part in zip(numbers, x.split([len(wide[number]) for number in numbers]), strict=True):
+            results[number] = part if part.shape == stacks[number].shape else part.mT
+    return results
