@@ -12,6 +12,7 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
+from tinyformer import checkpoint
 from tinyformer.checkpoint import (
     FORMAT,
     KEY,
@@ -98,6 +99,16 @@ def test_a_file_of_another_kind(tmp_path):
 
 
 WEIGHT = "network.encoder.layers.0.attention.q_proj.weight"
+
+
+class Cast:
+    """A few bytes that are a large tensor once it has another dtype."""
+
+    def __reduce__(self):
+        cast = torch._utils._rebuild_device_tensor_from_cpu_tensor
+        return cast, (torch.zeros(1).expand(10**6), torch.float64, "cpu", False)
+
+
 UNUSABLE = torch.int64, torch.complex64, torch.float8_e4m3fn
 MALFORMED = {
     "state_dict: a list": lambda raw: raw | {"state_dict": [1]},
@@ -108,7 +119,9 @@ MALFORMED = {
             (3.0, "text", None, [0.0], *(torch.zeros(2).to(kind) for kind in UNUSABLE), torch.zeros(2, device="meta"))
         )
     },
-    "no dense tensor of real numbers: sparse": lambda raw: raw | {"state_dict": {WEIGHT: torch.eye(2).to_sparse()}},
+    "contains torch._utils _rebuild_sparse_tensor": lambda raw: (
+        raw | {"state_dict": {WEIGHT: torch.eye(2).to_sparse()}}
+    ),
     "not finite (NaN or infinity), encoder.layers.0": lambda raw: (
         raw | {"state_dict": {WEIGHT: torch.tensor([0, torch.nan])}}
     ),
@@ -124,6 +137,12 @@ MALFORMED = {
     "its tokenizer is a list": lambda raw: raw | {KEY: raw[KEY] | {"tokenizer": []}},
     "its facts is a list": lambda raw: raw | {KEY: raw[KEY] | {"facts": []}},
     "its fact precision is a list": lambda raw: raw | {KEY: raw[KEY] | {"facts": {"precision": []}}},
+    "its fact precision is '${oc.env:HOME}'": lambda raw: (
+        raw | {KEY: raw[KEY] | {"facts": {"precision": "${oc.env:HOME}"}}}
+    ),
+    "contains torch._utils _rebuild_device_tensor_from_cpu_tensor, which no run writes": lambda raw: (
+        raw | {"x": Cast()}
+    ),
     "its values is a list": lambda raw: raw | {KEY: raw[KEY] | {"values": [1]}},
     "its choices is a NoneType": lambda raw: raw | {KEY: raw[KEY] | {"choices": None}},
     "is of format 2, and": lambda raw: raw | {KEY: raw[KEY] | {"format": 2}},
@@ -135,6 +154,22 @@ def test_malformed_contents_are_told_in_one_sentence(tmp_path):
     for said, change in MALFORMED.items():
         message = error_of(save(tmp_path / "malformed.ckpt", contents=change(whole())))
         assert said.partition(":")[0] in message, (said, message)
+
+
+def test_an_archive_with_two_lists_of_entries_is_refused(tmp_path):
+    """Python takes the one before the end, and torch the one at the place that the end names."""
+    path = save(tmp_path / "whole.ckpt", contents=whole())
+    assert load_checkpoint(path)
+    path.write_bytes(b"compressed entries, and their list" + path.read_bytes())
+    with pytest.raises(ValueError, match="two lists"):
+        checkpoint._require_whole(path)
+
+
+def test_a_random_state_that_numpy_would_read_past_its_end_is_refused():
+    state = random_state()
+    state["numpy"][2] = 2**31 - 1
+    with pytest.raises(ValueError, match="position is 2147483647"):
+        restore_random_state(state)
 
 
 class Code:

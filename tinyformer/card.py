@@ -94,10 +94,11 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
+    unresolved: Any = OmegaConf.to_container(config, resolve=False)
     with config_keys(config):
         check_types(config, "network", config.hydra.runtime.choices)
         with device("meta"):
-            register_score(config)
+            register_score(unresolved)
             network = instantiate(sized.network, _convert_="all")
         with argument_path(passed={"cache_dtype": "dtype"}):
             costs = count_costs(network, str(config.dtype))

@@ -6,7 +6,9 @@ admits what it says of the config.
 """
 
 import importlib
+import pickletools
 import random
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -28,6 +30,12 @@ PARTS = {"choices": dict, "values": dict, "classes": dict, "tokenizer": str | No
 OLD_PARTS = {"config": dict, "tokenizer": str | None, "facts": dict}
 """The parts of format 1 and of files from before it, with their types."""
 
+CALLED = re.compile(
+    r"collections (OrderedDict|Counter)|builtins set|torch\._utils _rebuild_(tensor_v[23]|parameter)"
+    r"|torch\.storage UntypedStorage|torch (Size|\w+Storage|b?float\d*\w*|double|half|u?int\d+|bool|complex\d+|strided)"
+)
+"""What the pickle of a run calls."""
+
 KEPT = ("tokenizer", "facts")
 """The parts that both have."""
 
@@ -36,7 +44,9 @@ FACTS = {"precision": str | int, "data_fingerprint": str | None, "train/num_toke
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 """The checkpoints of a run: at its last validation, at the one before, and with the best score."""
 
-NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
+NETWORK_PREFIX, READOUT_PREFIX, OWN_PREFIXES = "network.", "readout.", ("encoder.layers.", "encoder.position.")
+"""Of the names of weights: all in a file, those that depend on the task, and those that no vocabulary changes."""
+
 EMBEDDING = "encoder.token_embedding.weight"
 
 
@@ -91,6 +101,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles that torch did not write, which are refused
             raw = torch.load(path, map_location="cpu", weights_only=True)
+    except ArgumentError:
+        raise
     except Exception as error:  # a damaged file can raise anything
         reason = (
             "cannot be read: the file is cut short, damaged, or not a checkpoint; a run writes "
@@ -107,7 +119,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if problem := _unusable_weight(weights):
         raise ArgumentError("path", str(path), problem)
     ours = raw[KEY]
-    stored = {name: part for name, part in ours.items() if name in ("choices", "values", "classes", "config")}
+    parts = PARTS if ours.get("format", 0) else OLD_PARTS
+    stored = {name: ours[name] for name in parts if name not in KEPT}
     return Checkpoint(path, weights, stored, ours["tokenizer"], ours["facts"], raw["global_step"])
 
 
@@ -116,11 +129,29 @@ def _require_whole(path: Path) -> None:
 
     Torch writes checksums, but does not read them, and compresses nothing.
     """
-    with zipfile.ZipFile(path) as archive:
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        # Python looks for the list of entries before the end of the file, and torch where the end says it is.
+        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+        if end[zipfile._ECD_OFFSET] != archive.start_dir or archive.comment:  # type: ignore[attr-defined]
+            raise ValueError("two lists of entries")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed")
         if (damaged := archive.testzip()) is not None:
             raise ValueError(damaged)
+        for entry in archive.infolist():
+            if entry.filename.endswith("data.pkl") and (foreign := _foreign_call(archive.read(entry))):
+                raise ArgumentError("path", str(path), f"is malformed: it contains {foreign}, which no run writes")
+
+
+def _foreign_call(pickled: bytes) -> str | None:
+    """What a pickle would call that a run does not write, if anything.
+
+    `weights_only=True` runs no code, but calls functions that make large tensors out of small ones.
+    """
+    for operation, argument, _ in pickletools.genops(pickled):
+        if operation.name == "STACK_GLOBAL" or (operation.name == "GLOBAL" and not CALLED.fullmatch(str(argument))):
+            return str(argument)
+    return None
 
 
 def load_newest(folder: Path) -> Checkpoint:
@@ -180,6 +211,8 @@ def _malformation(raw: Any) -> str | None:
     for name, fact_kind in FACTS.items():
         if name in ours["facts"] and not isinstance(ours["facts"][name], fact_kind):
             return f"is malformed: its fact {name} is a {type(ours['facts'][name]).__name__}"
+        if not re.fullmatch(r"[\w-]*", str(ours["facts"].get(name, "")), re.ASCII):
+            return f"is malformed: its fact {name} is {_shown(ours['facts'][name])}"
     return None
 
 
@@ -257,13 +290,21 @@ def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
     network.load_state_dict(checkpoint.weights)
 
 
-def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
+def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: str | tuple[str, ...] = "") -> None:
     """Refuse a checkpoint whose weights do not fit a network.
+
+    Args:
+        network: the network, which may be on the meta device.
+        checkpoint: the checkpoint.
+        within: compare only weights whose names start with this.
 
     Raises:
         ArgumentError: names or shapes differ; the reason names the first difference.
     """
-    own, stored = network.state_dict(), checkpoint.weights
+    own, stored = (
+        {name: weight for name, weight in weights.items() if name.startswith(within)}
+        for weights in (network.state_dict(), checkpoint.weights)
+    )
     changed = [
         f"{name} has shape {list(stored[name].shape)} there and {list(own[name].shape)} here"
         for name in own
@@ -334,6 +375,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
     name, keys, position, has_gauss, gauss = state["numpy"]
+    if not 0 <= position <= len(keys):  # NumPy reads there unchecked
+        raise ValueError(f"the random state's position is {position}")
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))
     python_version, python_keys, python_gauss = state["python"]
     random.setstate((python_version, tuple(python_keys), python_gauss))

@@ -15,6 +15,7 @@ from tinyformer.app.checks import check_types
 from tinyformer.app.config import register_head_resolver
 from tinyformer.app.errors import cause_of
 from tinyformer.app.parts import make_network
+from tinyformer.app.scores import register_score
 from tinyformer.app.start import tokenizer_of
 from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
@@ -51,6 +52,7 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         plain = admit_config(stored, lambda key, name: name in trusted)
         tokenizer = tokenizer_of(stored) if stored.tokenizer else None
     register_head_resolver()
+    register_score(plain)
     config = OmegaConf.create(plain)
     config.attention.backend = backend
     try:

@@ -30,7 +30,7 @@ HOSTILE = {
     """,
     "contains _args_": "+callbacks.e={_args_:[1]}|network._args_=[1]",
     "computes": """
-        seed='${oc.create:{_target_:os.system}}'|seed='${oc.env:HOME}'|seed='${a}${b}'|seed='${${a}}'|+a=[{b:'${now:%Y}'}]
+        attention.score='${evil}'|seed='${oc.create:{_target_:os.system}}'|seed='${oc.env:HOME}'|seed='${a}${b}'|seed='${${a}}'|+a=[{b:'${now:%Y}'}]
     """,
     "changes the program": """
         hydra.run.dir=x|hydra/launcher=joblib|+hydra.callbacks.e._target_=os.system|hydra.searchpath=[pkg://e]

@@ -1,5 +1,9 @@
 """Every mistake has one sentence that names the argument, the value, the reason and mostly a value that works."""
 
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tinyformer.data import (
@@ -93,6 +97,15 @@ def test_arguments_of_masking_and_recipes():
     refused(lambda: Docstrings(1), "num_packages=1: must be at least 2; num_packages=20 works")
 
 
+def damaged() -> bytes:
+    """A parquet file whose pages are cut to pieces, and whose description at the end is whole."""
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"line {n}" * 50 for n in range(200)]}), file, compression="snappy")
+    contents = bytearray(file.getvalue())
+    contents[40:400] = bytes(360)
+    return bytes(contents)
+
+
 FILES = [
     ("none.txt", None, {}, "files='.*none.txt': the file does not exist; name a text file, e.g. book.txt"),
     ("", None, {}, "files='.*': the folder contains no .txt, .csv, .* file"),
@@ -102,6 +115,11 @@ FILES = [
     ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 of .*a.jsonl has no such column; it has body"),
     ("a.jsonl", b'{"text": 3}\n', {}, "text_column='text': .*a.jsonl holds 3 there, not text"),
     ("a.json", b"[1, 2]", {}, "files='.*a.json': row 1 is 1; must be an object with a key 'text'"),
+    ("a.json", b"[" * 99_999, {}, "files='.*a.json': not JSON"),
+    ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", {}, "files='.*a.jsonl': not JSON"),
+    ("a.jsonl", b'{"text": "\\ud800"}', {}, "text_column='text': .*a.jsonl holds half of a surrogate pair"),
+    ("a.parquet", b"PAR1 and more PAR1", {}, "files='.*a.parquet': cannot be read as parquet"),
+    ("a.parquet", damaged(), {}, "files='.*a.parquet': cannot be read as parquet"),
     ("a.csv", b"text\nx\n", {"text_column": ["text", "b"]}, "text_column='b': .*no such column; it has text"),
     ("a.csv", b"text\nx\n", {"text_column": ["a", "b", "c"]}, r"text_column=\['a', 'b', 'c'\]: must be one column, or"),
 ]

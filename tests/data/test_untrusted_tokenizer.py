@@ -22,6 +22,11 @@ ENDLESS = (
     r"(a)\1*",
     r"(",
     r"(?:a+)++",
+    r".+",
+    r"[\s\S]*(?!)",
+    r"[^\p{P}]+x",
+    r"[\p{Z}\p{L}]+x",
+    r"x{1,9}+y",
 )
 
 
@@ -51,6 +56,9 @@ MALFORMED = {
     "is not a tokenizer ": '{"model": 3}',
     "cannot be read": '{"model": {"type": "None"}}',
     "cannot be read ": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
+    "splits words of more than 1000": '{"model": {"type": "WordPiece", "max_input_chars_per_word": 9999, "vocab": {}}}',
+    "has a token id above": '{"model": {"type": "WordLevel", "vocab": {"a": 4000000000}}}',
+    "has a token id above ": '{"added_tokens": [{"id": 4000000000, "content": "a"}], "model": {"vocab": {}}}',
     "<eos>": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
 }
 

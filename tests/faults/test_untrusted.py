@@ -13,7 +13,9 @@ from omegaconf import OmegaConf
 from programs import SMALL, TEXT, Program, Trained
 
 import tinyformer
+from tinyformer.app import start
 from tinyformer.app.config import config_dir
+from tinyformer.app.scores import register_score
 from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.convert.exporting import export_model
@@ -102,19 +104,33 @@ def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(program: Prog
     assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
     last = Path("run/checkpoints/last.ckpt")
     raw = torch.load(last, weights_only=True)
-    for value in (torch.zeros(3), torch.zeros(3).to_sparse(), "text"):
+    for value in (torch.zeros(3), "text"):
         raw["optimizer_states"][0]["state"][0]["exp_avg"] = value
         torch.save(raw, last)
         ended = program("train.py", "resume=run trainer.max_steps=6")
         assert (ended.code, "its optimizer's exp_avg does not fit" in ended.err) == (2, True), ended.err
     Path("victim").write_text("mine")
-    for name in ("config.yaml", ".hydra/overrides.yaml.link", "checkpoints/last.ckpt.partial"):
+    Path("run/wandb").mkdir()
+    for name in (
+        "wandb/run_id",
+        "wandb/latest-run",
+        "config.yaml",
+        ".hydra/overrides.yaml.link",
+        "checkpoints/last.ckpt.partial",
+    ):
         Path("run", name).unlink(missing_ok=True)
         Path("run", name).symlink_to(Path("victim").absolute())
         ended = program("train.py", "resume=run trainer.max_steps=6")
         assert (ended.code, "is a symbolic link" in ended.err) == (2, True), ended.err
         Path("run", name).unlink()
     assert Path("victim").read_text() == "mine"
+    Path("run/.git").mkdir()  # whose configuration names commands
+    ended = program("train.py", "resume=run trainer.max_steps=6")
+    assert (ended.code, "run/.git is part of a Git repository" in ended.err) == (2, True), ended.err
+    Path("run/.git").rmdir()
+    Path("run/wandb/run_id").write_text("../../elsewhere")
+    ended = program("train.py", "resume=run trainer.max_steps=6 logger=wandb")
+    assert (ended.code, "run/wandb/run_id contains no id of a run" in ended.err) == (2, True), ended.err
 
 
 MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -145,9 +161,11 @@ def test_a_malformed_state_of_a_run_is_one_sentence(program: Program, book: Path
 
 def test_a_device_or_foreign_metrics_in_a_run_folder_are_refused(program: Program, book: Path) -> None:
     assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
-    Path("run/metrics.csv").write_text("step,loss\nx,1\n")
-    foreign = program("train.py", "resume=run trainer.max_steps=6")
-    assert (foreign.code, "run/metrics.csv: is not the metrics of a run" in foreign.err.replace("'", "")) == (2, True)
+    for rows in ("step,loss\nx,1\n", "step,loss\n1,2,3\n", "loss,step\n1\n"):
+        Path("run/metrics.csv").write_text(rows)
+        foreign = program("train.py", "resume=run trainer.max_steps=6")
+        said = "run/metrics.csv: is not the metrics of a run"
+        assert (foreign.code, said in foreign.err.replace("'", "")) == (2, True), foreign.err
     Path("run/metrics.csv").unlink()
     os.mkfifo("run/metrics.csv")
     device = program("train.py", "resume=run trainer.max_steps=6")
@@ -194,3 +212,33 @@ def test_a_file_of_an_earlier_version_is_upgraded(program: Program, trained: Tra
     for file in ("old.ckpt", "new.ckpt"):
         ended = program("evaluate.py", f"checkpoint={file} data.files=book.txt hydra.run.dir={file}-evaluated")
         assert ended.code == 0, ended.err
+
+
+def test_a_sweep_imports_no_score_and_makes_no_million_jobs(program: Program, book: Path) -> None:
+    Path("sweep").mkdir()
+    Path("sweep/mine.py").write_text("from pathlib import Path\nPath('it-ran').touch()\n")
+    evil = ["+evil=sweep.mine.Score", "attention.score=${evil}", "+data.module.masking=${attention}"]
+    for task, said in ((evil, "which computes '${evil}'"), (["seed=range(9999)", "model.d_ff=range(1,9999)"], "jobs")):
+        contents = {"hydra": {"overrides": {"task": [*TEXT.split(), *task], "hydra": ["hydra.mode=MULTIRUN"]}}}
+        Path("sweep/multirun.yaml").write_text(yaml.safe_dump(contents))
+        ended = program("train.py", "-m resume=sweep")
+        assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert not Path("it-ran").exists()
+
+
+def test_a_score_is_imported_by_its_own_name_alone() -> None:
+    """Hydra resolves nodes in place when it makes others, so that a reference looks like a name afterwards."""
+    register_score({"attention": {"score": "${evil}"}, "evil": "no_such_package.Score"})
+    with pytest.raises(ArgumentError, match="of a subclass of"):
+        register_score({"attention": {"score": "no_such_package.Score"}})
+
+
+def test_a_run_starts_from_no_sizes_that_the_weights_lack(
+    program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = torch.load(trained.last, weights_only=True)
+    raw["tinyformer"]["values"] |= {"attention.head_dim": 2**20, "model.num_heads": 8}
+    torch.save(raw, "large.ckpt")
+    monkeypatch.setattr(start, "make_seeded_network", None)  # which would allocate them
+    ended = program("train.py", f"init_from=large.ckpt {TEXT} trainer.max_steps=2 trainer.precision=32-true")
+    assert (ended.code, "init_from=large.ckpt: " in ended.err) == (2, True), ended.err

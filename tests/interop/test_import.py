@@ -114,6 +114,7 @@ def test_an_older_config(tmp_path: Path, out: Path) -> None:
     [
         ("Llama", LLAMA, {"tie_word_embeddings": True}, r"lm_head.weight .* model.embed_tokens.weight"),
         ("GPT2", GPT2, {"n_layer": 3}, "transformer.h.2.attn.c_attn.bias"),
+        ("GPT2", GPT2, {"n_layer": 9999}, "asks for 9,999 layers, and the files hold"),
         ("GPT2", GPT2, {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias"),
         ("GPT2", GPT2, {"n_inner": 51}, "transformer.h.0.mlp.c_fc.weight"),
         ("GPT2", GPT2, {"model_type": "opt"}, "opt"),

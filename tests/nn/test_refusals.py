@@ -69,6 +69,7 @@ NO_PAIRS = [[2, 0], [0, 2], [-1, 0], [0, -1], [0], [0, 1, 1]]
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LayerNorm(8, eps=-1), "eps=-1: must be at least 0; eps=1e-05 works."),
     (lambda: RMSNorm(8, eps=-1), "eps=-1: must be at least 0; eps=1e-06 works."),
+    (lambda: SinusoidalPosition(2**20, 256), "max_seq_len=1048576: must be at most 524288; max_seq_len=256 works."),
     (lambda: encoder(num_layers=0), "num_layers=0: must be at least 1; num_layers=1 works."),
     (lambda: encoder(vocab_size=0), "vocab_size=0: must be at least 1; vocab_size=256 works."),
     (lambda: encoder(d_model=0), "d_model=0: must be at least 1; d_model=128 works."),

@@ -1,6 +1,7 @@
 """The loggers of a run: `metrics.csv` always, and what the `logger` group asks for."""
 
 import contextlib
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
+from tinyformer.app.errors import ConfigError
+from tinyformer.app.summary import relative_path
 from tinyformer.training import RunCSVLogger, RunWandbLogger
 
 
@@ -53,9 +56,16 @@ def wandb_location(loggers: list[Logger]) -> str | None:
 
 
 def _wandb_id(folder: Path) -> str:
-    """An id that a run and its resumption share, so that they are one run in the browser."""
+    """An id that a run and its resumption share, so that they are one run in the browser.
+
+    Raises:
+        ConfigError: the file contains something else.
+    """
     path = folder / "wandb" / "run_id"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(secrets.token_hex(4))
-    return path.read_text().strip()
+    run_id = path.read_text(errors="replace").strip()
+    if not re.fullmatch(r"[0-9a-f]{8}", run_id):
+        raise ConfigError(f"{relative_path(path)} contains no id of a run of wandb; remove it for a new one.")
+    return run_id

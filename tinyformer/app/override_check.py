@@ -18,6 +18,9 @@ SEVERAL_VALUES = "has several values"
 MAX_JOBS = 10_000
 """Of a sweep in a file."""
 
+SCORE = "attention.score"
+"""A key whose value may name a class."""
+
 OF_A_NODE = {"_target_", "_partial_", "_recursive_", "_convert_"}
 """Hydra's own keys in a node that makes an object; `_args_` is none of them, since no config file of ours has it."""
 
@@ -63,6 +66,17 @@ def problem_of_override(entry: str, in_sweep: bool = False) -> str | None:
     return next((problem for path, leaf in _leaves(key, value) if (problem := _problem_of_leaf(path, leaf))), None)
 
 
+def num_values(entry: str) -> int:
+    """The number of jobs that an override makes, up to one more than `MAX_JOBS`; 1 if it is malformed."""
+    try:
+        override = OverridesParser.create().parse_override(entry)
+        if not override.is_sweep_override() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+            return 1
+        return sum(1 for _ in itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
+    except (HydraException, RecursionError):
+        return 1
+
+
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The plain values of an override, each with its dotted key."""
     if isinstance(value, dict):
@@ -79,9 +93,10 @@ def _problem_of_leaf(key: str, value: Any) -> str | None:
     name, text = key.rpartition(".")[2], str(value)
     if re.fullmatch(r"_\w+_", name) and name not in OF_A_NODE:
         return f"contains {name}"
-    if "${" in text and not re.fullmatch(r"\$\{[\w.]+\}", text):
+    is_reference = re.fullmatch(r"\$\{[\w.]+\}", text)
+    if "${" in text and (not is_reference or key == SCORE):  # which would be imported by the name that it refers to
         return f"computes {text[:100]!r}"
-    is_class = name == "_target_" or (key == "attention.score" and "." in text)
+    is_class = name == "_target_" or (key == SCORE and "." in text)
     if is_class and text not in _classes_of_config_files() and not _is_our_class(text):
         return f"calls {text[:100]!r}, which is not a class of tinyformer and could run any code"
     return None

@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.app.hydra_errors import raising_module
-from tinyformer.app.scores import register_score
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
@@ -86,7 +85,6 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: st
         reason = f"must be at least {needed}, the size of the tokenizer's vocabulary"
         raise ArgumentError("model.vocab_size", vocab_size, reason, {"vocab_size": needed})
     sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size or needed}})
-    register_score(config)
     if device != "meta":
         _require_memory(sized)
     with torch.device(device):

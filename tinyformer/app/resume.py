@@ -1,5 +1,6 @@
 """`resume=FOLDER`: the overrides of a run, or of all jobs of a sweep, followed by the new ones."""
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import yaml
 
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import quoted
-from tinyformer.app.override_check import SEVERAL_VALUES, problem_of_override
+from tinyformer.app.override_check import MAX_JOBS, SEVERAL_VALUES, num_values, problem_of_override
 
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:
@@ -72,6 +73,8 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     for entry in of_hydra:
         if not entry.startswith(("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=")) and entry not in new:
             raise ConfigError(f"resume={sweep}: {saved} says {entry[:200]}; if you trust it, add it to the command.")
+    if math.prod(map(num_values, entries)) > MAX_JOBS:
+        raise ConfigError(f"resume={sweep}: {saved} makes more than {MAX_JOBS:,} jobs.")
     swept = {entry.partition("=")[0] for entry in entries if problem_of_override(entry) == SEVERAL_VALUES}
     has_ended = any(sweep.glob("*/results.json"))
     for argument in new:
@@ -84,11 +87,21 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):  # wandb makes links of its own
-        if path.is_symlink() and "wandb" not in path.relative_to(folder).parts[:2]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not _is_link_of_wandb(path, folder):
             raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
+        if path.name == ".git":  # whose configuration names commands, which wandb runs through git
+            raise ConfigError(
+                f"resume={folder}: {path} is part of a Git repository, which a run does not make; remove it."
+            )
         if not path.is_symlink() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"resume={folder}: {path} is neither a file nor a folder; remove it.")
+
+
+def _is_link_of_wandb(path: Path, folder: Path) -> bool:
+    """Whether wandb makes such a link: to its newest run in a folder, or to a log of that run."""
+    is_known = path.name == "latest-run" or re.fullmatch(r"debug[\w-]*\.log", path.name)
+    return path.parent.name == "wandb" and bool(is_known) and path.resolve().is_relative_to(folder.resolve())
 
 
 def _read(folder: Path, saved: Path) -> Any:

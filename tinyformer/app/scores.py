@@ -4,19 +4,20 @@ import pydoc
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import SCORES, ScaledDotScore
 
 
-def register_score(config: DictConfig) -> None:
+def register_score(config: Mapping[str, Any]) -> None:
     """Import the class that the config names as its score function, if it names one, and add it to `SCORES`.
+
+    Args:
+        config: the config as it was composed, since what an interpolation refers to was not checked as a name.
 
     Raises:
         ArgumentError: it is not a score function.
     """
-    name = _class_name(OmegaConf.to_container(config, resolve=False))
+    name = _class_name(config)
     if name is None or name in SCORES:
         return
     found: Any = pydoc.locate(name)

@@ -9,11 +9,19 @@ from omegaconf import DictConfig
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import format_value
-from tinyformer.app.parts import make_data, make_seeded_network
+from tinyformer.app.parts import make_data, make_network, make_seeded_network
 from tinyformer.app.resume import has_checkpoint, is_first_process, require_unused
 from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import relative_path
-from tinyformer.checkpoint import LAST, Checkpoint, load_checkpoint, load_newest, require_fitting, start_from
+from tinyformer.checkpoint import (
+    LAST,
+    OWN_PREFIXES,
+    Checkpoint,
+    load_checkpoint,
+    load_newest,
+    require_fitting,
+    start_from,
+)
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.data.untrusted_tokenizer import tokenizer_from_stranger
 from tinyformer.errors import ArgumentError, argument_path
@@ -158,12 +166,14 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
     Raises:
         ArgumentError: the checkpoint does not fit the network, or no parameter would be trained.
     """
+    if start is not None:  # before memory is allocated
+        within = "" if start.is_resumed else OWN_PREFIXES
+        with argument_path(passed={"checkpoint": start.key}):
+            require_fitting(make_network(config, tokenizer, "meta"), start.checkpoint, within)
     network = make_seeded_network(config, tokenizer)
     if start is not None:
         with argument_path(passed={"checkpoint": start.key}):
-            if start.is_resumed:
-                require_fitting(network, start.checkpoint)
-            else:
+            if not start.is_resumed:
                 start_from(network, start.checkpoint, with_readout=has_same_readout(start.checkpoint, config))
     if config.freeze_encoder:
         network.encoder.requires_grad_(False)

@@ -25,6 +25,7 @@ from tinyformer.app.loggers import closing, make_loggers, wandb_location
 from tinyformer.app.parts import evaluation_mask, make_task
 from tinyformer.app.resume import is_first_process
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
+from tinyformer.app.scores import register_score
 from tinyformer.app.start import Start, load_start, make_starting_network, prepare_data
 from tinyformer.app.stored_config import describe_config
 from tinyformer.app.summary import (
@@ -203,6 +204,7 @@ def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, An
     """
     # First, since Hydra's `instantiate` resolves the nodes that its node refers to in place.
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
+    register_score(unresolved)
     check_types(config, choices=choices)
     check_generation(config.generate)
     return unresolved

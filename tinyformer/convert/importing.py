@@ -53,6 +53,11 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     tensors, dtypes = read_tensors(folder)
     if problem := first_not_finite(tensors):
         raise ArgumentError("source", source, problem)
+    if settings["model.num_layers"] > len(tensors):  # before a network of these layers is made
+        reason = (
+            f"config.json asks for {settings['model.num_layers']:,} layers, and the files hold {len(tensors):,} tensors"
+        )
+        raise ArgumentError("source", source, reason)
     network = meta_network(config)
     weights = _our_weights(tensors, family, fields, settings, network, folder)
     heads = f"{settings['model.num_layers']} layers of {settings['model.num_heads']} heads"

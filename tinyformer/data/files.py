@@ -153,7 +153,7 @@ def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
         # split, not splitlines: JSON allows U+2028 and others within a string
         lines = text.split("\n") if not text.lstrip().startswith("[") else []
         rows = [json.loads(line) for line in lines if line.strip()] if lines else json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no JSONDecodeError
         raise _error(file, f"not JSON ({error}); must be a list of objects, or an object on each line") from error
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
@@ -165,12 +165,14 @@ def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
 def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     try:
         table = pq.ParquetFile(file)
-    except pa.ArrowInvalid as error:
-        raise _error(file, f"not a parquet file ({error})") from error
-    layout.require_columns(file, table.schema_arrow.names)
-    for batch in table.iter_batches(columns=layout.selected):
-        # By name: the batch has the columns in the order of the file.
-        yield from zip(*(batch.column(column).to_pylist() for column in layout.selected), strict=True)
+        layout.require_columns(file, table.schema_arrow.names)
+        for batch in table.iter_batches(columns=layout.selected):
+            # By name: the batch has the columns in the order of the file.
+            yield from zip(*(batch.column(column).to_pylist() for column in layout.selected), strict=True)
+    except ArgumentError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise _error(file, f"cannot be read as parquet ({error})") from error
 
 
 READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {

@@ -1,5 +1,6 @@
 """A thin wrapper of the Rust library `tokenizers`."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -36,6 +37,21 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _byte_alphabet()
+
+
+@contextlib.contextmanager
+def _telling(aim: str) -> Iterator[None]:
+    """Turn what the library raises into a sentence.
+
+    Raises:
+        ArgumentError: in place of a bare exception, or of a panic, which is no exception of Python's.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ArgumentError("tokenizer", "tokenizer.json", f"cannot {aim}: {str(error)[:200]}") from error
 
 
 class TextTokenizer:
@@ -130,23 +146,21 @@ class TextTokenizer:
         return [list(chain.from_iterable(ids[start:stop])) for start, stop in bounds]
 
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
-        try:
+        with _telling("encode a text"):
             return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the library raises bare exceptions, and panics are no exceptions of Python's
-            raise ArgumentError("tokenizer", "tokenizer.json", f"cannot encode a text: {str(error)[:200]}") from error
 
     def prefix(self, text: str, num_tokens: int) -> str:
         """The part of a text that its first `num_tokens` tokens encode."""
         if num_tokens <= 0:
             return ""
-        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        with _telling("encode a text"):
+            offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return text[: offsets[:num_tokens][-1][1]] if offsets else ""
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of token ids, special tokens included."""
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+        with _telling("decode tokens"):
+            return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
         """The text of token ids that follow others: some decoders treat the first token of a text differently."""

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tinyformer.data import hub
 from tinyformer.data.tokenizer import BYTE_OF, EOS, MASK, UNK, TextTokenizer
+from tinyformer.data.untrusted_tokenizer import require_harmless
 from tinyformer.errors import ArgumentError, require_at_most
 
 
@@ -212,7 +213,11 @@ def _open_tokenizer(file: Path, path: str, eos_token: str | None) -> TextTokeniz
     if not file.is_file():
         raise ArgumentError("path", path, "the file does not exist; name a tokenizer.json")
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        text = file.read_text(encoding="utf-8")
+        require_harmless(text)
+        tokenizer = Tokenizer.from_str(text)
+    except ArgumentError as error:
+        raise ArgumentError("path", path, error.reason) from error
     except Exception as error:  # the library raises plain Exception
         raise ArgumentError("path", path, f"not a tokenizer.json of the library tokenizers ({error})") from error
     return TextTokenizer(tokenizer, eos_token)

@@ -62,12 +62,13 @@ def read_tensors(folder: Path) -> tuple[Weights, str]:
         try:
             with safe_open(path, framework="pt") as file:
                 tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, RuntimeError) as error:
             reason = f"{path.name} cannot be read: it is cut short, damaged, or not a safetensors file ({error})"
             raise ArgumentError("folder", str(folder), reason) from error
     for name, tensor in tensors.items():
         # Tensors with more dimensions are masks, which older files call a bias.
-        if tensor.dtype not in DTYPES and tensor.ndim < 3 and name.endswith(("weight", "bias")):
+        is_weight = tensor.is_floating_point() or (tensor.ndim < 3 and name.endswith(("weight", "bias")))
+        if tensor.dtype not in DTYPES and is_weight:
             dtype = str(tensor.dtype).removeprefix("torch.")
             reason = f"{name} is quantised ({dtype}); only fp32, bf16 and fp16 weights are supported"
             raise ArgumentError("folder", str(folder), reason)

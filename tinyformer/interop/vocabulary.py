@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
-from tinyformer.data.untrusted_tokenizer import require_harmless
+from tinyformer.data.untrusted_tokenizer import require_harmless, require_small_ids
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
 from tinyformer.interop.json_file import read_json
@@ -30,6 +30,7 @@ def _from_json(folder: Path, settings: Fields) -> Tokenizer:
 
 def _from_merges(folder: Path, settings: Fields) -> Tokenizer:
     """A byte-level BPE tokenizer, such as GPT-2's."""
+    require_small_ids(read_json(folder / "vocab.json"))
     tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
     tokenizer.decoder = decoders.ByteLevel()

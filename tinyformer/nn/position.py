@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 from tinyformer.nn.mask import Grid
 from tinyformer.nn.score import ScoreMod
 
@@ -29,6 +29,10 @@ class LearnedPosition(nn.Module):
         return x + self.embedding.weight[offset : offset + x.shape[1]]
 
 
+MAX_TABLE = 2**27
+"""Numbers in a table of sines and cosines: 0.5 GB."""
+
+
 class SinusoidalPosition(nn.Module):
     """Sines and cosines of geometrically spaced wavelengths, added to the embeddings (Vaswani et al. 2017, §3.5).
 
@@ -43,6 +47,7 @@ class SinusoidalPosition(nn.Module):
         if d_model % 2:
             reason = "must be even for sinusoidal positional encodings"
             raise ArgumentError("d_model", d_model, reason, {"d_model": d_model + 1})
+        require_at_most(MAX_TABLE // d_model, {"max_seq_len": 256}, max_seq_len=max_seq_len)
         self.scale = math.sqrt(d_model)
         self.max_seq_len = max_seq_len
         angles = _angles(max_seq_len, d_model, base)

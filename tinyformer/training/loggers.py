@@ -23,6 +23,20 @@ WAIT_SECONDS = 10
 """For an answer of Weights & Biases, before a run is logged offline; a connection and an answer have as long each."""
 
 
+def _read_rows(path: Path) -> dict[int, dict[str, Any]]:
+    """The rows of a `metrics.csv` by step.
+
+    Raises:
+        ValueError: it is malformed; also as a KeyError or csv.Error.
+    """
+    # A last line without a newline was cut short when the machine went down.
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(whole.splitlines())]
+    if any(None in row or None in row.values() for row in rows):
+        raise ValueError("rows of different length")
+    return {int(row["step"]): row for row in rows}
+
+
 class RunCSVLogger(Logger):
     """Writes `metrics.csv`: a row for each step at which something was logged, a column for each metric.
 
@@ -42,11 +56,8 @@ class RunCSVLogger(Logger):
         self._columns: list[str] = []
         self._last_written = -1
         if self.path.exists():
-            # A last line without a newline was cut short when the machine went down.
             try:
-                whole, _, _ = self.path.read_text(encoding="utf-8").rpartition("\n")
-                rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(whole.splitlines())]
-                self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first_step}
+                self.rows = {step: row for step, row in _read_rows(self.path).items() if step <= first_step}
             except (ValueError, KeyError, csv.Error) as error:
                 reason = f"is not the metrics of a run ({error}); remove it, and the run goes on without its history"
                 raise ArgumentError("path", str(self.path), reason) from error
