@@ -115,9 +115,7 @@ MALFORMED = {
     "state_dict: numbers": lambda raw: raw | {"state_dict": {3: torch.zeros(1)}},
     **{
         f"no dense tensor of real numbers: {number}": lambda raw, weight=weight: raw | {"state_dict": {WEIGHT: weight}}
-        for number, weight in enumerate(
-            (3.0, "text", None, [0.0], *(torch.zeros(2).to(kind) for kind in UNUSABLE), torch.zeros(2, device="meta"))
-        )
+        for number, weight in enumerate((3.0, "text", None, [0.0], *(torch.zeros(2).to(kind) for kind in UNUSABLE)))
     },
     "contains torch._utils _rebuild_sparse_tensor": lambda raw: (
         raw | {"state_dict": {WEIGHT: torch.eye(2).to_sparse()}}
@@ -140,6 +138,7 @@ MALFORMED = {
     "its fact precision is '${oc.env:HOME}'": lambda raw: (
         raw | {KEY: raw[KEY] | {"facts": {"precision": "${oc.env:HOME}"}}}
     ),
+    "contains torch._utils _rebuild_meta_tensor": lambda raw: raw | {"x": torch.zeros(2, device="meta")},
     "contains torch._utils _rebuild_device_tensor_from_cpu_tensor, which no run writes": lambda raw: (
         raw | {"x": Cast()}
     ),

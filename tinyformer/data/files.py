@@ -4,6 +4,7 @@ import csv
 import glob
 import io
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tinyformer.errors import ArgumentError
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character, which JSON can spell and UTF-8 cannot."""
 
 
 def find_files(files: Sequence[str]) -> list[Path]:
@@ -159,6 +163,9 @@ def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
         if not isinstance(row, dict):
             raise _error(file, f"row {number} is {row!r:.60}; must be an object with a key '{layout.selected[0]}'")
         layout.require_columns(f"row {number} of {file}", list(row))
+        for column in layout.selected:
+            if isinstance(row[column], str) and SURROGATE.search(row[column]):
+                raise layout.error(column, f"row {number} of {file} holds half of a surrogate pair, which is no text")
         yield [row[column] for column in layout.selected]
 
 

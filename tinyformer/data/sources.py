@@ -14,9 +14,6 @@ from tinyformer.data.documents import TEXTS, class_name, from_columns, from_text
 from tinyformer.data.files import Layout, find_files, read_rows
 from tinyformer.errors import ArgumentError, argument_path
 
-SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a character, which JSON can spell and UTF-8 cannot."""
-
 SPLIT_OF = {
     "train": "train",
     "training": "train",
@@ -164,8 +161,6 @@ class TextFiles:
     def _text(file: Path, column: str, value: Any) -> str | None:
         if value is not None and not isinstance(value, str):
             raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
-        if value is not None and SURROGATE.search(value):
-            raise ArgumentError("text_column", column, f"{file} holds half of a surrogate pair there, which is no text")
         return value
 
     def _files_of_splits(self) -> dict[str, list[Path]]:

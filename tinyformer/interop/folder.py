@@ -68,6 +68,8 @@ def read_tensors(folder: Path) -> tuple[Weights, str]:
     for name, tensor in tensors.items():
         # Tensors with more dimensions are masks, which older files call a bias.
         is_weight = tensor.is_floating_point() or (tensor.ndim < 3 and name.endswith(("weight", "bias")))
+        if not tensor.numel():
+            raise ArgumentError("folder", str(folder), f"{name} has no elements")
         if tensor.dtype not in DTYPES and is_weight:
             dtype = str(tensor.dtype).removeprefix("torch.")
             reason = f"{name} is quantised ({dtype}); only fp32, bf16 and fp16 weights are supported"

@@ -86,6 +86,8 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
                 settings |= read_json(folder / name)
     try:
         tokenizer = FORMATS[names](folder, settings)
+    except ArgumentError as error:
+        raise ArgumentError("folder", str(folder), f"{names[0]} {error.reason}") from error
     except Exception as error:  # the library raises bare Exception
         reason = f"{names[0]} cannot be read by the tokenizers library ({error})"
         raise ArgumentError("folder", str(folder), reason) from error
