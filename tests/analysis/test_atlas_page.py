@@ -56,7 +56,7 @@ def test_a_head_shows_the_weights_at_the_pointer(atlas):
     for head, queries, keys in ((3, (2, 11, 18), (0, 9)), (5, (7,), (4,))):
         weights = HEADS[head]
         atlas.locator(".thumbnail").nth(head).click()
-        assert atlas.title() == f"{LABELS[head]} · A cat"
+        expect(atlas).to_have_title(f"{LABELS[head]} · A cat")  # set when the address has changed, after the click
         for query in queries:
             atlas.locator("#queries button").nth(query).hover()
             assert_shown(atlas, weights[query], f"Token {token(query)} attends to", "keys")

@@ -141,7 +141,12 @@ def test_newer_flash_needs_cuda_and_its_package(name, package, monkeypatch):
     with pytest.raises(ValueError, match=rf"needs the package {package}.*not installed \(eager, sdpa, f"):
         select_backend(name, case("cuda", torch.bfloat16, 64))
     monkeypatch.setattr(support, "_is_installed", lambda found: found.startswith(package))
-    assert select_backend(name, case("cuda", torch.bfloat16, 64, Feature.WINDOW)) is BACKENDS[name]
+    activated = []
+    monkeypatch.setattr(support, "activate_flash_attention_impl", activated.append)
+    for _ in range(2):  # torch would register its kernels anew at each call
+        assert select_backend(name, case("cuda", torch.bfloat16, 64, Feature.WINDOW)) is BACKENDS[name]
+    assert activated == [name.upper()]
+    BACKENDS[name].activate.cache_clear()
     with pytest.raises(ValueError, match=rf"^backend='{name}': cannot compute a bias on the scores on CUDA"):
         select_backend(name, case("cuda", torch.bfloat16, 64, Feature.BIAS))
 
