@@ -12,6 +12,10 @@ from tinyformer.errors import ArgumentError
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = r"(?i:'s|'t|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT4O = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{Lm}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}|\s*[\r\n]+|\s+(?!\S)|\s+"
+DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 ENDLESS = (
     r"(a+)+$",
     r"(.+)*x",
@@ -27,6 +31,9 @@ ENDLESS = (
     r"[^\p{P}]+x",
     r"[\p{Z}\p{L}]+x",
     r"x{1,9}+y",
+    r"[^a]*x",
+    r"[[:^digit:]]*x",
+    r"[^a-z&&[^b]]*x",
 )
 
 
@@ -37,7 +44,7 @@ def with_pattern(pattern: str) -> str:
     return json.dumps(spec)
 
 
-@pytest.mark.parametrize("pattern", [GPT2, LLAMA3, GPT4O, r" {2,}", r"\d{1,3}(?=(?:\d{3}){1}\b)"])
+@pytest.mark.parametrize("pattern", [GPT2, LLAMA3, GPT4O, DEEPSEEK, r" {2,}", r"\d{1,3}(?=(?:\d{3}){1}\b)"])
 def test_published_patterns_are_taken(pattern: str) -> None:
     assert tokenizer_from_stranger(with_pattern(pattern)).encode("a") == [97]
 

@@ -41,3 +41,19 @@ def test_a_run_ends_and_is_resumed_and_evaluated(task: str, compiled: str, run: 
     evaluated = f"checkpoint=run/checkpoints/last.ckpt {files} analysis=heads analysis.num_windows=4"
     ended = run("run_program.py", "evaluate.py", evaluated)
     assert ended.code == 0, ended.text
+
+
+@pytest.mark.parametrize(("optimizer", "most"), [("adamw", 360), ("muon", 420)])
+def test_a_step_of_six_layers_launches_few_kernels_and_waits_for_none(
+    optimizer: str, most: int, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "book.txt").write_text(BOOK * 8)
+    sizes = "model.num_layers=6 model.num_heads=6 model.d_model=384 model.max_seq_len=256"
+    ended = run("run_program.py", "train.py", SMALL, TEXT, sizes, f"optimizer={optimizer}")
+    assert ended.code == 0, ended.text
+    for launches, waits in ended.values["steps"][1:]:
+        assert launches <= most
+        assert waits == 0
+    launches, waits = ended.values["measurements"][-1]  # of all heads
+    assert launches <= 720
+    assert waits <= 4

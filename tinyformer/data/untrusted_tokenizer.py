@@ -4,12 +4,10 @@ import base64
 import json
 import re
 from collections.abc import Iterator
-
-# The parser has no public name: `sre_parse` is deprecated since Python 3.11.
-from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.untrusted_pattern import could_take_forever, parse_pattern
 from tinyformer.errors import ArgumentError
 
 MAX_CHARACTERS, MAX_DEPTH = 200_000_000, 50
@@ -23,9 +21,6 @@ SAMPLE = "The cat, 1 day: naïve 猫.\n"
 
 MAX_WORD, MAX_ID = 1000, 2**22
 """Bounds of WordPiece's words, in characters (BERT's: 100), and of token ids (the largest: 262,144)."""
-
-MAX_REPETITIONS = 3
-"""In one alternative of a pattern; those of GPT-2, GPT-4, Llama 3 and Qwen have two."""
 
 
 def tokenizer_from_stranger(text: str) -> TextTokenizer:
@@ -68,14 +63,9 @@ def require_harmless(text: str) -> None:
     if (longest := spec["model"].get("max_input_chars_per_word", 0)) and not _is_small(longest, MAX_WORD):
         raise _refused(f"splits words of more than {MAX_WORD} characters, which could take forever")
     require_small_ids(spec["model"].get("vocab"))
-    added = spec.get("added_tokens")
-    require_small_ids(
-        {n: token.get("id") for n, token in enumerate(added) if isinstance(token, dict)}
-        if isinstance(added, list)
-        else {}
-    )
+    require_small_ids({number: node.get("id") for number, node in enumerate(_nodes(spec))})  # of added tokens
     for pattern in _patterns(spec):
-        if _backtracks(pattern):
+        if could_take_forever(pattern):
             reason = f"has the pattern {pattern[:100]!r}, whose matching could take forever"
             raise _refused(reason)
 
@@ -153,91 +143,5 @@ def _matches_nothing(pattern: Any) -> bool:
         return True
     if not isinstance(pattern.get("Regex"), str):
         return False
-    parsed = _parsed(pattern["Regex"])
+    parsed = parse_pattern(pattern["Regex"])
     return parsed is None or parsed.getwidth()[0] == 0
-
-
-def _parsed(pattern: str) -> Any:
-    """A parsed pattern; None if Python cannot parse it."""
-    # Python has no \p{L}: characters of private use take its place.
-    plain = re.sub(r"\\p\{?([LMNPS])\w{0,20}\}?|\\[pP](\{\^?\w+\}|\w)", _private, pattern)
-    if "}+" in plain:  # possessive here, and a repeated repetition there
-        return None
-    try:
-        return _parser.parse(plain)
-    except (re.error, RecursionError, OverflowError):
-        return None
-
-
-LETTERS, OTHERS, UNKNOWN = "\ue000\ue001\ue002"
-"""Characters that stand for properties: letters, others that no space has, and those that one may have."""
-
-
-def _private(found: re.Match[str]) -> str:
-    """The character that stands for a property."""
-    return UNKNOWN if found[1] is None else LETTERS if found[1] == "L" else OTHERS
-
-
-def _may_match(item: tuple[Any, Any], character: str) -> bool:
-    """Whether an item of a parsed pattern, which is one character, may be a letter or a space."""
-    operator, argument = item
-    code, certain = ord(character), {LETTERS} if character.isalpha() else set()
-    possible = {LETTERS, OTHERS, UNKNOWN} if character.isalpha() else {UNKNOWN}
-    if operator is _constants.ANY:
-        return True
-    if operator in (_constants.LITERAL, _constants.NOT_LITERAL):
-        is_same = argument == code
-        if operator is _constants.LITERAL:
-            return is_same or chr(argument) in possible
-        return not is_same and chr(argument) not in certain
-    is_negated = argument[0][0] is _constants.NEGATE
-    holds = possible if not is_negated else certain
-    found = any(
-        (kind is _constants.LITERAL and (value == code or chr(value) in holds))
-        or (kind is _constants.RANGE and value[0] <= code <= value[1])
-        or (kind is _constants.CATEGORY and _in_category(str(value), character))
-        for kind, value in argument
-    )
-    return found is not is_negated
-
-
-def _in_category(name: str, character: str) -> bool:
-    r"""Whether a letter or a space is in \w, \W, \s, \S, \d or \D."""
-    is_in = {"WORD": character.isalpha(), "SPACE": character.isspace(), "DIGIT": False}[name.rpartition("_")[2]]
-    return is_in is not ("NOT" in name)
-
-
-def _backtracks(pattern: str) -> bool:
-    """Whether matching a pattern could take longer than a small power of the text's length.
-
-    It repeats something else than one character, has more than `MAX_REPETITIONS` in a row, or cannot be parsed.
-    """
-    parsed = _parsed(pattern)
-    return parsed is None or not _is_simple(parsed)
-
-
-def _is_simple(parsed: Any) -> bool:
-    repetitions = 0
-    for operator, argument in parsed:
-        if operator in _REPEATS:
-            _, most, repeated = argument
-            repetitions += most > 1
-            if most > 1 and [item[0] for item in repeated if item[0] not in _ONE_CHARACTER]:
-                return False
-            if most > 1 and any(_may_match(item, "a") and _may_match(item, " ") for item in repeated):
-                return False  # it matches whole texts, and not words or spaces
-            if not _is_simple(repeated):
-                return False
-        elif operator is _constants.BRANCH:
-            if not all(map(_is_simple, argument[1])):
-                return False
-        elif operator in (_constants.SUBPATTERN, _constants.ASSERT, _constants.ASSERT_NOT):
-            if not _is_simple(argument[-1]):
-                return False
-        elif operator not in (*_ONE_CHARACTER, _constants.AT):
-            return False
-    return repetitions <= MAX_REPETITIONS
-
-
-_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
-_ONE_CHARACTER = (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY)
