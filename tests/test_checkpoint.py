@@ -164,6 +164,19 @@ def test_an_archive_with_two_lists_of_entries_is_refused(tmp_path):
         checkpoint._require_whole(path)
 
 
+def test_the_pickle_in_a_file_is_read_whatever_the_case_of_its_name(tmp_path):
+    path = save(tmp_path / "cast.ckpt", contents=whole() | {"x": Cast()})
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "upper.ckpt", "w", zipfile.ZIP_STORED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename.replace("data.pkl", "DATA.PKL"), old.read(entry))
+    assert "_rebuild_device_tensor_from_cpu_tensor" in error_of(tmp_path / "upper.ckpt")
+
+
+def test_plain_values_of_a_callback_are_read(tmp_path):
+    state = {"set": {1, 2}, "bytes": b"\xff\x00", "none": None}
+    assert load_checkpoint(save(tmp_path / "whole.ckpt", contents=whole() | {"callbacks": {"mine": state}}))
+
+
 def test_a_random_state_that_numpy_would_read_past_its_end_is_refused():
     state = random_state()
     state["numpy"][2] = 2**31 - 1

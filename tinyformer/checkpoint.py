@@ -31,10 +31,10 @@ OLD_PARTS = {"config": dict, "tokenizer": str | None, "facts": dict}
 """The parts of format 1 and of files from before it, with their types."""
 
 CALLED = re.compile(
-    r"collections (OrderedDict|Counter)|builtins set|torch\._utils _rebuild_(tensor_v[23]|parameter)"
+    r"collections (OrderedDict|Counter)|__builtin__ set|_codecs encode|torch\._utils _rebuild_(tensor_v[23]|parameter)"
     r"|torch\.storage UntypedStorage|torch (Size|\w+Storage|b?float\d*\w*|double|half|u?int\d+|bool|complex\d+|strided)"
 )
-"""What the pickle of a run calls."""
+"""The globals that the pickle of a run may name: functions, classes and dtypes."""
 
 KEPT = ("tokenizer", "facts")
 """The parts that both have."""
@@ -139,7 +139,7 @@ def _require_whole(path: Path) -> None:
         if (damaged := archive.testzip()) is not None:
             raise ValueError(damaged)
         for entry in archive.infolist():
-            if entry.filename.endswith("data.pkl") and (foreign := _foreign_call(archive.read(entry))):
+            if entry.filename.lower().endswith("data.pkl") and (foreign := _foreign_call(archive.read(entry))):
                 raise ArgumentError("path", str(path), f"is malformed: it contains {foreign}, which no run writes")
 
 
@@ -149,7 +149,9 @@ def _foreign_call(pickled: bytes) -> str | None:
     `weights_only=True` runs no code, but calls functions that make large tensors out of small ones.
     """
     for operation, argument, _ in pickletools.genops(pickled):
-        if operation.name == "STACK_GLOBAL" or (operation.name == "GLOBAL" and not CALLED.fullmatch(str(argument))):
+        if operation.name == "STACK_GLOBAL":
+            return "a pickle of protocol 4"
+        if operation.name == "GLOBAL" and not CALLED.fullmatch(str(argument)):
             return str(argument)
     return None
 

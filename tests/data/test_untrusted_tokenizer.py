@@ -32,6 +32,10 @@ ENDLESS = (
     r"[\p{Z}\p{L}]+x",
     r"x{1,9}+y",
     r"[^a]*x",
+    r"\p{Print}+x",
+    r"[\p{Space}\p{L}]+x",
+    r"[^\p{Lu}]+x",
+    r"(?i:[A-Z ]+x)",
     r"[[:^digit:]]*x",
     r"[^a-z&&[^b]]*x",
 )
@@ -44,7 +48,10 @@ def with_pattern(pattern: str) -> str:
     return json.dumps(spec)
 
 
-@pytest.mark.parametrize("pattern", [GPT2, LLAMA3, GPT4O, DEEPSEEK, r" {2,}", r"\d{1,3}(?=(?:\d{3}){1}\b)"])
+PUBLISHED = (GPT2, LLAMA3, GPT4O, DEEPSEEK, r" {2,}", r"[\p{Han}]+|\p{Cyrillic}+", r"\d{1,3}(?=(?:\d{3}){1}\b)")
+
+
+@pytest.mark.parametrize("pattern", PUBLISHED)
 def test_published_patterns_are_taken(pattern: str) -> None:
     assert tokenizer_from_stranger(with_pattern(pattern)).encode("a") == [97]
 

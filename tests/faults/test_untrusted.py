@@ -110,7 +110,11 @@ def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(program: Prog
         ended = program("train.py", "resume=run trainer.max_steps=6")
         assert (ended.code, "its optimizer's exp_avg does not fit" in ended.err) == (2, True), ended.err
     Path("victim").write_text("mine")
-    Path("run/wandb").mkdir()
+    # wandb's own links, of which this one leads to the user's cache.
+    Path("run/wandb/run-1/logs").mkdir(parents=True)
+    Path("run/wandb/run-1/logs/debug-core.log").symlink_to(Path("victim").absolute())
+    Path("run/wandb/debug-internal.log").symlink_to("run-1")
+    assert "is a symbolic link" not in program("train.py", "resume=run trainer.max_steps=6").err
     for name in (
         "wandb/run_id",
         "wandb/latest-run",

@@ -140,13 +140,15 @@ def test_newer_flash_needs_cuda_and_its_package(name, package, monkeypatch):
     monkeypatch.setattr(support, "_is_installed", lambda package: False)
     with pytest.raises(ValueError, match=rf"needs the package {package}.*not installed \(eager, sdpa, f"):
         select_backend(name, case("cuda", torch.bfloat16, 64))
-    monkeypatch.setattr(support, "_is_installed", lambda found: found.startswith(package))
+    monkeypatch.setattr(support, "_is_installed", lambda found: found.startswith("flash_attn"))
+    other = "fa4" if name == "fa3" else "fa3"
     activated = []
     monkeypatch.setattr(support, "activate_flash_attention_impl", activated.append)
-    for _ in range(2):  # torch would register its kernels anew at each call
-        assert select_backend(name, case("cuda", torch.bfloat16, 64, Feature.WINDOW)) is BACKENDS[name]
-    assert activated == [name.upper()]
-    BACKENDS[name].activate.cache_clear()
+    support._activate.cache_clear()
+    for chosen in (name, name, other, name):  # torch would register its kernels anew at each call
+        assert select_backend(chosen, case("cuda", torch.bfloat16, 64, Feature.WINDOW)) is BACKENDS[chosen]
+    assert activated == [name.upper(), other.upper(), name.upper()]
+    support._activate.cache_clear()
     with pytest.raises(ValueError, match=rf"^backend='{name}': cannot compute a bias on the scores on CUDA"):
         select_backend(name, case("cuda", torch.bfloat16, 64, Feature.BIAS))
 

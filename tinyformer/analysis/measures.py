@@ -218,6 +218,8 @@ def measure_layers(
         tokens: the tokens of that pass.
     """
     assert maps.rows is not None
+    if not measures:
+        return {}
     alike: dict[torch.Size, list[int]] = defaultdict(list)
     for number, layer in enumerate(maps.layers):
         alike[layer.weights.shape].append(number)

@@ -90,9 +90,11 @@ def _refuse_foreign_files(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() and not _is_link_of_wandb(path, folder):
             raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
-        if path.name == ".git":  # whose configuration names commands, which wandb runs through git
+        is_bare = path.name == "HEAD" and (path.parent / "objects").is_dir()
+        if path.name.lower() == ".git" or is_bare:  # its configuration names commands, which wandb runs through git
             raise ConfigError(
-                f"resume={folder}: {path} is part of a Git repository, which a run does not make; remove it."
+                f"resume={folder}: {path} is part of a Git repository, which a run does not make; copy the run's own "
+                "files to another folder."
             )
         if not path.is_symlink() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"resume={folder}: {path} is neither a file nor a folder; remove it.")
@@ -100,6 +102,8 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 def _is_link_of_wandb(path: Path, folder: Path) -> bool:
     """Whether wandb makes such a link: to its newest run in a folder, or to a log of that run."""
+    if path.match("wandb/*/logs/debug-core.log"):  # in the user's cache; no later run writes there
+        return True
     is_known = path.name == "latest-run" or re.fullmatch(r"debug[\w-]*\.log", path.name)
     return path.parent.name == "wandb" and bool(is_known) and path.resolve().is_relative_to(folder.resolve())
 

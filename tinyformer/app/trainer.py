@@ -206,11 +206,15 @@ def forward_context(trainer: L.Trainer, network: Transformer) -> Iterator[None]:
     """Compute outside of the trainer's loops as inside them: on its device, in its precision.
 
     Its loops leave the network on the CPU. A compiled network runs uncompiled here, since each new shape would compile
-    it again.
+    it again; FlexAttention is compiled still.
     """
     network.to(trainer.strategy.root_device)
-    with trainer.precision_plugin.forward_context(), torch.compiler.set_stance("force_eager"):
-        yield
+    compiled, network._compiled_call_impl = network._compiled_call_impl, None
+    try:
+        with trainer.precision_plugin.forward_context():
+            yield
+    finally:
+        network._compiled_call_impl = compiled
 
 
 def _make_trainer(**arguments: Any) -> L.Trainer:

@@ -176,7 +176,7 @@ def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
         for batch in table.iter_batches(columns=layout.selected):
             # By name: the batch has the columns in the order of the file.
             yield from zip(*(batch.column(column).to_pylist() for column in layout.selected), strict=True)
-    except ArgumentError:
+    except (ArgumentError, MemoryError):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise _error(file, f"cannot be read as parquet ({error})") from error

@@ -48,7 +48,7 @@ def _telling(aim: str) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, MemoryError, TypeError):
         raise
     except BaseException as error:
         raise ArgumentError("tokenizer", "tokenizer.json", f"cannot {aim}: {str(error)[:200]}") from error

@@ -15,6 +15,12 @@ MAX_REPETITIONS = 3
 LETTERS, OTHERS, UNKNOWN = "\ue000\ue001\ue002"
 """Characters that stand for properties: letters, others that no space has, and those that one may have."""
 
+WITHOUT_SPACES = re.compile(
+    "L[ultmoC]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?"
+    "|Arabic|Armenian|Bengali|Cyrillic|Devanagari|Greek|Han|Hangul|Hebrew|Hiragana|Katakana|Latin|Tamil|Thai"
+)
+"""Names of properties that no space has: categories and scripts."""
+
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 _ONE_CHARACTER = (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY)
 
@@ -22,7 +28,7 @@ _ONE_CHARACTER = (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _co
 def parse_pattern(pattern: str) -> Any:
     """A parsed pattern; None if Python cannot parse it."""
     # Python has no \p{L}: characters of private use take its place.
-    plain = re.sub(r"\\p\{?([LMNPS])\w{0,20}\}?|\\[pP](\{\^?\w+\}|\w)", _private, pattern)
+    plain = re.sub(r"\\([pP])(?:\{(\^?\w+)\}|(\w))", _private, pattern)
     # In Oniguruma these are a repeated repetition, a set in a set, and an intersection; Python reads them otherwise.
     if re.search(r"\}\+|\[\^?\]?[^\]]*\[|&&", re.sub(r"\\.", "_", plain, flags=re.DOTALL)):
         return None
@@ -34,12 +40,15 @@ def parse_pattern(pattern: str) -> Any:
 
 def _private(found: re.Match[str]) -> str:
     """The character that stands for a property."""
-    return UNKNOWN if found[1] is None else LETTERS if found[1] == "L" else OTHERS
+    name = found[2] or found[3]
+    if found[1] == "P" or not WITHOUT_SPACES.fullmatch(name):
+        return UNKNOWN
+    return LETTERS if name == "L" else OTHERS
 
 
 def _spans_words(item: tuple[Any, Any]) -> bool:
     """Whether an item of a parsed pattern, which is one character, may be a space or one of the frequent letters."""
-    return _may_match(item, " ") and any(_may_match(item, letter) for letter in "etaoinshrdlu")
+    return _may_match(item, " ") and any(_may_match(item, letter) for letter in "etaoinshrdluETAOINSHRDLU")
 
 
 def _may_match(item: tuple[Any, Any], character: str) -> bool:

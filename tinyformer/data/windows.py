@@ -40,9 +40,10 @@ class Windows(torch.utils.data.Dataset):
     ) -> None:
         self.seq_len, self.may_be_padded = seq_len, not drop_partial
         self._offsets = split.offsets if with_documents else None
-        # The largest number of documents in a window: one, and those that begin behind its first token.
-        begun = np.searchsorted(split.offsets, split.offsets + seq_len) - np.arange(len(split.offsets))
-        self._most = 1 + int(begun.max(initial=0))
+        if with_documents:
+            # The largest number of documents in a window: one, and those that begin behind its first token.
+            begun = np.searchsorted(split.offsets, split.offsets + seq_len) - np.arange(len(split.offsets))
+            self._most = 1 + int(begun.max(initial=0))
         self._scored = split.scored
         self._ids = split.ids.view(np.ndarray)  # an array is indexed faster than a memory map
         # Each text is cut separately: the whole stream, or a document (whose last target is the next eos).

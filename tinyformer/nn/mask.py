@@ -66,7 +66,8 @@ class AttentionMask:
         window: number of keys that a query attends to, its own position included (Beltagy et al. 2020, arXiv
             2004.05150): the last ones if causal, else `window // 2` before and `(window - 1) // 2` after it.
         document_starts: the positions in `documents` at which a document begins, in each row from 0 on, padded with
-            zeros. Nothing depends on it but speed: without it, kernels for packed sequences wait for the GPU to count.
+            zeros; they must agree with `documents`. Without them, kernels for packed sequences wait for the GPU to
+            count.
     """
 
     causal: bool = False

@@ -13,7 +13,7 @@ from tinyformer.data import TokenSplit
 from tinyformer.tasks.task import Task
 
 MAX_SCORES = 2**26
-"""Logits that are scored at once, in fp32: 256 MB. A batch of 32 x 1,024 tokens of GPT-2's has 25 times as many."""
+"""Logits that are scored at once, in fp32: 256 MB. 32 x 1,024 tokens with GPT-2's vocabulary have 25 times as many."""
 
 
 class TokenTask(Task):

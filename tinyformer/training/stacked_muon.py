@@ -24,11 +24,16 @@ class StackedMuon(torch.optim.Muon):
 
     found_inf: Float[Tensor, ""] | None = None
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether matrices are divided among devices, which a stack cannot be: then torch's own step runs."""
+        return any(isinstance(parameter, DTensor) for group in self.param_groups for parameter in group["params"])
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure, if any, and update the matrices that have a gradient."""
-        if any(isinstance(parameter, DTensor) for group in self.param_groups for parameter in group["params"]):
-            return super().step(closure)  # sharded over devices, which a stack is not
+        if self.is_sharded:
+            return super().step(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -53,7 +53,7 @@ def sdpa(
         attn_mask = _rounded_bias(bias if allowed is None else bias.masked_fill(~allowed, -torch.inf), q.dtype)
     if attn_mask is not None:
         attn_mask = attn_mask.expand(q.shape[0], -1, -1, -1)
-    if q.device.type == "cuda" and (attn_mask is not None or q.dtype == torch.float32):
+    if q.device.type == "cuda" and q.shape[1] != k.shape[1] and (attn_mask is not None or q.dtype == torch.float32):
         # Of the fused kernels on CUDA, only the memory-efficient one takes these, which does not share K/V heads.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     # The dtype is decided above; autocast would cast to bf16 again.

@@ -104,6 +104,15 @@ def _is_installed(package: str) -> bool:
         return False
 
 
+@functools.lru_cache(maxsize=1)
+def _activate(version: str) -> None:
+    """Make a version torch's flash kernel, which stays, since the backward pass needs it, too.
+
+    Once, unless another came between: torch registers the kernels anew at each call.
+    """
+    activate_flash_attention_impl(version)
+
+
 def _newer_flash(version: str, package: str) -> Backend:
     """FlashAttention 3 or 4, where its package is installed. Untested: no GPU has shown them yet."""
 
@@ -116,8 +125,7 @@ def _newer_flash(version: str, package: str) -> Backend:
             return "has no attention dropout"
         return _flash_refusal(case)
 
-    # Once, and for good, since the backward pass needs it, too: torch registers the kernels anew at each call.
-    return Backend(version.lower(), flash, refusal, functools.cache(lambda: activate_flash_attention_impl(version)))
+    return Backend(version.lower(), flash, refusal, lambda: _activate(version))
 
 
 BACKENDS = {

@@ -189,7 +189,8 @@ class FiniteCheck(L.Callback):
 
 def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer leaves out a step for a flag: torch's fused ones do, and ours."""
-    return bool(optimizer.defaults.get("fused")) or isinstance(optimizer, StackedMuon)
+    is_stacked = isinstance(optimizer, StackedMuon) and not optimizer.is_sharded
+    return bool(optimizer.defaults.get("fused")) or is_stacked
 
 
 class FlagMask:
