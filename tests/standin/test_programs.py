@@ -20,6 +20,9 @@ TASKS = {
     "classification": "task=classification data=text data.files=reviews.csv data.label_column=label tokenizer=byte",
 }
 
+MOST_GRAPHS = {"masked documents": 5}
+"""Where flex runs, it is also compiled for pseudo-perplexity, whose masks and numbers of rows are others."""
+
 
 @pytest.fixture(autouse=True)
 def texts(tmp_path: Path) -> None:
@@ -33,7 +36,7 @@ def texts(tmp_path: Path) -> None:
 def test_a_run_ends_and_is_resumed_and_evaluated(task: str, compiled: str, run: Run) -> None:
     ended = run("run_program.py", "train.py", SMALL, TASKS[task], f"compile={compiled}")
     assert ended.code == 0, ended.text
-    assert ended.values["graphs"] <= 3
+    assert ended.values["graphs"] <= MOST_GRAPHS.get(task, 3)
     assert [waits for _, waits in ended.values["steps"][1:]] == [0] * 3  # the first one compiles, and makes states
     ended = run("run_program.py", "train.py", "resume=run trainer.max_steps=6")
     assert ended.code == 0, ended.text
