@@ -12,7 +12,7 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from tinyformer import checkpoint
+from tinyformer.archive import require_plain
 from tinyformer.checkpoint import (
     FORMAT,
     KEY,
@@ -161,7 +161,7 @@ def test_an_archive_with_two_lists_of_entries_is_refused(tmp_path):
     assert load_checkpoint(path)
     path.write_bytes(b"compressed entries, and their list" + path.read_bytes())
     with pytest.raises(ValueError, match="two lists"):
-        checkpoint._require_whole(path)
+        require_plain(path)
 
 
 def test_the_pickle_in_a_file_is_read_whatever_the_case_of_its_name(tmp_path):

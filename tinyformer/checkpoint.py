@@ -6,11 +6,9 @@ admits what it says of the config.
 """
 
 import importlib
-import pickletools
 import random
 import re
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinyformer.archive import require_plain
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
@@ -29,12 +28,6 @@ KEY, FORMAT = "tinyformer", 1
 PARTS = {"choices": dict, "values": dict, "classes": dict, "tokenizer": str | None, "facts": dict}
 OLD_PARTS = {"config": dict, "tokenizer": str | None, "facts": dict}
 """The parts of format 1 and of files from before it, with their types."""
-
-CALLED = re.compile(
-    r"collections (OrderedDict|Counter)|__builtin__ set|_codecs encode|torch\._utils _rebuild_(tensor_v[23]|parameter)"
-    r"|torch\.storage UntypedStorage|torch (Size|\w+Storage|b?float\d*\w*|double|half|u?int\d+|bool|complex\d+|strided)"
-)
-"""The globals that the pickle of a run may name: functions, classes and dtypes."""
 
 KEPT = ("tokenizer", "facts")
 """The parts that both have."""
@@ -97,7 +90,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if not path.is_file():
         raise _not_a_file(path)
     try:
-        _require_whole(path)
+        require_plain(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles that torch did not write, which are refused
             raw = torch.load(path, map_location="cpu", weights_only=True)
@@ -122,38 +115,6 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     parts = PARTS if ours.get("format", 0) else OLD_PARTS
     stored = {name: ours[name] for name in parts if name not in KEPT}
     return Checkpoint(path, weights, stored, ours["tokenizer"], ours["facts"], raw["global_step"])
-
-
-def _require_whole(path: Path) -> None:
-    """Refuse an archive with a wrong checksum, or one that would be larger in memory than it is on disk.
-
-    Torch writes checksums, but does not read them, and compresses nothing.
-    """
-    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-        # Python looks for the list of entries before the end of the file, and torch where the end says it is.
-        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
-        if end[zipfile._ECD_OFFSET] != archive.start_dir or archive.comment:  # type: ignore[attr-defined]
-            raise ValueError("two lists of entries")
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise ValueError("compressed")
-        if (damaged := archive.testzip()) is not None:
-            raise ValueError(damaged)
-        for entry in archive.infolist():
-            if entry.filename.lower().endswith("data.pkl") and (foreign := _foreign_call(archive.read(entry))):
-                raise ArgumentError("path", str(path), f"is malformed: it contains {foreign}, which no run writes")
-
-
-def _foreign_call(pickled: bytes) -> str | None:
-    """What a pickle would call that a run does not write, if anything.
-
-    `weights_only=True` runs no code, but calls functions that make large tensors out of small ones.
-    """
-    for operation, argument, _ in pickletools.genops(pickled):
-        if operation.name == "STACK_GLOBAL":
-            return "a pickle of protocol 4"
-        if operation.name == "GLOBAL" and not CALLED.fullmatch(str(argument)):
-            return str(argument)
-    return None
 
 
 def load_newest(folder: Path) -> Checkpoint:

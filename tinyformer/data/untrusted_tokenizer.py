@@ -87,7 +87,7 @@ def require_small_ids(vocabulary: Any) -> None:
 
 
 def _is_small(number: Any, largest: int) -> bool:
-    """Whether a value is at most this; what is no number is refused by the library."""
+    """Whether a value is at most `largest`; True for other types, which the tokenizers library rejects itself."""
     return not isinstance(number, int | float) or number <= largest
 
 

@@ -1,0 +1,50 @@
+"""Archives that `torch.save` writes, from strangers: what could fill the memory is refused before torch reads it."""
+
+import pickletools
+import re
+import zipfile
+from pathlib import Path
+
+from tinyformer.errors import ArgumentError
+
+CALLED = re.compile(
+    r"collections (OrderedDict|Counter)|__builtin__ set|_codecs encode|torch\._utils _rebuild_(tensor_v[23]|parameter)"
+    r"|torch\.storage UntypedStorage|torch (Size|\w+Storage|b?float\d*\w*|double|half|u?int\d+|bool|complex\d+|strided)"
+)
+"""The globals that the pickle of a run may name: functions, classes and dtypes."""
+
+
+def require_plain(path: Path) -> None:
+    """Refuse an archive with a wrong checksum, or one that would be larger in memory than it is on disk.
+
+    Torch writes checksums, but does not read them, and compresses nothing.
+
+    Raises:
+        ArgumentError: its pickle names what no run writes.
+        ValueError: it is damaged, compressed or has two lists of entries; also as a zipfile.BadZipFile.
+    """
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        # Python looks for the list of entries before the end of the file, and torch where the end says it is.
+        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+        if end[zipfile._ECD_OFFSET] != archive.start_dir or archive.comment:  # type: ignore[attr-defined]
+            raise ValueError("two lists of entries")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("compressed")
+        if (damaged := archive.testzip()) is not None:
+            raise ValueError(damaged)
+        for entry in archive.infolist():
+            if entry.filename.lower().endswith("data.pkl") and (foreign := _foreign_call(archive.read(entry))):
+                raise ArgumentError("path", str(path), f"is malformed: it contains {foreign}, which no run writes")
+
+
+def _foreign_call(pickled: bytes) -> str | None:
+    """What a pickle would call that a run does not write, if anything.
+
+    `weights_only=True` runs no code, but calls functions that make large tensors out of small ones.
+    """
+    for operation, argument, _ in pickletools.genops(pickled):
+        if operation.name == "STACK_GLOBAL":
+            return "a pickle of protocol 4"
+        if operation.name == "GLOBAL" and not CALLED.fullmatch(str(argument)):
+            return str(argument)
+    return None
