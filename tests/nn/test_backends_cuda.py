@@ -13,7 +13,11 @@ from tinyformer.nn import AttentionCase, Feature, Scoring, select_backend
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.observe import KernelObserver, running_kernel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.filterwarnings("default"),  # torch's compiler raises, and hides, warnings of its own
+]
 
 VARLEN = ("padded", "documents", "causal+documents", "window", "causal+window", "causal+documents+window")
 """Masks that flash computes by its kernel for packed sequences."""

@@ -1,16 +1,19 @@
 """The exact attention weights of a batch, whichever kernel computes the attention."""
 
 import functools
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import AttentionMaps, BaseAttention, Transformer
+from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Scoring, Transformer
+from tinyformer.nn.kernels.eager import attention_maps
 
 
 class CapturedMaps(list[Tensor]):
@@ -27,10 +30,10 @@ class CapturedMaps(list[Tensor]):
         self.layers: list[AttentionMaps] = []
         self.rows: Int[Tensor, " rows"] | None = None
 
-    def add(self, maps: AttentionMaps, rows: Int[Tensor, " rows"]) -> None:
-        """Append the maps of a layer."""
-        self.append(maps.weights)
-        self.layers.append(maps)
+    def add(self, layers: Sequence[AttentionMaps], rows: Int[Tensor, " rows"]) -> None:
+        """Append the maps of the layers of a forward pass."""
+        self.extend(maps.weights for maps in layers)
+        self.layers.extend(layers)
         self.rows = rows
 
 
@@ -41,8 +44,8 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
         with capture_attention(model) as maps, torch.no_grad():
             model(tokens, AttentionMask(causal=True))
 
-    A fused kernel never materialises the weights, so each layer computes them again from the same queries and keys
-    (`BaseAttention.maps`). Outside of the block there is no cost.
+    A fused kernel never materialises the weights, so they are computed again from the queries and keys of each layer
+    (`BaseAttention.maps`), when the encoder has run. Outside of the block there is no cost.
 
     Args:
         model: the network; a compiled network runs uncompiled inside the block.
@@ -60,20 +63,75 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
     def rows_of(q_seq: int, device: torch.device) -> Int[Tensor, " rows"]:
         return _rows(rows, q_seq).to(device)
 
-    def record(layer: BaseAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        q_seq = args[0].shape[1]
-        chosen = rows_of(q_seq, args[0].device)
-        captured = layer.maps(*args, **kwargs, rows=None if rows is None else chosen)
-        maps.add(captured, chosen + captured.weights.shape[-1] - q_seq)
+    calls: list[tuple[BaseAttention, AttentionCall]] = []
 
-    # Before the layer runs, since a layer with a window drops keys from its cache that the first queries attend to.
-    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in model.attentions()]
+    def begin(*_: Any) -> None:
+        calls.clear()  # of a pass that failed
+
+    def record(layer: BaseAttention, _: Any, args: tuple[AttentionCall], call: AttentionCall) -> None:
+        calls.append((layer, call))
+
+    def end(*_: Any) -> None:
+        q_seq = calls[0][1].qkv.q.shape[2]
+        chosen = rows_of(q_seq, calls[0][1].qkv.q.device)
+        captured = _maps(calls, None if rows is None else chosen)
+        num_cached = captured[0].weights.shape[-1] - q_seq
+        maps.add(captured, chosen + num_cached if num_cached else chosen)
+        calls.clear()
+
+    hooks = [model.encoder.register_forward_pre_hook(begin), model.encoder.register_forward_hook(end)]
+    hooks += [layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in model.attentions()]
     try:
         with running_hooks(model):
             yield maps
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class _Plain(NamedTuple):
+    """A call whose maps are softmax(scale · q kᵀ)."""
+
+    q: Float[Tensor, "batch num_heads q_seq head_dim"]
+    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"]
+    mask: AttentionMask
+    scale: float
+
+    @classmethod
+    def of(cls, layer: BaseAttention, call: AttentionCall) -> "_Plain | None":
+        """A layer's call, or None if its maps are not as plain as that."""
+        if type(layer).attention_maps is not BaseAttention.attention_maps or call.num_behind:
+            return None
+        k, _ = layer.head_map.expand_kv(call.qkv.k, call.qkv.v)
+        q, scoring = layer.scoring(call.qkv.q, k.shape[2], call.mask, call.is_cross)
+        is_plain = replace(scoring, mix=None) == Scoring(scoring.scale)  # what is mixed into the output has no weights
+        return cls(q, k, call.mask, scoring.scale) if is_plain else None
+
+    @property
+    def kind(self) -> Hashable:
+        """What is equal in calls that can be stacked."""
+        mask = self.mask
+        hides = mask.causal, mask.window, id(mask.lengths), id(mask.documents)
+        return self.q.shape, self.k.shape, self.q.dtype, self.scale, hides
+
+
+def _maps(
+    calls: Sequence[tuple[BaseAttention, AttentionCall]], rows: Int[Tensor, " rows"] | None
+) -> list[AttentionMaps]:
+    """The maps of each call; of plain layers together, since on a GPU the number of launches counts."""
+    found: dict[int, AttentionMaps] = {}
+    alike: dict[Hashable, dict[int, _Plain]] = defaultdict(dict)
+    for number, (layer, call) in enumerate(calls):
+        if plain := _Plain.of(layer, call):
+            alike[plain.kind][number] = plain
+        else:
+            found[number] = layer.maps_of_call(call, rows)
+    for group in alike.values():
+        q, k, (mask, *_), (scale, *_) = zip(*group.values(), strict=True)
+        stacked = attention_maps(torch.stack(q), torch.stack(k), mask, Scoring(scale), rows)
+        for number, weights, logits in zip(group, *stacked, strict=True):
+            found[number] = AttentionMaps(weights, logits)
+    return [found[number] for number in range(len(calls))]
 
 
 @contextmanager

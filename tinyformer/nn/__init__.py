@@ -10,7 +10,7 @@ connection; the `encoder` embeds tokens and stacks blocks, a `readout` turns the
 """
 
 from tinyformer.batch import IGNORED
-from tinyformer.nn.attention import QKV, Attention, BaseAttention
+from tinyformer.nn.attention import QKV, Attention, AttentionCall, BaseAttention
 from tinyformer.nn.block import PostNormBlock, PreNormBlock
 from tinyformer.nn.cache import Cache, LayerCache
 from tinyformer.nn.differential import DifferentialAttention
@@ -51,6 +51,7 @@ __all__ = [
     "SCORES",
     "ALiBi",
     "Attention",
+    "AttentionCall",
     "AttentionCase",
     "AttentionMaps",
     "AttentionMask",

@@ -32,6 +32,22 @@ class QKV(NamedTuple):
     v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"]
 
 
+class AttentionCall(NamedTuple):
+    """What one forward pass of a layer attends with.
+
+    Attributes:
+        qkv: queries, keys and values.
+        mask: which of these keys each query may attend to.
+        is_cross: whether the keys are those of another sequence.
+        num_behind: cached tokens that are outside of the window of every query, and not among the keys.
+    """
+
+    qkv: QKV
+    mask: AttentionMask
+    is_cross: bool
+    num_behind: int
+
+
 class BaseAttention(SoftmaxAttention):
     """Attention without its projections, which a subclass makes: those that `project` uses, and `o_proj`.
 
@@ -71,6 +87,7 @@ class BaseAttention(SoftmaxAttention):
         super().__init__(*sizes, layer_index=layer_index, **options)
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
         self.head_gate = HeadGate(num_heads, ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads))
+        self.call_point = nn.Identity()  # its hooks see each `AttentionCall`
 
     def forward(
         self,
@@ -92,9 +109,8 @@ class BaseAttention(SoftmaxAttention):
         Raises:
             ArgumentError: there are both a cache and a context, or the cache holds tokens and the mask is not causal.
         """
-        mask = self._mask_of_call(mask, context, context_mask, cache)
-        qkv = self.project(x, context, cache)
-        heads = self.attend(qkv, mask, is_cross=context is not None)
+        call = self.call_point(self._call(x, mask, context, context_mask, cache))
+        heads = self.attend(call.qkv, call.mask, call.is_cross)
         if self.output_gate is not None:
             heads = self.output_gate(heads, x)
         heads = self.head_gate(heads)
@@ -140,31 +156,38 @@ class BaseAttention(SoftmaxAttention):
 
         The cache is not changed. Cached tokens outside the layer's window have weight 0.
         """
-        mask = self._mask_of_call(mask, context, context_mask, cache)
-        num_behind = cache.num_behind(self.window) if cache is not None else 0
-        qkv = self.project(x, context, cache.copy() if cache is not None else None)
-        maps = self.attention_maps(qkv, mask, context is not None, rows)
-        padding = (num_behind, 0)
+        call = self._call(x, mask, context, context_mask, cache.copy() if cache is not None else None)
+        return self.maps_of_call(call, rows)
+
+    def maps_of_call(self, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
+        """The attention maps of a call; keys that the cache has dropped get weight 0."""
+        maps = self.attention_maps(call.qkv, call.mask, call.is_cross, rows)
+        if not call.num_behind:
+            return maps
+        padding = (call.num_behind, 0)
         return AttentionMaps(F.pad(maps.weights, padding), F.pad(maps.logits, padding, value=-torch.inf))
 
-    def _mask_of_call(
+    def _call(
         self,
+        x: Tensor,
         mask: AttentionMask | None,
         context: Tensor | None,
         context_mask: AttentionMask | None,
         cache: LayerCache | None,
-    ) -> AttentionMask:
-        """The mask of the keys that `project` returns, narrowed to the layer's window."""
-        mask = ((mask if context is None else context_mask) or AttentionMask()).within(self.window)
+    ) -> AttentionCall:
+        """The queries, keys and values of a forward pass, with the mask of these keys in the layer's window."""
+        is_cross = context is not None
+        mask = ((context_mask if is_cross else mask) or AttentionMask()).within(self.window)
         if cache is None:
-            return mask
-        if context is not None:
+            return AttentionCall(self.project(x, context), mask, is_cross, num_behind=0)
+        if is_cross:
             reason = "must be None with a `context`: it holds keys of the input sequence"
             raise ArgumentError("cache", cache, reason, {"cache": None})
         if cache.length and not mask.causal:
             reason = "must be True: cached tokens do not attend to new ones"
             raise ArgumentError("mask.causal", False, reason, {"causal": True})
-        return mask.without_first(cache.num_behind(self.window))
+        num_behind = cache.num_behind(self.window)
+        return AttentionCall(self.project(x, None, cache), mask.without_first(num_behind), is_cross, num_behind)
 
 
 class Attention(BaseAttention):

@@ -45,20 +45,20 @@ def eager(
 
 
 class AttentionMaps(NamedTuple):
-    """The attention weights of a layer, and their logits.
+    """The attention weights of a layer, or of stacked layers, and their logits.
 
     Attributes:
         weights: rows sum to 1, to less with a sink, or to 0 where the mask allows no key.
         logits: the scores before the softmax, -inf where the mask hides the key.
     """
 
-    weights: Float[Tensor, "batch maps rows k_seq"]
-    logits: Float[Tensor, "batch maps rows k_seq"]
+    weights: Float[Tensor, "*layers batch maps rows k_seq"]
+    logits: Float[Tensor, "*layers batch maps rows k_seq"]
 
 
 def attention_maps(
-    q: Float[Tensor, "batch num_heads q_seq head_dim"],
-    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    q: Float[Tensor, "*layers batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "*layers batch num_kv_heads k_seq head_dim"],
     mask: AttentionMask,
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
@@ -66,31 +66,31 @@ def attention_maps(
     """The attention weights and logits of some queries, for analysis.
 
     Args:
-        q: queries.
+        q: queries; layers with one scoring, and no `compare`, may be stacked before the batch.
         k: keys.
         mask: which keys each query may attend to.
         scoring: for all of the queries.
         rows: indices of the queries; None for all. Time and memory grow with their number.
     """
     scores, allowed = _masked_scores(q, k, mask, scoring, rows)
-    weights = _softmax(scores, allowed, q.shape[2], mask, scoring, rows)
+    weights = _softmax(scores, allowed, q.shape[-2], mask, scoring, rows)
     return AttentionMaps(weights, scores if allowed is None else scores.masked_fill(~allowed, -torch.inf))
 
 
 def _masked_scores(
-    q: Float[Tensor, "batch num_heads q_seq head_dim"],
-    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    q: Float[Tensor, "*layers batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "*layers batch num_kv_heads k_seq head_dim"],
     mask: AttentionMask,
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
-) -> tuple[Float[Tensor, "batch num_heads rows k_seq"], Bool[Tensor, "#batch 1 #rows k_seq"] | None]:
+) -> tuple[Float[Tensor, "*layers batch num_heads rows k_seq"], Bool[Tensor, "#batch 1 #rows k_seq"] | None]:
     """The modified scores, with the dtype's minimum at masked keys; and the dense mask, None if it hides nothing."""
-    (batch, num_heads, q_seq, head_dim), (num_kv_heads, k_seq) = q.shape, k.shape[1:3]
-    q = q if rows is None else q[:, :, rows]
+    (*layers, batch, num_heads, q_seq, head_dim), (num_kv_heads, k_seq) = q.shape, k.shape[-3:-1]
+    q = q if rows is None else q[..., rows, :]
     if scoring.compare is None:
         # The queries of a group are stacked along the sequence, so that their K/V head is not copied.
-        grouped = (q * scoring.scale).reshape(batch, num_kv_heads, -1, head_dim)
-        scores = (grouped @ k.transpose(-2, -1)).view(batch, num_heads, -1, k_seq)
+        grouped = (q * scoring.scale).reshape(*layers, batch, num_kv_heads, -1, head_dim)
+        scores = (grouped @ k.transpose(-2, -1)).view(*layers, batch, num_heads, -1, k_seq)
     else:
         scores = scoring.compare(q, k)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -104,17 +104,17 @@ def _masked_scores(
 
 
 def _softmax(
-    scores: Float[Tensor, "batch num_heads rows k_seq"],
+    scores: Float[Tensor, "*layers batch num_heads rows k_seq"],
     allowed: Bool[Tensor, "#batch 1 #rows k_seq"] | None,
     q_seq: int,
     mask: AttentionMask,
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
-) -> Float[Tensor, "batch num_heads rows k_seq"]:
+) -> Float[Tensor, "*layers batch num_heads rows k_seq"]:
     """The softmax over keys and sink, zero in rows without keys, reweighted if `scoring` says so."""
-    batch, num_heads, num_rows, k_seq = scores.shape
+    batch, num_heads, _, k_seq = scores.shape[-4:]
     if scoring.sink is not None:
-        sink = scoring.sink.to(scores.dtype).view(1, -1, 1, 1).expand(batch, -1, num_rows, 1)
+        sink = scoring.sink.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
     weights = scores.softmax(dim=-1)[..., :k_seq]
     if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq):
