@@ -1,5 +1,6 @@
 """Checkpoints: damaged and foreign files, weights that do not fit, untrusted configs, random states."""
 
+import codecs
 import os
 import pickle
 import random
@@ -66,7 +67,7 @@ def test_a_path_that_is_not_a_file(tmp_path):
     os.utime(old, (1, 1))
     assert error_of(tmp_path).endswith(f"is a folder; path={str(newest)!r} works.")
     (tmp_path / "config.json").touch()
-    assert f"`python -m tinyformer.convert hf {tmp_path} imported.ckpt`" in error_of(tmp_path)
+    assert f"`tinyformer convert hf {tmp_path} imported.ckpt`" in error_of(tmp_path)
 
 
 def test_a_damaged_file(tmp_path):
@@ -109,6 +110,13 @@ class Cast:
         return cast, (torch.zeros(1).expand(10**6), torch.float64, "cpu", False)
 
 
+class Encoded:
+    """Text that doubles each time it is encoded."""
+
+    def __reduce__(self):
+        return codecs.encode, ("61", "hex")
+
+
 UNUSABLE = torch.int64, torch.complex64, torch.float8_e4m3fn
 MALFORMED = {
     "state_dict: a list": lambda raw: raw | {"state_dict": [1]},
@@ -142,6 +150,7 @@ MALFORMED = {
     "contains torch._utils _rebuild_device_tensor_from_cpu_tensor, which no run writes": lambda raw: (
         raw | {"x": Cast()}
     ),
+    "contains the codec hex, which no run writes": lambda raw: raw | {"x": Encoded()},
     "its values is a list": lambda raw: raw | {KEY: raw[KEY] | {"values": [1]}},
     "its choices is a NoneType": lambda raw: raw | {KEY: raw[KEY] | {"choices": None}},
     "is of format 2, and": lambda raw: raw | {KEY: raw[KEY] | {"format": 2}},

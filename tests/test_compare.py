@@ -258,17 +258,21 @@ MISTAKES = {
     "run --metric device": "--metric=device: is not a number in any run (numbers: val/loss, steps, ",
     "run --by sed": "--by=sed: is not a key of config.yaml; --by=seed works.",
     "yaml": "RUN=yaml/config.yaml: cannot be read (while parsing",
+    "deep": "RUN=deep/results.json: cannot be read (maximum recursion depth",
+    "nested": "RUN=nested/config.yaml: cannot be read (more than 100 levels",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
 }
 
 
 def test_a_mistake_exits_with_2_and_a_short_sentence(compare: Compare) -> None:
-    for name in ("run", "unfinished", "cut", "yaml"):
+    for name in ("run", "unfinished", "cut", "yaml", "deep", "nested"):
         write_run(name, device="CPU")
     Path("empty").mkdir()
     Path("unfinished/results.json").unlink()
     Path("cut/results.json").write_text('{"val/loss": ')
     Path("yaml/config.yaml").write_text("a: [1\nb: 2")
+    Path("deep/results.json").write_text("[" * 100_000)
+    Path("nested/config.yaml").write_text("[" * 100_000)
     for arguments, sentence in MISTAKES.items():
         ended = compare(arguments)
         assert (ended.code, ended.out) == (2, ""), arguments

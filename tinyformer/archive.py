@@ -1,5 +1,6 @@
 """Archives that `torch.save` writes, from strangers: what could fill the memory is refused before torch reads it."""
 
+import codecs
 import pickletools
 import re
 import zipfile
@@ -12,6 +13,9 @@ CALLED = re.compile(
     r"|torch\.storage UntypedStorage|torch (Size|\w+Storage|b?float\d*\w*|double|half|u?int\d+|bool|complex\d+|strided)"
 )
 """The globals that the pickle of a run may name: functions, classes and dtypes."""
+
+PLAIN_CODECS = {"iso8859-1", "utf-8", "ascii"}
+"""Codecs whose output is as long as the text. Bytes are pickled as text, to be encoded in the first of them."""
 
 
 def require_plain(path: Path) -> None:
@@ -42,9 +46,21 @@ def _foreign_call(pickled: bytes) -> str | None:
 
     `weights_only=True` runs no code, but calls functions that make large tensors out of small ones.
     """
+    encodes, codec = False, None
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name == "STACK_GLOBAL":
             return "a pickle of protocol 4"
-        if operation.name == "GLOBAL" and not CALLED.fullmatch(str(argument)):
-            return str(argument)
-    return None
+        if operation.name == "GLOBAL":
+            encodes |= argument == "_codecs encode"
+            if not CALLED.fullmatch(str(argument)):
+                return str(argument)
+        elif isinstance(argument, str) and _is_other_codec(argument):
+            codec = f"the codec {argument}"
+    return codec if encodes else None
+
+
+def _is_other_codec(text: str) -> bool:
+    try:
+        return len(text) < 30 and codecs.lookup(text).name not in PLAIN_CODECS
+    except (LookupError, ValueError):
+        return False

@@ -144,7 +144,7 @@ def _not_a_file(path: Path) -> ArgumentError:
     if not path.is_dir():
         return ArgumentError("path", str(path), "does not exist; a run writes RUN/checkpoints/last.ckpt")
     if (path / "config.json").is_file():
-        command = f"`python -m tinyformer.convert hf {path} imported.ckpt`"
+        command = f"`tinyformer convert hf {path} imported.ckpt`"
         return ArgumentError("path", str(path), f"is a Hugging Face folder; {command} makes a checkpoint of it")
     checkpoints = sorted(path.glob("**/*.ckpt"), key=lambda file: file.stat().st_mtime)
     if not checkpoints:

@@ -34,7 +34,7 @@ HOSTILE = {
     """,
     "changes the program": """
         hydra.run.dir=x|hydra/launcher=joblib|+hydra.callbacks.e._target_=os.system|hydra.searchpath=[pkg://e]
-        hydra={run:{dir:x}}|data@task.data=text
+        hydra={run:{dir:x}}|data@task.data=text|+Norm=../../evil|+NORM/x=y|+Hydra/launcher=x|+HYDRA.run.dir=x
     """,
     "chooses a file": "attention=../../evil|attention=_shared|attention=nope|experiment=[a,b]|attention=3",
     "has several values": "seed=1,2|seed=range(3)|attention=mha,gqa",

@@ -1,10 +1,13 @@
 """Samples: what is printed of each prompt, when, and what is refused."""
 
+import re
+
 import pytest
 import torch
 from nn.model_cases import make_transformer
 from omegaconf import OmegaConf
 
+from tinyformer.app.errors import printable
 from tinyformer.app.sample import check_generation, describe_prompts, print_samples
 from tinyformer.data import ByteTokenizer
 from tinyformer.errors import ArgumentError
@@ -24,14 +27,16 @@ def network():
 
 
 def indented(text):
-    return "".join(f"  {line}\n" for line in text.splitlines()) or "\n"
+    return "".join(f"  {printable(line)}\n" for line in text.splitlines()) or "\n"
 
 
-@pytest.mark.parametrize("prompt", [None, "", "a", "👋🏽\n\nx\r", "far longer than what fits"])
+@pytest.mark.parametrize("prompt", [None, "", "a", "👋🏽\n\nx\r", "\x1b[2J", "far longer than what fits"])
 def test_a_sample_is_printed_and_given(capsys, prompt):
     text = print_samples(settings_of(prompt=prompt, temperature=1.5), network(), TOKENIZER)
     assert text.startswith(prompt or "")
-    assert capsys.readouterr().out == f"\nA sample:\n{indented(text)}"
+    out = capsys.readouterr().out
+    assert out == f"\nA sample:\n{indented(text)}"
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)  # which a terminal would obey
     tokens = [256, *(prompt or "").encode()]
     [new] = generate(network(), [tokens], 12, Sampling(1.5), stop_token=256)
     assert text == (prompt or "") + TOKENIZER.decode(new)

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -131,13 +132,17 @@ def report(error: BaseException, config_dir: Path, config_name: str, with_traceb
     if text is None or with_traceback:
         traceback.print_exception(error)
     else:
-        print("\n".join(map(_printable, f"Error: {text}".splitlines()[:MAX_LINES])), file=sys.stderr)
+        print("\n".join(map(printable, f"Error: {text}".splitlines()[:MAX_LINES])), file=sys.stderr)
     return BUG if text is None else USER_MISTAKE
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """A line without the control characters of a stranger's file, which a terminal would obey."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in line)
+
+    def is_shown(character: str) -> bool:
+        return character.isprintable() or character == "\t" or unicodedata.category(character) == "Zs"  # a space
+
+    return "".join(character if is_shown(character) else repr(character)[1:-1] for character in line)
 
 
 def cause_of(error: BaseException) -> BaseException:

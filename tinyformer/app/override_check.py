@@ -40,7 +40,10 @@ def problem_of_override(entry: str, in_sweep: bool = False) -> str | None:
     except (HydraException, RecursionError):
         return "is no override"
     key = override.key_or_group
-    if override.package is not None or key.partition("/")[0].partition(".")[0] == "hydra":
+    first = key.partition("/")[0].partition(".")[0]
+    # Some file systems know no upper case: there, Norm=../x would choose a file in the folder norm.
+    is_disguised = first != first.casefold() and first.casefold() in _choices()
+    if override.package is not None or first.casefold() == "hydra" or is_disguised:
         return "changes the program itself"
     if not key:
         return "is no override"

@@ -90,12 +90,6 @@ def _refuse_foreign_files(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() and not _is_link_of_wandb(path, folder):
             raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
-        is_bare = path.name == "HEAD" and (path.parent / "objects").is_dir()
-        if path.name.lower() == ".git" or is_bare:  # its configuration names commands, which wandb runs through git
-            raise ConfigError(
-                f"resume={folder}: {path} is part of a Git repository, which a run does not make; copy the run's own "
-                "files to another folder."
-            )
         if not path.is_symlink() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"resume={folder}: {path} is neither a file nor a folder; remove it.")
 

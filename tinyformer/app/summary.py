@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.analysis import Event
+from tinyformer.app.errors import printable
 from tinyformer.files import atomic_write
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
@@ -166,5 +167,5 @@ def relative_path(path: Path) -> str:
 
 
 def indent(text: str) -> str:
-    """A text with each line indented."""
-    return "\n".join(f"  {line}" for line in text.splitlines())
+    """A text with each line indented, fit to be printed."""
+    return "\n".join(f"  {printable(line)}" for line in text.splitlines())

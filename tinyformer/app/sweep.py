@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict
 
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
+from tinyformer.app.override_check import MAX_JOBS
 
 
 def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
@@ -62,14 +63,15 @@ def compose_sweep(
 
 
 def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
-    """The number of jobs that a command line makes Hydra's own sweeper run.
+    """The number of jobs that a command line makes Hydra's own sweeper run; of an override, at most `MAX_JOBS` count.
 
     Args:
         config_dir: the folder of the config files.
         arguments: overrides, as for `compose_sweep`.
     """
     with _hydra(config_dir) as parser:
-        return math.prod(len(_alternatives(override)) for override in parser.parse_overrides(list(arguments)))
+        overrides = parser.parse_overrides(list(arguments))
+        return math.prod(sum(1 for _ in itertools.islice(_alternatives(one), MAX_JOBS)) for one in overrides)
 
 
 @contextlib.contextmanager
@@ -80,7 +82,8 @@ def _hydra(config_dir: Path) -> Iterator[OverridesParser]:
         yield OverridesParser.create(GlobalHydra.instance().config_loader())
 
 
-def _alternatives(override: Override) -> list[str]:
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+def _alternatives(override: Override) -> Iterator[str]:
+    if override.is_sweep_override():
+        yield from (f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator())
+    else:
+        yield str(override.input_line)

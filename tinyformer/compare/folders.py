@@ -15,6 +15,9 @@ from tinyformer.errors import ArgumentError
 ABSENT = object()
 """The value of a key that a config does not have; null is a value."""
 
+MAX_DEPTH = 100
+"""Levels of a config; ours have a tenth of it."""
+
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sweep has hundreds of files
 
 
@@ -154,7 +157,8 @@ def _num_jobs(multirun: dict[str, Any], config_dir: Path) -> int:
     # Other sweepers, such as those that search, choose their jobs themselves.
     is_basic = str(select(multirun, "hydra.sweeper._target_")).endswith(".BasicSweeper")
     arguments = select(multirun, "hydra.overrides.task")
-    return count_jobs(config_dir, arguments) if is_basic and isinstance(arguments, list) else 0
+    is_list = isinstance(arguments, list) and all(isinstance(argument, str) for argument in arguments)
+    return count_jobs(config_dir, arguments) if is_basic and is_list else 0
 
 
 def _read(path: Path, expected: type = dict) -> Any:
@@ -165,13 +169,22 @@ def _read(path: Path, expected: type = dict) -> Any:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        contents = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_FAST_LOADER)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        contents = json.loads(text) if path.suffix == ".json" else _load_yaml(text)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise _unreadable(path, reason) from error
     if not isinstance(contents, expected):
         raise _unreadable(path, f"expected a {expected.__name__}")
     return contents
+
+
+def _load_yaml(text: str) -> Any:
+    depth = 0
+    for event in yaml.parse(text, Loader=_FAST_LOADER):  # the fast loader would end the process at some depth
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} levels")
+    return yaml.load(text, Loader=_FAST_LOADER)
 
 
 def _unreadable(path: Path, reason: str) -> ArgumentError:

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tinyformer.app.errors import printable
 from tinyformer.compare.grouping import SPEED, Comparison, Row, as_typed, number
 from tinyformer.errors import ArgumentError
 
@@ -24,20 +25,20 @@ def print_table(comparison: Comparison, notes: Sequence[str]) -> None:
     """Print one row per setting; below, the settings that all runs share, and the notes."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in comparison.columns:
-        table.add_column(column, justify="left" if comparison.numbers is None else "right")
+        table.add_column(printable(column), justify="left" if comparison.numbers is None else "right")
     counted = "seeds" if comparison.by == "seed" else f"values of {comparison.by}"
     for column in (comparison.metric, "±", counted, "parameters", "tokens/s"):
         table.add_column(column, justify="right")
     decimals = _decimals(comparison)
     for row in comparison.rows:
-        table.add_row(*row.settings.values(), *_cells(row, decimals))
+        table.add_row(*map(printable, row.settings.values()), *_cells(row, decimals))
     # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in settings are not markup.
     console = Console(width=10_000, markup=False, highlight=False)
     console.print(table)
     if comparison.constant:
-        console.print(f"Shared by all: {' '.join(comparison.constant)}")
+        console.print(printable(f"Shared by all: {' '.join(comparison.constant)}"))
     for note in notes:
-        console.print(f"Note: {note}")
+        console.print(printable(f"Note: {note}"))
 
 
 def as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, Path]) -> str:

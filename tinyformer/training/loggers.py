@@ -1,5 +1,6 @@
 """Loggers: a CSV file for every run, Weights & Biases on request."""
 
+import contextlib
 import csv
 import http.client
 import io
@@ -143,6 +144,8 @@ def unreachable(url: str, seconds: float) -> str | None:
 class RunWandbLogger(WandbLogger):
     """Weights & Biases: online if there is an API key and a network, else offline, and never with a prompt.
 
+    It runs no Git and saves no code, and its settings are those of the user, not of the current folder.
+
     Args:
         run_dir: the run's folder; wandb writes to its subfolder `wandb`.
         run_id: an id that a run and its resumption share, so that they are one run in the browser.
@@ -172,7 +175,7 @@ class RunWandbLogger(WandbLogger):
             rank_zero_only(print)(f"{wandb_url()} cannot be reached ({problem}): the run is logged offline.")
         super().__init__(
             name=name or "/".join(Path(run_dir).parts[-2:]),
-            save_dir=run_dir,
+            save_dir=Path(run_dir).absolute(),
             id=run_id,
             project=project,
             offline=self.is_offline,
@@ -180,9 +183,26 @@ class RunWandbLogger(WandbLogger):
             tags=list(tags or []),
             entity=entity,
             resume=None if self.is_offline else "allow",
-            settings=wandb.Settings(silent=True, console="off"),
+            # Git would run what the configuration of a repository around a stranger's run names.
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
         del self._wandb_init["anonymous"]  # Lightning passes it, and wandb warns about it
+        rank_zero_only(self._set_up)()
+
+    def _set_up(self) -> None:
+        """Make wandb read its settings outside of the current folder."""
+        import wandb  # noqa: PLC0415
+
+        if not os.environ.get("WANDB_MODE"):
+            os.environ.pop("WANDB_MODE", None)  # wandb rejects an empty value
+        settings = wandb.Settings()
+        if self.is_offline:
+            settings.mode = "offline"
+        if "WANDB_BASE_URL" in os.environ:
+            settings.base_url = wandb_url()
+        # `wandb/settings` in the current folder, which may be a stranger's run, could name another server.
+        with contextlib.chdir(Path.cwd().anchor):
+            wandb.setup(settings)
 
     def log_findings(self, findings: Findings) -> None:
         """Log the results of an analysis: numbers, tables, figures and pages."""
@@ -212,4 +232,5 @@ class RunWandbLogger(WandbLogger):
 
     def finish(self, failed: bool) -> None:
         """End the run, so that the next job of a sweep starts a new one."""
-        self.experiment.finish(exit_code=1 if failed else 0)
+        if self._experiment is not None:  # else wandb could not start it
+            self.experiment.finish(exit_code=1 if failed else 0)
