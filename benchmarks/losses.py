@@ -42,6 +42,7 @@ SAME = [
 """What all runs share."""
 
 SMALL = [
+    "experiment=gpt2",
     "model=nano",
     "model.num_layers=2",
     "model.d_model=32",
@@ -104,8 +105,8 @@ VARIANTS = {
     "untied readout": ["model.tied_readout=false"],
     "dropout": ["model.dropout=0.1"],
     "checkpointed activations": ["model.checkpoint_activations=true", "model.dropout=0.1"],
-    "muon": ["optimizer=muon"],
-    "wsd": ["schedule=wsd", "schedule.warmup_steps=5"],
+    "muon": ["optimizer=muon", "optimizer.adamw_lr=0.003"],
+    "wsd": ["schedule=wsd", "schedule.warmup_steps=5", "schedule.decay_fraction=0.2"],
     "accumulated batches": ["trainer.accumulate_grad_batches=2"],
     "masked_lm": ["task=masked_lm"],
     "masked_lm, whole words": ["task=masked_lm", "task.masking.whole_words=true"],

@@ -244,6 +244,7 @@ class Trained:
 def settings(shape: Shape, like: Sequence[str], effort: Effort, precision: str) -> list[str]:
     """Overrides of a run that is measured: characters, AdamW, no dropout, nothing compiled, telemetry off."""
     return [
+        "experiment=gpt2",
         "data=pydoc",
         "tokenizer=char",
         *like,

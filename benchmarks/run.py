@@ -5,8 +5,8 @@
 Prints a table, and writes `benchmarks/results/peers.json` and `peers.png`. A ratio above 1 says that ours is faster; it
 is the median over rounds, between their quartiles. What is done for a fair comparison says `measure`, who the peers
 are, `peers`. Equal precision comes first, then each side's own defaults: where the hardware has bf16, ours is
-bf16-mixed, while the others' is fp32. On 2 CPU cores it takes about 10 minutes; nothing else should run there. On CUDA
-it adds what `gpu` measures. Other arguments are overrides of our training run, such as data=text data.files=book.txt.
+bf16-mixed, while the others' is fp32. On 2 CPU cores it takes about 10 minutes; nothing else should run there. Other
+arguments are overrides of our training run, such as data=text data.files=book.txt.
 """
 
 import argparse
@@ -270,12 +270,6 @@ def main() -> None:
     given.output.write_text(json.dumps(record, indent=1) + "\n")
     plot([result.row for result in results], given.output.with_suffix(".png"))
     Console(width=160, markup=False, highlight=False).print(table(results))
-    if device == "cuda":
-        from gpu import measure_gpu
-
-        record["gpu"] = measure_gpu(given.quick)
-        given.output.write_text(json.dumps(record, indent=1) + "\n")
-        print(json.dumps(record["gpu"], indent=1))
     if unequal := unequal_losses(results):
         raise SystemExit("Losses differ by more than 2 %:\n" + "\n".join(unequal))
 

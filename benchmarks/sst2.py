@@ -26,7 +26,14 @@ SEEDS = (0, 1, 2)
 RECIPE = "experiment=sst2_cpu"
 KEYS = ("best/val/accuracy", "test/accuracy", "test/macro_f1", "seconds")
 PLAIN = "callbacks.averaged=null"
-MASKED = [PLAIN, "task=masked_lm", "task.masking.rate=0.3", "optimizer=muon", "optimizer.lr=0.005"]
+MASKED = [
+    PLAIN,
+    "task=masked_lm",
+    "task.masking.rate=0.3",
+    "optimizer=muon",
+    "optimizer.lr=0.005",
+    "optimizer.adamw_lr=0.003",
+]
 MASKED += ["trainer.max_steps=1500"]
 
 

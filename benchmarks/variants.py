@@ -21,7 +21,7 @@ from tinyformer.doctor.variants import combine
 
 ROOT = Path(__file__).parent.parent
 
-NETWORK = ["model=nano", "model.max_seq_len=128"]
+NETWORK = ["experiment=gpt2", "model=nano", "model.max_seq_len=128"]
 EQUAL = [
     *NETWORK,
     "data=text",

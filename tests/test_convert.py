@@ -78,7 +78,7 @@ MISTAKES = {
     "hf gpt2 ours.ckpt": "OUT.ckpt=ours.ckpt: exists already.",
     "hf gpt2 in.ckpt": "model.num_heads=5",
     "export none.ckpt out": "FILE.ckpt=none.ckpt: ",
-    "export ours.ckpt out": "attention.softcap=3.0 has no counterpart in GPT-2, the nearest of",
+    "export ours.ckpt out": "attention.softcap=3.0 has no counterpart in GPT-NeoX, the nearest of",
 }
 
 

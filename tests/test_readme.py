@@ -63,7 +63,7 @@ ADAPTED = {
 """What a command asks of the network or of an earlier run, and what stands in for it here."""
 
 FAST = {
-    "python train.py attention=gqa position=rotary",
+    "python train.py attention=gqa position=alibi",
     'python evaluate.py checkpoint=outputs/…/checkpoints/last.ckpt split=test generate.prompt="The"',
 }
 """The commands that every test run starts; the others are slow tests, but for those of several processes: nightly."""

@@ -114,8 +114,12 @@ def test_training_steps_take_the_flops_that_torch_counts(seq: int, frozen: bool)
     assert found.count(0, 0, 1) == (2 if frozen else 3) * 2 * 50 * 32
 
 
+GPT = "experiment=gpt2 model.bias=true"
+"""GPT-2 and GPT-3 have learned positions and biases."""
+
+
 def test_published_numbers() -> None:
-    base, gpt2 = costs("model=base"), costs("model=base model.bias=true")
+    base, gpt2 = costs("model=base"), costs(f"model=base {GPT}")
     assert base.attention_weights == 12 * 2_359_296
     assert gpt2.num_parameters == 124_439_808
     assert gpt2.embedding_parameters == (50_257 + 1024) * 768
@@ -125,7 +129,7 @@ def test_published_numbers() -> None:
     weights = base.attention_weights + 12 * 2 * 768 * 3072 + 50257 * 768
     assert base.training_flops_per_token == 6 * weights + 12 * 12 * 12 * 64 * 1024
     # Brown et al. 2020, arXiv 2005.14165, table 2.1.
-    gpt3 = costs("model.d_model=12288 model.num_heads=96 model.num_layers=96 model.max_seq_len=2048 model.bias=true")
+    gpt3 = costs(f"model.d_model=12288 model.num_heads=96 model.num_layers=96 model.max_seq_len=2048 {GPT}")
     assert gpt3.attention_weights_per_layer == 603_979_776
     assert gpt3.num_parameters == pytest.approx(175e9, rel=0.01)
 

@@ -88,7 +88,7 @@ def test_values_that_do_not_fit():
 
 MISTAKES = {
     "model.num_layers=null": r"^model.num_layers=null: .*integer",
-    "optimizer.betas=[a,b]": r"^optimizer.betas=\[a,b\]: .*number",
+    "optimizer.adamw_betas=[a,b]": r"^optimizer.adamw_betas=\[a,b\]: .*number",
     "seed=x": r"^seed=x: ",
     "+norm.epsilon=1": r"^norm.epsilon: LayerNorm has no argument epsilon",
 }

@@ -70,7 +70,7 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps=0: must be at least 1; *"),
         ("callbacks.attention.num_rows={}", "callbacks.attention.num_rows={}: should be a valid integer; *"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 works."),
-        ("optimizer.betas=[0.9,nan]", "optimizer.betas=*: must be finite*"),
+        ("optimizer.adamw_betas=[0.9,nan]", "optimizer.adamw_betas=*: must be finite*"),
         ("attention._partial_=abc", "*attention._partial_=abc: cannot be changed; leave it out."),
         ("attention._target_=[a]", "*attention._target_=[a]: cannot be imported from here; *"),
         ("norm._partial_=false", "*norm._partial_: must be true, since *; leave it out."),

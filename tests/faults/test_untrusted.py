@@ -101,7 +101,7 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
 
 
 def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(program: Program, book: Path) -> None:
-    assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
+    assert program("train.py", SMALL, TEXT, "optimizer=adamw hydra.run.dir=run").code == 0
     last = Path("run/checkpoints/last.ckpt")
     raw = torch.load(last, weights_only=True)
     for value in (torch.zeros(3), "text"):

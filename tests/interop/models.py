@@ -43,8 +43,18 @@ LLAMA: dict[str, Any] = {
     "rms_norm_eps": 1e-3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
 }
+NEOX: dict[str, Any] = {
+    "hidden_size": 42,
+    "num_attention_heads": 7,
+    "num_hidden_layers": 2,
+    "intermediate_size": 50,
+    "max_position_embeddings": SEQ + 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0},
+    "use_parallel_residual": False,
+}
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",
+    "GPTNeoX": "GPTNeoXForCausalLM",
     "Llama": "LlamaForCausalLM",
     "Mistral": "MistralForCausalLM",
     "Bert": "BertForMaskedLM",

@@ -31,10 +31,12 @@ slow = pytest.mark.slow
 
 TEXT = "the cat sees the birds and the mice see the cat. " * 9
 AS_LLAMA = ("position=rotary", "norm=rms_norm", "feed_forward=swiglu")
-AS_BERT = ("task=masked_lm_bert", "block=post_norm", "model.embedding_norm=true")
+AS_BERT = ("position=learned", "task=masked_lm_bert", "block=post_norm", "model.embedding_norm=true")
 
 EXPORTS: dict[str, tuple[str, ...]] = {
-    "gpt2": ("feed_forward=relu2", "attention.score=dot", "model.d_ff=50", "attention.head_dim=8"),
+    "gpt2": ("position=learned", "feed_forward=relu2", "attention.score=dot", "model.d_ff=50", "attention.head_dim=8"),
+    "gpt_neox": ("model.d_ff=50", "model.tied_readout=false", "position.relative.base=700"),
+    "gpt_neox-bias": ("model.bias=true", "norm.eps=0.1"),
     "llama-gqa": (*AS_LLAMA, "attention=gqa", "attention.head_dim=10", "position.relative.base=700"),
     "llama-mqa-bias": (*AS_LLAMA, "attention=mqa", "model.bias=true", "model.tied_readout=false"),
     "mistral": (*AS_LLAMA, "attention=gqa", "attention.window=5"),
@@ -146,8 +148,12 @@ REFERENCES = values(
 )
 """Keys that only refer to another key, or do not concern the network."""
 
-BASES = {"gpt2": (), "llama": AS_LLAMA, "bert": AS_BERT}
-ONLY_IN = {"position.relative.base": ("llama",), "norm.bias": ("gpt2", "bert"), "task.readout.activation": ("bert",)}
+BASES = {"gpt2": ("position=learned",), "gpt_neox": (), "llama": AS_LLAMA, "bert": AS_BERT}
+ONLY_IN = {
+    "position.relative.base": ("gpt_neox", "llama"),
+    "norm.bias": ("gpt2", "gpt_neox", "bert"),
+    "task.readout.activation": ("bert",),
+}
 """The bases of keys that not all of them have."""
 
 AXES = ("model", "attention", "position", "block", "feed_forward", "norm", "task")

@@ -10,14 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from interop.models import BERT, GPT2, LLAMA, transformers
+from interop.models import BERT, GPT2, LLAMA, NEOX, transformers
 from tinyformer.errors import ArgumentError
 from tinyformer.interop import FAMILIES, Family
 from tinyformer.interop.bert import OUTPUT, OUTPUT_BIAS, read_weights
 from tinyformer.interop.family import ACTIVATIONS, ANYWHERE, REQUIRED
+from tinyformer.interop.gpt_neox import DEFAULTS
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2 | {"vocab_size": 53},
+    "gpt_neox": NEOX | {"vocab_size": 53},
     "llama": LLAMA | {"vocab_size": 53},
     "mistral": LLAMA | {"vocab_size": 53},
     "bert": BERT | {"vocab_size": 53},
@@ -37,6 +39,7 @@ WITHOUT_EFFECT = {
     "type_vocab_size",  # follows from the weights
     "chunk_size_feed_forward",  # saves memory
     "is_encoder_decoder",
+    "is_decoder",  # of models that always are
     "rope_parameters",  # see `read_rope`
 }
 ANOTHER_OUTPUT = {"num_labels", "problem_type", "classifier_dropout", "hidden_dropout"}
@@ -66,7 +69,8 @@ def test_defaults_are_those_of_transformers(family: Family) -> None:
     theirs = config.to_dict() | {"rope_theta": 10_000.0}
     filled = {"num_key_value_heads": None, "head_dim": None} if family.model_type == "llama" else {"head_dim": None}
     assert {name: (theirs | filled)[name] for name in defaults} == defaults
-    assert all(theirs[name] == only for name, only in family.fixed.items() if name in theirs)
+    expected = family.fixed | {name: value for name, value in DEFAULTS.items() if name in family.fixed}
+    assert all(theirs[name] == only for name, only in expected.items() if name in theirs)
 
 
 def settings(model_type: str, **changes: Any) -> dict[str, Any]:
@@ -88,6 +92,9 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"quantization_config": {"bits": 4}}, f"quantization_config={{'bits': 4}}: {UNSUPPORTED}; "),
     ("gpt2", {"pruned_heads": {"0": [1]}}, f"pruned_heads={{'0': [1]}}: {UNSUPPORTED}; "),
     ("gpt2", {"activation_function": "relu"}, "activation_function='relu': must be one of gelu_new, "),
+    ("gpt_neox", {"rope_parameters": None}, "rope_parameters.partial_rotary_factor=0.25: is not supported; "),
+    ("gpt_neox", {"rope_parameters": [1]}, "rope_parameters.rope_type=[1]: is not supported; "),
+    ("gpt_neox", {"use_parallel_residual": True}, f"use_parallel_residual=True: {UNSUPPORTED}; "),
     ("llama", {"partial_rotary_factor": 0.5}, f"partial_rotary_factor=0.5: {UNSUPPORTED}; "),
     ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type='yarn': is not supported; "),
     ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor=0.5: is not"),
@@ -129,7 +136,7 @@ def test_activations_are_those_of_transformers() -> None:
 
 def test_rotary_frequencies_in_older_files_are_ignored() -> None:
     llama = next(family for family in FAMILIES if family.model_type == "llama")
-    assert llama.read({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, 1) == ({}, [])
+    assert llama.read({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, 1, 1) == ({}, [])
 
 
 def test_bert_uses_the_output_bias_of_the_tied_layer() -> None:

@@ -12,6 +12,7 @@ from interop.models import (
     BERT,
     GPT2,
     LLAMA,
+    NEOX,
     VOCAB,
     change_config,
     checkpoint_of,
@@ -27,6 +28,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied": ("GPT2", GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None}),
     "gpt2-eps-and-score": ("GPT2", GPT2 | {"layer_norm_epsilon": 0.1, "scale_attn_weights": False}),
+    "neox": ("GPTNeoX", NEOX),
+    "neox-tied": ("GPTNeoX", NEOX | {"tie_word_embeddings": True, "attention_bias": False, "hidden_act": "gelu_new"}),
     "llama": ("Llama", LLAMA),
     "llama-biases": ("Llama", LLAMA | {"attention_bias": True, "num_key_value_heads": 1, "mlp_bias": True}),
     "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
@@ -49,7 +52,7 @@ def same_logits(model: Any, source: Path, out: Path) -> None:
 
 
 slow = pytest.mark.slow
-ONE_OF_EACH = ("gpt2", "llama", "mistral", "bert")
+ONE_OF_EACH = ("gpt2", "neox", "llama", "mistral", "bert")
 
 
 @pytest.mark.parametrize("variant", [one if one in ONE_OF_EACH else pytest.param(one, marks=slow) for one in VARIANTS])

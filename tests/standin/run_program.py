@@ -1,4 +1,4 @@
-"""Run `train.py` or `evaluate.py` on the stand-in device, with counts: `run_program.py train.py WORDS`.
+"""Run `train.py`, `evaluate.py` or a benchmark on the stand-in device, with counts: `run_program.py train.py WORDS`.
 
 What looks at numbers is replaced: metrics, which would divide by zero tokens or count classes, the draw of a token, the
 flags of steps that are not finite, and the entropy, whose kernel torch compiles while it runs. The report says how
@@ -64,6 +64,7 @@ def count_measurements() -> None:
 
 
 def replace_numbers() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN asks the driver for more than the device has
     torch.special.entr = torch.neg
     Sampling.draw = lambda self, logits, generator=None: torch.zeros(len(logits), dtype=torch.long)  # type: ignore
     classification.multiclass_confusion_matrix = lambda logits, labels, number: labels.new_zeros(number, number)
@@ -79,6 +80,7 @@ def replace_numbers() -> None:
 
 def main() -> None:
     sys.argv = [str(ROOT / sys.argv[1]), *sys.argv[2:]]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as of a script
     sys.modules["run_program"] = sys.modules["__main__"]
     if sys.argv[0].endswith("train.py"):
         sys.argv.append("+callbacks.counter={_target_:run_program.StepCounter}")

@@ -61,7 +61,7 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
     full = replace(checkpoint, weights=zeros | checkpoint.weights)
     require_fitting(network, full)
-    weights = family.write(full.weights, num_layers)
+    weights = family.write(full.weights, num_layers, config["model"]["num_heads"])
     if config["model"]["tied_readout"]:
         del weights[family.name_of(OUTPUT, num_layers)]
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}

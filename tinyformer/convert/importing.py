@@ -106,7 +106,7 @@ def _our_weights(
         ArgumentError: a weight is missing, has another shape, or has no place in the network.
     """
     num_layers, expected = settings["model.num_layers"], network.state_dict()
-    weights, others = family.read(tensors, num_layers)
+    weights, others = family.read(tensors, num_layers, settings["model.num_heads"])
     if settings["model.tied_readout"] and EMBEDDING in weights:
         if not torch.equal(weights.setdefault(OUTPUT, weights[EMBEDDING]), weights[EMBEDDING]):
             reason = (

@@ -10,10 +10,11 @@ from tinyformer.interop.difference import Difference, find_differences
 from tinyformer.interop.family import Family
 from tinyformer.interop.folder import find_folder, read_config, read_tensors, write_folder
 from tinyformer.interop.gpt2 import GPT2
+from tinyformer.interop.gpt_neox import GPT_NEOX
 from tinyformer.interop.llama import LLAMA, MISTRAL
 from tinyformer.interop.vocabulary import read_tokenizer, tokenizer_files
 
-FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, MISTRAL, BERT)
+FAMILIES: tuple[Family, ...] = (GPT2, GPT_NEOX, LLAMA, MISTRAL, BERT)
 """All families, in the order in which an export tries them: Mistral is Llama with a sliding window."""
 
 __all__ = [

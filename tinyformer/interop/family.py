@@ -99,11 +99,13 @@ class Module:
         theirs: its name without the family's prefix, with `{}` for the number of the layer.
         ours: our name; several names if theirs concatenates the outputs of several modules.
         transposed: whether its matrix is stored as (inputs, outputs).
+        by_head: whether outputs are concatenated for each head, not for each module.
     """
 
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
+    by_head: bool = False
 
     def names(self, num_layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Their name and ours of the weight and the bias in every layer."""
@@ -112,12 +114,18 @@ class Module:
                 ours = tuple(f"{name.format(layer)}.{part}" for name in self.ours)
                 yield f"{self.theirs.format(layer)}.{part}", ours
 
-    def read(self, tensor: Tensor) -> Sequence[Tensor]:
+    def read(self, tensor: Tensor, num_heads: int) -> Sequence[Tensor]:
         """Our tensors from theirs."""
-        return self._transpose(tensor).chunk(len(self.ours)) if tensor.ndim else [tensor]
+        if not tensor.ndim:
+            return [tensor]
+        if self.by_head and len(tensor) % (num_heads * len(self.ours)) == 0:  # else it does not fit the network
+            return tensor.unflatten(0, (num_heads, len(self.ours), -1)).transpose(0, 1).flatten(1, 2).unbind()
+        return self._transpose(tensor).chunk(len(self.ours))
 
-    def write(self, tensors: Sequence[Tensor]) -> Tensor:
+    def write(self, tensors: Sequence[Tensor], num_heads: int) -> Tensor:
         """Their tensor from ours."""
+        if self.by_head:
+            return torch.stack([tensor.unflatten(0, (num_heads, -1)) for tensor in tensors], dim=1).flatten(0, 2)
         return self._transpose(torch.cat(list(tensors))).contiguous()
 
     def _transpose(self, tensor: Tensor) -> Tensor:
@@ -195,12 +203,13 @@ class Family:
         }
         return {"architectures": [self.architecture], "model_type": self.model_type, **self.write_fields(written)}
 
-    def read(self, tensors: Weights, num_layers: int) -> tuple[Weights, list[str]]:
+    def read(self, tensors: Weights, num_layers: int, num_heads: int) -> tuple[Weights, list[str]]:
         """The weights under our names, and the names of tensors that do not belong to this family.
 
         Args:
             tensors: the tensors of the files.
             num_layers: the number of layers.
+            num_heads: the number of query heads.
         """
         plain = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
         remaining = self.read_weights({name: w for name, w in plain.items() if not self._is_unused(name)})
@@ -208,13 +217,13 @@ class Family:
         for module in self.modules:
             for theirs, ours in module.names(num_layers):
                 if theirs in remaining:
-                    weights |= zip(ours, module.read(remaining.pop(theirs)), strict=False)
+                    weights |= zip(ours, module.read(remaining.pop(theirs), num_heads), strict=False)
         return weights, sorted(remaining)
 
-    def write(self, weights: Weights, num_layers: int) -> Weights:
+    def write(self, weights: Weights, num_layers: int, num_heads: int) -> Weights:
         """The weights under their names."""
         written = {
-            theirs: module.write([weights[name] for name in ours])
+            theirs: module.write([weights[name] for name in ours], num_heads)
             for module in self.modules
             for theirs, ours in module.names(num_layers)
             if all(name in weights for name in ours)
