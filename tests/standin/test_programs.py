@@ -46,17 +46,30 @@ def test_a_run_ends_and_is_resumed_and_evaluated(task: str, compiled: str, run: 
     assert ended.code == 0, ended.text
 
 
-@pytest.mark.parametrize(("optimizer", "most"), [("adamw", 360), ("muon", 420)])
-def test_a_step_of_six_layers_launches_few_kernels_and_waits_for_none(
-    optimizer: str, most: int, run: Run, tmp_path: Path
-) -> None:
+MOST_LAUNCHES = {  # of a step, and of a measurement of the heads
+    "experiment=gpt2": (360, 420),
+    "experiment=gpt2 optimizer=muon": (420, 420),
+    "position=rotary optimizer=muon": (440, 560),
+}
+
+
+@pytest.mark.parametrize("overrides", MOST_LAUNCHES)
+def test_a_step_of_six_layers_launches_few_kernels_and_waits_for_none(overrides: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(BOOK * 8)
     sizes = "model.num_layers=6 model.num_heads=6 model.d_model=384 model.max_seq_len=256"
-    ended = run("run_program.py", "train.py", SMALL, TEXT, sizes, f"optimizer={optimizer}")
+    ended = run("run_program.py", "train.py", SMALL, TEXT, sizes, overrides)
+    most, most_of_a_measurement = MOST_LAUNCHES[overrides]
     assert ended.code == 0, ended.text
     for launches, waits in ended.values["steps"][1:]:
         assert launches <= most
         assert waits == 0
-    launches, waits = ended.values["measurements"][-1]  # of all heads
-    assert launches <= 420
+    launches, waits = ended.values["measurements"][-1]
+    assert launches <= most_of_a_measurement
     assert waits <= 4
+
+
+def test_the_benchmark_of_a_gpu_runs_to_its_end(run: Run, tmp_path: Path) -> None:
+    ended = run("run_program.py", "benchmarks/gpu.py", "--quick --output gpu.json")
+    assert ended.code == 0, ended.text
+    ended = run("run_program.py", "benchmarks/gpu.py", "--table .")
+    assert (ended.code, ended.text.count("| 512 |")) == (0, 1), ended.text
