@@ -2,6 +2,7 @@
 
 import csv
 from itertools import pairwise
+from urllib.parse import urlparse
 
 import pytest
 import torch
@@ -91,7 +92,8 @@ def test_an_api_key_is_found_in_the_environment_and_in_netrc(tmp_path, monkeypat
     other = "machine wandb.example.org login a password b\n"
     netrc = tmp_path / "netrc"
     assert not has_wandb_key()
-    for text, found in ((ours, True), (other, False), ("machine", False)):
+    default = ours.replace("api.wandb.ai", str(urlparse(loggers.wandb_url()).hostname))  # where `wandb login` writes it
+    for text, found in ((ours, True), (default, True), (other, False), ("machine", False)):
         netrc.write_text(text)
         netrc.chmod(0o600)
         assert has_wandb_key() is found

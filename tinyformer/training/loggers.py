@@ -118,16 +118,21 @@ def has_wandb_key() -> bool:
     """Whether there is an API key for Weights & Biases, in the environment or in ~/.netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlparse(wandb_url()).hostname or ""
+    hosts = [urlparse(wandb_url()).hostname or ""]
+    if not os.environ.get("WANDB_BASE_URL"):
+        hosts.append("api.wandb.ai")  # the server's older name, which wandb looks up as well
     try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        found = netrc.netrc(os.environ.get("NETRC"))
+        return any(found.authenticators(host) for host in hosts)
     except (OSError, netrc.NetrcParseError):
         return False
 
 
 def wandb_url() -> str:
     """The server of Weights & Biases."""
-    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    import wandb  # noqa: PLC0415 -- importing it takes half a second
+
+    return os.environ.get("WANDB_BASE_URL") or str(wandb.Settings().base_url)
 
 
 def unreachable(url: str, seconds: float) -> str | None:
@@ -198,7 +203,7 @@ class RunWandbLogger(WandbLogger):
         settings = wandb.Settings()
         if self.is_offline:
             settings.mode = "offline"
-        if "WANDB_BASE_URL" in os.environ:
+        if os.environ.get("WANDB_BASE_URL"):
             settings.base_url = wandb_url()
         # `wandb/settings` in the current folder, which may be a stranger's run, could name another server.
         with contextlib.chdir(Path.cwd().anchor):
