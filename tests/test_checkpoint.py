@@ -173,6 +173,18 @@ def test_an_archive_with_two_lists_of_entries_is_refused(tmp_path):
         require_plain(path)
 
 
+def test_a_pickle_that_ends_with_an_archive_is_refused(tmp_path):
+    """Torch reads the pickle."""
+    path = tmp_path / "pickle.ckpt"
+    torch.save(whole(), path, _use_new_zipfile_serialization=False)
+    whole_archive = save(tmp_path / "whole.ckpt", contents=whole())
+    with zipfile.ZipFile(whole_archive) as old, zipfile.ZipFile(path, "a") as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    with pytest.raises(ValueError, match="no archive of torch"):
+        require_plain(path)
+
+
 def test_the_pickle_in_a_file_is_read_whatever_the_case_of_its_name(tmp_path):
     path = save(tmp_path / "cast.ckpt", contents=whole() | {"x": Cast()})
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "upper.ckpt", "w", zipfile.ZIP_STORED) as new:

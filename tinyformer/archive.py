@@ -32,6 +32,9 @@ def require_plain(path: Path) -> None:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
         if end[zipfile._ECD_OFFSET] != archive.start_dir or archive.comment:  # type: ignore[attr-defined]
             raise ValueError("two lists of entries")
+        file.seek(0)
+        if file.read(4) != b"PK\x03\x04":  # torch takes the file for a pickle, whatever archive it ends with
+            raise ValueError("no archive of torch")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed")
         if (damaged := archive.testzip()) is not None:

@@ -209,7 +209,7 @@ def _is_plain(weight: Any) -> bool:
 
 def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
     """A sentence about the first weight that contains NaN or infinity, if any."""
-    name = next((name for name, weight in weights.items() if not bool(torch.isfinite(weight).all())), None)
+    name = next((name for name, weight in weights.items() if not bool(torch.isfinite(weight.flatten()).all())), None)
     return None if name is None else f"has weights that are not finite (NaN or infinity), {name[:200]} first"
 
 

@@ -65,6 +65,8 @@ def mistake_in(*overrides: str) -> str:
         # What Lightning, torch or Hydra would refuse later, in words of their own.
         ("trainer.strategy=abc", "trainer: You selected an invalid strategy name: `strategy='abc'`*; `--cfg job*"),
         ("trainer.devices=abc", "trainer: *"),
+        ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn: *trainer.strategy=ddp works."),
+        ("+trainer.logger=true", "trainer.logger=true: is chosen by the run; remove it."),
         ("trainer.accelerator=abc", "trainer.accelerator=abc: must be one of auto, cpu, gpu, cuda, mps."),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
         ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps=0: must be at least 1; *"),

@@ -58,7 +58,10 @@ def test_what_is_no_sweep_is_told(words: str, program: Program) -> None:
 
 @pytest.mark.slow
 def test_jobs_run_side_by_side_and_a_failed_one_is_told(tmp_path: Path, book: Path) -> None:
-    """With the threads of the machine divided among them."""
+    """With the threads of the machine divided among them, beside folders that a stranger named like libraries."""
+    for library in ("joblib", "multiprocessing", "signal"):
+        (tmp_path / library).mkdir()
+        (tmp_path / library / "__init__.py").write_text("raise SystemExit('a stranger was here')")
     words = [*SWEEP.split(), "model.num_heads=2,3", "seed=1,2", "hydra/launcher=joblib"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, str(ROOT / "train.py"), "-m", *words]

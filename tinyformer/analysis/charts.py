@@ -15,6 +15,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
+from tinyformer.analysis.picture import readable
+
 FONT_POINTS = 8
 MAX_DECIMALS = 5
 """The largest number of decimals that fits into a cell."""
@@ -66,6 +68,7 @@ def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[st
         confusion: the confusion matrix.
         names: the class labels.
     """
+    names = [readable(name, longest=40) for name in names]
     # A cell holds five digits, and the labels on both axes need space.
     side, name_inches = 0.36 * len(names), 0.075 * max(map(len, names))
     figure, axes = _canvas(max(4.0, 1.4 + side + name_inches), max(3.0, 1.2 + side + name_inches))
@@ -75,8 +78,8 @@ def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[st
             colour = "white" if 2 * number < confusion.max() else "black"
             axes.text(column, row, str(number), ha="center", va="center", fontsize=FONT_POINTS - 1, color=colour)
     axes.set(xlabel="predicted class", ylabel="true class")
-    axes.set_xticks(range(len(names)), names)
-    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), names, parse_math=False)
+    axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_title("number of examples", fontsize=FONT_POINTS + 1, loc="left")
     _simplify(axes)
     axes.tick_params(axis="x", labelrotation=90 if max(map(len, names)) > 3 else 0)

@@ -58,6 +58,7 @@ def run_program(
     directory = config_dir()
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
+    _guard_imports()
     exit_codes: list[int] = []
     process = os.getpid()
     script, words, arguments = sys.argv[:1], sys.argv[1 : 1 + num_words], sys.argv[1 + num_words :]
@@ -97,6 +98,16 @@ def run_program(
     except Exception as error:
         return report(error, directory, config_name, with_traceback)
     return max(exit_codes, default=0)
+
+
+def _guard_imports() -> None:
+    """Keep the processes that libraries start from importing what lies in the current folder.
+
+    Python looks there first in a process that runs `-c` or `-m`. Where it looked first in this one, it does so in them.
+    """
+    if os.environ.get("PYTHONSAFEPATH") != "1":
+        path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ.update(PYTHONSAFEPATH="1", PYTHONPATH=os.pathsep.join(path))
 
 
 @contextlib.contextmanager

@@ -24,7 +24,10 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     # Not in the folder, which a refused run leaves as it was.
-    lock = filelock.FileLock(folder.absolute().with_name(f".{folder.name}.lock"), blocking=False)
+    path = folder.absolute().with_name(f".{folder.name}.lock")
+    if path.is_symlink():
+        raise ConfigError(f"{relative_path(path)} is a symbolic link, which a run does not make; remove it.")
+    lock = filelock.FileLock(path, blocking=False)
     try:
         lock.acquire()
     except filelock.Timeout as error:

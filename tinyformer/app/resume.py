@@ -90,6 +90,8 @@ def _refuse_foreign_files(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() and not _is_link_of_wandb(path, folder):
             raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
+        if path.name.startswith("hpc_ckpt"):  # which Lightning would read by itself in a job of Slurm
+            raise ConfigError(f"resume={folder}: {path} is a checkpoint that a run does not make; remove it.")
         if not path.is_symlink() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"resume={folder}: {path} is neither a file nor a folder; remove it.")
 

@@ -111,6 +111,12 @@ def make_settings(config: DictConfig) -> Settings:
         if isinstance(interval, int | float) and interval <= 0:
             reason = "must be above 0: batches, or a fraction of an epoch"
             raise ArgumentError("val_check_interval", interval, reason, {"val_check_interval": 100})
+        strategy = str(arguments.get("strategy"))
+        if strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
+            reason = "starts processes with a copy of the run, which cannot be made"
+            raise ArgumentError("strategy", strategy, reason, {"strategy": "ddp"})
+        if foreign := sorted({"logger", "callbacks", "default_root_dir"} & arguments.keys()):
+            raise ArgumentError(foreign[0], arguments[foreign[0]], "is chosen by the run; remove it")
         if arguments.get("profiler") is not None:
             require_choice("profiler", arguments["profiler"], PROFILERS)
         device = resolve_device(arguments["accelerator"])
