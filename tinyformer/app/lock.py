@@ -26,7 +26,7 @@ def locked(folder: Path) -> Iterator[None]:
     # Not in the folder, which a refused run leaves as it was.
     path = folder.absolute().with_name(f".{folder.name}.lock")
     if path.is_symlink():
-        raise ConfigError(f"{relative_path(path)} is a symbolic link, which a run does not make; remove it.")
+        raise ConfigError(f"{path} is a symbolic link, which a run does not make; remove it.")
     lock = filelock.FileLock(path, blocking=False)
     try:
         lock.acquire()
