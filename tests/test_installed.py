@@ -55,7 +55,7 @@ def test_a_run_is_trained_evaluated_compared_and_exported(run: Run, tmp_path: Pa
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     assert "Saved in run/" in run("tinyformer", "compare run").stdout
     run("tinyformer", f"train {SMALL} model.bias=true hydra.run.dir=gpt2")
-    assert "GPT-2, saved in out" in run("tinyformer", "convert export gpt2/checkpoints/last.ckpt out").stdout
+    assert "GPT-NeoX, saved in out" in run("tinyformer", "convert export gpt2/checkpoints/last.ckpt out").stdout
     assert {path.name for path in tmp_path.iterdir()} == {"run", "evaluated", "gpt2", "out"}
 
 

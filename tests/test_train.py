@@ -108,10 +108,10 @@ def test_held_out_text_is_counted_and_unknown_characters_make_bits_per_byte_null
 
 
 SWITCHES = (
-    *("model.num_heads=4 attention=gqa", "position=none", "position=rotary", "block=post_norm", "norm=rms_norm"),
+    *("model.num_heads=4 attention=gqa", "position=none", "position=learned", "block=post_norm", "norm=rms_norm"),
     *("'block.attention_residual.skip=[1,0]'", "block.feed_forward_residual.branch=0", "feed_forward=swiglu"),
     *("attention.qk_norm=true", "'attention.ablated_heads=[[0,1],[1,0]]'", "model.bias=true model.tied_readout=false"),
-    *("model.dropout=0.5", "model.embedding_norm=true", "attention.dropout=0.5", "optimizer=muon", "seed=1"),
+    *("model.dropout=0.5", "model.embedding_norm=true", "attention.dropout=0.5", "optimizer=adamw", "seed=1"),
     *("schedule=wsd schedule.warmup_steps=1 schedule.decay_fraction=0.5", "trainer.accumulate_grad_batches=2"),
     "data.pack=document",
 )

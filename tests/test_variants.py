@@ -29,7 +29,7 @@ def kind_of(attention: BaseAttention) -> tuple[object, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TABLE if name != "cross"])
 def test_the_overrides_of_a_variant_make_the_same_attention_as_its_arguments(name: str) -> None:
-    overrides = ["model=nano", "model.num_layers=1", "model.vocab_size=9", *TABLE[name].overrides]
+    overrides = ["experiment=gpt2", "model=nano", "model.num_layers=1", "model.vocab_size=9", *TABLE[name].overrides]
     (_, config), *_ = compose_sweep(ROOT / "conf", "card", overrides)
     with torch.device("meta"):
         made = instantiate(config.network, _convert_="all").attentions()[0]
@@ -42,7 +42,7 @@ def test_no_two_variants_train_alike(program: Program, book) -> None:
     for number, (name, overrides) in enumerate(VARIANTS.items()):
         # With 2 heads gqa would be mqa, with 2 layers a pattern of windows one window; small scores feel no cap.
         size = "model.num_heads=4 model.num_layers=4 model.init_std=0.2 model.max_seq_len=32 trainer.max_steps=8"
-        small = f"{SMALL} {size} data=text data.files={book} tokenizer=char"
+        small = f"{SMALL} {size} experiment=gpt2 data=text data.files={book} tokenizer=char"
         ended = program("train.py", small, *overrides, f"hydra.run.dir=run-{number}")
         assert ended.code == 0, (name, ended.err)
         with open(f"run-{number}/results.json") as file:
