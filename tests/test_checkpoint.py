@@ -114,7 +114,7 @@ class Encoded:
     """Text that doubles each time it is encoded."""
 
     def __reduce__(self):
-        return codecs.encode, ("61", "hex")
+        return codecs.encode, ("61", "hex" + "-" * 50)
 
 
 UNUSABLE = torch.int64, torch.complex64, torch.float8_e4m3fn
@@ -150,7 +150,7 @@ MALFORMED = {
     "contains torch._utils _rebuild_device_tensor_from_cpu_tensor, which no run writes": lambda raw: (
         raw | {"x": Cast()}
     ),
-    "contains the codec hex, which no run writes": lambda raw: raw | {"x": Encoded()},
+    "contains the codec hex-": lambda raw: raw | {"x": Encoded()},
     "its values is a list": lambda raw: raw | {KEY: raw[KEY] | {"values": [1]}},
     "its choices is a NoneType": lambda raw: raw | {KEY: raw[KEY] | {"choices": None}},
     "is of format 2, and": lambda raw: raw | {KEY: raw[KEY] | {"format": 2}},

@@ -1,6 +1,7 @@
 """Archives that `torch.save` writes, from strangers: what could fill the memory is refused before torch reads it."""
 
 import codecs
+import encodings
 import pickletools
 import re
 import zipfile
@@ -49,7 +50,7 @@ def _foreign_call(pickled: bytes) -> str | None:
 
     `weights_only=True` runs no code, but calls functions that make large tensors out of small ones.
     """
-    encodes, codec = False, None
+    encodes, texts = False, []
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name == "STACK_GLOBAL":
             return "a pickle of protocol 4"
@@ -57,13 +58,15 @@ def _foreign_call(pickled: bytes) -> str | None:
             encodes |= argument == "_codecs encode"
             if not CALLED.fullmatch(str(argument)):
                 return str(argument)
-        elif isinstance(argument, str) and _is_other_codec(argument):
-            codec = f"the codec {argument}"
-    return codec if encodes else None
+        elif isinstance(argument, str):
+            texts.append(argument)
+    codec = next(filter(_is_other_codec, texts), None) if encodes else None
+    return None if codec is None else f"the codec {codec[:100]}"
 
 
 def _is_other_codec(text: str) -> bool:
+    name = encodings.normalize_encoding(text)  # as Python does first: hex-------- is hex, however long
     try:
-        return len(text) < 30 and codecs.lookup(text).name not in PLAIN_CODECS
+        return len(name) < 30 and codecs.lookup(name).name not in PLAIN_CODECS
     except (LookupError, ValueError):
         return False
