@@ -66,6 +66,12 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.strategy=abc", "trainer: You selected an invalid strategy name: `strategy='abc'`*; `--cfg job*"),
         ("trainer.devices=abc", "trainer: *"),
         ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn: *trainer.strategy=ddp works."),
+        ("trainer.num_nodes=2", "trainer.num_nodes=2: needs a process on each node, *; trainer.num_nodes=1 works."),
+        ("trainer.precision=transformer-engine", "trainer: *; `--cfg job -p trainer` prints values that work."),
+        (
+            "+callbacks.ema={_target_:lightning.pytorch.callbacks.EMAWeightAveraging,decay:5}",
+            "callbacks.ema: Invalid decay value 5 provided. *",
+        ),
         ("+trainer.logger=true", "trainer.logger=true: is chosen by the run; remove it."),
         ("trainer.accelerator=abc", "trainer.accelerator=abc: must be one of auto, cpu, gpu, cuda, mps."),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),

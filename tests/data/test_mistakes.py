@@ -106,6 +106,13 @@ def damaged() -> bytes:
     return bytes(contents)
 
 
+def repeated() -> bytes:
+    """A parquet file of some kilobytes with 200 MB of text."""
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": ["x" * 50_000] * 4000}), file)
+    return file.getvalue()
+
+
 FILES = [
     ("none.txt", None, {}, "files='.*none.txt': the file does not exist; name a text file, e.g. book.txt"),
     ("", None, {}, "files='.*': the folder contains no .txt, .csv, .* file"),
@@ -120,6 +127,7 @@ FILES = [
     ("a.jsonl", b'{"text": "\\ud800"}', {}, "text_column='text': row 1 of .*a.jsonl holds half of a surrogate pair"),
     ("a.parquet", b"PAR1 and more PAR1", {}, "files='.*a.parquet': cannot be read as parquet"),
     ("a.parquet", damaged(), {}, "files='.*a.parquet': cannot be read as parquet"),
+    ("a.parquet", repeated(), {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
     ("a.csv", b"text\nx\n", {"text_column": ["text", "b"]}, "text_column='b': .*no such column; it has text"),
     ("a.csv", b"text\nx\n", {"text_column": ["a", "b", "c"]}, r"text_column=\['a', 'b', 'c'\]: must be one column, or"),
 ]

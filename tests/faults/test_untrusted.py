@@ -82,6 +82,7 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
         "+callbacks.e={_target_:mine.Callback}",
         "hydra.run.dir=elsewhere",
         "norm._target_=torch.nn.LayerNorm",
+        "+trainer.plugins=[mine]",
     ):
         (hydra / "overrides.yaml").write_text(yaml.safe_dump([*stored, entry]))
         ended = program("train.py", "resume=run trainer.max_steps=40")

@@ -7,6 +7,7 @@ from urllib.parse import urlparse
 import pytest
 import torch
 
+from tinyformer.errors import ArgumentError
 from tinyformer.training import RunCSVLogger, RunWandbLogger, loggers
 from tinyformer.training.loggers import has_wandb_key
 
@@ -117,3 +118,9 @@ def test_online_only_with_a_key(tmp_path, monkeypatch, mode, key, offline):
     monkeypatch.setenv("WANDB_MODE", mode)
     monkeypatch.setenv("WANDB_API_KEY", key)
     assert RunWandbLogger(tmp_path, "id").is_offline is offline
+
+
+def test_what_wandb_would_refuse_is_refused_with_its_argument(tmp_path):
+    for name, value in {"project": "a/b", "tags": [""]}.items():
+        with pytest.raises(ArgumentError, match=rf"^{name}=.*; {name}=.* works\.$"):
+            RunWandbLogger(tmp_path, "id", **{name: value})

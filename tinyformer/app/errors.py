@@ -51,8 +51,10 @@ def config_keys(config: DictConfig) -> Iterator[None]:
     except (ArgumentError, InstantiationException) as error:
         cause = cause_of(error)
         node = re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE)  # of the class
-        if isinstance(cause, TypeError) and node and raising_module(cause).startswith("hydra."):
-            raise ConfigError(f"{node[1]}: {str(cause).splitlines()[0]}.") from error  # the call itself failed
+        # Of Hydra, the call itself failed; of the others, a class of theirs refused an argument.
+        is_refused = isinstance(cause, TypeError | ValueError) and not isinstance(cause, ArgumentError)
+        if node and is_refused and raising_module(cause).startswith(("hydra.", "lightning.", "torch.")):
+            raise ConfigError(f"{node[1]}: {str(cause).splitlines()[0].rstrip('.')}.") from error
         if not isinstance(cause, ArgumentError):
             raise
         if node:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from hydra.errors import HydraException
@@ -94,6 +95,8 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _problem_of_leaf(key: str, value: Any) -> str | None:
     name, text = key.rpartition(".")[2], str(value)
+    if key.startswith("trainer.") and key.split(".")[1] not in _arguments_of_trainer():
+        return f"sets {key}, which no config file of tinyformer has"
     if re.fullmatch(r"_\w+_", name) and name not in OF_A_NODE:
         return f"contains {name}"
     is_reference = re.fullmatch(r"\$\{[\w.]+\}", text)
@@ -116,6 +119,11 @@ def _choices() -> dict[str, list[str]]:
 def _classes_of_config_files() -> frozenset[str]:
     found = (re.findall(r"_target_: *([\w.]+)", file.read_text()) for file in config_dir().rglob("*.yaml"))
     return frozenset(name for names in found for name in names)
+
+
+@functools.cache
+def _arguments_of_trainer() -> frozenset[str]:
+    return frozenset(yaml.safe_load((config_dir() / "trainer" / "_shared.yaml").read_text()))
 
 
 def _is_our_class(name: str) -> bool:

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,17 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
 
 
 def _refuse_foreign_files(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() and not _is_link_of_wandb(path, folder):
+    paths = sorted(Path(parent, name) for parent, folders, files in os.walk(folder) for name in folders + files)
+    for path in paths:
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:  # another process, which the lock tells of later, has moved its temporary file
+            continue
+        if stat.S_ISLNK(mode) and not _is_link_of_wandb(path, folder):
             raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
         if path.name.startswith("hpc_ckpt"):  # which Lightning would read by itself in a job of Slurm
             raise ConfigError(f"resume={folder}: {path} is a checkpoint that a run does not make; remove it.")
-        if not path.is_symlink() and not path.is_file() and not path.is_dir():
+        if not stat.S_ISLNK(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise ConfigError(f"resume={folder}: {path} is neither a file nor a folder; remove it.")
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,12 @@ import lightning as L
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import (
+    LSFEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_value
@@ -111,6 +118,9 @@ def make_settings(config: DictConfig) -> Settings:
         if isinstance(interval, int | float) and interval <= 0:
             reason = "must be above 0: batches, or a fraction of an epoch"
             raise ArgumentError("val_check_interval", interval, reason, {"val_check_interval": 100})
+        if (arguments.get("num_nodes") or 1) > 1 and not _is_in_cluster():
+            reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
+            raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
         strategy = str(arguments.get("strategy"))
         if strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
             reason = "starts processes with a copy of the run, which cannot be made"
@@ -223,6 +233,12 @@ def forward_context(trainer: L.Trainer, network: Transformer) -> Iterator[None]:
         network._compiled_call_impl = compiled
 
 
+def _is_in_cluster() -> bool:
+    """Whether something other than this run starts its processes; else it would wait for the other nodes forever."""
+    clusters = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+    return "NODE_RANK" in os.environ or any(cluster.detect() for cluster in clusters)
+
+
 def _make_trainer(**arguments: Any) -> L.Trainer:
     """Lightning's trainer.
 
@@ -231,6 +247,6 @@ def _make_trainer(**arguments: Any) -> L.Trainer:
     """
     try:
         return L.Trainer(**arguments)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error

@@ -15,6 +15,13 @@ import pyarrow.parquet as pq
 
 from tinyformer.errors import ArgumentError
 
+_ROWS = 1024
+"""Rows of a parquet file that are decoded at a time."""
+
+_MANY_BYTES, _MANY_TIMES = 2**27, 100
+"""The size of decoded text, and its ratio to that of the parquet file, of which it exceeds one at most: a file of a
+megabyte may hold one text a million times. Prose is compressed to a third."""
+
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a character, which JSON can spell and UTF-8 cannot."""
 
@@ -173,7 +180,11 @@ def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     try:
         table = pq.ParquetFile(file)
         layout.require_columns(file, table.schema_arrow.names)
-        for batch in table.iter_batches(columns=layout.selected):
+        size, read = file.stat().st_size, 0
+        for batch in table.iter_batches(batch_size=_ROWS, columns=layout.selected):
+            read += batch.nbytes
+            if read > max(_MANY_BYTES, _MANY_TIMES * size):
+                raise _error(file, f"its {size:,} bytes contain more than {_MANY_TIMES} times as much text")
             # By name: the batch has the columns in the order of the file.
             yield from zip(*(batch.column(column).to_pylist() for column in layout.selected), strict=True)
     except (ArgumentError, MemoryError):

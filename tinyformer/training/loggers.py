@@ -23,6 +23,8 @@ from tinyformer.files import atomic_write
 WAIT_SECONDS = 10
 """For an answer of Weights & Biases, before a run is logged offline; a connection and an answer have as long each."""
 
+_MAX_TAG = 64  # characters, of wandb
+
 
 def _read_rows(path: Path) -> dict[int, dict[str, Any]]:
     """The rows of a `metrics.csv` by step.
@@ -178,6 +180,12 @@ class RunWandbLogger(WandbLogger):
         if not self.is_offline and mode == "" and (problem := unreachable(wandb_url(), WAIT_SECONDS)):
             self.is_offline = True
             rank_zero_only(print)(f"{wandb_url()} cannot be reached ({problem}): the run is logged offline.")
+        try:
+            wandb.Settings(project=project)
+        except wandb.errors.UsageError as error:
+            raise ArgumentError("project", project, str(error).rstrip("."), {"project": "tinyformer"}) from error
+        if not all(isinstance(tag, str) and 1 <= len(tag) <= _MAX_TAG for tag in tags or []):
+            raise ArgumentError("tags", tags, f"must be texts of 1 to {_MAX_TAG} characters", {"tags": ["baseline"]})
         super().__init__(
             name=name or "/".join(Path(run_dir).parts[-2:]),
             save_dir=Path(run_dir).absolute(),
