@@ -1,6 +1,7 @@
 """Probes of all heads: their measures, and what they leave unchanged."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,6 +47,16 @@ def test_capturing_leaves_the_network_and_the_random_state_unchanged(training):
     with pytest.raises(ValueError):  # noqa: PT011 - longer than the context
         capture_weights(network, token_ids(seq=17), CAUSAL)
     assert all(module.training == training for module in network.modules())
+
+
+def test_causal_probes_share_a_forward_pass_that_ends_in_the_last_attention():
+    network, probes = make_transformer(), [Probe(token_ids(2, seq), CAUSAL, PATTERNS) for seq in (4, 8)]
+    passes = []
+    network.encoder.register_forward_pre_hook(lambda _, args: passes.append(args[0].shape))
+    network.encoder.layers[-1].feed_forward.register_forward_hook(lambda *args: pytest.fail("went on"))
+    measure_heads(network, probes, 5, nullcontext())
+    measure_heads(network, [replace(probe, mask=AttentionMask()) for probe in probes], 5, nullcontext())
+    assert passes == [(4, 8), (2, 4), (2, 8)]  # a bidirectional model would see the padding
 
 
 def test_each_probe_has_its_measures():

@@ -3,9 +3,9 @@
 import functools
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,9 @@ from torch import Tensor
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Scoring, Transformer
 from tinyformer.nn.kernels.eager import attention_maps
+
+LayerCall: TypeAlias = tuple[BaseAttention, AttentionCall]
+"""A layer and what it attends with in a forward pass."""
 
 
 class CapturedMaps(list[Tensor]):
@@ -30,11 +33,20 @@ class CapturedMaps(list[Tensor]):
         self.layers: list[AttentionMaps] = []
         self.rows: Int[Tensor, " rows"] | None = None
 
-    def add(self, layers: Sequence[AttentionMaps], rows: Int[Tensor, " rows"]) -> None:
-        """Append the maps of the layers of a forward pass."""
+    def add(self, calls: Sequence[LayerCall], rows: int | Int[Tensor, " rows"] | None = None) -> None:
+        """Append the maps of the layers of a forward pass.
+
+        Args:
+            calls: of the layers.
+            rows: the queries to capture, see `capture_attention`.
+        """
+        q = calls[0][1].qkv.q
+        chosen = _rows(rows, q.shape[2]).to(q.device)
+        layers = _maps(calls, None if rows is None else chosen)
+        num_cached = layers[0].weights.shape[-1] - q.shape[2]
         self.extend(maps.weights for maps in layers)
         self.layers.extend(layers)
-        self.rows = rows
+        self.rows = chosen + num_cached if num_cached else chosen
 
 
 @contextmanager
@@ -59,11 +71,7 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
         require_at_least(1, {"rows": 64}, rows=rows)
     maps = CapturedMaps()
 
-    @functools.cache  # the same for all layers, and a GPU is waited for at each copy
-    def rows_of(q_seq: int, device: torch.device) -> Int[Tensor, " rows"]:
-        return _rows(rows, q_seq).to(device)
-
-    calls: list[tuple[BaseAttention, AttentionCall]] = []
+    calls: list[LayerCall] = []
 
     def begin(*_: Any) -> None:
         calls.clear()  # of a pass that failed
@@ -72,11 +80,7 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
         calls.append((layer, call))
 
     def end(*_: Any) -> None:
-        q_seq = calls[0][1].qkv.q.shape[2]
-        chosen = rows_of(q_seq, calls[0][1].qkv.q.device)
-        captured = _maps(calls, None if rows is None else chosen)
-        num_cached = captured[0].weights.shape[-1] - q_seq
-        maps.add(captured, chosen + num_cached if num_cached else chosen)
+        maps.add(calls, rows)
         calls.clear()
 
     hooks = [model.encoder.register_forward_pre_hook(begin), model.encoder.register_forward_hook(end)]
@@ -87,6 +91,33 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def attention_calls(model: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> list[LayerCall]:
+    """What each layer attends with, in evaluation mode; the pass ends there in the last layer."""
+    calls: list[LayerCall] = []
+    *_, last = layers = model.attentions()
+
+    def record(layer: BaseAttention, _: Any, args: tuple[AttentionCall], call: AttentionCall) -> None:
+        calls.append((layer, call))
+        if layer is last:
+            raise _PassIsComplete
+
+    hooks = [layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in layers]
+    was_training = model.training
+    model.eval()
+    try:
+        with running_hooks(model), torch.no_grad(), suppress(_PassIsComplete):
+            model.encoder(tokens, mask)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+class _PassIsComplete(Exception):  # noqa: N818 -- no error
+    """What follows in the forward pass is not needed."""
 
 
 class _Plain(NamedTuple):
@@ -115,9 +146,7 @@ class _Plain(NamedTuple):
         return self.q.shape, self.k.shape, self.q.dtype, self.scale, hides
 
 
-def _maps(
-    calls: Sequence[tuple[BaseAttention, AttentionCall]], rows: Int[Tensor, " rows"] | None
-) -> list[AttentionMaps]:
+def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list[AttentionMaps]:
     """The maps of each call; of plain layers together, since on a GPU the number of launches counts."""
     found: dict[int, AttentionMaps] = {}
     alike: dict[Hashable, dict[int, _Plain]] = defaultdict(dict)

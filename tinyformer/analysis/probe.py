@@ -1,18 +1,20 @@
 """Measures of all heads on fixed inputs, fast enough to be computed during training."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from tinyformer.analysis.capture import CapturedMaps, capture_attention
+from tinyformer.analysis.capture import CapturedMaps, LayerCall, attention_calls
 from tinyformer.analysis.measures import MEASURES, PATTERNS, Measure, measure_layers, repeated_tokens
 from tinyformer.batch import Batch
-from tinyformer.nn import AttentionMask, BaseAttention, Transformer
+from tinyformer.nn import QKV, AttentionCall, AttentionMask, BaseAttention, Transformer
 from tinyformer.tasks import Task
 
 
@@ -95,12 +97,37 @@ def measure_heads(
         rows: number of queries that are measured, see `capture_attention`.
         precision: context of the forward pass; the measures are computed in the precision of the attention weights.
     """
-    with precision:
-        captured = [capture_weights(network, probe.tokens, probe.mask, rows) for probe in probes]
     values: dict[str, list[list[float]]] = {}
+    captured = [CapturedMaps() for _ in probes]
+    with precision:
+        for maps, calls in zip(captured, _calls(network, probes), strict=True):
+            maps.add(calls, rows)
     for probe, maps in zip(probes, captured, strict=True):
         values |= measure_layers(probe.measures, maps, probe.tokens)
     return HeadMeasures([map_names(layer) for layer in network.attentions()], values)
+
+
+def _calls(network: Transformer, probes: Sequence[Probe]) -> list[list[LayerCall]]:
+    """What each layer attends with, for each probe; in one forward pass where masks are causal only.
+
+    A pass has hundreds of kernels, for whose launches a GPU waits. Padding behind a sequence changes nothing before it.
+    """
+    mask = AttentionMask(causal=True)
+    if any(probe.mask != mask for probe in probes):
+        return [attention_calls(network, probe.tokens, probe.mask) for probe in probes]
+    longest = max(probe.tokens.shape[1] for probe in probes)
+    padded = [F.pad(probe.tokens, (0, longest - probe.tokens.shape[1])) for probe in probes]
+    calls = attention_calls(network, torch.cat(padded), mask)
+    firsts = itertools.accumulate((len(tokens) for tokens in padded), initial=0)
+    return [
+        [(layer, _part(call, first, *probe.tokens.shape)) for layer, call in calls]
+        for first, probe in zip(firsts, probes, strict=False)
+    ]
+
+
+def _part(call: AttentionCall, first: int, num_rows: int, seq: int) -> AttentionCall:
+    """Some rows of a call, without the padding behind them."""
+    return call._replace(qkv=QKV(*(part[first : first + num_rows, :, :seq] for part in call.qkv)))
 
 
 def map_names(layer: BaseAttention) -> list[str]:
@@ -113,11 +140,6 @@ def capture_weights(
     network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
 ) -> CapturedMaps:
     """The exact attention weights of each layer, `batch maps rows seq`, in evaluation mode."""
-    was_training = network.training
-    network.eval()
-    try:
-        with capture_attention(network, rows) as maps, torch.no_grad():
-            network.encoder(tokens, mask)  # without the readout, which costs the most where the vocabulary is large
-    finally:
-        network.train(was_training)
+    maps = CapturedMaps()
+    maps.add(attention_calls(network, tokens, mask), rows)
     return maps
