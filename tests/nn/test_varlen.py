@@ -1,9 +1,12 @@
-"""What `_flash_varlen` asks of the kernel for packed sequences, answered on CPU by that kernel's definition.
+"""What `_flash_varlen` asks of torch's kernel for packed sequences, forward and backward.
 
-The kernel itself runs on CUDA only (`test_backends_cuda`): here its place is taken by one sequence after the other.
+The kernel itself runs on CUDA only (`test_backends_cuda`): on the CPU, loops over the pairs of a query and a head are
+registered in its place, below torch's own `varlen_attn` and its gradient formula.
 """
 
+import functools
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,87 +22,137 @@ from tinyformer.nn.kernels.observe import running_kernel
 MASKS = ("padded", "documents", "causal+documents", "window", "causal+window", "causal+documents+window")
 
 
-def packed_attention(
+def packed_pairs(
+    query: Tensor, key: Tensor, starts_q: Tensor, starts_k: Tensor, max_q: int, max_k: int, before: int, after: int
+) -> Iterator[tuple[int, int, int, list[int]]]:
+    """Each query and head with its K/V head and the keys that it sees, where it sees any.
+
+    As FlashAttention's documentation has it: in each sequence the last query stands at the last key.
+    """
+    assert starts_q.dtype == starts_k.dtype == torch.int32
+    assert query.shape[-1] % 8 == 0
+    reach_before, reach_after = (limit if limit >= 0 else math.inf for limit in (before, after))
+    for first_q, end_q, first_k, end_k in zip(
+        starts_q.tolist(), starts_q[1:].tolist(), starts_k.tolist(), starts_k[1:].tolist(), strict=False
+    ):
+        assert end_q - first_q <= max_q
+        assert end_k - first_k <= max_k
+        for row in range(first_q, end_q):
+            at = row - end_q + end_k
+            seen = [j for j in range(first_k, end_k) if at - reach_before <= j <= at + reach_after]
+            for head in range(query.shape[1] if seen else 0):
+                yield row, head, head // (query.shape[1] // key.shape[1]), seen
+
+
+def forward_loop(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
+    starts_q: Tensor,
+    starts_k: Tensor,
     max_q: int,
     max_k: int,
+    dropout: float,
+    causal: bool,
+    return_debug_mask: bool,
+    *,
     scale: float,
-    window_size: tuple[int, int],
-) -> Tensor:
-    """As FlashAttention's documentation has it: in each sequence the last query stands at the last key."""
-    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
-    assert query.shape[-1] % 8 == 0
-    before, after = (limit if limit >= 0 else math.inf for limit in window_size)
-    out = torch.full((*query.shape[:2], value.shape[-1]), torch.nan)
-    starts_q, starts_k = cu_seq_q.tolist(), cu_seq_k.tolist()
-    for number in range(len(starts_q) - 1):
-        q, k, v = (
-            x[starts[number] : starts[number + 1]]
-            for x, starts in ((query, starts_q), (key, starts_k), (value, starts_k))
-        )
-        assert len(q) <= max_q
-        assert len(k) <= max_k
-        for head in range(query.shape[1]):
-            shared = head // (query.shape[1] // key.shape[1])
-            for i in range(len(q)):
-                at = i + len(k) - len(q)
-                seen = [j for j in range(len(k)) if at - before <= j <= at + after]
-                if seen:  # else it is left undefined
-                    weights = torch.softmax(scale * (k[seen, shared] @ q[i, head]), dim=0)
-                    out[starts_q[number] + i, head] = weights @ v[seen, shared]
-    return out
+    window_size_left: int,
+    window_size_right: int,
+    **unused: None,
+) -> tuple[Tensor, ...]:
+    """aten::_flash_attention_forward: output and logsumexp, undefined where a query sees no key."""
+    assert not dropout
+    assert causal == ((window_size_left, window_size_right) == (-1, 0))
+    out, lse = torch.full_like(query, torch.nan), query.new_full(query.shape[1::-1], torch.nan)
+    sizes = (starts_q, starts_k, max_q, max_k, window_size_left, window_size_right)
+    for row, head, shared, seen in packed_pairs(query, key, *sizes):
+        scores = scale * (key[seen, shared] @ query[row, head])
+        lse[head, row] = scores.logsumexp(0)
+        out[row, head] = scores.softmax(0) @ value[seen, shared]
+    return out, lse, *(torch.empty(0) for _ in range(3))
 
 
-def packed_attention_that_asks(*args: object, enable_gqa: bool, **options: object) -> Tensor:
-    """Newer ones refuse to share K/V heads unasked."""
-    assert enable_gqa == (args[0].shape[1] != args[1].shape[1])
-    return packed_attention(*args, **options)
+def backward_loop(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    starts_q: Tensor,
+    starts_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *unused: object,
+    scale: float,
+    window_size_left: int,
+    window_size_right: int,
+) -> tuple[Tensor, ...]:
+    """aten::_flash_attention_backward, from output and logsumexp (arXiv 2205.14135, algorithm 4)."""
+    dq, dk, dv = (torch.zeros_like(x) for x in (query, key, value))
+    sizes = (starts_q, starts_k, max_q, max_k, window_size_left, window_size_right)
+    for row, head, shared, seen in packed_pairs(query, key, *sizes):
+        weights = torch.exp(scale * (key[seen, shared] @ query[row, head]) - lse[head, row])
+        dv[seen, shared] += torch.outer(weights, grad_out[row, head])
+        dweights = value[seen, shared] @ grad_out[row, head]
+        dscores = scale * weights * (dweights - out[row, head] @ grad_out[row, head])
+        dq[row, head] = dscores @ key[seen, shared]
+        dk[seen, shared] += torch.outer(dscores, query[row, head])
+    return dq, dk, dv
 
 
-@pytest.mark.parametrize("asks", [False, True], ids=["torch-2.11", "later"])
+@pytest.fixture(autouse=True, scope="module")
+def loops_in_place_of_the_kernel() -> Iterator[None]:
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", forward_loop, "CPU")
+        library.impl("_flash_attention_backward", backward_loop, "CPU")
+        yield
+
+
+def assert_equals_eager(case: Case, described: AttentionMask, known: AttentionMask | None = None) -> None:
+    """Output and gradients; `known` is the mask with what the kernel is told besides."""
+    *values, upstream = inputs(case, torch.float32)
+    scoring, found = Scoring(case.head_dim**-0.5), []
+    for compute, mask in ((flash._flash_varlen, known or described), (BACKENDS["eager"].compute, described)):
+        leaves = [x.clone().requires_grad_() for x in values]
+        out = compute(*leaves, mask, scoring)
+        found.append([out, *torch.autograd.grad(out, leaves, upstream)])
+    for actual, expected in zip(*found, strict=True):
+        assert error(actual, expected) < 1e-6
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("num_kv_heads", [4, 2], ids=["own", "shared"])
-def test_packed_sequences_are_those_of_the_mask(num_kv_heads, mask, asks, monkeypatch):
-    monkeypatch.setattr(flash, "varlen_attn", packed_attention_that_asks if asks else packed_attention)
-    monkeypatch.setattr(flash, "VARLEN_TAKES_ENABLE_GQA", asks)
+def test_packed_sequences_are_those_of_the_mask(num_kv_heads, mask):
     case = Case(9, 9, 6, mask, batch=3, num_kv_heads=num_kv_heads)
-    q, k, v, _ = inputs(case, torch.float32)
-    described, scoring = case.attention_mask(), Scoring(case.head_dim**-0.5)
-    actual = flash._flash_varlen(q, k, v, described, scoring)
-    expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
-    assert error(actual, expected) < 1e-6
+    assert_equals_eager(case, case.attention_mask())
+
+
+def test_the_kernel_of_torch_2_11_shares_heads_unasked(monkeypatch):
+    later = functools.partial(flash.varlen_attn, enable_gqa=True)
+    monkeypatch.setattr(flash, "VARLEN_TAKES_ENABLE_GQA", False)
+    monkeypatch.setattr(
+        flash, "varlen_attn", lambda *args, scale, window_size: later(*args, scale=scale, window_size=window_size)
+    )
+    case = Case(9, 9, 6, "padded", batch=3, num_kv_heads=2)
+    assert_equals_eager(case, case.attention_mask())
 
 
 def test_documents_whose_starts_are_known_are_packed_without_counting_them(monkeypatch):
-    monkeypatch.setattr(flash, "varlen_attn", packed_attention)
-    monkeypatch.setattr(flash, "VARLEN_TAKES_ENABLE_GQA", False)
     monkeypatch.setattr(Tensor, "nonzero", None)
-    q, k, v, _ = inputs(Case(9, 9, 8, "causal", batch=3), torch.float32)
     documents = torch.tensor([[1] * 9, [3] * 4 + [4] * 5, [6] * 1 + [7] * 7 + [9] * 1])
     starts = torch.tensor([[0, 0, 0], [0, 4, 0], [0, 1, 8]])
-    described, scoring = AttentionMask(True, documents=documents), Scoring(0.3)
-    known = AttentionMask(True, documents=documents, document_starts=F.pad(starts, (0, 2)))
-    expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
-    assert error(flash._flash_varlen(q, k, v, known, scoring), expected) < 1e-6
+    padded = AttentionMask(True, documents=documents, document_starts=F.pad(starts, (0, 2)))
+    assert_equals_eager(Case(9, 9, 8, "causal", batch=3), AttentionMask(True, documents=documents), padded)
     # Rows that were cut behind their seventh token.
-    cut = AttentionMask(True, documents=documents[:, :7], document_starts=starts)
-    q, k, v = (x[:, :, :7] for x in (q, k, v))
-    expected = BACKENDS["eager"].compute(q, k, v, AttentionMask(True, documents=documents[:, :7]), scoring)
-    assert error(flash._flash_varlen(q, k, v, cut, scoring), expected) < 1e-6
+    cut = AttentionMask(True, documents=documents[:, :7])
+    known = AttentionMask(True, documents=documents[:, :7], document_starts=starts)
+    assert_equals_eager(Case(7, 7, 8, "causal", batch=3), cut, known)
 
 
-def test_packed_queries_of_another_length_than_the_keys(monkeypatch):
-    monkeypatch.setattr(flash, "varlen_attn", packed_attention)
-    monkeypatch.setattr(flash, "VARLEN_TAKES_ENABLE_GQA", False)
-    case = Case(5, 9, 8, "padded", batch=2)
-    q, k, v, _ = inputs(case, torch.float32)
-    described, scoring = AttentionMask(lengths=torch.tensor([4, 9])), Scoring(0.3)
-    expected = BACKENDS["eager"].compute(q, k, v, described, scoring)
-    assert error(flash._flash_varlen(q, k, v, described, scoring), expected) < 1e-6
+def test_packed_queries_of_another_length_than_the_keys():
+    assert_equals_eager(Case(5, 9, 8, "padded", batch=2), AttentionMask(lengths=torch.tensor([4, 9])))
 
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2], ids=["own", "shared"])
