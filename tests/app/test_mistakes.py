@@ -49,6 +49,7 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),
         ("+trainer.max_stepz=1", "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_st*"),
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),
+        ("matmul_precision=low", "matmul_precision=low: must be one of highest, high, medium."),
         ("compile=maybe", "compile=maybe: must be true, false or auto."),
         # Raised deep inside of the network, told by the key that the user sets.
         ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=16; model.num_heads=* works."),

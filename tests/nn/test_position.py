@@ -67,6 +67,17 @@ def test_rotary_keeps_the_dtype_and_turns_in_fp32():
     assert torch.equal(out, position.rotate(x.float()).bfloat16())
 
 
+@pytest.mark.parametrize("position", [SinusoidalPosition(300, 8), RotaryPosition(300, 8), ALiBi(6)])
+def test_tables_of_a_network_in_bf16_stay_in_fp32(position):
+    tables = {name: table.clone() for name, table in position.named_buffers()}
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), position).bfloat16()
+    assert network[0].weight.dtype == torch.bfloat16
+    assert tables
+    for name, table in position.named_buffers():
+        assert torch.equal(table, tables[name])
+    assert all(table.dtype == torch.float64 for table in position.double().buffers())
+
+
 def test_rotary_angles_are_exact_at_far_positions():
     x = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(1, 1, 1, 4)
     position = RotaryPosition(100_001, 4, base=7.0)

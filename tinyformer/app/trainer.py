@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from hydra.utils import instantiate
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import (
     LSFEnvironment,
@@ -19,6 +20,7 @@ from lightning.pytorch.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_value
@@ -33,6 +35,9 @@ from tinyformer.training.profilers import PROFILERS, make_profiler
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Modes of `torch.compile`."""
 
+
+MATMUL_PRECISIONS = ("highest", "high", "medium")
+"""Of `torch.set_float32_matmul_precision`."""
 
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Those that record the kernels of a step as CUDA graphs."""
@@ -130,6 +135,10 @@ def make_settings(config: DictConfig) -> Settings:
         if arguments.get("profiler") is not None:
             require_choice("profiler", arguments["profiler"], PROFILERS)
         device = resolve_device(arguments["accelerator"])
+    require_choice("matmul_precision", config.matmul_precision, MATMUL_PRECISIONS)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    if device == "cuda":
+        torch.cuda.set_device(_own_gpu(arguments["devices"]))
     arguments["precision"] = resolve_precision(arguments["precision"], device)
     return Settings(arguments, device)
 
@@ -202,7 +211,7 @@ def scoring_trainer(
     """Lightning's trainer for scoring a split: on one device, without a progress bar."""
     replaced = {
         "enable_progress_bar": False,
-        "devices": 1,
+        "devices": [torch.cuda.current_device()] if settings.device == "cuda" else 1,
         "num_nodes": 1,
         "strategy": "auto",
         "profiler": make_profiler(profiler, folder),
@@ -233,6 +242,14 @@ def forward_context(trainer: L.Trainer, network: Transformer) -> Iterator[None]:
         network._compiled_call_impl = compiled
 
 
+def _own_gpu(devices: Any) -> int:
+    """The GPU of this process, which Lightning makes the current one only when training starts."""
+    with _told_by_trainer():
+        indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
+    rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+    return indices[rank % len(indices)]
+
+
 def _is_in_cluster() -> bool:
     """Whether something other than this run starts its processes; else it would wait for the other nodes forever."""
     clusters = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
@@ -245,8 +262,14 @@ def _make_trainer(**arguments: Any) -> L.Trainer:
     Raises:
         ConfigError: Lightning refuses an argument.
     """
-    try:
+    with _told_by_trainer():
         return L.Trainer(**arguments)
-    except (ValueError, TypeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def _told_by_trainer() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error

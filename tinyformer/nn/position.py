@@ -6,6 +6,7 @@ Absolute ones are added to the token embeddings. Relative ones act inside attent
 
 import math
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -29,11 +30,27 @@ class LearnedPosition(nn.Module):
         return x + self.embedding.weight[offset : offset + x.shape[1]]
 
 
+class _Fp32Tables(nn.Module):
+    """A module whose buffers stay in fp32 when it is cast to a lower precision.
+
+    The 8 bits of bf16 tell neither position 300 from 301 nor their rotations apart.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        tables = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, table in tables.items():
+            cast = getattr(self, name)
+            if cast.dtype.itemsize < table.dtype.itemsize:
+                setattr(self, name, table.to(cast.device))
+        return self
+
+
 MAX_TABLE = 2**27
 """Numbers in a table of sines and cosines: 0.5 GB."""
 
 
-class SinusoidalPosition(nn.Module):
+class SinusoidalPosition(_Fp32Tables):
     """Sines and cosines of geometrically spaced wavelengths, added to the embeddings (Vaswani et al. 2017, §3.5).
 
     PE(pos, 2i) = sin(pos / base^(2i / d_model)), PE(pos, 2i + 1) = cos(pos / base^(2i / d_model)) (arXiv 1706.03762).
@@ -59,7 +76,7 @@ class SinusoidalPosition(nn.Module):
         return x * self.scale + self.table[offset : offset + x.shape[1]].to(x.dtype)
 
 
-class RelativePosition(nn.Module):
+class RelativePosition(_Fp32Tables):
     """Base of relative positional encodings, which does nothing itself. Attention makes one with its `head_dim`."""
 
     mixed_dim: int | None = None
