@@ -73,10 +73,11 @@ class Signaller(L.Callback):
             open("sent", "w").close()
             os.kill(os.getpid(), signal.SIGTERM)
 """
-HOOKS = ["on_validation_batch_start", "on_validation_end", "on_before_backward", "on_before_optimizer_step"]
+HOOKS = ["on_validation_batch_start", "on_before_optimizer_step"]
+MORE_HOOKS = [pytest.param(name, marks=pytest.mark.slow) for name in ("on_validation_end", "on_before_backward")]
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", [*HOOKS, *MORE_HOOKS])
 def test_a_signal_at_any_point_of_a_step_changes_no_weight(
     hook: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from programs import ROOT, SMALL, TEXT, Program, results_of, weights_of
 SWEEP = f"{SMALL} {TEXT} hydra.sweep.dir=sweep"
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_skips_resumes_and_starts_its_jobs(program: Program, book: Path) -> None:
     jobs = "attention=mha,gqa 'seed=choice(1,2)'"
     assert program("train.py", "-m", SWEEP, jobs).code == 0

@@ -52,6 +52,7 @@ def git(*arguments: str) -> None:
     subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_strangers_repository_and_settings_are_not_read(program: Program, book: Path, tmp_path: Path) -> None:
     """In a Git repository whose configuration names a command; resumed within the run, by a user who saves code."""
     assert program("train.py", SMALL, TEXT, "logger=wandb hydra.run.dir=run").code == 0
