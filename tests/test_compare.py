@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -260,12 +261,15 @@ MISTAKES = {
     "yaml": "RUN=yaml/config.yaml: cannot be read (while parsing",
     "deep": "RUN=deep/results.json: cannot be read (maximum recursion depth",
     "nested": "RUN=nested/config.yaml: cannot be read (more than 100 levels",
+    "alias": "RUN=alias/config.yaml: cannot be read (aliases, of which",
+    "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
+    "huge": "RUN=huge/results.json: cannot be read (the number 1e308)",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
 }
 
 
 def test_a_mistake_exits_with_2_and_a_short_sentence(compare: Compare) -> None:
-    for name in ("run", "unfinished", "cut", "yaml", "deep", "nested"):
+    for name in ("run", "unfinished", "cut", "yaml", "deep", "nested", "alias", "pipe", "huge"):
         write_run(name, device="CPU")
     Path("empty").mkdir()
     Path("unfinished/results.json").unlink()
@@ -273,6 +277,10 @@ def test_a_mistake_exits_with_2_and_a_short_sentence(compare: Compare) -> None:
     Path("yaml/config.yaml").write_text("a: [1\nb: 2")
     Path("deep/results.json").write_text("[" * 100_000)
     Path("nested/config.yaml").write_text("[" * 100_000)
+    Path("alias/config.yaml").write_text("a: &a [x, x]\nb: *a")
+    Path("huge/results.json").write_text('{"val/loss": 1e308}')
+    Path("pipe/config.yaml").unlink()
+    os.mkfifo("pipe/config.yaml")
     for arguments, sentence in MISTAKES.items():
         ended = compare(arguments)
         assert (ended.code, ended.out) == (2, ""), arguments

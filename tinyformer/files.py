@@ -1,6 +1,7 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written whole or not at all, and the folder that libraries read settings from."""
 
 import contextlib
+import importlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -55,3 +56,16 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def outside_of_the_current_folder() -> Iterator[None]:
+    """Run the block in the root folder: libraries take settings from the current one, which may be a stranger's."""
+    with contextlib.chdir(os.path.abspath(os.sep)):
+        yield
+
+
+def import_matplotlib() -> None:
+    """Import matplotlib, which executed what a `matplotlibrc` contains until 3.10.8, and still reads it first."""
+    with outside_of_the_current_folder():
+        importlib.import_module("matplotlib")

@@ -108,6 +108,8 @@ def test_a_damaged_folder_is_built_again(tmp_path, monkeypatch, sampled, capsys)
         lambda: np.save(folder / "train.npy", np.full(9001, 60_000, np.uint16)),
         lambda: (folder / "tokenizer.json").write_text(CharTokenizer().build(["abc"]).to_json()),
         (folder / "checksums.json").unlink,
+        lambda: (folder / "checksums.json").write_text("5"),
+        lambda: (folder / "checksums.json").write_text("[" * 100_000),
     ]
     for loads, damage in enumerate(damages, start=2):
         damage()

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,3 +245,15 @@ def test_a_run_starts_from_no_sizes_that_the_weights_lack(
     monkeypatch.setattr(start, "make_seeded_network", None)  # which would allocate them
     ended = program("train.py", f"init_from=large.ckpt {TEXT} trainer.max_steps=2 trainer.precision=32-true")
     assert (ended.code, "init_from=large.ckpt: " in ended.err) == (2, True), ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["evaluate checkpoint=run/checkpoints/last.ckpt data.files={book}", "compare ."])
+def test_matplotlib_reads_no_settings_of_the_current_folder(
+    command: str, trained: Trained, book: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trained.folder, tmp_path / "run")
+    (tmp_path / "matplotlibrc").write_bytes(b"\xff")  # which matplotlib would fail to decode
+    words = [Path(sys.executable).with_name("tinyformer"), *command.format(book=book).split()]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -67,6 +67,7 @@ def test_a_strangers_repository_and_settings_are_not_read(program: Program, book
     Path("run/wandb/settings").write_text(
         "[default]\nbase_url = http://127.0.0.1:1\nproject = theirs\nsave_code = true\n"
     )
+    Path("run/config-defaults.yaml").write_text("a: '")
     Path("run/book.txt").write_text(book.read_text().removesuffix("changed"))
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SAVE_CODE": "true", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "train.py"), "resume=.", "trainer.max_steps=6"]

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
 from tinyformer.app.errors import USER_MISTAKE, config_keys, report
+from tinyformer.files import import_matplotlib
 
 Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
 """What a program does with a config, in a folder."""
@@ -71,6 +72,7 @@ def run_program(
         folder = Path(context.runtime.output_dir)
         # Reported here: Hydra would keep the error of a sweep's job until all its jobs have ended.
         try:
+            import_matplotlib()
             # Lightning starts the other processes of a run with these words.
             with config_keys(config), _argv([*script, *words, *arguments]):
                 job(config, folder, invocation)

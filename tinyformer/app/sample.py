@@ -101,6 +101,8 @@ def _prompts(settings: DictConfig) -> list[str]:
     path = Path(settings.prompt_file)
     if settings.prompt is not None:
         raise ArgumentError("prompt_file", path, "only one of `prompt` and `prompt_file` can be given")
+    if path.exists() and not path.is_file():
+        raise ArgumentError("prompt_file", path, "is not a file", {"prompt_file": "prompt.txt"})
     try:
         return [path.read_text(encoding="utf-8")]
     except (OSError, UnicodeDecodeError) as error:

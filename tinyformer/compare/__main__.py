@@ -14,6 +14,7 @@ from tinyformer.compare.folders import find_runs, read_run
 from tinyformer.compare.grouping import Comparison, compare
 from tinyformer.compare.notes import notes_on
 from tinyformer.compare.report import as_json, folder_for, print_table, write_csv
+from tinyformer.files import import_matplotlib
 
 CONFIG_DIR, CONFIG_NAME = config_dir(), "train"
 
@@ -69,6 +70,7 @@ def _show(options: argparse.Namespace) -> None:
 
 def _draw(comparison: Comparison, path: Path) -> None:
     # Matplotlib takes a second to import; the table does not wait for it.
+    import_matplotlib()
     from tinyformer.analysis import save_png, seeds_by_number, seeds_by_setting
 
     values = [row.values for row in comparison.rows]

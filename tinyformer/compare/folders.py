@@ -1,7 +1,9 @@
 """Run folders, as `train.py` writes them: finding and reading them, without torch."""
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,9 @@ ABSENT = object()
 
 MAX_DEPTH = 100
 """Levels of a config; ours have a tenth of it."""
+
+MAX_NUMBER = 1e100
+"""The magnitude of a result."""
 
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sweep has hundreds of files
 
@@ -167,9 +172,11 @@ def _read(path: Path, expected: type = dict) -> Any:
     Raises:
         ArgumentError: the file cannot be read, or its contents have another type.
     """
+    if path.exists() and not path.is_file():
+        raise _unreadable(path, "no file")  # a pipe would be waited for, a device read without end
     try:
-        text = path.read_text(encoding="utf-8")
-        contents = json.loads(text) if path.suffix == ".json" else _load_yaml(text)
+        text, numbers = path.read_text(encoding="utf-8"), {"parse_int": _number, "parse_float": _number}
+        contents = json.loads(text, **numbers) if path.suffix == ".json" else _load_yaml(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise _unreadable(path, reason) from error
@@ -178,12 +185,21 @@ def _read(path: Path, expected: type = dict) -> Any:
     return contents
 
 
+def _number(text: str) -> int | float:
+    number = float(text)
+    if MAX_NUMBER < abs(number) < math.inf:
+        raise ValueError(f"the number {text[:50]}")
+    return int(text) if re.fullmatch(r"-?\d+", text) else number
+
+
 def _load_yaml(text: str) -> Any:
     depth = 0
     for event in yaml.parse(text, Loader=_FAST_LOADER):  # the fast loader would end the process at some depth
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ValueError(f"more than {MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("aliases, of which a few lines make a billion values")
     return yaml.load(text, Loader=_FAST_LOADER)
 
 

@@ -70,6 +70,7 @@ def as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, Path]
         },
         indent=2,
         ensure_ascii=False,
+        default=str,  # YAML has dates
     )
 
 

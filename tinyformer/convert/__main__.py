@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import exit_code_of, option_names
+from tinyformer.files import import_matplotlib
 
 CONFIG_DIR, CONFIG_NAME = config_dir(), "train"
 
@@ -49,6 +50,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 def _convert(options: argparse.Namespace) -> None:
     # These import torch, which takes seconds; --help does not wait for it.
+    import_matplotlib()
     if options.direction == "hf":
         from tinyformer.convert.importing import import_model
 

@@ -95,10 +95,12 @@ class Recipe(ABC, Generic[Prepared]):
         """None if the folder's contents are incomplete."""
         try:
             meta = json.loads((folder / "meta.json").read_text())
+            if not meta["splits"].keys() & {"train", "all"}:
+                return None
             splits = {name: open_split(folder, name, counts) for name, counts in meta.pop("splits").items()}
             tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
             return self._prepared(folder, tokenizer, splits, meta)
-        except (OSError, ValueError, KeyError, TypeError, EOFError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
             return None
 
     @abstractmethod

@@ -70,7 +70,9 @@ def class_name(value: Any, column: str, place: str) -> str | None:
 def natural_order(name: str) -> list[tuple[int, str]]:
     """A sort key by which "2" comes before "10"."""
     parts = re.split(r"(\d+)", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    # By the number of digits: Python makes no number of more than 4,300.
+    digits = (part.lstrip("0") if part.isdecimal() else None for part in parts)
+    return [(-1, part) if known is None else (len(known), known) for part, known in zip(parts, digits, strict=True)]
 
 
 def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: Callable[[int], str]) -> None:

@@ -86,7 +86,7 @@ class Layout:
         """
         for column in self.selected:
             if column not in existing:
-                raise self.error(column, f"{place} has no such column; it has {', '.join(existing)}")
+                raise self.error(column, f"{place} has no such column; it has {', '.join(existing)[:500]}")
 
     def error(self, column: str, reason: str) -> ArgumentError:
         """An error about the argument that names a column."""

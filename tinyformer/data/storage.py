@@ -73,7 +73,7 @@ def open_intact(folder: Path, open_folder: Callable[[Path], Contents | None]) ->
     try:
         stored = json.loads((folder / CHECKSUMS).read_text())
         return open_folder(folder) if stored == _checksums(folder, list(stored)) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

@@ -1,6 +1,5 @@
 """Loggers: a CSV file for every run, Weights & Biases on request."""
 
-import contextlib
 import csv
 import http.client
 import io
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.analysis import Findings
 from tinyformer.errors import ArgumentError
-from tinyformer.files import atomic_write
+from tinyformer.files import atomic_write, outside_of_the_current_folder
 
 WAIT_SECONDS = 10
 """For an answer of Weights & Biases, before a run is logged offline; a connection and an answer have as long each."""
@@ -214,8 +213,14 @@ class RunWandbLogger(WandbLogger):
         if os.environ.get("WANDB_BASE_URL"):
             settings.base_url = wandb_url()
         # `wandb/settings` in the current folder, which may be a stranger's run, could name another server.
-        with contextlib.chdir(Path.cwd().anchor):
+        with outside_of_the_current_folder():
             wandb.setup(settings)
+
+    @property
+    def experiment(self) -> Any:
+        """The run of wandb, which starts here: without the `config-defaults.yaml` of the current folder."""
+        with outside_of_the_current_folder():
+            return super().experiment
 
     def log_findings(self, findings: Findings) -> None:
         """Log the results of an analysis: numbers, tables, figures and pages."""
