@@ -175,14 +175,18 @@ def _read(path: Path, expected: type = dict) -> Any:
     if path.exists() and not path.is_file():
         raise _unreadable(path, "no file")  # a pipe would be waited for, a device read without end
     try:
-        text, numbers = path.read_text(encoding="utf-8"), {"parse_int": _number, "parse_float": _number}
-        contents = json.loads(text, **numbers) if path.suffix == ".json" else _load_yaml(text)
+        text = path.read_text(encoding="utf-8")
+        contents = _load_json(text) if path.suffix == ".json" else _load_yaml(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise _unreadable(path, reason) from error
     if not isinstance(contents, expected):
         raise _unreadable(path, f"expected a {expected.__name__}")
     return contents
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, parse_int=_number, parse_float=_number)
 
 
 def _number(text: str) -> int | float:
