@@ -263,7 +263,7 @@ MISTAKES = {
     "nested": "RUN=nested/config.yaml: cannot be read (more than 100 levels",
     "alias": "RUN=alias/config.yaml: cannot be read (aliases, of which",
     "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
-    "huge": "RUN=huge/results.json: cannot be read (the number 1e308)",
+    "huge": "RUN=huge/results.json: cannot be read (the number 999",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
 }
 
@@ -278,7 +278,7 @@ def test_a_mistake_exits_with_2_and_a_short_sentence(compare: Compare) -> None:
     Path("deep/results.json").write_text("[" * 100_000)
     Path("nested/config.yaml").write_text("[" * 100_000)
     Path("alias/config.yaml").write_text("a: &a [x, x]\nb: *a")
-    Path("huge/results.json").write_text('{"val/loss": 1e308}')
+    Path("huge/results.json").write_text(f'{{"val/loss": {"9" * 400}}}')
     Path("pipe/config.yaml").unlink()
     os.mkfifo("pipe/config.yaml")
     for arguments, sentence in MISTAKES.items():

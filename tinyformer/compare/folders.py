@@ -1,7 +1,6 @@
 """Run folders, as `train.py` writes them: finding and reading them, without torch."""
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -191,7 +190,7 @@ def _load_json(text: str) -> Any:
 
 def _number(text: str) -> int | float:
     number = float(text)
-    if MAX_NUMBER < abs(number) < math.inf:
+    if abs(number) > MAX_NUMBER:
         raise ValueError(f"the number {text[:50]}")
     return int(text) if re.fullmatch(r"-?\d+", text) else number
 

@@ -127,7 +127,7 @@ def as_typed(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(as_typed, value))}]"
     # 1 and 1.0 are one setting.
-    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value, default=str)
 
 
 def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
