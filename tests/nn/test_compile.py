@@ -72,6 +72,29 @@ FLEX = """
 """
 
 
+ONE_GRAPH = """
+    from functools import partial
+
+    import torch
+
+    from nn.attention_cases import error
+    from nn.variants import NAMES, able, factory, mask_of, network
+
+    ids, count = torch.randint(50, (3, 12)), 0
+    for name in NAMES:
+        for backend in ("eager", *(backend for backend in ("sdpa", "flash") if backend in able(name))):
+            for mask in ("causal", "causal+documents"):
+                model, plain = (network(partial(factory(name), backend=backend)) for _ in range(2))
+                model.compile(backend="aot_eager", fullgraph=True)
+                losses = [each(ids[:, :11], mask_of(mask), targets=ids[:, 1:]) for each in (model, plain)]
+                losses[0].backward()
+                assert error(*losses) <= 1e-5, (name, backend, mask)
+                torch._dynamo.reset()
+                count += 1
+    print(count, "cells")
+"""
+
+
 def printed(script: str) -> str:
     """What a script prints in a process of its own."""
     here = Path(__file__).parent
@@ -99,3 +122,9 @@ def test_there_are_no_graph_breaks_and_lengths_share_a_graph():
 def test_compiled_flex_equals_eager():
     num_variants = sum("flex" in able(name, training=False) for name in NAMES)
     assert printed(FLEX).strip() == f"{2 * num_variants} cells"
+
+
+@pytest.mark.nightly
+def test_every_variant_is_one_graph():
+    num_cells = sum(2 * (1 + len({"sdpa", "flash"} & {*able(name)})) for name in NAMES)
+    assert printed(ONE_GRAPH).strip() == f"{num_cells} cells"
