@@ -201,3 +201,10 @@ def test_rows_are_joined_where_a_document_starts():
     assert list(join_rows(LINES, TITLE)) == ARTICLES
     assert list(join_rows(["preface", *LINES], TITLE)) == ["preface", *ARTICLES]
     assert list(join_rows(LINES, None)) == LINES
+
+
+def test_a_folder_of_the_same_name_is_not_read_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    with pytest.raises(ArgumentError, match="path='owner/name': is also a folder here"):
+        HubDataset("owner/name").fingerprint()

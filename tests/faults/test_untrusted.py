@@ -1,5 +1,6 @@
 """Files of strangers run nothing: checkpoints and run folders that try to start a shell command."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from tinyformer.app.config import config_dir
 from tinyformer.app.scores import register_score
 from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import load_checkpoint
+from tinyformer.compare.__main__ import main as compare_runs
 from tinyformer.convert.exporting import export_model
 from tinyformer.errors import ArgumentError
 
@@ -85,6 +87,7 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
         "hydra.run.dir=elsewhere",
         "norm._target_=torch.nn.LayerNorm",
         "+trainer.plugins=[mine]",
+        "logger.entity=theirs",
     ):
         (hydra / "overrides.yaml").write_text(yaml.safe_dump([*stored, entry]))
         ended = program("train.py", "resume=run trainer.max_steps=40")
@@ -103,7 +106,13 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
     assert not Path("it-ran").exists()
 
 
-def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(program: Program, book: Path) -> None:
+def refuse_to_list(path: Any) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", path)
+
+
+def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(
+    program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert program("train.py", SMALL, TEXT, "optimizer=adamw hydra.run.dir=run").code == 0
     last = Path("run/checkpoints/last.ckpt")
     raw = torch.load(last, weights_only=True)
@@ -130,6 +139,22 @@ def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(program: Prog
         ended = program("train.py", "resume=run trainer.max_steps=6")
         assert (ended.code, "is a symbolic link" in ended.err) == (2, True), ended.err
         Path("run", name).unlink()
+    # A folder for new files, which Hydra would write its own into; and one that cannot be listed.
+    shutil.copytree(trained.folder, "planted")
+    Path("planted/compare_val_loss.csv").symlink_to(Path("victim").absolute())
+    shutil.rmtree("planted/checkpoints")
+    for script, words in (
+        ("train.py", f"{SMALL} {TEXT} hydra.run.dir=planted"),
+        ("train.py", f"-m {SMALL} {TEXT} hydra.sweep.dir=planted"),
+        ("evaluate.py", f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=planted"),
+    ):
+        ended = program(script, words)
+        assert (ended.code, "planted/compare_val_loss.csv is a symbolic link" in ended.err) == (2, True), ended.err
+    assert compare_runs(["planted"]) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse_to_list)
+        ended = program("train.py", "resume=run trainer.max_steps=6")
+        assert (ended.code, "run cannot be listed; remove it" in ended.err) == (2, True), ended.err
     assert Path("victim").read_text() == "mine"
     Path("run/wandb/run_id").write_text("../../elsewhere")
     ended = program("train.py", "resume=run trainer.max_steps=6 logger=wandb")

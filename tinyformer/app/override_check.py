@@ -100,6 +100,8 @@ def _problem_of_leaf(key: str, value: Any) -> str | None:
     if re.fullmatch(r"_\w+_", name) and name not in OF_A_NODE:
         return f"contains {name}"
     is_reference = re.fullmatch(r"\$\{[\w.]+\}", text)
+    if key == "logger.entity" and value is not None:
+        return f"sends the run to the team {text[:100]!r}"
     if "${" in text and (not is_reference or key == SCORE):  # which would be imported by the name that it refers to
         return f"computes {text[:100]!r}"
     is_class = name == "_target_" or (key == SCORE and "." in text)

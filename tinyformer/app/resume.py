@@ -53,7 +53,7 @@ def _overrides_of_run(saved: Path) -> list[str]:
     run = saved.parents[1]
     if not saved.is_file() or not has_checkpoint(run):
         raise ConfigError(f"resume={run}: {_what_is_missing(run, saved)}")
-    _refuse_foreign_files(run)
+    refuse_foreign_files(run)
     return _texts(run, saved, _read(run, saved))
 
 
@@ -64,7 +64,7 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
             raise ConfigError(f"resume={sweep}: a sweep cannot resume a run; leave -m out.")
         example = "multirun/2026-01-31/12-00-00"
         raise ConfigError(f"resume={sweep}: the folder contains no sweep; a sweep's folder looks like {example}.")
-    _refuse_foreign_files(sweep)
+    refuse_foreign_files(sweep)
     contents = _read(sweep, saved)
     try:
         stored = contents["hydra"]["overrides"]
@@ -87,19 +87,32 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     return entries
 
 
-def _refuse_foreign_files(folder: Path) -> None:
-    paths = sorted(Path(parent, name) for parent, folders, files in os.walk(folder) for name in folders + files)
-    for path in paths:
+def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
+    """Refuse a folder with anything in it that a run does not make, such as links, which lead anywhere.
+
+    Raises:
+        ConfigError: there is something, or a folder cannot be listed; the sentence begins with the key.
+    """
+
+    def problem(path: Path, what: str) -> ConfigError:
+        return ConfigError(f"{key}={folder}: {path} {what}; remove it.")
+
+    def tell(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise problem(Path(error.filename), "cannot be listed") from error
+
+    walk = os.walk(folder, onerror=tell)
+    for path in sorted(Path(parent, name) for parent, folders, files in walk for name in folders + files):
         try:
             mode = path.lstat().st_mode
         except FileNotFoundError:  # another process, which the lock tells of later, has moved its temporary file
             continue
         if stat.S_ISLNK(mode) and not _is_link_of_wandb(path, folder):
-            raise ConfigError(f"resume={folder}: {path} is a symbolic link, which a run does not make; remove it.")
+            raise problem(path, "is a symbolic link, which a run does not make")
         if path.name.startswith("hpc_ckpt"):  # which Lightning would read by itself in a job of Slurm
-            raise ConfigError(f"resume={folder}: {path} is a checkpoint that a run does not make; remove it.")
+            raise problem(path, "is a checkpoint that a run does not make")
         if not stat.S_ISLNK(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise ConfigError(f"resume={folder}: {path} is neither a file nor a folder; remove it.")
+            raise problem(path, "is neither a file nor a folder")
 
 
 def _is_link_of_wandb(path: Path, folder: Path) -> bool:

@@ -14,6 +14,7 @@ from tinyformer.compare.folders import find_runs, read_run
 from tinyformer.compare.grouping import Comparison, compare
 from tinyformer.compare.notes import notes_on
 from tinyformer.compare.report import as_json, folder_for, print_table, write_csv
+from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib
 
 CONFIG_DIR, CONFIG_NAME = config_dir(), "train"
@@ -58,6 +59,10 @@ def _show(options: argparse.Namespace) -> None:
     notes = notes_on(comparison, found)
     stem = out / f"compare_{options.metric.replace('/', '_')}"
     csv, picture = stem.with_suffix(".csv"), stem.with_suffix(".png")
+    with option_names(out="--out"):
+        for path in (csv, picture):
+            if path.is_symlink():  # which leads anywhere, in the folder of a stranger
+                raise ArgumentError("out", path, "is a symbolic link; remove it")
     write_csv(comparison, csv)
     if not options.json:
         print_table(comparison, notes)

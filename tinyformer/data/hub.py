@@ -29,6 +29,9 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
         HubUnreachableError: the Hub does not answer; raised after one attempt, so within seconds.
         ArgumentError: the repository or the revision does not exist, or access is denied.
     """
+    if repo_type == "dataset" and Path(path).exists():
+        reason = "is also a folder here, which `datasets` would read in place of the Hub's; change to another folder"
+        raise ArgumentError("path", path, reason)
     try:
         commit = HfApi().repo_info(path, revision=revision, repo_type=repo_type, timeout=_TIMEOUT).sha
         assert commit is not None

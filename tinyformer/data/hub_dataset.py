@@ -9,6 +9,8 @@ from typing import Any
 
 import datasets
 import filelock
+import yaml
+from datasets.exceptions import DatasetsError
 
 from tinyformer.data import hub
 from tinyformer.data.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
@@ -112,7 +114,8 @@ class HubDataset:
         commit = hub.resolve(self.path, self.revision, "dataset")
         try:
             loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
-        except (FileNotFoundError, ValueError) as error:  # no data files, gated, or an unknown configuration
+        # No data files, gated, an unknown configuration, a loading script, or files that cannot be read.
+        except (FileNotFoundError, ValueError, RuntimeError, DatasetsError, yaml.YAMLError) as error:
             if self.config is None:
                 raise ArgumentError("path", self.path, str(error).rstrip(".")) from error
             raise ArgumentError("name", self.config, f"{self.path}: {error}".rstrip(".")) from error

@@ -150,7 +150,8 @@ def unreachable(url: str, seconds: float) -> str | None:
 class RunWandbLogger(WandbLogger):
     """Weights & Biases: online if there is an API key and a network, else offline, and never with a prompt.
 
-    It runs no Git and saves no code, and its settings are those of the user, not of the current folder.
+    It looks at no Git repository around the run and saves no code, and its settings are those of the user, not of the
+    current folder.
 
     Args:
         run_dir: the run's folder; wandb writes to its subfolder `wandb`.

@@ -1,0 +1,33 @@
+"""The folder of a run, before Hydra writes into it."""
+
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from tinyformer.app.config import config_dir
+from tinyformer.app.errors import ConfigError, report
+from tinyformer.app.resume import refuse_foreign_files
+
+
+class FolderGuard(Callback):
+    """Ends the program if the folder that Hydra is about to write into contains links: a stranger may have made it.
+
+    Hydra turns an error in a callback into a warning, so this one reports it and exits.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check the folder of a run or an evaluation."""
+        self._check("hydra.run.dir", config)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check the folder of a sweep, with those of its jobs."""
+        self._check("hydra.sweep.dir", config)
+
+    def _check(self, key: str, config: DictConfig) -> None:
+        part = key.split(".")[1]
+        try:
+            refuse_foreign_files(Path(config.hydra[part].dir), key)
+        except ConfigError as error:
+            raise SystemExit(report(error, config_dir(), "train")) from error
