@@ -15,6 +15,7 @@ from hub_server import HubServer
 
 from tinyformer.data import ByteTokenizer, HubDataset, hub
 from tinyformer.data.hub_dataset import join_rows
+from tinyformer.errors import ArgumentError
 
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 20
 ARTICLES = [f" = Title {i} = \n \n Some text about {i} . \n = = Section = = \n x = 1 = y \n" for i in range(6)]
