@@ -6,7 +6,6 @@ Absolute ones are added to the token embeddings. Relative ones act inside attent
 
 import math
 from collections.abc import Callable
-from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -36,7 +35,7 @@ class _Fp32Tables(nn.Module):
     The 8 bits of bf16 tell neither position 300 from 301 nor their rotations apart.
     """
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Fp32Tables":
         tables = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, table in tables.items():
