@@ -22,6 +22,8 @@ def read_records(path: Path) -> list[Record]:
             continue
         _, length, kind = struct.unpack_from("<IHB", data, position)
         position += _RECORD_HEADER
+        if position + length > len(data):  # wandb's service is still writing it
+            break
         parts += data[position : position + length]
         position += length
         if kind in (_FULL, _LAST):

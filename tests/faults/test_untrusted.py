@@ -88,6 +88,11 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
         "norm._target_=torch.nn.LayerNorm",
         "+trainer.plugins=[mine]",
         "logger.entity=theirs",
+        # A cache in a folder that makes a new group of Hydra, which then loads any file.
+        "data.cache_dir=conf/foo",
+        "+foo=../../evil",
+        "+model/foo=../../../evil",
+        "+foo.bar=../../evil",
     ):
         (hydra / "overrides.yaml").write_text(yaml.safe_dump([*stored, entry]))
         ended = program("train.py", "resume=run trainer.max_steps=40")
@@ -245,8 +250,11 @@ def test_a_file_of_an_earlier_version_is_upgraded(program: Program, trained: Tra
 def test_a_sweep_imports_no_score_and_makes_no_million_jobs(program: Program, book: Path) -> None:
     Path("sweep").mkdir()
     Path("sweep/mine.py").write_text("from pathlib import Path\nPath('it-ran').touch()\n")
-    evil = ["+evil=sweep.mine.Score", "attention.score=${evil}", "+data.module.masking=${attention}"]
-    for task, said in ((evil, "which computes '${evil}'"), (["seed=range(9999)", "model.d_ff=range(1,9999)"], "jobs")):
+    evil = ["data.text_column=sweep.mine.Score", "attention.score=${data.text_column}"]
+    for task, said in (
+        (evil, "which computes '${data.text_column}'"),
+        (["seed=range(9999)", "model.d_ff=range(1,9999)"], "jobs"),
+    ):
         contents = {"hydra": {"overrides": {"task": [*TEXT.split(), *task], "hydra": ["hydra.mode=MULTIRUN"]}}}
         Path("sweep/multirun.yaml").write_text(yaml.safe_dump(contents))
         ended = program("train.py", "-m resume=sweep")

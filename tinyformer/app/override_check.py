@@ -48,6 +48,10 @@ def problem_of_override(entry: str, in_sweep: bool = False) -> str | None:
         return "changes the program itself"
     if not key:
         return "is no override"
+    # A run makes folders, such as that of its cache: a new one in `conf` would be a group, which can load any file.
+    is_new = "." not in key and (override.is_add() or override.is_force_add()) and key not in _choices()
+    if "/" in key or first not in _keys() or is_new:
+        return f"sets {key[:100]}, which no config file of tinyformer has"
     if override.is_sweep_override():
         if not in_sweep:
             return SEVERAL_VALUES
@@ -100,6 +104,8 @@ def _problem_of_leaf(key: str, value: Any) -> str | None:
     if re.fullmatch(r"_\w+_", name) and name not in OF_A_NODE:
         return f"contains {name}"
     is_reference = re.fullmatch(r"\$\{[\w.]+\}", text)
+    if name == "cache_dir" and value is not None:
+        return f"makes a folder at {text[:100]!r}"
     if key == "logger.entity" and value is not None:
         return f"sends the run to the team {text[:100]!r}"
     if "${" in text and (not is_reference or key == SCORE):  # which would be imported by the name that it refers to
@@ -115,6 +121,14 @@ def _choices() -> dict[str, list[str]]:
     """The names of our config files by folder."""
     folders = (folder for folder in config_dir().iterdir() if folder.is_dir())
     return {folder.name: [file.stem for file in folder.glob("[!_]*.yaml")] for folder in folders}
+
+
+@functools.cache
+def _keys() -> frozenset[str]:
+    """The keys at the top of a training run's config, groups included."""
+    return (
+        frozenset(yaml.safe_load((config_dir() / "train.yaml").read_text())) - {"defaults", "hydra"} | _choices().keys()
+    )
 
 
 @functools.cache
