@@ -25,17 +25,20 @@ def test_what_a_run_stores_is_taken(entry: str) -> None:
 HOSTILE = {
     "calls": """
         +callbacks.e={_target_:torch.utils.collect_env.run,_args_:[ls]}|norm._target_=os.system
-        +a.b=[{c:{_target_:os.system}}]|+callbacks.e={_target_:[os.system]}|attention.score=mine.Score
-        +e._target_=tinyformer.checkpoint.torch.load|+callbacks.c._target_=tinyformer.training.callbacks.Checkpoints|+e._target_=lightning.pytorch.Trainer|+e._target_=3
+        +callbacks.b=[{c:{_target_:os.system}}]|+callbacks.e={_target_:[os.system]}|attention.score=mine.Score
+        +callbacks.e._target_=tinyformer.checkpoint.torch.load|+callbacks.c._target_=tinyformer.training.callbacks.Checkpoints|+callbacks.e._target_=lightning.pytorch.Trainer|+callbacks.e._target_=3
     """,
     "contains _args_": "+callbacks.e={_args_:[1]}|network._args_=[1]",
     "computes": """
-        attention.score='${evil}'|seed='${oc.create:{_target_:os.system}}'|seed='${oc.env:HOME}'|seed='${a}${b}'|seed='${${a}}'|+a=[{b:'${now:%Y}'}]
+        attention.score='${evil}'|seed='${oc.create:{_target_:os.system}}'|seed='${oc.env:HOME}'|seed='${a}${b}'|seed='${${a}}'|+callbacks.a=[{b:'${now:%Y}'}]
     """,
     "changes the program": """
         hydra.run.dir=x|hydra/launcher=joblib|+hydra.callbacks.e._target_=os.system|hydra.searchpath=[pkg://e]
         hydra={run:{dir:x}}|data@task.data=text|+Norm=../../evil|+NORM/x=y|+Hydra/launcher=x|+HYDRA.run.dir=x
     """,
+    "sets": "+foo=../../evil|++foo=x|foo=../evil|+model/foo=../evil|model/foo=x|+foo.bar=1|~model/foo",
+    "makes a folder": "data.cache_dir=conf/foo|data.source={cache_dir:x}|datamodule.cache_dir=x",
+    "sends the run": "logger.entity=theirs|++logger.entity=theirs",
     "chooses a file": "attention=../../evil|attention=_shared|attention=nope|experiment=[a,b]|attention=3",
     "has several values": "seed=1,2|seed=range(3)|attention=mha,gqa",
     "is no override": "seed|=3|seed=[|--multirun|seed={a",

@@ -40,9 +40,13 @@ def test_a_folder_with_a_run_is_refused_before_hydra_writes_into_it(tmp_path):
 @pytest.mark.parametrize(
     ("saved", "arguments", "expanded"),
     [
-        (["a=1", "b=2"], ["b=3", "resume=run", "+c=1"], ["a=1", "b=2", "b=3", "+c=1", "resume=run"]),
-        (["a=1", "resume=elsewhere"], ["resume=run"], ["a=1", "resume=run"]),
-        (["a=1"], ["resume=other", "resume='run'"], ["a=1", "resume='run'"]),
+        (
+            ["seed=1", "compile=true"],
+            ["compile=false", "resume=run", "+c=1"],
+            ["seed=1", "compile=true", "compile=false", "+c=1", "resume=run"],
+        ),
+        (["seed=1", "resume=elsewhere"], ["resume=run"], ["seed=1", "resume=run"]),
+        (["seed=1"], ["resume=other", "resume='run'"], ["seed=1", "resume='run'"]),
     ],
     ids=["new-ones-win", "resumed-before", "last-counts"],
 )
