@@ -126,9 +126,8 @@ def _choices() -> dict[str, list[str]]:
 @functools.cache
 def _keys() -> frozenset[str]:
     """The keys at the top of a training run's config, groups included."""
-    return (
-        frozenset(yaml.safe_load((config_dir() / "train.yaml").read_text())) - {"defaults", "hydra"} | _choices().keys()
-    )
+    own = yaml.safe_load((config_dir() / "train.yaml").read_text())
+    return frozenset({*own, *_choices()} - {"defaults", "hydra"})
 
 
 @functools.cache
