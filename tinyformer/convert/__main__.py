@@ -49,8 +49,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    # These import torch, which takes seconds; --help does not wait for it.
     import_matplotlib()
+    # These import torch, which takes seconds; --help does not wait for it.
     if options.direction == "hf":
         from tinyformer.convert.importing import import_model
 

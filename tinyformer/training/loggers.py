@@ -220,6 +220,8 @@ class RunWandbLogger(WandbLogger):
     @property
     def experiment(self) -> Any:
         """The run of wandb, which starts here: without the `config-defaults.yaml` of the current folder."""
+        if self._experiment is not None:
+            return super().experiment
         with outside_of_the_current_folder():
             return super().experiment
 
