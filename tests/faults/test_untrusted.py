@@ -248,7 +248,7 @@ def test_a_sweep_imports_no_score_and_makes_no_million_jobs(program: Program, bo
     Path("sweep/mine.py").write_text("from pathlib import Path\nPath('it-ran').touch()\n")
     evil = ["data.text_column=sweep.mine.Score", "attention.score=${data.text_column}"]
     for task, said in (
-        (evil, "which computes '${data.text_column}'"),
+        (evil, "is '${data.text_column}': an interpolation"),
         (["seed=range(9999)", "model.d_ff=range(1,9999)"], "jobs"),
     ):
         contents = {"hydra": {"overrides": {"task": [*TEXT.split(), *task], "hydra": ["hydra.mode=MULTIRUN"]}}}

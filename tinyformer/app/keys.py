@@ -68,12 +68,12 @@ def _format(value: Any) -> str:
 
 def quoted(text: str) -> str:
     """A text in the quotes of Hydra's grammar, where a backslash stands for itself, except before a quote."""
-    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
 
 def _is_plain(text: str) -> bool:
     """Whether Hydra reads a text as itself without quotes."""
-    return bool(re.fullmatch(r"[\w./:@%+*?|$-]+( +[\w./:@%+*?|$-]+)*", text)) and not re.fullmatch(
-        r"(?i)null|true|false|[+-]?(\d[\d_]*)?\.?\d[\d_]*(e[+-]?\d+)?|[+-]?inf|nan", text
+    return bool(re.fullmatch(r"[\w./:@%+*?|$-]+( +[\w./:@%+*?|$-]+)*", text, re.ASCII)) and not re.fullmatch(
+        r"(?i)null|true|false|[+-]?(\d[\d_]*\.?|(\d[\d_]*)?\.\d[\d_]*)(e[+-]?[\d_]+)?|[+-]?(inf|nan)", text
     )

@@ -12,7 +12,7 @@ import yaml
 
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import quoted
-from tinyformer.app.override_check import MAX_JOBS, SEVERAL_VALUES, num_values, problem_of_override
+from tinyformer.app.stored_overrides import MAX_JOBS, NotDataError, admit_override, is_swept, num_values
 
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:
@@ -36,12 +36,16 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     new = [argument for argument in arguments if argument not in given]
     saved = Path(folder) / ("multirun.yaml" if is_sweep else ".hydra/overrides.yaml")
     stored = _overrides_of_sweep(saved, new) if is_sweep else _overrides_of_run(saved)
-    overrides = [entry for entry in stored if not entry.startswith("resume=") and entry not in new]
-    for entry in overrides:
-        if problem := problem_of_override(entry, in_sweep=is_sweep):
+    overrides = []
+    for entry in stored:
+        if entry.startswith("resume=") or entry in new:
+            continue
+        try:
+            overrides.append(admit_override(entry, in_sweep=is_sweep))
+        except NotDataError as error:
             raise ConfigError(
-                f"resume={folder}: {saved} says {entry[:200]}, which {problem}; if you trust it, add it to the command."
-            )
+                f"resume={folder}: {saved} says {entry[:200]}, which {error}; if you trust it, add it to the command."
+            ) from error
     key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
     # argparse takes the overrides in one block, so that options (`--cfg job`) come first, with their values.
     options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
@@ -76,11 +80,11 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
             raise ConfigError(f"resume={sweep}: {saved} says {entry[:200]}; if you trust it, add it to the command.")
     if math.prod(map(num_values, entries)) > MAX_JOBS:
         raise ConfigError(f"resume={sweep}: {saved} makes more than {MAX_JOBS:,} jobs.")
-    swept = {entry.partition("=")[0] for entry in entries if problem_of_override(entry) == SEVERAL_VALUES}
+    swept = {entry.partition("=")[0] for entry in entries if is_swept(entry)}
     has_ended = any(sweep.glob("*/results.json"))
     for argument in new:
         key = argument.partition("=")[0]
-        if key in swept or problem_of_override(argument) == SEVERAL_VALUES:
+        if key in swept or is_swept(argument):
             raise ConfigError(f"{argument}: the sweep has values of its own; its jobs are resumed with these.")
         if has_ended and "=" in argument and not key.startswith(("trainer.max_", "hydra")):
             raise ConfigError(f"{argument}: jobs of the sweep have ended without it; resume={sweep}/N resumes one job.")

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.keys import format_value
+from tinyformer.app.plain_values import problem_of_value
 from tinyformer.checkpoint import EMBEDDING, Checkpoint, UntrustedTargetError, is_our_class
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import SCORES
@@ -47,22 +48,6 @@ POSITIONS = ("position.absolute", "position.relative")
 
 SCORE = "attention.score"
 """A key whose value may be the name of a user's class."""
-
-MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 20_000, 2, 2**63
-"""Bounds of a plain value: characters of a text, entries of a list, lists in lists, and the magnitude of a number."""
-
-LIMIT = 2**20
-"""The largest whole number, other than at the keys of `LIMITS`: a file cannot ask for more memory than models need."""
-
-LIMITS = {
-    "model.num_layers": 10_000,
-    "model.d_ff": 10_000_000,  # compared with the weights before a network is made
-    "model.vocab_size": 100_000_000,
-    "position.relative.base": MAX_NUMBER,
-    "data.max_tokens": MAX_NUMBER,
-    "data.max_examples": MAX_NUMBER,
-    "seed": 2**32 - 1,
-}
 
 DERIVED = ("data", "tokenizer", "network")
 """Nodes in which a checkpoint sets no key that our YAML computes; the keys that it refers to are admitted."""
@@ -225,12 +210,10 @@ def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], 
         _refuse(path, key, "is a node, not a value")
     if parents[:1] and parents[0] in DERIVED and _is_interpolation(node.get(last)):
         _refuse(path, key, "follows from other keys, and cannot be set by a checkpoint")
-    if problem := _problem(value):
+    if problem := problem_of_value(key, value):
         _refuse(path, key, problem)
     if not isinstance(value, kind := KINDS.get(key, object)) or (kind is int and isinstance(value, bool)):
         _refuse(path, key, f"must be of the type {kind.__name__}")
-    if (largest := _largest(value)) > (limit := LIMITS.get(key, LIMIT)):
-        _refuse(path, key, f"is {largest:,}, more than {limit:,}")
     if key in (*SOURCES, *OWN):
         return
     if key == SCORE and not isinstance(value, str):
@@ -254,30 +237,6 @@ def _node(config: Plain, keys: list[str], key: str, path: Path) -> Plain:
     if not isinstance(node, dict):
         _refuse(path, key, "is not a key of the config files")
     return node
-
-
-def _problem(value: Any, depth: int = 0) -> str | None:
-    """Why a value is not plain; None if it is."""
-    if value is None or isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return None if -MAX_NUMBER <= value < MAX_NUMBER else "must be a finite number below 2**63"
-    if isinstance(value, str):
-        if "${" in value:
-            return f"is {value[:100]!r}: an interpolation, which a checkpoint cannot bring"
-        return None if len(value) <= MAX_TEXT else f"is a text of more than {MAX_TEXT} characters"
-    if isinstance(value, list) and depth < MAX_DEPTH:
-        if sum(len(entry) if isinstance(entry, list) else 1 for entry in value) > MAX_ENTRIES:
-            return f"is a list of more than {MAX_ENTRIES:,} entries"
-        return next((problem for entry in value if (problem := _problem(entry, depth + 1))), None)
-    return "must be a number, a text, true, false, null or a list of these"
-
-
-def _largest(value: Any) -> int:
-    """The largest whole number in a plain value."""
-    if isinstance(value, list):
-        return max(map(_largest, value), default=0)
-    return value if isinstance(value, int) else 0
 
 
 def _require_sizes_of_weights(model: Plain, checkpoint: Checkpoint) -> None:

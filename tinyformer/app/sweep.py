@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict
 
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
-from tinyformer.app.override_check import MAX_JOBS
+from tinyformer.app.stored_overrides import MAX_JOBS
 
 
 def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from tinyformer.app.stored_config import LIMIT, LIMITS, describe_config
+from tinyformer.app.plain_values import LIMIT, LIMITS
+from tinyformer.app.stored_config import describe_config
 from tinyformer.checkpoint import Checkpoint, first_not_finite, save_network
 from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
 from tinyformer.errors import ArgumentError

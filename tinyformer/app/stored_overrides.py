@@ -1,0 +1,199 @@
+"""Overrides that a run folder or a sweep brings: data, which are written anew before Hydra reads them.
+
+A folder may come from a stranger, and Hydra's overrides can do anything. So an override is taken apart; its key has to
+be one of our config files', its value a plain one or the name of a class of ours; and what Hydra gets is made of the
+two, never the text of the file. `stored_config` does the same with the config in a checkpoint.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, OverrideType
+from hydra.errors import HydraException
+
+from tinyformer.app.config import config_dir
+from tinyformer.app.keys import format_value
+from tinyformer.app.plain_values import problem_of_value
+
+MAX_JOBS = 10_000
+"""Of a sweep in a file."""
+
+PREFIXES = {OverrideType.CHANGE: "", OverrideType.ADD: "+", OverrideType.FORCE_ADD: "++"}
+
+TYPED_AGAIN = {
+    "cache_dir": "makes a folder",  # which could be a new group of config files
+    "entity": "sends the run to a team",
+}
+"""Last parts of keys that only the command line sets, each with what they do."""
+
+NEVER_SET = ("defaults", "hydra", "resume")
+"""Entries of our config files that are no values of a run."""
+
+SCORE = "attention.score"
+"""A key whose value may name a class."""
+
+
+class NotDataError(ValueError):
+    """An override of a file is more than data.
+
+    Args:
+        problem: what it is, as in "calls 'os.system'".
+    """
+
+
+def admit_override(entry: str, in_sweep: bool = False) -> str:
+    """An override that a file brings, written anew.
+
+    It may choose among our own config files, set plain values at keys that they have, and name classes of models in
+    this package and those of the config files.
+
+    Args:
+        entry: an override as on a command line.
+        in_sweep: whether it may have several values, each of which is checked.
+
+    Raises:
+        NotDataError: it does anything else.
+    """
+    override = _parsed(entry)
+    key = override.key_or_group
+    if override.package is not None or key.partition("/")[0].partition(".")[0].casefold() == "hydra":
+        raise NotDataError("changes the program itself")
+    if key not in _values_of_keys():
+        raise NotDataError(f"sets {key[:100]}, which no config file of tinyformer has")
+    if override.type == OverrideType.DEL:
+        return f"~{key}"
+    if override.type not in PREFIXES:
+        raise NotDataError("is no override")
+    start = PREFIXES[override.type] + key
+    if not override.is_sweep_override():
+        return f"{start}={_admit_value(key, override.value())}"
+    if not in_sweep:
+        raise NotDataError("has several values")
+    return f"{start}={_admit_alternatives(key, override)}"
+
+
+def num_values(entry: str) -> int:
+    """The number of jobs that an override makes, up to one more than `MAX_JOBS`; 1 if it is malformed."""
+    try:
+        override = _parsed(entry)
+        if not override.is_sweep_override() or isinstance(override.value(), Glob):
+            return 1
+        return sum(1 for _ in itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
+    except (NotDataError, HydraException):
+        return 1
+
+
+def is_swept(entry: str) -> bool:
+    """Whether an override has several values, each of which makes a job."""
+    try:
+        return _parsed(entry).is_sweep_override()
+    except NotDataError:
+        return False
+
+
+def _parsed(entry: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(entry)
+    except (HydraException, RecursionError) as error:
+        raise NotDataError("is no override") from error
+
+
+def _admit_alternatives(key: str, override: Override) -> str:
+    """The values of a sweep, as one types them."""
+    value = override.value()
+    if isinstance(value, Glob):
+        if key not in _choices() or not all(
+            re.fullmatch(r"[\w*?]+", str(name)) for name in value.include + value.exclude
+        ):
+            raise NotDataError("is no list of values")
+        return f"glob({format_value(value.include)},exclude={format_value(value.exclude)})"  # of our own files
+    if getattr(value, "shuffle", False):
+        raise NotDataError("draws its values anew")
+    try:
+        texts = list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
+    except HydraException as error:
+        raise NotDataError("is no list of values") from error
+    if len(texts) > MAX_JOBS:
+        raise NotDataError(f"makes more than {MAX_JOBS:,} jobs")
+    alternatives = (_parsed(f"{key}={text}") for text in texts)
+    return ",".join(_admit_value(key, alternative.value()) for alternative in alternatives)
+
+
+def _admit_value(key: str, value: Any) -> str:
+    """A value that is no sweep, as one types it."""
+    if key in _choices():
+        if value is not None and value not in _choices()[key]:
+            raise NotDataError("chooses a file that is not tinyformer's")
+    else:
+        for path, leaf in _leaves(key, value):
+            _admit_leaf(path, leaf)
+    return format_value(value, max_length=None)
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The values of an override that are no mappings, each with its dotted key."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            yield from _leaves(f"{key}.{name}", entry)
+    else:
+        yield key, value
+
+
+def _admit_leaf(key: str, value: Any) -> None:
+    known, last = _values_of_keys(), key.rpartition(".")[2]
+    if key not in known:
+        raise NotDataError(f"sets {key[:100]}, which no config file of tinyformer has")
+    if problem := problem_of_value(key, value):
+        raise NotDataError(f"has a value that {problem}")
+    if last in TYPED_AGAIN and value is not None:
+        raise NotDataError(f"{TYPED_AGAIN[last]}, {str(value)[:100]!r}")
+    is_name = last == "_target_" or (key == SCORE and "." in str(value))
+    if is_name and value not in known[key] and not _is_class_of_models(key, value):
+        raise NotDataError(f"calls {str(value)[:100]!r}, which is not a class of tinyformer and could run any code")
+
+
+def _is_class_of_models(key: str, name: Any) -> bool:
+    # Torch takes seconds to import: only for a class that no config file names at this key.
+    from tinyformer.app.stored_config import OF_DATA, OF_MODELS
+    from tinyformer.checkpoint import is_our_class
+
+    return isinstance(name, str) and key.partition(".")[0] not in OF_DATA and is_our_class(name, OF_MODELS)
+
+
+@functools.cache
+def _choices() -> dict[str, list[str]]:
+    """The names of our config files, by the axis of a training run."""
+    axes = (name for entry in _file("train")["defaults"] if isinstance(entry, dict) for name in entry)
+    return {axis: [file.stem for file in (config_dir() / axis).glob("[!_]*.yaml")] for axis in axes if "/" not in axis}
+
+
+@functools.cache
+def _values_of_keys() -> dict[str, list[Any]]:
+    """The dotted keys of a training run's config, nodes included, each with its values in the config files."""
+    values: dict[str, list[Any]] = {axis: [] for axis in _choices()}
+
+    def add(node: Any, key: str) -> None:
+        values.setdefault(key, []).append(node)
+        for name, entry in node.items() if isinstance(node, dict) else ():
+            add(entry, f"{key}.{name}")
+
+    for name, node in _file("train").items():
+        if name not in NEVER_SET:
+            add(node, name)
+    for axis in _choices():
+        for file in (config_dir() / axis).glob("*.yaml"):
+            is_global = re.search(r"^# @package _global_$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            for name, node in _file(f"{axis}/{file.stem}").items():
+                if name not in NEVER_SET:
+                    add(node, name if is_global else f"{axis}.{name}")
+    return values
+
+
+@functools.cache
+def _file(name: str) -> dict[str, Any]:
+    return yaml.safe_load((config_dir() / f"{name}.yaml").read_text(encoding="utf-8")) or {}
