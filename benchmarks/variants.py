@@ -21,7 +21,7 @@ from tinyformer.doctor.variants import combine
 
 ROOT = Path(__file__).parent.parent
 
-NETWORK = ["experiment=gpt2", "model=nano", "model.max_seq_len=128"]
+NETWORK = ["model=nano", "model.max_seq_len=128"]
 EQUAL = [
     *NETWORK,
     "data=text",
@@ -37,12 +37,10 @@ TITLES = {
     "grouped-query": "gqa",
     "multi-query": "mqa",
     "latent": "mla",
-    "latent, rotary": "mla+rotary",
     "differential": "differential",
     "score dot": "dot",
     "score general": "general",
     "score additive": "additive",
-    "rotary": "rotary",
     "ALiBi": "alibi",
     "relative (Shaw)": "relative",
     "relative, keys only": "relative_keys",
@@ -59,10 +57,11 @@ TITLES = {
 
 VARIANTS = {title: list(combine(name).overrides) for title, name in TITLES.items()} | {
     "no positions": ["position=none"],
+    "learned": ["position=learned"],
     "sinusoidal": ["position=sinusoidal"],
     "windows 16, 16, 16, all": ["attention.window=[16,16,16,null]"],
 }
-"""The overrides of each; the defaults are multi-head attention, scaled dot products and learned positions."""
+"""The overrides of each; the defaults are multi-head attention, scaled dot products and rotary positions."""
 
 
 def count_parameters(overrides: list[str]) -> list[int]:

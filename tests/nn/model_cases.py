@@ -55,6 +55,7 @@ def make_encoder(
     embedding_dropout: float = 0.0,
     embedding_norm: bool = False,
     checkpoint_activations: bool = False,
+    autocast_residual: bool = False,
     **block: Any,
 ) -> Encoder:
     """An encoder; `block` goes to `block_factory`."""
@@ -69,6 +70,7 @@ def make_encoder(
         dropout=embedding_dropout,
         embedding_norm=embedding_norm,
         checkpoint_activations=checkpoint_activations,
+        autocast_residual=autocast_residual,
     )
 
 

@@ -111,6 +111,24 @@ def test_layers_are_computed_again_in_training_only(train, grad, calls):
     assert len(seen) == calls
 
 
+@pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
+@pytest.mark.parametrize(("low", "autocast"), [(True, True), (True, False), (False, True)])
+def test_the_residual_stream_has_autocasts_dtype_by_choice(kind, low, autocast):
+    encoder = make_encoder(kind=kind, autocast_residual=low)
+    plain = make_encoder(kind=kind)
+    plain.load_state_dict(encoder.state_dict())
+    streams = []
+    for layer in encoder.layers:
+        layer.register_forward_pre_hook(lambda module, inputs: streams.append(inputs[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out, expected = encoder(token_ids(), CAUSAL), plain(token_ids(), CAUSAL)
+    assert streams == [torch.bfloat16 if low and autocast else torch.float32] * 2
+    if not (low and autocast):
+        assert torch.equal(out, expected)
+    torch.testing.assert_close(out.float(), expected.float(), rtol=0, atol=0.1)  # of numbers near 1, after two layers
+    out.sum().backward()
+
+
 def test_maps_are_captured_once_where_activations_are_computed_again():
     model, ids = make_transformer(checkpoint_activations=True).train(), token_ids()
     with capture_attention(model) as maps:

@@ -1,12 +1,14 @@
 """Cross-entropy over a vocabulary, against PyTorch's own of all scores at once."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyformer.nn import IGNORED, vocabulary_cross_entropy
-from tinyformer.nn.vocabulary import padded_scores
+from tinyformer.nn.vocabulary import _most_logits, padded_scores
 
 VOCAB_SIZE = 101
 
@@ -73,6 +75,13 @@ def test_no_more_scores_are_held_than_allowed_in_both_passes():
     with Largest() as parts:
         vocabulary_cross_entropy(*given, max_logits=10 * VOCAB_SIZE).backward()
     assert parts.elements == 10 * VOCAB_SIZE
+
+
+def test_a_gpu_with_more_memory_takes_fewer_parts(monkeypatch):
+    for gigabytes, expected in ((24, 250_000_000), (96, 1_000_000_000)):
+        properties = SimpleNamespace(total_memory=gigabytes * 10**9)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
+        assert _most_logits(torch.device("cuda")) == expected
 
 
 def test_few_bits_are_widened_before_they_are_summed():

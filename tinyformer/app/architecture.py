@@ -15,7 +15,15 @@ AXES = ("model", "attention", "position", "block", "feed_forward", "norm")
 SIZES = ("model.num_layers", "model.num_heads", "model.d_model")
 """Sizes that an override cannot change in a trained network."""
 
-OF_TRAINING = ("backend", "dropout", "embedding_dropout", "init_std", "checkpoint_activations", "vocab_size")
+OF_TRAINING = (
+    "backend",
+    "dropout",
+    "embedding_dropout",
+    "init_std",
+    "checkpoint_activations",
+    "autocast_residual",
+    "vocab_size",
+)
 """Arguments that a run from a checkpoint sets for itself; its vocabulary is that of its tokenizer."""
 
 

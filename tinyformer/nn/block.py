@@ -78,5 +78,9 @@ class PostNormBlock(Block):
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask, cache: LayerCache | None = None
     ) -> Float[Tensor, "batch seq d_model"]:
-        x = self.attention_norm(self.attention_residual(x, self.dropout(self.attention(x, mask, cache=cache))))
-        return self.feed_forward_norm(self.feed_forward_residual(x, self.dropout(self.feed_forward(x))))
+        # Autocast normalises in fp32; the residual stream keeps its own dtype.
+        dtype = x.dtype
+        x = self.attention_norm(self.attention_residual(x, self.dropout(self.attention(x, mask, cache=cache)))).to(
+            dtype
+        )
+        return self.feed_forward_norm(self.feed_forward_residual(x, self.dropout(self.feed_forward(x)))).to(dtype)

@@ -9,7 +9,7 @@ from tinyformer.errors import ArgumentError
 
 
 class Residual(nn.Module):
-    """skip * x + branch * f(x): `skip=0` removes the connection, `branch=0` removes the sublayer.
+    """skip * x + branch * f(x), in the dtype of x: `skip=0` removes the connection, `branch=0` removes the sublayer.
 
     Args:
         skip: scale of the connection; one number, or one for each layer.
@@ -37,7 +37,7 @@ class Residual(nn.Module):
     ) -> Float[Tensor, "batch seq d_model"]:
         x = x if self.skip == 1 else self.skip * x
         update = update if self.branch == 1 else self.branch * update
-        return x + update
+        return (x + update).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"skip={self.skip}, branch={self.branch}"

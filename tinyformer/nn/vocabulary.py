@@ -10,8 +10,14 @@ from torch.utils.checkpoint import checkpoint
 
 from tinyformer.batch import IGNORED
 
-_MAX_LOGITS = {"cpu": 2**24, "cuda": 2**28}
-"""Logits held at a time: 64 MB in fp32 on a CPU, where larger chunks are slower; 1 GB on a GPU."""
+CPU_LOGITS = 2**24
+"""Logits held at a time on a CPU: 64 MB in fp32; larger parts are slower."""
+
+GPU_SHARE = 8
+"""On a GPU, logits and their gradients may take one part in this many of its memory."""
+
+BYTES_PER_LOGIT = 12
+"""Of a logit and its gradient, each in bf16 and in fp32."""
 
 
 def vocabulary_scores(
@@ -56,14 +62,14 @@ def vocabulary_cross_entropy(
         weight: one row for each token of the vocabulary.
         targets: the token to predict from each vector.
         bias: one number for each token of the vocabulary.
-        max_logits: logits to hold in memory at a time; depends on the device by default.
+        max_logits: logits to hold in memory at a time; by default `CPU_LOGITS`, or what `GPU_SHARE` allows.
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     scored = targets != IGNORED
     # On a GPU the number of scored rows would be a synchronisation, in a compiled graph a dynamic shape.
     if not x.is_cuda and not torch.compiler.is_compiling() and not scored.all():
         x, targets = x[scored], targets[scored]
-    rows = max((max_logits or _MAX_LOGITS.get(x.device.type, 2**24)) // len(weight), 1)
+    rows = max((max_logits or _most_logits(x.device)) // len(weight), 1)
     if len(x) <= rows:
         nats = _summed_nats(x, weight, targets, bias)
     else:
@@ -71,6 +77,14 @@ def vocabulary_cross_entropy(
         chunks = zip(x.split(rows), targets.split(rows), strict=True)
         nats = torch.stack([recomputed_nats(chunk, weight, target, bias) for chunk, target in chunks]).sum()
     return nats / scored.sum().clamp(min=1)
+
+
+@torch.compiler.assume_constant_result
+def _most_logits(device: torch.device) -> int:
+    """The logits that a device holds at a time."""
+    if device.type != "cuda":
+        return CPU_LOGITS
+    return torch.cuda.get_device_properties(device).total_memory // (GPU_SHARE * BYTES_PER_LOGIT)
 
 
 def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:

@@ -77,9 +77,8 @@ def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
 
 def block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
     """The mask in FlexAttention's form, by blocks that are skipped, full or partly masked; None if it hides nothing."""
-    if mask.num_rows == 1 and mask.lengths is None and mask.documents is None:
-        return _block_mask_of_shape(mask, q_seq, k_seq, device)
-    return _make_block_mask(mask, q_seq, k_seq, device)
+    has_tensors = mask.lengths is not None or mask.documents is not None
+    return (_block_mask_of_batch if has_tensors else _block_mask_of_shape)(mask, q_seq, k_seq, device)
 
 
 def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
@@ -103,3 +102,6 @@ def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.
 
 # The block mask of a mask without tensors depends on the shape alone, and is not recomputed at every step.
 _block_mask_of_shape = functools.lru_cache(maxsize=32)(_make_block_mask)
+
+# The layers of a step share the mask's tensors, which are compared by identity, but may have other windows.
+_block_mask_of_batch = functools.lru_cache(maxsize=4)(_make_block_mask)
