@@ -49,7 +49,7 @@ def test_a_run_ends_and_is_resumed_and_evaluated(task: str, compiled: str, run: 
 MOST_LAUNCHES = {  # of a step, and of a measurement of the heads
     "experiment=gpt2": (360, 300),
     "experiment=gpt2 optimizer=muon": (420, 300),
-    "position=rotary optimizer=muon": (440, 345),
+    "position=rotary optimizer=muon": (420, 345),
 }
 
 

@@ -40,12 +40,17 @@ class StackedMuon(torch.optim.Muon):
                 loss = closure()
         is_masked = None if self.found_inf is None else self.found_inf > 0
         for group in self.param_groups:
+            kept: Any = 1 - float(group["lr"]) * group["weight_decay"]
+            if is_masked is not None:
+                kept = torch.where(is_masked, 1.0, kept)
             by_shape: dict[Any, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape, parameter.device, parameter.dtype].append(parameter)
             updates = [self._average(parameters, group, is_masked) for parameters in by_shape.values()]
             directions = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
+            if by_shape:
+                torch._foreach_mul_([parameter for parameters in by_shape.values() for parameter in parameters], kept)
             for parameters, stack in zip(by_shape.values(), directions, strict=True):
                 self._move(parameters, stack, group, is_masked)
         return loss
@@ -74,16 +79,13 @@ class StackedMuon(torch.optim.Muon):
         group: dict[str, Any],
         is_masked: Bool[Tensor, ""] | None,
     ) -> None:
-        """Decay matrices of one shape, and move them."""
-        rate = float(group["lr"])
-        kept: Any = 1 - rate * group["weight_decay"]
+        """Move matrices of one shape."""
         if is_masked is not None:
-            kept, directions = torch.where(is_masked, 1.0, kept), directions.masked_fill(is_masked, 0.0)
+            directions = directions.masked_fill(is_masked, 0.0)
         rows, columns = parameters[0].shape
         is_matched = group["adjust_lr_fn"] == "match_rms_adamw"
         factor = 0.2 * math.sqrt(max(rows, columns)) if is_matched else math.sqrt(max(1, rows / columns))
-        torch._foreach_mul_(parameters, kept)
-        torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype).unbind()), alpha=-rate * factor)
+        torch._foreach_add_(parameters, list(directions.unbind()), alpha=-float(group["lr"]) * factor)
 
 
 def orthogonalise(
@@ -105,13 +107,15 @@ def orthogonalise(
     a, b, c = coefficients
     wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]
     results: list[Tensor] = [*stacks]
-    for shape in dict.fromkeys((stack.shape[1:], stack.device) for stack in wide):
-        numbers = [number for number, stack in enumerate(wide) if (stack.shape[1:], stack.device) == shape]
+    kinds = [(stack.shape[1:], stack.device, stack.dtype) for stack in wide]
+    for kind in dict.fromkeys(kinds):
+        numbers = [number for number, other in enumerate(kinds) if other == kind]
         x = torch.cat([wide[number] for number in numbers]).bfloat16()
         x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
         for _ in range(num_steps):
             gram = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = x.to(kind[-1])
         for number, part in zip(numbers, x.split([len(wide[number]) for number in numbers]), strict=True):
             results[number] = part if part.shape == stacks[number].shape else part.mT
     return results

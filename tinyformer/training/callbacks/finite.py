@@ -92,7 +92,7 @@ class FiniteCheck(L.Callback):
         self._unread: list[_Step] = []
         self._batches: list[Batch] = []
         self._loss: Tensor | None = None
-        self._is_bad: Tensor | None = None
+        self._sum: Tensor | None = None
         self._is_masked: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,26 +118,27 @@ class FiniteCheck(L.Callback):
         self._batches.append(batch)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        """Look at the loss."""
-        is_bad = ~loss.detach().isfinite()
-        self._is_bad = is_bad if self._is_bad is None else self._is_bad | is_bad
+        """Add up the losses of a step, and its gradient norm: the sum is finite where all of them are."""
+        self._sum = loss.detach().float() if self._sum is None else self._sum + loss.detach()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Look at the gradient, and mask the step."""
-        assert self._is_bad is not None
-        is_bad, self._is_bad = self._is_bad, None
+        assert self._sum is not None
+        total, self._sum = self._sum, None
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
-            is_bad = is_bad | ~torch.nn.utils.get_total_norm(gradients).isfinite()
+            total = total + torch.nn.utils.get_total_norm(gradients)
+        is_bad = ~total.isfinite()
         if trainer.world_size > 1:  # processes share gradients, but not losses
             is_bad = cast(Tensor, trainer.strategy.reduce(is_bad.float(), reduce_op="sum")) > 0
         if self.action == "stop" and self._is_masked is not None:
             is_bad = is_bad | self._is_masked
         self._is_masked = is_bad
+        found_inf = is_bad.float()
         for mask in self._masks:
-            mask.set(is_bad)
+            mask.set(found_inf)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -145,7 +146,7 @@ class FiniteCheck(L.Callback):
         """Note the step, and read the flags where the loss is reported."""
         loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
         self._loss = loss if self._loss is None else self._loss + loss
-        if self._is_bad is not None:
+        if self._sum is not None:
             return  # gradients are accumulated
         assert self._is_masked is not None
         self._unread.append(_Step(trainer.global_step, self._batches, self._loss, self._is_masked))
@@ -203,9 +204,9 @@ class FlagMask:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
-    def set(self, is_masked: Tensor) -> None:
-        """Mask the next step, or do not."""
-        self.optimizer.found_inf = is_masked.float()  # type: ignore[attr-defined]
+    def set(self, found_inf: Tensor) -> None:
+        """Mask the next step if the number is 1.0, and not if it is 0.0."""
+        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
 
 
 class CopyMask:
@@ -221,9 +222,9 @@ class CopyMask:
         self._copies: dict[Tensor, Tensor] = {}
         optimizer.register_step_post_hook(self._restore)
 
-    def set(self, is_masked: Tensor) -> None:
-        """Mask the next step, or do not."""
-        self._is_masked = is_masked
+    def set(self, found_inf: Tensor) -> None:
+        """Mask the next step if the number is 1.0, and not if it is 0.0."""
+        self._is_masked = found_inf > 0
         self._copies = {value: value.detach().clone() for value in self._values()}
 
     def _values(self) -> list[Tensor]:
