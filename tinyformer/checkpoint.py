@@ -40,6 +40,9 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 NETWORK_PREFIX, READOUT_PREFIX, OWN_PREFIXES = "network.", "readout.", ("encoder.layers.", "encoder.position.")
 """Of the names of weights: all in a file, those that depend on the task, and those that no vocabulary changes."""
 
+MAX_PARTS = 10
+"""Of the dotted name of a class; Python imports packages within packages by recursion."""
+
 EMBEDDING = "encoder.token_embedding.weight"
 
 
@@ -309,7 +312,7 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: b
 
 def is_our_class(target: str, packages: tuple[str, ...] = ("tinyformer.",)) -> bool:
     """Whether a target is the dotted name of a class that one of these packages of ours defines."""
-    if not target.startswith("tinyformer."):
+    if not target.startswith("tinyformer.") or target.count(".") > MAX_PARTS:
         return False
     module_name, _, name = target.rpartition(".")
     try:

@@ -3,7 +3,7 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tinyformer.app.stored_overrides import NotDataError, admit_override
+from tinyformer.app.stored_overrides import NotDataError, admit_override, num_values
 
 DATA = """
     attention=gqa|model.num_layers=3|attention.window=[16,16,null]|experiment=sst2_cpu|callbacks=default|logger=null
@@ -12,6 +12,26 @@ DATA = """
     ~callbacks.attention|task.labels=[a,b]|attention.score=additive|attention.score=tinyformer.nn.ScaledDotScore
     data.files=''|data.files=C:/books|callbacks.finite={action:skip,max_skipped:3}|trainer.max_time='00:00:30:00'
 """
+
+
+COUNTS = {
+    "seed=1,2": 2,
+    "seed=range(3)": 3,
+    "seed=range(10,0,-3)": 4,
+    "optimizer.lr=range(0,1,0.25)": 4,
+    "seed=shuffle(range(1,1000000000000))": 10**12 - 1,
+    "seed=range(0,nan)": 1,
+    "seed=range(1,10,0)": 1,
+    "seed=range(3,1)": 0,
+    "attention=glob(*)": 1,
+    "seed=1": 1,
+    "seed=[": 1,
+}
+
+
+@pytest.mark.parametrize(("entry", "number"), COUNTS.items())
+def test_values_are_counted_without_being_made(entry: str, number: int) -> None:
+    assert num_values(entry) == number
 
 
 def words(table: str) -> list[str]:
@@ -83,9 +103,12 @@ HOSTILE_SWEEPS = {
     "sets": "+foo=1,2",
     "has a value": "seed=1,'${oc.env:HOME}'",
     "chooses a file": "attention=mha,../evil",
-    "draws its values anew": "seed=shuffle(1,2)",
+    "draws its values anew": "seed=shuffle(1,2)|seed=shuffle(range(1,1000000000000))",
     "makes more than": "seed=range(0,1000000000000)",
-    "is no list": "model.d_model=glob(*)|model.d_model=interval(1,2)|attention=glob(../*)|attention=glob('a b')",
+    "is no list": """
+        seed=range(0,nan)|seed=range(1,10,0)|model.d_model=glob(*)|model.d_model=interval(1,2)
+        attention=glob(../*)|attention=glob('a b')
+    """,
     "changes the program": "hydra.run.dir=a,b|hydra/launcher=joblib,basic",
 }
 

@@ -153,6 +153,59 @@ def test_labels_are_read_with_their_names(run):
     )
 
 
+CARDS = {
+    "plain": ("[{config_name: default, data_files: [{split: train, path: a.txt}], version: 1.0.0}]", None),
+    "pattern": ("[{config_name: en, default: true, data_files: '**/a.txt'}]", None),
+    "removes": ("[{config_name: default, version: '../../../../victim::file://', data_files: a.txt}]", "version="),
+    "absolute": ("[{config_name: default, version: 'VICTIM::file://', data_files: a.txt}]", "version='/"),
+    "file": ("[{config_name: default, data_files: [{split: train, path: [/etc/passwd]}]}]", "data_files="),
+    "parent": ("[{config_name: default, data_dir: x/../..}]", "data_dir='x/../..'"),
+    "server": ("[{config_name: default, data_files: 'github://a:b@c/d.txt'}]", "data_files='github:"),
+    "chain": ("[{config_name: default, data_files: 'simplecache::a.txt'}]", "data_files='simplecache:"),
+    "slow": ("[{config_name: default, data_files: a.txt, sep: '(a|a)+$'}]", "sep='(a|a)+$'"),
+    "engine": ("[{config_name: default, data_files: a.txt, engine: python}]", "engine='python'"),
+    "number": ("[{config_name: 5, data_files: a.txt}]", "config_name='5'"),
+    "no-list": ("{a: 1}", "has no list of configurations"),
+    "alias": ("[&a {config_name: x}, *a]", "aliases"),
+    "deep": ("[" * 200, "levels"),
+}
+"""Configurations in a README, and what is said of those that are refused."""
+
+
+def card(configs, end="\n"):
+    return f"{end.join(['---', f'configs: {configs}', '---'])}\n# A data set\n".encode()
+
+
+@pytest.mark.slow
+def test_a_card_chooses_files_of_its_own_repository_alone(run, tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "thesis.txt").write_text("years of work")
+    repositories = {
+        f"datasets/owner/{name}": {"README.md": card(text.replace("VICTIM", str(victim))), "a.txt": b"one\ntwo\n"}
+        for name, (text, _) in CARDS.items()
+    }
+    options = b"configs: [{config_name: default, version: /x}]"
+    repositories["datasets/owner/returns"] = {"README.md": card(CARDS["removes"][0], "\r"), "a.txt": b"one\n"}
+    repositories["datasets/owner/other-file"] = {".huggingface.yaml": options, "a.txt": b"one\n"}
+    repositories["datasets/owner/infos"] = {"dataset_infos.json": b"[1]", "a.txt": b"one\n"}
+    repositories["datasets/owner/numbers"] = {"train.jsonl": b'{"text": 1}\n'}
+    code = f"answer = {{name: sentence(lambda: splits(path=name)) for name in {[r[9:] for r in repositories]}}}"
+    with HubServer(repositories) as server:
+        said = run(server, code)
+    assert (victim / "thesis.txt").read_text() == "years of work"
+    assert [path.name for path in tmp_path.glob("victim*")] == ["victim"]
+    expected = {name: problem for name, (_, problem) in CARDS.items()} | {
+        "returns": "version='../",
+        "other-file": "its .huggingface.yaml has the option version='/x'",
+        "infos": "has no attribute",
+        "numbers": "the column of owner/numbers holds no texts",
+    }
+    for name, problem in expected.items():
+        sentence = said[f"owner/{name}"]
+        assert sentence is None if problem is None else problem in sentence, (name, sentence)
+
+
 @pytest.mark.nightly
 def test_max_tokens_stream_a_part_and_the_result_works_offline(run):
     prepare = """

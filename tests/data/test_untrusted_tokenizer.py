@@ -1,6 +1,7 @@
 """Tokenizers of strangers: what could hang or crash is rejected, what is published is taken."""
 
 import base64
+import contextlib
 import json
 
 import pytest
@@ -100,6 +101,14 @@ def test_a_tokenizer_that_multiplies_texts_is_rejected() -> None:
         )
         with pytest.raises(ArgumentError, match=r"makes texts up to .* times as long"):
             tokenizer_from_stranger(text)
+
+
+def test_a_tokenizer_that_prepends_a_book_to_each_word_is_rejected() -> None:
+    spec = json.loads(ByteTokenizer().build([]).to_json())
+    for text, is_rejected in (("▁", False), ("a" * 2000, True)):
+        given = json.dumps(spec | {"normalizer": {"type": "Prepend", "prepend": text}})
+        with pytest.raises(ArgumentError, match="times as long") if is_rejected else contextlib.nullcontext():
+            tokenizer_from_stranger(given)
 
 
 def test_brackets_in_strings_are_no_levels() -> None:

@@ -173,6 +173,8 @@ def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
         ([], "lists no files"),
         ({}, "lists no files"),
         ({"wte.weight": "none.safetensors"}, "lists none.safetensors, which does not exist"),
+        ({"wte.weight": 5000 * "a"}, f"lists {100 * 'a'}, which does not exist"),
+        ({"wte.weight": "\ud800"}, "surrogates not allowed"),
         ({"wte.weight": "../model.safetensors"}, "lists ../model.safetensors, which does not exist"),
     ):
         index.write_text(json.dumps({"weight_map": files}))

@@ -92,6 +92,19 @@ def test_the_vocabulary_must_not_exceed_the_embedding(tmp_path: Path) -> None:
         checkpoint_of(folder, tmp_path / "6.ckpt")
 
 
+# On which the library panics: the prefix is cut from pieces byte by byte.
+PANICS = json.dumps(
+    {
+        "model": {
+            "type": "BPE",
+            "vocab": {"a": 0, "b": 1, "ab": 2, "</s>": 3},
+            "merges": [["a", "b"]],
+            "continuing_subword_prefix": "é",
+        }
+    }
+)
+
+
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
@@ -99,6 +112,7 @@ def test_the_vocabulary_must_not_exceed_the_embedding(tmp_path: Path) -> None:
         ({"tokenizer.model": "x"}, "tokenizer.model is not supported without a tokenizer.json"),
         ({"tokenizer.json": words().to_str()}, "no token that separates texts; tokenizer_config.json must name one as"),
         ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is not a JSON object"),
+        ({"tokenizer.json": PANICS}, "tokenizer.json cannot be read by the tokenizers library"),
     ],
 )
 def test_unreadable_tokenizers_are_refused(files: dict[str, str], sentence: str, tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ two, never the text of the file. `stored_config` does the same with the config i
 """
 
 import functools
-import itertools
+import math
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, OverrideType
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 
 from tinyformer.app.config import config_dir
@@ -78,14 +79,26 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
 
 
 def num_values(entry: str) -> int:
-    """The number of jobs that an override makes, up to one more than `MAX_JOBS`; 1 if it is malformed."""
+    """The number of jobs that an override makes; 1 if it is malformed."""
     try:
-        override = _parsed(entry)
-        if not override.is_sweep_override() or isinstance(override.value(), Glob):
-            return 1
-        return sum(1 for _ in itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
-    except (NotDataError, HydraException):
+        return count_values(_parsed(entry))
+    except NotDataError:
         return 1
+
+
+def count_values(override: Override) -> int:
+    """The number of values of an override, counted without making them; 1 for a glob, and where it is malformed."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if not isinstance(value, RangeSweep):
+        return 1
+    try:
+        return max(0, math.ceil((float(value.stop or 0) - float(value.start or 0)) / float(value.step)))
+    except (ZeroDivisionError, ValueError):  # a step of 0, and NaN
+        return 1
+    except OverflowError:
+        return sys.maxsize
 
 
 def is_swept(entry: str) -> bool:
@@ -99,7 +112,7 @@ def is_swept(entry: str) -> bool:
 def _parsed(entry: str) -> Override:
     try:
         return OverridesParser.create().parse_override(entry)
-    except (HydraException, RecursionError) as error:
+    except (HydraException, RecursionError, ValueError) as error:  # a number of thousands of digits is a ValueError
         raise NotDataError("is no override") from error
 
 
@@ -114,12 +127,12 @@ def _admit_alternatives(key: str, override: Override) -> str:
         return f"glob({format_value(value.include)},exclude={format_value(value.exclude)})"  # of our own files
     if getattr(value, "shuffle", False):
         raise NotDataError("draws its values anew")
-    try:
-        texts = list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
-    except HydraException as error:
-        raise NotDataError("is no list of values") from error
-    if len(texts) > MAX_JOBS:
+    if count_values(override) > MAX_JOBS:
         raise NotDataError(f"makes more than {MAX_JOBS:,} jobs")
+    try:
+        texts = list(override.sweep_string_iterator())
+    except (HydraException, ArithmeticError, ValueError) as error:
+        raise NotDataError("is no list of values") from error
     alternatives = (_parsed(f"{key}={text}") for text in texts)
     return ",".join(_admit_value(key, alternative.value()) for alternative in alternatives)
 

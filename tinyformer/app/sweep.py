@@ -9,11 +9,11 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, open_dict
 
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
-from tinyformer.app.stored_overrides import MAX_JOBS
+from tinyformer.app.stored_overrides import MAX_JOBS, count_values
 
 
 def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
@@ -70,8 +70,14 @@ def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
         arguments: overrides, as for `compose_sweep`.
     """
     with _hydra(config_dir) as parser:
-        overrides = parser.parse_overrides(list(arguments))
-        return math.prod(sum(1 for _ in itertools.islice(_alternatives(one), MAX_JOBS)) for one in overrides)
+        return math.prod(min(_count(override), MAX_JOBS) for override in parser.parse_overrides(list(arguments)))
+
+
+def _count(override: Override) -> int:
+    value = override.value()
+    if isinstance(value, Glob) and all(isinstance(name, str) for name in value.include + value.exclude):
+        return sum(1 for _ in _alternatives(override))
+    return count_values(override)
 
 
 @contextlib.contextmanager

@@ -12,17 +12,13 @@ import yaml
 
 from tinyformer.app.sweep import count_jobs
 from tinyformer.errors import ArgumentError
+from tinyformer.plain_yaml import load_plain_yaml
 
 ABSENT = object()
 """The value of a key that a config does not have; null is a value."""
 
-MAX_DEPTH = 100
-"""Levels of a config; ours have a tenth of it."""
-
 MAX_NUMBER = 1e100
 """The magnitude of a result."""
-
-_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sweep has hundreds of files
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,7 @@ def _read(path: Path, expected: type = dict) -> Any:
         raise _unreadable(path, "no file")  # a pipe would be waited for, a device read without end
     try:
         text = path.read_text(encoding="utf-8")
-        contents = _load_json(text) if path.suffix == ".json" else _load_yaml(text)
+        contents = _load_json(text) if path.suffix == ".json" else load_plain_yaml(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise _unreadable(path, reason) from error
@@ -193,17 +189,6 @@ def _number(text: str) -> int | float:
     if abs(number) > MAX_NUMBER:
         raise ValueError(f"the number {text[:50]}")
     return int(text) if re.fullmatch(r"-?\d+", text) else number
-
-
-def _load_yaml(text: str) -> Any:
-    depth = 0
-    for event in yaml.parse(text, Loader=_FAST_LOADER):  # the fast loader would end the process at some depth
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DEPTH} levels")
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError("aliases, of which a few lines make a billion values")
-    return yaml.load(text, Loader=_FAST_LOADER)
 
 
 def _unreadable(path: Path, reason: str) -> ArgumentError:

@@ -9,11 +9,10 @@ from typing import Any
 
 import datasets
 import filelock
-import yaml
-from datasets.exceptions import DatasetsError
 
 from tinyformer.data import hub
 from tinyformer.data.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
+from tinyformer.data.hub_card import require_plain_card
 from tinyformer.data.sources import SPLIT_OF, SPLITS, one_or_two, require_label_column
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.errors import ArgumentError
@@ -112,10 +111,12 @@ class HubDataset:
 
     def _open(self, streaming: bool) -> dict[str, Any]:
         commit = hub.resolve(self.path, self.revision, "dataset")
+        require_plain_card(self.path, commit)
         try:
             loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
-        # No data files, gated, an unknown configuration, a loading script, or files that cannot be read.
-        except (FileNotFoundError, ValueError, RuntimeError, DatasetsError, yaml.YAMLError) as error:
+        # No data files, gated, an unknown configuration, a loading script, files that cannot be read, or a card that is
+        # malformed, of which `datasets` tells by an error of any class.
+        except Exception as error:
             if self.config is None:
                 raise ArgumentError("path", self.path, str(error).rstrip(".")) from error
             raise ArgumentError("name", self.config, f"{self.path}: {error}".rstrip(".")) from error
@@ -146,17 +147,25 @@ class HubDataset:
     def _text_only(self, rows: datasets.Dataset) -> datasets.Dataset:
         for column in self.text_columns:
             self._require_column(rows.column_names, "text_column", column)
+            if not _is_text(rows.features[column]):
+                raise ArgumentError("text_column", column, f"the column of {self.path} holds no texts")
         rows = rows.select_columns(self.text_columns)
         return rows.rename_columns(dict(zip(self.text_columns, TEXTS, strict=False)))
 
     def _text(self, row: Mapping[str, Any]) -> str:
         for column in self.text_columns:
             self._require_column(row, "text_column", column)
+            if not isinstance(row[column], str | None):
+                raise ArgumentError("text_column", column, f"the column of {self.path} holds no texts")
         return "\n".join(row[column] or "" for column in self.text_columns)
 
     def _require_column(self, existing: Iterable[str], argument: str, column: str) -> None:
         if column not in existing:
             raise ArgumentError(argument, column, f"{self.path} has no such column; it has {', '.join(existing)}")
+
+
+def _is_text(feature: Any) -> bool:
+    return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string", "null")
 
 
 def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:

@@ -127,6 +127,8 @@ def _growth(spec: Any) -> float:
     for node in _nodes(spec):
         if node.get("type") == "Precompiled":
             growth *= max(1, _longest_of(node.get("precompiled_charsmap")))
+        if node.get("type") == "Prepend" and isinstance(node.get("prepend"), str):
+            growth *= 1 + len(node["prepend"])
         if node.get("type") == "Replace" and isinstance(node.get("content"), str):
             growth *= max(1, len(node["content"]) + _matches_nothing(node.get("pattern")))
     return growth

@@ -91,9 +91,9 @@ def _files(folder: Path) -> list[Path]:
     with argument_path(passed={"path": "folder"}):
         shards = read_json(folder / INDEX).get("weight_map")
     names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
-    missing = [name for name in names if name != Path(name).name or not (folder / name).is_file()]
+    missing = [name for name in names if name != Path(name).name or len(name) > 255 or not (folder / name).is_file()]
     if not names or missing:
-        problem = f"lists {missing[0]}, which does not exist" if missing else "lists no files"
+        problem = f"lists {missing[0][:100]}, which does not exist" if missing else "lists no files"
         raise ArgumentError("folder", str(folder), f"{INDEX} {problem}")
     return [folder / name for name in names]
 

@@ -1,7 +1,8 @@
 """Tokenizer files of Hugging Face model folders, read and written."""
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,23 +85,37 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
         if (folder / name).is_file():
             with argument_path(passed={"path": "folder"}):
                 settings |= read_json(folder / name)
-    try:
+    with _told_by_library(folder, names[0]):
         tokenizer = FORMATS[names](folder, settings)
-    except ArgumentError as error:
-        raise ArgumentError("folder", str(folder), f"{names[0]} {error.reason}") from error
-    except Exception as error:  # the library raises bare Exception
-        reason = f"{names[0]} cannot be read by the tokenizers library ({error})"
-        raise ArgumentError("folder", str(folder), reason) from error
-    spec = json.loads(tokenizer.to_str())
-    first = _first_token(tokenizer, settings, fields)
-    first_id = tokenizer.token_to_id(first) if first else None
-    if first is not None and first_id is not None:
-        # TextTokenizer adds the first token itself.
-        spec["post_processor"] = _without(spec["post_processor"], _starting_with(first, first_id))
+        spec = json.loads(tokenizer.to_str())
+        first = _first_token(tokenizer, settings, fields)
+        first_id = tokenizer.token_to_id(first) if first else None
+        if first is not None and first_id is not None:
+            # TextTokenizer adds the first token itself.
+            spec["post_processor"] = _without(spec["post_processor"], _starting_with(first, first_id))
+        tokenizer = Tokenizer.from_str(json.dumps(spec))
     try:
-        return TextTokenizer(Tokenizer.from_str(json.dumps(spec)), first)
+        return TextTokenizer(tokenizer, first)
     except ValueError as error:
         reason = f"the tokenizer has no token that separates texts; {SETTINGS} must name one as eos_token"
+        raise ArgumentError("folder", str(folder), reason) from error
+
+
+@contextlib.contextmanager
+def _told_by_library(folder: Path, name: str) -> Iterator[None]:
+    """Make the errors of the tokenizers library sentences.
+
+    Raises:
+        ArgumentError: a file cannot be read.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError("folder", str(folder), f"{name} {error.reason}") from error
+    except BaseException as error:  # the library raises bare exceptions, and panics are no exceptions of Python's
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        reason = f"{name} cannot be read by the tokenizers library ({error})"
         raise ArgumentError("folder", str(folder), reason) from error
 
 
