@@ -6,15 +6,18 @@ To read it from the inside out: `attention` projects tokens to queries, keys and
 which `resolve` selects before training. A `cache` keeps keys and values for decoding, a `gate` scales heads, and
 `prune` removes them (`heads`). A `block` is attention and `feed_forward`, each with a `norm` and a `residual`
 connection; the `encoder` embeds tokens and stacks blocks, a `readout` turns their output into scores of tokens
-(`vocabulary`) or, after `pooling`, of classes; the `transformer` is both, initialised by `init`.
+(`vocabulary`) or, after `pooling`, of classes; the `transformer` is both, initialised by `init`. In an
+`encoder_decoder`, a `decoder` attends to the encoder's output by cross-attention.
 """
 
 from tinyformer.batch import IGNORED
 from tinyformer.nn.attention import QKV, Attention, AttentionCall, BaseAttention
-from tinyformer.nn.block import PostNormBlock, PreNormBlock
+from tinyformer.nn.block import Context, PostNormBlock, PreNormBlock
 from tinyformer.nn.cache import Cache, LayerCache
+from tinyformer.nn.decoder import Decoder
 from tinyformer.nn.differential import DifferentialAttention
 from tinyformer.nn.encoder import Encoder
+from tinyformer.nn.encoder_decoder import EncoderDecoder
 from tinyformer.nn.feed_forward import FeedForward, GatedFeedForward
 from tinyformer.nn.gate import HeadGate, OutputGate
 from tinyformer.nn.kernels.case import AttentionCase, Feature
@@ -58,8 +61,11 @@ __all__ = [
     "BaseAttention",
     "Cache",
     "ClassReadout",
+    "Context",
+    "Decoder",
     "DifferentialAttention",
     "Encoder",
+    "EncoderDecoder",
     "Feature",
     "FeedForward",
     "GatedFeedForward",

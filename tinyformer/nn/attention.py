@@ -104,10 +104,11 @@ class BaseAttention(SoftmaxAttention):
             mask: which tokens of `x` each of them may attend to; None for all.
             context: source of keys and values in cross-attention; None for `x`.
             context_mask: which tokens of the context each token of `x` may attend to; None for all.
-            cache: keys and values of the tokens before `x`; those of `x` are appended.
+            cache: keys and values of the tokens before `x`; those of `x` are appended. With a context, its keys and
+                values, which are projected if the cache is empty.
 
         Raises:
-            ArgumentError: there are both a cache and a context, or the cache holds tokens and the mask is not causal.
+            ArgumentError: the cache holds tokens before `x`, and the mask is not causal.
         """
         call = self.call_point(self._call(x, mask, context, context_mask, cache))
         heads = self.attend(call.qkv, call.mask, call.is_cross)
@@ -125,7 +126,8 @@ class BaseAttention(SoftmaxAttention):
     ) -> QKV:
         """Queries, keys and values, normalised and positioned.
 
-        With a cache, `cache.extend(..., window=self.window)` appends the new keys and values to the earlier ones.
+        With a cache, `cache.extend(..., window=self.window)` appends the new keys and values to the earlier ones. Those
+        of a context are projected into an empty cache, and taken from it afterwards.
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
@@ -178,11 +180,8 @@ class BaseAttention(SoftmaxAttention):
         """The queries, keys and values of a forward pass, with the mask of these keys in the layer's window."""
         is_cross = context is not None
         mask = ((context_mask if is_cross else mask) or AttentionMask()).within(self.window)
-        if cache is None:
-            return AttentionCall(self.project(x, context), mask, is_cross, num_behind=0)
-        if is_cross:
-            reason = "must be None with a `context`: it holds keys of the input sequence"
-            raise ArgumentError("cache", cache, reason, {"cache": None})
+        if cache is None or is_cross:
+            return AttentionCall(self.project(x, context, cache), mask, is_cross, num_behind=0)
         if cache.length and not mask.causal:
             reason = "must be True: cached tokens do not attend to new ones"
             raise ArgumentError("mask.causal", False, reason, {"causal": True})
@@ -236,8 +235,11 @@ class Attention(BaseAttention):
         cache: LayerCache | None = None,
     ) -> QKV:
         """Queries, keys and values, normalised and positioned."""
-        source = x if context is None else context
         q = self.q_norm(split_heads(self.q_proj(x), self.head_dim))
+        if context is not None and cache is not None and cache.length:
+            k, v = cache.tensors
+            return QKV(q.to(v.dtype), k, v)
+        source = x if context is None else context
         k = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
         v = split_heads(self.v_proj(source), self.v_head_dim)
         if context is None:
@@ -245,5 +247,5 @@ class Attention(BaseAttention):
             q, k = self.position.rotate(q, offset), self.position.rotate(k, offset)
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast keeps norms in fp32; kernels take one dtype
         if cache is not None:
-            k, v = cache.extend(k, v, window=self.window)
+            k, v = cache.extend(k, v, window=None if context is not None else self.window)
         return QKV(q, k, v)

@@ -1,15 +1,33 @@
-"""One transformer layer: attention, then a feed-forward network, each with a norm and a residual connection."""
+"""One transformer layer: attention, then a feed-forward network, each with a norm and a residual connection.
+
+In a decoder that attends to an encoder's output, cross-attention is between the two.
+"""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.errors import argument_path
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.residual import Residual
+
+
+class Context(NamedTuple):
+    """The other sequence, as cross-attention sees it.
+
+    Attributes:
+        vectors: one for each of its tokens.
+        mask: the tokens that may be attended to, such as all but the padding.
+        cache: the keys and values of one layer, once they were projected.
+    """
+
+    vectors: Float[Tensor, "batch k_seq d_model"]
+    mask: AttentionMask
+    cache: LayerCache | None = None
 
 
 class Block(nn.Module):
@@ -23,6 +41,8 @@ class Block(nn.Module):
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
             `num_layers`.
         feed_forward_residual: the same for the feed-forward network.
+        cross_attention: factory of the cross-attention, called as that of the attention; None for none.
+        cross_attention_residual: factory of the residual connection around it.
         dropout: probability of zeroing an element of a sublayer's output in training.
         layer_index: index of this layer, from 0.
         num_layers: number of layers in the model.
@@ -39,6 +59,8 @@ class Block(nn.Module):
         norm: Callable[..., nn.Module],
         attention_residual: Callable[..., nn.Module] = Residual,
         feed_forward_residual: Callable[..., nn.Module] = Residual,
+        cross_attention: Callable[..., nn.Module] | None = None,
+        cross_attention_residual: Callable[..., nn.Module] = Residual,
         dropout: float = 0.0,
         layer_index: int = 0,
         num_layers: int = 1,
@@ -50,12 +72,32 @@ class Block(nn.Module):
             self.attention = attention(**layer)
         with argument_path("attention_residual"):
             self.attention_residual = attention_residual(**layer)
+        self.cross_attention = None
+        if cross_attention is not None:
+            self.cross_attention_norm = norm(d_model)
+            with argument_path("cross_attention"):
+                self.cross_attention = cross_attention(**layer)
+            with argument_path("cross_attention_residual"):
+                self.cross_attention_residual = cross_attention_residual(**layer)
         self.feed_forward_norm = norm(d_model)
         with argument_path("feed_forward"):
             self.feed_forward = feed_forward()
         with argument_path("feed_forward_residual"):
             self.feed_forward_residual = feed_forward_residual(**layer)
         self.dropout = make_dropout(dropout)
+
+    def attend_to_context(
+        self, x: Float[Tensor, "batch seq d_model"], context: Context | None
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """The output of the cross-attention.
+
+        Raises:
+            ArgumentError: there is no context.
+        """
+        assert self.cross_attention is not None
+        if context is None:
+            raise ArgumentError("context", None, "is needed by a block with cross-attention")
+        return self.cross_attention(x, context=context.vectors, context_mask=context.mask, cache=context.cache)
 
 
 class PreNormBlock(Block):
@@ -64,9 +106,16 @@ class PreNormBlock(Block):
     ends_normalised = False
 
     def forward(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask, cache: LayerCache | None = None
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        mask: AttentionMask,
+        cache: LayerCache | None = None,
+        context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         x = self.attention_residual(x, self.dropout(self.attention(self.attention_norm(x), mask, cache=cache)))
+        if self.cross_attention is not None:
+            attended = self.attend_to_context(self.cross_attention_norm(x), context)
+            x = self.cross_attention_residual(x, self.dropout(attended))
         return self.feed_forward_residual(x, self.dropout(self.feed_forward(self.feed_forward_norm(x))))
 
 
@@ -76,11 +125,16 @@ class PostNormBlock(Block):
     ends_normalised = True
 
     def forward(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask, cache: LayerCache | None = None
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        mask: AttentionMask,
+        cache: LayerCache | None = None,
+        context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        # Autocast normalises in fp32; the residual stream keeps its own dtype.
-        dtype = x.dtype
-        x = self.attention_norm(self.attention_residual(x, self.dropout(self.attention(x, mask, cache=cache)))).to(
-            dtype
-        )
+        dtype = x.dtype  # autocast normalises in fp32; the residual stream keeps its own dtype
+        attended = self.dropout(self.attention(x, mask, cache=cache))
+        x = self.attention_norm(self.attention_residual(x, attended)).to(dtype)
+        if self.cross_attention is not None:
+            attended = self.dropout(self.attend_to_context(x, context))
+            x = self.cross_attention_norm(self.cross_attention_residual(x, attended)).to(dtype)
         return self.feed_forward_norm(self.feed_forward_residual(x, self.dropout(self.feed_forward(x)))).to(dtype)

@@ -95,7 +95,7 @@ class LayerCache:
 
 
 class Cache:
-    """The KV cache of a model: one `LayerCache` for each layer.
+    """The KV cache of a model: one `LayerCache` for each layer, and another for the context of its cross-attention.
 
     Args:
         num_layers: number of layers.
@@ -104,6 +104,7 @@ class Cache:
 
     def __init__(self, num_layers: int, room: int = 0) -> None:
         self.layers = [LayerCache(room) for _ in range(num_layers)]
+        self.context_layers = [LayerCache() for _ in range(num_layers)]
 
     @property
     def length(self) -> int:
@@ -113,4 +114,4 @@ class Cache:
     @property
     def num_bytes(self) -> int:
         """Bytes of the tokens in memory, over all layers."""
-        return sum(layer.num_bytes for layer in self.layers)
+        return sum(layer.num_bytes for layer in (*self.layers, *self.context_layers))

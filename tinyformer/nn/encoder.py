@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
+from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
@@ -72,7 +73,11 @@ class Encoder(nn.Module):
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
 
     def forward(
-        self, tokens: Int[Tensor, "batch seq"], mask: AttentionMask | None = None, cache: Cache | None = None
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        mask: AttentionMask | None = None,
+        cache: Cache | None = None,
+        context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """Encode a batch of sequences.
 
@@ -80,6 +85,7 @@ class Encoder(nn.Module):
             tokens: token ids.
             mask: the keys that each query may attend to; all of them by default.
             cache: KV cache of the preceding tokens, extended by these.
+            context: the sequence that blocks with cross-attention attend to.
 
         Raises:
             ArgumentError: the sequence, cached tokens included, is longer than `max_seq_len`.
@@ -97,6 +103,8 @@ class Encoder(nn.Module):
             x = x.to(torch.get_autocast_dtype(device))
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled() and cache is None
         for index, layer in enumerate(self.layers):
-            inputs = (x, mask or AttentionMask(), cache.layers[index] if cache else None)
+            if context is not None and cache is not None:
+                context = context._replace(cache=cache.context_layers[index])
+            inputs = (x, mask or AttentionMask(), cache.layers[index] if cache else None, context)
             x = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
         return self.final_norm(x)

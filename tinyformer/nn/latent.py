@@ -89,13 +89,18 @@ class LatentAttention(BaseAttention):
         source = x if context is None else context
         q = split_heads(self.q_proj(self.q_latent_norm(self.q_down_proj(x))), self.head_dim)
         q, q_rope = q.split([self.v_head_dim, self.position_dim], dim=-1)
-        latent = self.kv_latent_norm(self.kv_down_proj(source)).unsqueeze(1)
-        k_rope = self.k_rope_proj(source).unsqueeze(1)
-        if context is None:
-            offset = cache.length if cache else 0
-            q_rope, k_rope = self.position.rotate(q_rope, offset), self.position.rotate(k_rope, offset)
+        if context is not None and cache is not None and cache.length:
+            (cached,) = cache.tensors
+        else:
+            latent = self.kv_latent_norm(self.kv_down_proj(source)).unsqueeze(1)
+            k_rope = self.k_rope_proj(source).unsqueeze(1)
+            if context is None:
+                offset = cache.length if cache else 0
+                q_rope, k_rope = self.position.rotate(q_rope, offset), self.position.rotate(k_rope, offset)
+            if cache is not None:
+                window = self.window if context is None else None
+                (cached,) = cache.extend(torch.cat([latent.to(k_rope.dtype), k_rope], dim=-1), window=window)
         if cache is not None:
-            (cached,) = cache.extend(torch.cat([latent.to(k_rope.dtype), k_rope], dim=-1), window=self.window)
             latent, k_rope = cached.split([self.kv_rank, self.position_dim], dim=-1)
             if self.latents_cost_less(x.shape[1], cached.shape[2]):
                 return LatentQKV(torch.cat([q, q_rope], dim=-1), cached, latent)

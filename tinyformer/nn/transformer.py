@@ -40,7 +40,7 @@ class Transformer(nn.Module):
             self.readout = readout(encoder.token_embedding)
         prune_model(self.attentions(), pruned_heads)
         require_at_least(0, {"init_std": 0.02}, init_std=init_std)
-        init_weights(self, len(encoder.layers), init_std)
+        init_weights(self, 2 * len(encoder.layers), init_std)
 
     def forward(
         self,
