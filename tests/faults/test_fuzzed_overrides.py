@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def run_forked(words: Sequence[str], folder: Path) -> tuple[Ended, float]:
         code: Any = 1
         try:
             os.setsid()
+            warnings.resetwarnings()  # pytest makes errors of them
             for number, path in enumerate(outputs, start=1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
