@@ -91,7 +91,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, f"scale_attn_by_inverse_layer_idx=True: {UNSUPPORTED}; "),
     ("gpt2", {"quantization_config": {"bits": 4}}, f"quantization_config={{'bits': 4}}: {UNSUPPORTED}; "),
     ("gpt2", {"pruned_heads": {"0": [1]}}, f"pruned_heads={{'0': [1]}}: {UNSUPPORTED}; "),
-    ("gpt2", {"activation_function": "relu"}, "activation_function='relu': must be one of gelu_new, "),
+    ("gpt2", {"activation_function": "tanh"}, "activation_function='tanh': must be one of gelu_new, "),
     ("gpt_neox", {"rope_parameters": None}, "rope_parameters.partial_rotary_factor=0.25: is not supported; "),
     ("gpt_neox", {"rope_parameters": [1]}, "rope_parameters.rope_type=[1]: is not supported; "),
     ("gpt_neox", {"use_parallel_residual": True}, f"use_parallel_residual=True: {UNSUPPORTED}; "),
@@ -127,6 +127,7 @@ def test_activations_are_those_of_transformers() -> None:
         "gelu": F.gelu,
         "gelu_tanh": partial(F.gelu, approximate="tanh"),
         "silu": F.silu,
+        "relu": F.relu,
         "relu2": lambda x: F.relu(x) ** 2,
     }
     x = torch.linspace(-3, 3, 50)

@@ -9,6 +9,7 @@ from tinyformer.nn import FeedForward, GatedFeedForward
 FORMULAS = {
     "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: torch.where(x > 0, x, 0.0),
     "relu2": lambda x: torch.where(x > 0, x * x, 0.0),
     "silu": lambda x: x / (1 + torch.exp(-x)),
 }

@@ -90,7 +90,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: FeedForward(8, 0), "d_ff=0: must be at least 1; d_ff=32 works."),
     (lambda: GatedFeedForward(8, -1), "d_ff=-1: must be at least 1; d_ff=24 works."),
-    (lambda: FeedForward(8, activation="tanh"), "activation='tanh': must be one of gelu, gelu_tanh, relu2, silu."),
+    (
+        lambda: FeedForward(8, activation="tanh"),
+        "activation='tanh': must be one of gelu, gelu_tanh, relu, relu2, silu.",
+    ),
     (lambda: SinusoidalPosition(4, 5), "d_model=5: must be even for sinusoidal positional encodings; d_model=6 works."),
     (lambda: RotaryPosition(4, 5), "head_dim=5: must be even for rotary positional encodings; head_dim=6 works."),
     (lambda: T5Position(2, num_buckets=0), "num_buckets=0: must be a positive multiple of 4; num_buckets=32 works."),

@@ -3,7 +3,7 @@
 import pytest
 
 from tinyformer.errors import ArgumentError
-from tinyformer.training import WarmupCosine, WarmupStableDecay
+from tinyformer.training import InverseSquareRoot, WarmupCosine, WarmupStableDecay
 
 
 def test_cosine_by_hand():
@@ -28,7 +28,13 @@ def test_stable_decay_by_hand():
     assert WarmupStableDecay(warmup_steps=0, decay_fraction=0.0).factor(99, 100) == 1.0
 
 
-@pytest.mark.parametrize("schedule", [WarmupCosine, WarmupStableDecay])
+def test_inverse_square_root_by_hand():
+    schedule = InverseSquareRoot(warmup_steps=3)
+    for step, factor in {0: 1 / 4, 2: 3 / 4, 3: 1.0, 15: 1 / 2, 35: 1 / 3}.items():
+        assert schedule.factor(step, 20) == pytest.approx(factor), step
+
+
+@pytest.mark.parametrize("schedule", [WarmupCosine, WarmupStableDecay, InverseSquareRoot])
 def test_warm_up(schedule):
     assert schedule(warmup_steps=0).factor(0, 10) == pytest.approx(1.0)
     assert schedule(warmup_steps=100).factor(3, 5) == pytest.approx(4 / 101)  # longer than the run

@@ -34,6 +34,7 @@ ACTIVATIONS = {
     "gelu_python": "gelu",
     "silu": "silu",
     "swish": "silu",
+    "relu": "relu",
     "relu2": "relu2",
 }
 """Activations by their name in `transformers`; of several with the same meaning, an export writes the first."""

@@ -22,6 +22,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
+    "relu": F.relu,
     "relu2": relu2,
     "silu": F.silu,
 }

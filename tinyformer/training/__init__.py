@@ -4,13 +4,14 @@ from tinyformer.training.callbacks import AttentionTelemetry, FiniteCheck
 from tinyformer.training.loggers import RunCSVLogger, RunWandbLogger
 from tinyformer.training.module import Sums, TrainingModule
 from tinyformer.training.optimizers import AdamW, CombinedOptimizer, MuonWithAdamW
-from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
+from tinyformer.training.schedules import InverseSquareRoot, WarmupCosine, WarmupStableDecay
 
 __all__ = [
     "AdamW",
     "AttentionTelemetry",
     "CombinedOptimizer",
     "FiniteCheck",
+    "InverseSquareRoot",
     "MuonWithAdamW",
     "RunCSVLogger",
     "RunWandbLogger",

@@ -12,7 +12,7 @@ from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Batch, Task
-from tinyformer.training.schedules import WarmupCosine, WarmupStableDecay
+from tinyformer.training.schedules import Schedule
 
 
 class TrainingModule(L.LightningModule):
@@ -37,7 +37,7 @@ class TrainingModule(L.LightningModule):
         task: Task,
         data: DataModule,
         optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None,
-        schedule: WarmupCosine | WarmupStableDecay | None = None,
+        schedule: Schedule | None = None,
         evaluated: str = "validation",
         first_step: int = 0,
     ) -> None:

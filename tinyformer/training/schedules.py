@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tinyformer.errors import ArgumentError, require_at_least
 
@@ -62,3 +63,27 @@ class WarmupStableDecay:
         left = (total_steps - step) / max(1.0, self.decay_fraction * total_steps)
         decay = self.final_factor + (1 - self.final_factor) * min(1.0, max(0.0, left))
         return _warmup(step, self.warmup_steps) * decay
+
+
+@dataclass(frozen=True)
+class InverseSquareRoot:
+    """Linear warm-up, then the inverse square root of the step (Vaswani et al. 2017, arXiv 1706.03762, §5.3).
+
+    Args:
+        warmup_steps: length of the warm-up, in optimizer steps.
+
+    Raises:
+        ArgumentError: `warmup_steps` is negative.
+    """
+
+    warmup_steps: int = 100
+
+    def __post_init__(self) -> None:
+        require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """The factor at a step, counted from 0; the number of all steps has no influence."""
+        return min(_warmup(step, self.warmup_steps), math.sqrt((self.warmup_steps + 1) / (step + 1)))
+
+
+Schedule: TypeAlias = WarmupCosine | WarmupStableDecay | InverseSquareRoot
