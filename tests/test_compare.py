@@ -261,7 +261,7 @@ MISTAKES = {
     "yaml": "RUN=yaml/config.yaml: cannot be read (while parsing",
     "deep": "RUN=deep/results.json: cannot be read (maximum recursion depth",
     "nested": "RUN=nested/config.yaml: cannot be read (more than 100 levels",
-    "alias": "RUN=alias/config.yaml: cannot be read (aliases, of which",
+    "alias": "RUN=alias/config.yaml: cannot be read (YAML aliases",
     "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
     "huge": "RUN=huge/results.json: cannot be read (the number 999",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",

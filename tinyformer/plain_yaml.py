@@ -1,4 +1,4 @@
-"""YAML of strangers: read without aliases, of which a few lines make a billion values, and without depth."""
+"""YAML of strangers, whose size and depth are bounded: without aliases, of which a few lines make a billion values."""
 
 from typing import Any
 
@@ -7,21 +7,26 @@ import yaml
 MAX_DEPTH = 100
 """Levels of nesting."""
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a sweep has hundreds of files
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""For hundreds of files, as of a sweep."""
 
 
-def load_plain_yaml(text: str) -> Any:
+def load_plain_yaml(text: str, loader: Any = FAST_LOADER) -> Any:
     """The value of a YAML text.
+
+    Args:
+        text: the text.
+        loader: a safe loader of PyYAML; they differ about some texts.
 
     Raises:
         ValueError: it is nested too deeply.
         yaml.YAMLError: it is not YAML, or has aliases.
     """
     depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):  # the fast loader would end the process at some depth
+    for event in yaml.parse(text, Loader=loader):  # the fast loader would end the process at some depth
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ValueError(f"more than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError("aliases, of which a few lines make a billion values")
-    return yaml.load(text, Loader=_LOADER)
+            raise yaml.YAMLError("YAML aliases (& and *) are not read")
+    return yaml.load(text, Loader=loader)

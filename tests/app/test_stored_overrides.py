@@ -9,7 +9,7 @@ DATA = """
     attention=gqa|model.num_layers=3|attention.window=[16,16,null]|experiment=sst2_cpu|callbacks=default|logger=null
     data.files='my book, $5.txt'|position.relative._target_=tinyformer.nn.ALiBi|+callbacks.averaged.decay=0.9
     +callbacks.averaged={_target_:lightning.pytorch.callbacks.EMAWeightAveraging,decay:0.9}|optimizer.lr=0.001
-    ~callbacks.attention|task.labels=[a,b]|attention.score=additive|attention.score=tinyformer.nn.ScaledDotScore
+    ~callbacks.attention|~seed=0|task.labels=[a,b]|attention.score=additive|attention.score=tinyformer.nn.ScaledDotScore
     data.files=''|data.files=C:/books|callbacks.finite={action:skip,max_skipped:3}|trainer.max_time='00:00:30:00'
 """
 
@@ -20,12 +20,10 @@ COUNTS = {
     "seed=range(10,0,-3)": 4,
     "optimizer.lr=range(0,1,0.25)": 4,
     "seed=shuffle(range(1,1000000000000))": 10**12 - 1,
-    "seed=range(0,nan)": 1,
-    "seed=range(1,10,0)": 1,
     "seed=range(3,1)": 0,
-    "attention=glob(*)": 1,
+    "attention=glob(m*)": 3,
+    "attention=glob([[a]])": 0,
     "seed=1": 1,
-    "seed=[": 1,
 }
 
 
@@ -52,7 +50,7 @@ HOSTILE = {
         callbacks.finite._target_=tinyformer.training.AttentionTelemetry|data.module._target_=tinyformer.nn.ALiBi
         logger._target_=tinyformer.training.AdamW
     """,
-    "has a value": """
+    "is not admitted: the value": """
         seed='${oc.create:{_target_:os.system}}'|seed='${oc.env:HOME}'|seed='${a}${b}'|model.d_ff='${model.d_model}'
         attention.score='${evil}'|data.files=[['${now:%Y}']]|callbacks.finite.action=['${x}']|data.files=[{a:b}]
         data.num_workers=1000|trainer.devices=1000|model.d_model=1e30|optimizer.lr=inf|seed=-10000000000000000000000
@@ -63,10 +61,11 @@ HOSTILE = {
         +foo=../../evil|++foo=x|foo=../evil|+model/foo=../evil|model/foo=x|+foo.bar=1|~model/foo|model.defaults=[x]
         ++resume=x|+Norm=../../evil|+NORM/x=y|norm.Eps=1
     """,
-    "changes the program": """
+    "changes Hydra": """
         hydra.run.dir=x|hydra/launcher=joblib|+hydra.callbacks.e._target_=os.system|hydra.searchpath=[pkg://e]
-        hydra={run:{dir:x}}|data@task.data=text|+Hydra/launcher=x|+HYDRA.run.dir=x
+        hydra={run:{dir:x}}|+Hydra/launcher=x|+HYDRA.run.dir=x
     """,
+    "moves a config file": "data@task.data=text",
     "makes a folder": "data.cache_dir=conf/foo|data.source={cache_dir:x}|data.module.cache_dir=x",
     "sends the run": "logger.entity=theirs|++logger.entity=theirs",
     "chooses a file": "attention=../../evil|attention=_shared|attention=nope|attention=[a]|norm={_target_:os.system}",
@@ -101,15 +100,15 @@ def test_a_sweep_keeps_its_jobs(entry: str, written: str) -> None:
 HOSTILE_SWEEPS = {
     "calls": "norm._target_=tinyformer.nn.RMSNorm,os.system|attention.score=dot,mine.Score",
     "sets": "+foo=1,2",
-    "has a value": "seed=1,'${oc.env:HOME}'",
+    "is not admitted: the value": "seed=1,'${oc.env:HOME}'",
     "chooses a file": "attention=mha,../evil",
     "draws its values anew": "seed=shuffle(1,2)|seed=shuffle(range(1,1000000000000))",
     "makes more than": "seed=range(0,1000000000000)",
     "is no list": """
         seed=range(0,nan)|seed=range(1,10,0)|model.d_model=glob(*)|model.d_model=interval(1,2)
-        attention=glob(../*)|attention=glob('a b')
+        attention=glob(../*)|attention=glob('a b')|attention=glob(x*)|seed=range(3,1)|attention=glob([[a]])
     """,
-    "changes the program": "hydra.run.dir=a,b|hydra/launcher=joblib,basic",
+    "changes Hydra": "hydra.run.dir=a,b|hydra/launcher=joblib,basic",
 }
 
 

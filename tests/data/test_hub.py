@@ -187,6 +187,7 @@ def test_a_card_chooses_files_of_its_own_repository_alone(run, tmp_path):
     }
     options = b"configs: [{config_name: default, version: /x}]"
     repositories["datasets/owner/returns"] = {"README.md": card(CARDS["removes"][0], "\r"), "a.txt": b"one\n"}
+    repositories["datasets/owner/bom"] = {"README.md": b"\xef\xbb\xbf" + card(CARDS["removes"][0]), "a.txt": b"one\n"}
     repositories["datasets/owner/other-file"] = {".huggingface.yaml": options, "a.txt": b"one\n"}
     repositories["datasets/owner/infos"] = {"dataset_infos.json": b"[1]", "a.txt": b"one\n"}
     repositories["datasets/owner/numbers"] = {"train.jsonl": b'{"text": 1}\n'}
@@ -197,6 +198,7 @@ def test_a_card_chooses_files_of_its_own_repository_alone(run, tmp_path):
     assert [path.name for path in tmp_path.glob("victim*")] == ["victim"]
     expected = {name: problem for name, (_, problem) in CARDS.items()} | {
         "returns": "version='../",
+        "bom": "version='../",
         "other-file": "its .huggingface.yaml has the option version='/x'",
         "infos": "has no attribute",
         "numbers": "the column of owner/numbers holds no texts",

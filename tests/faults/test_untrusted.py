@@ -249,7 +249,8 @@ def test_a_sweep_imports_no_score_and_makes_no_million_jobs(program: Program, bo
     evil = ["data.text_column=sweep.mine.Score", "attention.score=${data.text_column}"]
     for task, said in (
         (evil, "is '${data.text_column}': an interpolation"),
-        (["seed=range(9999)", "model.d_ff=range(1,9999)"], "jobs"),
+        (["seed=range(9999)", "model.d_ff=range(1,9999)"], "makes more than 10,000 jobs."),
+        (["seed=range(3,1)", "seed=range(9999)", "model.d_ff=range(1,9999)"], "is no list of values"),
     ):
         contents = {"hydra": {"overrides": {"task": [*TEXT.split(), *task], "hydra": ["hydra.mode=MULTIRUN"]}}}
         Path("sweep/multirun.yaml").write_text(yaml.safe_dump(contents))

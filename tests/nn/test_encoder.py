@@ -11,6 +11,17 @@ from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, Residual, 
 CAUSAL = AttentionMask(causal=True)
 
 
+class TwoArguments(PreNormBlock):
+    """A user's block, which knows of no other sequence."""
+
+    def forward(self, x, mask, cache=None):
+        return super().forward(x, mask, cache)
+
+
+def test_blocks_without_cross_attention_need_not_know_of_it():
+    assert torch.equal(make_encoder(kind=TwoArguments).eval()(token_ids()).isfinite().all(), torch.tensor(True))
+
+
 def test_the_forward_pass_by_hand():
     encoder = make_encoder(num_layers=2)
     ids = token_ids()

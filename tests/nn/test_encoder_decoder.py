@@ -161,7 +161,7 @@ def test_decoding_behind_a_cache_projects_the_source_once(name):
     expected = network(SOURCE, TARGET, PADDED)
     context, cache, parts = network.encode(SOURCE, PADDED), Cache(LAYERS), []
     projected = []
-    for layer in network.attentions()["cross"]:
+    for layer in network.attentions_by_kind()["cross"]:
         projection = getattr(layer, "kv_down_proj", layer.k_proj)
         projection.register_forward_hook(lambda module, inputs, out: projected.append(inputs[0].shape[1]))
     for chunk in TARGET.split([3, 1, 1, 2], dim=1):
@@ -187,7 +187,7 @@ def test_embeddings_are_shared_or_not():
 
 def test_attentions_are_named_by_what_they_attend_to():
     network = make()
-    kinds = network.attentions()
+    kinds = network.attentions_by_kind()
     assert {kind: len(layers) for kind, layers in kinds.items()} == {"encoder": 2, "decoder": 2, "cross": 2}
     modules = [module for module in network.modules() if isinstance(module, BaseAttention)]
     assert {id(layer) for layers in kinds.values() for layer in layers} == {id(module) for module in modules}
@@ -208,6 +208,16 @@ def test_what_cannot_be_is_refused():
         make(cross=partial(Attention, WIDTH, 4, window=4))
     with pytest.raises(ArgumentError, match=r"^context=None: is needed by a block with cross-attention"):
         make().decoder(TARGET, AttentionMask(causal=True))
+    network, cache = make(), Cache(LAYERS)
+    with torch.no_grad():
+        network.decode(TARGET[:, :3], network.encode(SOURCE), cache=cache)
+        with pytest.raises(ArgumentError, match="holds a context of 2 sequences of 9 tokens, and this one has 2 of 7"):
+            network.decode(TARGET[:, 3:], network.encode(SOURCE[:, :7]), cache=cache)
+    with pytest.raises(ArgumentError, match="must be None: each source is a row of its own"):
+        network.encode(SOURCE, AttentionMask(documents=torch.zeros(2, 9, dtype=torch.long)))
+    wide = Encoder(VOCAB, 1, 2 * WIDTH, 16, block=block_factory(d_model=2 * WIDTH), norm=LayerNorm)
+    with pytest.raises(ArgumentError, match=r"^decoder=32: must have the width of the encoder, 64\.$"):
+        EncoderDecoder(wide, network.decoder, TokenReadout)
     large = Encoder(VOCAB + 1, 1, WIDTH, 16, block=block_factory(), norm=LayerNorm)
     with pytest.raises(ArgumentError, match=r"embeddings of \(51, 32\) and \(50, 32\) numbers; shared_embedding=False"):
         EncoderDecoder(large, make().decoder, TokenReadout)

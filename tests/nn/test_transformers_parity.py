@@ -449,7 +449,7 @@ def test_decoders_attend_to_the_source_as_theirs(name):
 def capture_cross(network: EncoderDecoder) -> Iterator[list[Tensor]]:
     """The exact weights of every cross-attention in a forward pass."""
     maps: list[Tensor] = []
-    layers = network.attentions()["cross"]
+    layers = network.attentions_by_kind()["cross"]
     hooks = [
         layer.call_point.register_forward_hook(
             lambda module, args, call, layer=layer: maps.append(layer.maps_of_call(call).weights)

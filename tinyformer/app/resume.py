@@ -1,6 +1,5 @@
 """`resume=FOLDER`: the overrides of a run, or of all jobs of a sweep, followed by the new ones."""
 
-import math
 import os
 import re
 import stat
@@ -36,7 +35,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     new = [argument for argument in arguments if argument not in given]
     saved = Path(folder) / ("multirun.yaml" if is_sweep else ".hydra/overrides.yaml")
     stored = _overrides_of_sweep(saved, new) if is_sweep else _overrides_of_run(saved)
-    overrides = []
+    overrides, num_jobs = [], 1
     for entry in stored:
         if entry.startswith("resume=") or entry in new:
             continue
@@ -46,6 +45,9 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"resume={folder}: {saved} says {entry[:200]}, which {error}; if you trust it, add it to the command."
             ) from error
+        num_jobs *= num_values(overrides[-1])
+        if num_jobs > MAX_JOBS:
+            raise ConfigError(f"resume={folder}: {saved} makes more than {MAX_JOBS:,} jobs.")
     key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
     # argparse takes the overrides in one block, so that options (`--cfg job`) come first, with their values.
     options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
@@ -78,8 +80,6 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     for entry in of_hydra:
         if not entry.startswith(("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=")) and entry not in new:
             raise ConfigError(f"resume={sweep}: {saved} says {entry[:200]}; if you trust it, add it to the command.")
-    if math.prod(map(num_values, entries)) > MAX_JOBS:
-        raise ConfigError(f"resume={sweep}: {saved} makes more than {MAX_JOBS:,} jobs.")
     swept = {entry.partition("=")[0] for entry in entries if is_swept(entry)}
     has_ended = any(sweep.glob("*/results.json"))
     for argument in new:

@@ -24,7 +24,8 @@ from tinyformer.app.plain_values import problem_of_value
 MAX_JOBS = 10_000
 """Of a sweep in a file."""
 
-PREFIXES = {OverrideType.CHANGE: "", OverrideType.ADD: "+", OverrideType.FORCE_ADD: "++"}
+PREFIXES = {OverrideType.CHANGE: "", OverrideType.ADD: "+", OverrideType.FORCE_ADD: "++", OverrideType.DEL: "~"}
+"""Of an override, by what it does to the key."""
 
 TYPED_AGAIN = {
     "cache_dir": "makes a folder",  # which could be a new group of config files
@@ -62,15 +63,15 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
     """
     override = _parsed(entry)
     key = override.key_or_group
-    if override.package is not None or key.partition("/")[0].partition(".")[0].casefold() == "hydra":
-        raise NotDataError("changes the program itself")
+    if override.package is not None:
+        raise NotDataError("moves a config file to another key")
+    if key.partition("/")[0].partition(".")[0].casefold() == "hydra":
+        raise NotDataError("changes Hydra itself")
     if key not in _values_of_keys():
         raise NotDataError(f"sets {key[:100]}, which no config file of tinyformer has")
-    if override.type == OverrideType.DEL:
-        return f"~{key}"
-    if override.type not in PREFIXES:
-        raise NotDataError("is no override")
     start = PREFIXES[override.type] + key
+    if override.type == OverrideType.DEL and "=" not in entry:
+        return start
     if not override.is_sweep_override():
         return f"{start}={_admit_value(key, override.value())}"
     if not in_sweep:
@@ -79,16 +80,15 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
 
 
 def num_values(entry: str) -> int:
-    """The number of jobs that an override makes; 1 if it is malformed."""
-    try:
-        return count_values(_parsed(entry))
-    except NotDataError:
-        return 1
+    """The number of values of an override that was admitted; each makes a job."""
+    return count_values(_parsed(entry))
 
 
 def count_values(override: Override) -> int:
-    """The number of values of an override, counted without making them; 1 for a glob, and where it is malformed."""
+    """The number of values of an override, counted without making them; 1 where it is malformed."""
     value = override.value()
+    if isinstance(value, Glob):
+        return len(value.filter(_files().get(override.key_or_group, []))) if is_plain_glob(value) else 0
     if isinstance(value, ChoiceSweep):
         return len(value.list)
     if not isinstance(value, RangeSweep):
@@ -99,6 +99,11 @@ def count_values(override: Override) -> int:
         return 1
     except OverflowError:
         return sys.maxsize
+
+
+def is_plain_glob(glob: Glob) -> bool:
+    """Whether the patterns of a glob are those of names in a folder."""
+    return all(isinstance(name, str) and re.fullmatch(r"[\w*?]+", name) for name in glob.include + glob.exclude)
 
 
 def is_swept(entry: str) -> bool:
@@ -120,15 +125,15 @@ def _admit_alternatives(key: str, override: Override) -> str:
     """The values of a sweep, as one types them."""
     value = override.value()
     if isinstance(value, Glob):
-        if key not in _choices() or not all(
-            re.fullmatch(r"[\w*?]+", str(name)) for name in value.include + value.exclude
-        ):
+        if not count_values(override):
             raise NotDataError("is no list of values")
         return f"glob({format_value(value.include)},exclude={format_value(value.exclude)})"  # of our own files
     if getattr(value, "shuffle", False):
         raise NotDataError("draws its values anew")
     if count_values(override) > MAX_JOBS:
         raise NotDataError(f"makes more than {MAX_JOBS:,} jobs")
+    if not count_values(override):
+        raise NotDataError("is no list of values")
     try:
         texts = list(override.sweep_string_iterator())
     except (HydraException, ArithmeticError, ValueError) as error:
@@ -162,7 +167,7 @@ def _admit_leaf(key: str, value: Any) -> None:
     if key not in known:
         raise NotDataError(f"sets {key[:100]}, which no config file of tinyformer has")
     if problem := problem_of_value(key, value):
-        raise NotDataError(f"has a value that {problem}")
+        raise NotDataError(f"is not admitted: the value {problem}")
     if last in TYPED_AGAIN and value is not None:
         raise NotDataError(f"{TYPED_AGAIN[last]}, {str(value)[:100]!r}")
     is_name = last == "_target_" or (key == SCORE and "." in str(value))
@@ -178,11 +183,16 @@ def _is_class_of_models(key: str, name: Any) -> bool:
     return isinstance(name, str) and key.partition(".")[0] not in OF_DATA and is_our_class(name, OF_MODELS)
 
 
-@functools.cache
 def _choices() -> dict[str, list[str]]:
+    """The choices of each axis of a training run."""
+    return {axis: [name for name in names if not name.startswith("_")] for axis, names in _files().items()}
+
+
+@functools.cache
+def _files() -> dict[str, list[str]]:
     """The names of our config files, by the axis of a training run."""
     axes = (name for entry in _file("train")["defaults"] if isinstance(entry, dict) for name in entry)
-    return {axis: [file.stem for file in (config_dir() / axis).glob("[!_]*.yaml")] for axis in axes if "/" not in axis}
+    return {axis: [file.stem for file in (config_dir() / axis).glob("*.yaml")] for axis in axes if "/" not in axis}
 
 
 @functools.cache
@@ -198,10 +208,11 @@ def _values_of_keys() -> dict[str, list[Any]]:
     for name, node in _file("train").items():
         if name not in NEVER_SET:
             add(node, name)
-    for axis in _choices():
-        for file in (config_dir() / axis).glob("*.yaml"):
-            is_global = re.search(r"^# @package _global_$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            for name, node in _file(f"{axis}/{file.stem}").items():
+    for axis, files in _files().items():
+        for file in files:
+            text = (config_dir() / axis / f"{file}.yaml").read_text(encoding="utf-8")
+            is_global = re.search(r"^# @package _global_$", text, re.MULTILINE)
+            for name, node in _file(f"{axis}/{file}").items():
                 if name not in NEVER_SET:
                     add(node, name if is_global else f"{axis}.{name}")
     return values

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, open_dict
 
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
-from tinyformer.app.stored_overrides import MAX_JOBS, count_values
+from tinyformer.app.stored_overrides import MAX_JOBS, count_values, is_plain_glob
 
 
 def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
@@ -75,8 +75,8 @@ def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
 
 def _count(override: Override) -> int:
     value = override.value()
-    if isinstance(value, Glob) and all(isinstance(name, str) for name in value.include + value.exclude):
-        return sum(1 for _ in _alternatives(override))
+    if isinstance(value, Glob):  # of any program's axes
+        return sum(1 for _ in _alternatives(override)) if is_plain_glob(value) else 0
     return count_values(override)
 
 

@@ -82,7 +82,8 @@ def set_up_process() -> None:
     # "GPU available: False, used: False" and "`Trainer.fit` stopped: …": the summary says it.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request to the Hub
+    for client in ("httpx", "httpx2"):  # a line for each request to the Hub
+        logging.getLogger(client).setLevel(logging.WARNING)
     for message in (
         # A batch is one gather from a memory map, which takes microseconds: workers would cost more.
         r"The '\w+_dataloader' does not have many workers",

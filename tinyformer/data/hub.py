@@ -38,8 +38,7 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
     except HFValidationError as error:
         raise ArgumentError("path", path, f"not a repository's name, such as owner/name ({error})") from error
     except GatedRepoError as error:
-        reason = f"this {repo_type} is gated; accept its terms at https://huggingface.co, and run `hf auth login`"
-        raise ArgumentError("path", path, reason) from error
+        raise gated(path, repo_type) from error
     except RevisionNotFoundError as error:
         raise ArgumentError("revision", revision, f"{path} has no such revision", {"revision": None}) from error
     except RepositoryNotFoundError as error:
@@ -52,6 +51,12 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
         reason = f"the Hugging Face Hub cannot be reached ({error}); local files work without a network"
         raise HubUnreachableError("path", path, reason) from error
     return commit
+
+
+def gated(path: str, repo_type: str) -> ArgumentError:
+    """The error of a repository whose terms the user has not accepted."""
+    reason = f"this {repo_type} is gated; accept its terms at https://huggingface.co, and run `hf auth login`"
+    return ArgumentError("path", path, reason)
 
 
 def model_file(path: str, filename: str) -> Path:

@@ -11,9 +11,10 @@ from typing import Any
 
 import yaml
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
+from tinyformer.data import hub
 from tinyformer.errors import ArgumentError
 from tinyformer.plain_yaml import load_plain_yaml
 
@@ -52,12 +53,12 @@ def require_plain_card(path: str, commit: str) -> None:
     """
     for name in FILES:
         try:
-            file = Path(hf_hub_download(path, name, repo_type="dataset", revision=commit))
-        except EntryNotFoundError:
+            problem = _problem(_options(Path(hf_hub_download(path, name, repo_type="dataset", revision=commit))))
+        except RemoteEntryNotFoundError:  # and not where the Hub does not answer
             continue
-        try:
-            problem = _problem(_options(file))
-        except (ValueError, RecursionError, yaml.YAMLError) as error:
+        except GatedRepoError as error:
+            raise hub.gated(path, "dataset") from error
+        except (OSError, HfHubHTTPError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise _refused(path, f"its {name} cannot be read ({' '.join(str(error).split())[:200]})") from error
         if problem:
             raise _refused(path, f"its {name} {problem}")
@@ -67,11 +68,14 @@ def _options(file: Path) -> Any:
     """What a card says; a README says it between two lines of dashes, at its beginning."""
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES:,} bytes")
-    text = file.read_bytes().decode()  # with its own line ends, at which the library finds the block
+    # As the libraries read it: with its own line ends, and by the loader that they use.
+    text = file.read_bytes().decode("utf-8-sig")
     if file.suffix == ".md":
         block = REGEX_YAML_BLOCK.search(text)
         text = block[2] if block else ""
-    return load_plain_yaml(text)
+    if "\ufeff" in text:
+        raise ValueError("a byte-order mark inside")
+    return load_plain_yaml(text, yaml.SafeLoader)
 
 
 def _problem(card: Any) -> str | None:

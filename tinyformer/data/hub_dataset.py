@@ -1,5 +1,6 @@
 """Text from the Hugging Face Hub."""
 
+import errno
 import hashlib
 import json
 import re
@@ -100,6 +101,8 @@ class HubDataset:
         splits = self._open(streaming)
         if not streaming and not self.rejoin_splits and not self.document_start:
             return {split: self._text_only(rows) for split, rows in splits.items()}  # remains a memory map
+        if not streaming:
+            splits = {split: self._text_columns(rows) for split, rows in splits.items()}
         documents = {
             split: take_characters(join_rows(map(self._text, rows), self.document_start), max_characters)
             for split, rows in splits.items()
@@ -117,13 +120,17 @@ class HubDataset:
         # No data files, gated, an unknown configuration, a loading script, files that cannot be read, or a card that is
         # malformed, of which `datasets` tells by an error of any class.
         except Exception as error:
+            if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
+                raise
+            reason = f"{self.path}: `datasets` cannot read it ({type(error).__name__}: {error})"
             if self.config is None:
-                raise ArgumentError("path", self.path, str(error).rstrip(".")) from error
-            raise ArgumentError("name", self.config, f"{self.path}: {error}".rstrip(".")) from error
+                raise ArgumentError("path", self.path, reason.removeprefix(f"{self.path}: ")) from error
+            raise ArgumentError("name", self.config, reason) from error
         splits = {SPLIT_OF[split]: rows for split, rows in loaded.items() if split in SPLIT_OF}
         if "train" not in splits:
             raise ArgumentError("path", self.path, f"it has no split train, only {', '.join(map(str, loaded))}")
-        return splits
+        # A stream's rows are not decoded: pictures are taken from other servers.
+        return {split: rows.decode(False) for split, rows in splits.items()} if streaming else splits
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
         """The rows of each split with their labels; the class number -1 means no label.
@@ -137,6 +144,9 @@ class HubDataset:
     def _with_labels(self, split: str, rows: datasets.Dataset, column: str) -> datasets.Dataset:
         self._require_column(rows.column_names, "label_column", column)
         feature = rows.features[column]
+        if not isinstance(feature, datasets.ClassLabel | datasets.Value):
+            reason = f"the column of {self.path} holds neither classes nor texts or numbers"
+            raise ArgumentError("label_column", column, reason)
         if isinstance(feature, datasets.ClassLabel):
             labels = [None if number in (None, -1) else feature.int2str(number) for number in rows[column]]
         else:
@@ -145,19 +155,26 @@ class HubDataset:
         return datasets.concatenate_datasets([self._text_only(rows), from_columns(label=labels)], axis=1)
 
     def _text_only(self, rows: datasets.Dataset) -> datasets.Dataset:
+        rows = self._text_columns(rows)
+        return rows.rename_columns(dict(zip(self.text_columns, TEXTS, strict=False)))
+
+    def _text_columns(self, rows: datasets.Dataset) -> datasets.Dataset:
+        """The columns of the text alone: others might be decoded, for which pictures are taken from other servers."""
         for column in self.text_columns:
             self._require_column(rows.column_names, "text_column", column)
             if not _is_text(rows.features[column]):
-                raise ArgumentError("text_column", column, f"the column of {self.path} holds no texts")
-        rows = rows.select_columns(self.text_columns)
-        return rows.rename_columns(dict(zip(self.text_columns, TEXTS, strict=False)))
+                raise self._no_texts(column)
+        return rows.select_columns(self.text_columns)
 
     def _text(self, row: Mapping[str, Any]) -> str:
         for column in self.text_columns:
             self._require_column(row, "text_column", column)
             if not isinstance(row[column], str | None):
-                raise ArgumentError("text_column", column, f"the column of {self.path} holds no texts")
+                raise self._no_texts(column)
         return "\n".join(row[column] or "" for column in self.text_columns)
+
+    def _no_texts(self, column: str) -> ArgumentError:
+        return ArgumentError("text_column", column, f"the column of {self.path} holds no texts; choose another")
 
     def _require_column(self, existing: Iterable[str], argument: str, column: str) -> None:
         if column not in existing:

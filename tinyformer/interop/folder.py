@@ -1,6 +1,7 @@
 """Model folders: found locally or on the Hub, read and written."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from tinyformer.files import atomic_write
 from tinyformer.interop.family import Fields, Weights
 from tinyformer.interop.json_file import read_json
 from tinyformer.interop.vocabulary import TOKENIZER_FILES
+
+MAX_NAME = 255
+"""Bytes of a file's name, which file systems bound."""
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
@@ -91,7 +95,8 @@ def _files(folder: Path) -> list[Path]:
     with argument_path(passed={"path": "folder"}):
         shards = read_json(folder / INDEX).get("weight_map")
     names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
-    missing = [name for name in names if name != Path(name).name or len(name) > 255 or not (folder / name).is_file()]
+    too_long = [name for name in names if len(os.fsencode(name)) > MAX_NAME]
+    missing = too_long or [name for name in names if name != Path(name).name or not (folder / name).is_file()]
     if not names or missing:
         problem = f"lists {missing[0][:100]}, which does not exist" if missing else "lists no files"
         raise ArgumentError("folder", str(folder), f"{INDEX} {problem}")

@@ -236,8 +236,8 @@ class Attention(BaseAttention):
     ) -> QKV:
         """Queries, keys and values, normalised and positioned."""
         q = self.q_norm(split_heads(self.q_proj(x), self.head_dim))
-        if context is not None and cache is not None and cache.length:
-            k, v = cache.tensors
+        if context is not None and cache is not None and (known := cache.of_context(context)):
+            k, v = known
             return QKV(q.to(v.dtype), k, v)
         source = x if context is None else context
         k = self.k_norm(split_heads(self.k_proj(source), self.head_dim))

@@ -56,6 +56,19 @@ class LayerCache:
         self.length += new[0].shape[-2]
         return self._append(new) if window is None else self._slide(new, window)
 
+    def of_context(self, context: Tensor) -> tuple[Tensor, ...]:
+        """The cached tensors of a context; none before its first use.
+
+        Raises:
+            ArgumentError: the cache holds those of a context of another size.
+        """
+        for tensor in self.tensors:
+            if (tensor.shape[0], tensor.shape[-2]) != context.shape[:2]:
+                held = f"{tensor.shape[0]} sequences of {tensor.shape[-2]} tokens"
+                reason = f"holds a context of {held}, and this one has {context.shape[0]} of {context.shape[1]}"
+                raise ArgumentError("cache", self, f"{reason}; each context needs a cache of its own")
+        return self.tensors
+
     def num_behind(self, window: int | None) -> int:
         """Number of cached tokens outside the window of the next query; `extend` does not return them."""
         return 0 if window is None else self.length - min(self.num_held, window - 1)

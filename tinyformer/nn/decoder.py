@@ -17,10 +17,10 @@ class Decoder(Encoder):
     no distance.
 
     Args:
-        arguments: of `Encoder`.
+        arguments: `vocab_size`, `num_layers`, `d_model` and `max_seq_len`, see `Encoder`.
         block: factory of a block, called with `cross_attention`, `layer_index` and `num_layers`.
         cross_attention: factory of the cross-attention, called with `layer_index` and `num_layers`.
-        options: of `Encoder`.
+        options: the other arguments of `Encoder`, such as `norm`.
 
     Raises:
         ArgumentError: an argument is refused by `Encoder`, or the cross-attention has a window.

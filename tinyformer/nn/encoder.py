@@ -1,6 +1,7 @@
 """The stack of layers: token ids to one vector for each token."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -105,6 +106,8 @@ class Encoder(nn.Module):
         for index, layer in enumerate(self.layers):
             if context is not None and cache is not None:
                 context = context._replace(cache=cache.context_layers[index])
-            inputs = (x, mask or AttentionMask(), cache.layers[index] if cache else None, context)
+            inputs: tuple[Any, ...] = (x, mask or AttentionMask(), cache.layers[index] if cache else None)
+            if context is not None:  # blocks without cross-attention take none
+                inputs = (*inputs, context)
             x = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
         return self.final_norm(x)

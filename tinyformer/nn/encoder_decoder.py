@@ -30,7 +30,7 @@ class EncoderDecoder(nn.Module):
         shared_embedding: whether source and target have one token embedding, as with one vocabulary for both.
 
     Raises:
-        ArgumentError: the embedding cannot be shared, since its sizes differ, or `init_std` is negative.
+        ArgumentError: the widths differ, the embedding cannot be shared, or `init_std` is negative.
     """
 
     def __init__(
@@ -44,10 +44,12 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         require_at_least(0, {"init_std": 0.02}, init_std=init_std)
         self.encoder, self.decoder = encoder, decoder
+        own, other = tuple(decoder.token_embedding.weight.shape), tuple(encoder.token_embedding.weight.shape)
+        if own[1] != other[1]:
+            raise ArgumentError("decoder", own[1], f"must have the width of the encoder, {other[1]}")
         if shared_embedding:
-            own, other = decoder.token_embedding.weight.shape, encoder.token_embedding.weight.shape
             if own != other:
-                sizes = f"encoder and decoder have embeddings of {tuple(other)} and {tuple(own)} numbers"
+                sizes = f"encoder and decoder have embeddings of {other} and {own} numbers"
                 raise ArgumentError("shared_embedding", True, sizes, {"shared_embedding": False})
             decoder.token_embedding = encoder.token_embedding
         with argument_path("readout"):
@@ -82,8 +84,13 @@ class EncoderDecoder(nn.Module):
             source: token ids of the source.
             source_mask: the tokens of the source that each of them may attend to; all of them by default. Its
                 `lengths` hide padding from the decoder, too.
+
+        Raises:
+            ArgumentError: the mask has documents, which the decoder could not tell apart.
         """
         mask = source_mask or AttentionMask()
+        if mask.documents is not None:
+            raise ArgumentError("source_mask.documents", "…", "must be None: each source is a row of its own")
         return Context(self.encoder(source, mask), AttentionMask(lengths=mask.lengths))
 
     def decode(
@@ -107,7 +114,7 @@ class EncoderDecoder(nn.Module):
         x = self.decoder(tokens, mask or AttentionMask(causal=True), cache, context)
         return self.readout(x) if targets is None else self.readout.cross_entropy(x, targets)
 
-    def attentions(self) -> dict[str, list[BaseAttention]]:
+    def attentions_by_kind(self) -> dict[str, list[BaseAttention]]:
         """The attention modules, from the first layer to the last: "encoder", "decoder" and "cross"."""
         return {
             "encoder": [layer.attention for layer in self.encoder.layers],

@@ -89,8 +89,8 @@ class LatentAttention(BaseAttention):
         source = x if context is None else context
         q = split_heads(self.q_proj(self.q_latent_norm(self.q_down_proj(x))), self.head_dim)
         q, q_rope = q.split([self.v_head_dim, self.position_dim], dim=-1)
-        if context is not None and cache is not None and cache.length:
-            (cached,) = cache.tensors
+        if context is not None and cache is not None and (known := cache.of_context(context)):
+            (cached,) = known
         else:
             latent = self.kv_latent_norm(self.kv_down_proj(source)).unsqueeze(1)
             k_rope = self.k_rope_proj(source).unsqueeze(1)

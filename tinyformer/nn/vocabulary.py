@@ -13,8 +13,8 @@ from tinyformer.batch import IGNORED
 CPU_LOGITS = 2**24
 """Logits held at a time on a CPU: 64 MB in fp32; larger parts are slower."""
 
-GPU_SHARE = 8
-"""On a GPU, logits and their gradients may take one part in this many of its memory."""
+GPU_FRACTION = 1 / 8
+"""Of a GPU's memory, for logits and their gradients."""
 
 BYTES_PER_LOGIT = 12
 """Of a logit and its gradient, each in bf16 and in fp32."""
@@ -62,7 +62,7 @@ def vocabulary_cross_entropy(
         weight: one row for each token of the vocabulary.
         targets: the token to predict from each vector.
         bias: one number for each token of the vocabulary.
-        max_logits: logits to hold in memory at a time; by default `CPU_LOGITS`, or what `GPU_SHARE` allows.
+        max_logits: logits to hold in memory at a time; by default `CPU_LOGITS`, or what `GPU_FRACTION` allows.
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     scored = targets != IGNORED
@@ -84,7 +84,7 @@ def _most_logits(device: torch.device) -> int:
     """The logits that a device holds at a time."""
     if device.type != "cuda":
         return CPU_LOGITS
-    return torch.cuda.get_device_properties(device).total_memory // (GPU_SHARE * BYTES_PER_LOGIT)
+    return int(GPU_FRACTION * torch.cuda.get_device_properties(device).total_memory / BYTES_PER_LOGIT)
 
 
 def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:

@@ -118,13 +118,13 @@ class FiniteCheck(L.Callback):
         self._batches.append(batch)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        """Add up the losses of a step, and its gradient norm: the sum is finite where all of them are."""
+        """Add up the losses of a step: the sum is finite where all of them are."""
         self._sum = loss.detach().float() if self._sum is None else self._sum + loss.detach()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Look at the gradient, and mask the step."""
+        """Add the gradient norm to the losses, and mask the step if the sum is not finite."""
         assert self._sum is not None
         total, self._sum = self._sum, None
         if getattr(trainer.precision_plugin, "scaler", None) is None:
