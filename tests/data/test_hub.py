@@ -172,6 +172,17 @@ CARDS = {
 """Configurations in a README, and what is said of those that are refused."""
 
 
+def with_pictures(texts):
+    """Rows with pictures on a server that does not exist."""
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pictures = pa.array([{"bytes": None, "path": "http://127.0.0.1:9/x.png"}] * len(texts), kind)
+    features = {"text": {"dtype": "string", "_type": "Value"}, "picture": {"_type": "Image"}}
+    table = pa.table({"text": texts, "picture": pictures})
+    file = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), file)
+    return file.getvalue()
+
+
 def card(configs, end="\n"):
     return f"{end.join(['---', f'configs: {configs}', '---'])}\n# A data set\n".encode()
 
@@ -191,7 +202,12 @@ def test_a_card_chooses_files_of_its_own_repository_alone(run, tmp_path):
     repositories["datasets/owner/other-file"] = {".huggingface.yaml": options, "a.txt": b"one\n"}
     repositories["datasets/owner/infos"] = {"dataset_infos.json": b"[1]", "a.txt": b"one\n"}
     repositories["datasets/owner/numbers"] = {"train.jsonl": b'{"text": 1}\n'}
-    code = f"answer = {{name: sentence(lambda: splits(path=name)) for name in {[r[9:] for r in repositories]}}}"
+    repositories["datasets/owner/pictures"] = {"train.parquet": with_pictures(["one"] * 9)}
+    code = f"""
+        list(HubDataset("owner/pictures").load(max_characters=10)["train"])
+        list(HubDataset("owner/pictures", document_start="x").load()["train"])
+        answer = {{name: sentence(lambda: splits(path=name)) for name in {[r[9:] for r in repositories]}}}
+    """
     with HubServer(repositories) as server:
         said = run(server, code)
     assert (victim / "thesis.txt").read_text() == "years of work"
