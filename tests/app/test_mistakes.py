@@ -75,6 +75,7 @@ def mistake_in(*overrides: str) -> str:
         ),
         ("+trainer.logger=true", "trainer.logger=true: is chosen by the run; remove it."),
         ("trainer.accelerator=abc", "trainer.accelerator=abc: must be one of auto, cpu, gpu, cuda, mps."),
+        ("trainer.limit_val_batches=0", "trainer.limit_val_batches=0: must be above 0*=1 works."),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
         ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps=0: must be at least 1; *"),
         ("callbacks.attention.num_rows={}", "callbacks.attention.num_rows={}: should be a valid integer; *"),

@@ -125,6 +125,9 @@ def make_settings(config: DictConfig) -> Settings:
         if isinstance(interval, int | float) and interval <= 0:
             reason = "must be above 0: batches, or a fraction of an epoch"
             raise ArgumentError("val_check_interval", interval, reason, {"val_check_interval": 100})
+        if arguments["limit_val_batches"] == 0:
+            reason = "must be above 0, batches or a fraction of them: each validation writes the checkpoints"
+            raise ArgumentError("limit_val_batches", 0, reason, {"limit_val_batches": 1})
         if (arguments.get("num_nodes") or 1) > 1 and not _is_in_cluster():
             reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
             raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
