@@ -139,6 +139,15 @@ LLAMA_SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
 }
 GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
+T5_SIZES = {
+    "d_model": D_MODEL,
+    "d_kv": HEAD_DIM,
+    "d_ff": D_FF,
+    "num_layers": LAYERS,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 16,
+    "relative_attention_max_distance": 19,
+}
 LLAMA_NAMES = """
     embed_tokens token_embedding ^norm final_norm input_layernorm attention_norm
     post_attention_layernorm feed_forward_norm self_attn attention mlp feed_forward
@@ -152,14 +161,8 @@ def t5() -> Twins:
     theirs = hugging_face(
         "T5",
         "T5EncoderModel",
-        d_model=D_MODEL,
-        d_kv=HEAD_DIM,
-        d_ff=D_FF,
-        num_layers=LAYERS,
-        num_heads=3,
+        **T5_SIZES,
         feed_forward_proj="gelu",
-        relative_attention_num_buckets=16,
-        relative_attention_max_distance=19,
     ).encoder
     weights = rename(
         named(theirs),
@@ -332,14 +335,8 @@ def with_embedding(weights: Weights, name: str) -> Weights:
 def t5_translator() -> Translators:
     theirs = hugging_face(
         "T5",
-        d_model=D_MODEL,
-        d_kv=HEAD_DIM,
-        d_ff=D_FF,
-        num_layers=LAYERS,
-        num_heads=3,
+        **T5_SIZES,
         feed_forward_proj="gated-silu",
-        relative_attention_num_buckets=16,
-        relative_attention_max_distance=19,
     )
     weights = rename(
         named(theirs),

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.keys import format_value
-from tinyformer.app.plain_values import problem_of_value
+from tinyformer.app.plain_values import SCORE, problem_of_value
 from tinyformer.checkpoint import EMBEDDING, Checkpoint, UntrustedTargetError, is_our_class
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import SCORES
@@ -45,9 +45,6 @@ OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")
 
 POSITIONS = ("position.absolute", "position.relative")
 """Nodes that a checkpoint may set to null."""
-
-SCORE = "attention.score"
-"""A key whose value may be the name of a user's class."""
 
 DERIVED = ("data", "tokenizer", "network")
 """Nodes in which a checkpoint sets no key that our YAML computes; the keys that it refers to are admitted."""

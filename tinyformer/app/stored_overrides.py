@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.keys import format_value
-from tinyformer.app.plain_values import problem_of_value
+from tinyformer.app.plain_values import SCORE, problem_of_value
 
 MAX_JOBS = 10_000
 """Of a sweep in a file."""
@@ -35,9 +35,6 @@ TYPED_AGAIN = {
 
 NEVER_SET = ("defaults", "hydra", "resume")
 """Entries of our config files that are no values of a run."""
-
-SCORE = "attention.score"
-"""A key whose value may name a class."""
 
 
 class NotDataError(ValueError):
@@ -124,16 +121,15 @@ def _parsed(entry: str) -> Override:
 def _admit_alternatives(key: str, override: Override) -> str:
     """The values of a sweep, as one types them."""
     value = override.value()
+    number = count_values(override)
+    if not number:
+        raise NotDataError("is no list of values")
     if isinstance(value, Glob):
-        if not count_values(override):
-            raise NotDataError("is no list of values")
         return f"glob({format_value(value.include)},exclude={format_value(value.exclude)})"  # of our own files
     if getattr(value, "shuffle", False):
         raise NotDataError("draws its values anew")
-    if count_values(override) > MAX_JOBS:
+    if number > MAX_JOBS:
         raise NotDataError(f"makes more than {MAX_JOBS:,} jobs")
-    if not count_values(override):
-        raise NotDataError("is no list of values")
     try:
         texts = list(override.sweep_string_iterator())
     except (HydraException, ArithmeticError, ValueError) as error:

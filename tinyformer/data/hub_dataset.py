@@ -122,10 +122,10 @@ class HubDataset:
         except Exception as error:
             if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
                 raise
-            reason = f"{self.path}: `datasets` cannot read it ({type(error).__name__}: {error})"
+            problem = f"`datasets` cannot read it ({type(error).__name__}: {error})"
             if self.config is None:
-                raise ArgumentError("path", self.path, reason.removeprefix(f"{self.path}: ")) from error
-            raise ArgumentError("name", self.config, reason) from error
+                raise ArgumentError("path", self.path, problem) from error
+            raise ArgumentError("name", self.config, f"{self.path}: {problem}") from error
         splits = {SPLIT_OF[split]: rows for split, rows in loaded.items() if split in SPLIT_OF}
         if "train" not in splits:
             raise ArgumentError("path", self.path, f"it has no split train, only {', '.join(map(str, loaded))}")

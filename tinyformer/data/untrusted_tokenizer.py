@@ -36,15 +36,16 @@ def tokenizer_from_stranger(text: str) -> TextTokenizer:
     except ArgumentError:
         raise
     except BaseException as error:  # the library raises bare exceptions, and panics are no `Exception`
-        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or is_panic(error)):
+        if not is_complaint(error):
             raise
         raise _refused(f"cannot be read: {str(error)[:200]}") from error
     return tokenizer
 
 
-def is_panic(error: BaseException) -> bool:
-    """Whether an error is a panic of the tokenizers library, whose class cannot be imported."""
-    return type(error).__name__ == "PanicException"
+def is_complaint(error: BaseException) -> bool:
+    """Whether an error says that the tokenizers library cannot read a file: an exception, or a panic of the library."""
+    is_panic = type(error).__name__ == "PanicException"  # a class that cannot be imported
+    return is_panic or (isinstance(error, Exception) and not isinstance(error, MemoryError))
 
 
 def require_harmless(text: str, check_patterns: bool = True) -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
-from tinyformer.data.untrusted_tokenizer import is_panic, require_harmless, require_small_ids
+from tinyformer.data.untrusted_tokenizer import is_complaint, require_harmless, require_small_ids
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
 from tinyformer.interop.json_file import read_json
@@ -113,7 +113,7 @@ def _told_by_library(folder: Path, name: str) -> Iterator[None]:
     except ArgumentError as error:
         raise ArgumentError("folder", str(folder), f"{name} {error.reason}") from error
     except BaseException as error:  # the library raises bare exceptions, and panics are no `Exception`
-        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or is_panic(error)):
+        if not is_complaint(error):
             raise
         reason = f"{name} cannot be read by the tokenizers library ({error})"
         raise ArgumentError("folder", str(folder), reason) from error
