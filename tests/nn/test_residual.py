@@ -23,3 +23,10 @@ def test_residual_is_skip_x_plus_branch_f(scales, expected):
 def test_a_list_holds_one_number_for_each_layer():
     layers = [Residual(skip=[1, 0, 3], branch=[0, 1, 0.5], layer_index=i, num_layers=3) for i in range(3)]
     assert [layer(X, UPDATE)[0, 0, 0].item() for layer in layers] == [1, 10, 8]
+
+
+def test_the_residual_stream_keeps_its_dtype():
+    x, update = torch.randn(2, 3, 4).bfloat16(), torch.randn(2, 3, 4)
+    out = Residual()(x, update)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, (x.float() + update).bfloat16())  # added before it is rounded
