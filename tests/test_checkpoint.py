@@ -134,7 +134,7 @@ MALFORMED = {
     "not finite": lambda raw: raw | {"state_dict": {WEIGHT: torch.tensor([0, -torch.inf])}},
     "more elements than the file holds": lambda raw: raw | {"state_dict": {WEIGHT: torch.zeros(1).expand(10**13)}},
     "its weights share memory": lambda raw: (
-        raw | {"state_dict": dict.fromkeys(("network.a", "network.b", "network.c"), torch.zeros(9))}
+        raw | {"state_dict": dict.fromkeys((f"network.{name}" for name in "abcd"), torch.zeros(9))}
     ),
     "its global_step is": lambda raw: raw | {"global_step": "7"},
     "its global_step is -1": lambda raw: raw | {"global_step": -1},

@@ -4,6 +4,7 @@ Commands run on a small model and a small text (`SMALL_RUN`, `ADAPTED`), as they
 run at full size, for two steps. `outputs/…` and `multirun/…` are runs that the test makes.
 """
 
+import ast
 import importlib
 import re
 import shlex
@@ -33,7 +34,8 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "READ
 FENCE = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
 BLOCKS = [(kind, block) for page in PAGES.values() for kind, block in FENCE.findall(page)]
 PYTHON = {block for kind, block in BLOCKS if kind == "python"}
-LOADING = sorted(block for block in PYTHON if "tinyformer.load" in block)
+LOADING = sorted(block for block in PYTHON if "tinyformer.load" in block and "outputs/…" in block)
+TRANSLATING = [block for block in PYTHON if "outputs/translate" in block]
 CAPTURING = [block for block in PYTHON if "capture_attention(" in block]
 TRAINING = [block for block in PYTHON if "compose_run(" in block]
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
@@ -149,7 +151,8 @@ def adapted(line: str, full_size: bool = False) -> str:
         line = line.replace(written, run)
     if "train.py" not in line:
         return line
-    has_text = re.search(r"\bdata=|data\.files=|resume=", line) or (full_size and not re.search("shake|speed", line))
+    is_own_text = re.search(r"\bdata=|data\.files=|resume=|task=seq2seq|dates", line)
+    has_text = is_own_text or (full_size and not re.search("shake|speed", line))
     if not has_text:
         labelled = "task=classification" in line
         line += " data=text data.files=" + ("reviews.csv data.label_column=stars" if labelled else "book.txt")
@@ -169,11 +172,14 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     """A folder with everything that commands name: a run, texts, labelled texts, and `mine.py`."""
     Path("other.txt").write_text("Once there was a cat.\n" * 9)
     Path("mine.py").write_text(MINE[-1])
-    rows = [(f"film {n} is {('dull', 'fine')[n % 2]}", n % 2) for n in range(40)]
+    rows = [(f"film {n} is {('dull', 'fine')[n % 2]}", n % 2) for n in range(200)]
     Path("reviews.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "stars"), *rows]))
-    Path("sst2").mkdir()
-    for split in ("train", "validation", "test"):
-        Path("sst2", f"{split}.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in rows))
+    pairs = [("es", "en"), *((f"uno {n}", f"one {n}") for n in range(40))]
+    Path("pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    for folder, lines in {"sst2": rows, "verses_es_en": [("source", "target"), *pairs[1:]]}.items():
+        Path(folder).mkdir()
+        for split in ("train", "validation", "test"):
+            Path(folder, f"{split}.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in lines))
     monkeypatch.syspath_prepend(str(Path.cwd()))
     if not trained.exists():
         text = "data=text data.files=book.txt tokenizer=byte trainer.max_steps=4 hydra.run.dir=outputs/run"
@@ -290,6 +296,16 @@ def test_loading_in_python(block: str, place: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
+def test_translating_in_python(program: Program, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = TRANSLATING
+    pairs = "task=seq2seq data=text data.files=verses_es_en trainer.max_steps=2 hydra.run.dir=outputs/translate"
+    assert program("train.py", *SMALL_RUN, pairs).code == 0
+    capsys.readouterr()
+    exec(block, {})
+    assert len(ast.literal_eval(capsys.readouterr().out)) == 1
+
+
+@pytest.mark.slow
 def test_training_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = TRAINING
     small = [*SMALL_RUN, "data=text", "data.files=book.txt", "trainer.max_steps=2"]
@@ -332,5 +348,5 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
 
 def test_the_pictures_are_there() -> None:
     pictures = [(page, path) for page, text in PAGES.items() for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)]
-    assert len(pictures) == 7
-    assert all((ROOT / page).parent.joinpath(path).stat().st_size > 10_000 for page, path in pictures)
+    assert len(pictures) == 8
+    assert all((ROOT / page).parent.joinpath(path).stat().st_size > 5_000 for page, path in pictures)

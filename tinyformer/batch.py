@@ -14,8 +14,9 @@ class Batch(TypedDict):
 
     `targets`: the token to predict at each position, or `IGNORED`. `labels`: the class of each row. `lengths`: the
     number of tokens of each row, where rows are padded on the right. `documents`: the document of each token, where
-    tokens attend within their own document only; `document_starts`: where they begin, see `AttentionMask`. `rows`: the
-    number of each row in its split.
+    tokens attend within their own document only; `document_starts`: where they begin, see `AttentionMask`. `source`:
+    the sequences from which those of `inputs` are predicted, such as sentences in another language, and
+    `source_lengths`: their lengths. `rows`: the number of each row in its split.
     """
 
     inputs: Int[Tensor, "batch seq"]
@@ -24,6 +25,8 @@ class Batch(TypedDict):
     lengths: NotRequired[Int[Tensor, " batch"]]
     documents: NotRequired[Int[Tensor, "batch seq"]]
     document_starts: NotRequired[Int[Tensor, "batch most"]]
+    source: NotRequired[Int[Tensor, "batch source_seq"]]
+    source_lengths: NotRequired[Int[Tensor, " batch"]]
     rows: NotRequired[Int[Tensor, " batch"]]
 
 

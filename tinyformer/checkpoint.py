@@ -37,7 +37,8 @@ FACTS = {"precision": str | int, "data_fingerprint": str | None, "train/num_toke
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 """The checkpoints of a run: at its last validation, at the one before, and with the best score."""
 
-NETWORK_PREFIX, READOUT_PREFIX, OWN_PREFIXES = "network.", "readout.", ("encoder.layers.", "encoder.position.")
+NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
+OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for part in ("layers", "position"))
 """Of the names of weights: all in a file, those that depend on the task, and those that no vocabulary changes."""
 
 MAX_PARTS = 10
@@ -197,8 +198,8 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
         if weight.untyped_storage().nbytes() < weight.numel() * weight.element_size():
             return f"is malformed: its weight {name[:200]} has more elements than the file holds"
     held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}
-    if sum(weight.numel() * weight.element_size() for weight in weights.values()) > 2 * sum(held.values()):
-        return "is malformed: its weights share memory"  # those of tied layers alone may
+    if sum(weight.numel() * weight.element_size() for weight in weights.values()) > 3 * sum(held.values()):
+        return "is malformed: its weights share memory"  # as two embeddings and a readout may
     return first_not_finite(weights)
 
 

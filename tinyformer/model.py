@@ -1,6 +1,7 @@
 """Trained models in Python: `load` a checkpoint, then encode, score and generate text."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,18 +19,21 @@ from tinyformer.app.parts import make_network
 from tinyformer.app.scores import register_score
 from tinyformer.app.start import tokenizer_of
 from tinyformer.app.stored_config import admit_config
+from tinyformer.beam_search import Beam
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.generation import Sampling, generate
-from tinyformer.nn import Transformer
-from tinyformer.tasks import Task
+from tinyformer.nn import EncoderDecoder, Transformer
+from tinyformer.tasks import Seq2Seq, Task
 
 Texts: TypeAlias = str | Sequence[str] | Tensor
 """A text, a list of texts, or token ids of shape (batch, seq)."""
 
 
-def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()) -> "Model":
+def load(
+    checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()
+) -> "Model | Seq2SeqModel":
     """Load a checkpoint's model, in evaluation mode and in the dtype of its weights.
 
     As in `evaluate.py`, the file is not trusted: reading it runs none of its code, and its config may only name classes
@@ -68,7 +72,42 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         raise cause from error
     load_weights(network, stored)
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
-    return Model(network.to(device, dtype), tokenizer, instantiate(config.task.objective, _convert_="all"))
+    task = instantiate(config.task.objective, _convert_="all")
+    network.to(device, dtype)
+    if isinstance(network, EncoderDecoder):
+        assert tokenizer is not None
+        return Seq2SeqModel(network.eval(), tokenizer, task)
+    assert isinstance(network, Transformer)
+    return Model(network, tokenizer, task)
+
+
+@dataclass(frozen=True)
+class Seq2SeqModel:
+    """A trained encoder–decoder with its tokenizer and task; made by `load`.
+
+    Args:
+        network: the model, in evaluation mode.
+        tokenizer: its tokenizer.
+        task: the task that it was trained for.
+    """
+
+    network: EncoderDecoder
+    tokenizer: TextTokenizer
+    task: Seq2Seq
+
+    def generate(self, texts: str | Sequence[str], beams: int = 4, length_penalty: float = 1.0) -> list[str]:
+        """The target of each source, such as its translation.
+
+        Args:
+            texts: the sources; of one that is too long, the beginning is read.
+            beams: see `Beam`.
+            length_penalty: see `Beam`.
+
+        Raises:
+            ArgumentError: a setting is out of range.
+        """
+        self.task.beam = Beam(beams, length_penalty)
+        return self.task.decode_texts(self.network, [texts] if isinstance(texts, str) else texts, self.tokenizer)
 
 
 class Model:

@@ -110,8 +110,8 @@ def test_training_steps_take_the_flops_that_torch_counts(seq: int, frozen: bool)
     with counter:
         model(torch.zeros(3, seq, dtype=torch.long), CAUSAL).sum().backward()
     found = TrainingFlops.of(model)
-    assert found.count(3 * seq, 3 * seq * seq, 3 * seq) == counter.get_total_flops()
-    assert found.count(0, 0, 1) == (2 if frozen else 3) * 2 * 50 * 32
+    assert found.count({"tokens": 3 * seq, "pairs": 3 * seq * seq}, 3 * seq) == counter.get_total_flops()
+    assert found.count({"tokens": 0, "pairs": 0}, 1) == (2 if frozen else 3) * 2 * 50 * 32
 
 
 GPT = "experiment=gpt2 model.bias=true"

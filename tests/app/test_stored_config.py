@@ -22,7 +22,7 @@ FILE = Path("x.ckpt")
 def _composed(*overrides: str) -> dict[str, Any]:
     config, _ = compose_run("train", overrides)
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    return {name: plain[name] for name in (*AXES, *SECTIONS)}
+    return {name: plain[name] for name in (*AXES, *SECTIONS) if name in plain}
 
 
 def composed(*overrides: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from tinyformer.data import LabelledDataModule, LabelledSource, TextDataModule
+from tinyformer.data import LabelledDataModule, LabelledSource, PairDataModule, PairSource, TextDataModule
 
 CONF = Path(__file__).parents[2] / "conf"
 REQUIRED = {"text": ["data.files=[a.txt,b.txt]"], "hub": ["data.path=owner/name"], "file": ["tokenizer.path=t.json"]}
@@ -34,6 +34,11 @@ def test_every_choice_of_data_builds_its_source_and_modules(build):
         assert config.data.max_tokens is None or isinstance(config.data.max_tokens, int)
         text = instantiate(config.data.module, _convert_="all")
         assert isinstance(text, TextDataModule)
+        if isinstance(text.source, PairSource):
+            pairs = instantiate(config.data.pairs, _convert_="all")
+            assert isinstance(pairs, PairDataModule)
+            columns = [config.data.get(name) for name in ("source_column", "target_column")]
+            assert list(pairs.source.pair_columns) == columns or choice not in ("text", "opus_books", "cnn_dailymail")
         if not isinstance(text.source, LabelledSource):
             continue
         examples = instantiate(config.data.examples, _convert_="all")

@@ -61,6 +61,10 @@ REPOSITORIES = {
     "datasets/owner/pairs": {
         "train.jsonl": b'{"b": "two", "a": "one", "gold": 3}\n{"b": null, "a": "x", "gold": 10}\n'
     },
+    "datasets/owner/books": {
+        "train.jsonl": b'{"id": 1, "translation": {"en": "A cat.", "fr": "Un chat."}}\n'
+        b'{"id": 2, "translation": {"en": "A dog.", "fr": "Un chien."}}\n'
+    },
     "models/owner/model": {"tokenizer.json": ByteTokenizer().build([]).to_json().encode()},
 }
 
@@ -124,6 +128,28 @@ def test_text_is_downloaded_and_joined(run):
         "text_column='body': owner/large has no such column; it has id, text.",
     ]
     assert [said[: len(start)] for said, start in zip(sentences, beginnings, strict=True)] == beginnings
+
+
+@pytest.mark.slow
+def test_pairs_are_read_from_two_columns_or_two_keys_of_one(run):
+    code = """
+        books = dict(method="load_pairs", path="owner/books", source_column="translation.en")
+        columns = dict(method="load_pairs", path="owner/pairs", source_column="a", target_column="b")
+        answer = [
+            splits(**books, target_column="translation.fr"),
+            sentence(lambda: splits(**books, target_column="translation.de")),
+            sentence(lambda: splits(**columns)),
+            sentence(lambda: splits(**columns | {"source_column": "gold"})),
+        ]
+    """
+    with HubServer(REPOSITORIES) as server:
+        books, missing, empty, number = run(server, code)
+    assert books == {"train": {"text": ["A cat.", "A dog."], "pair": ["Un chat.", "Un chien."]}}
+    assert missing.startswith(
+        "target_column='translation.de': owner/books has no such column; it has id, translation.en"
+    )
+    assert empty.startswith("target_column='b': row 2 of the split train of owner/pairs has no text there")
+    assert number.startswith("source_column='gold': the column of owner/pairs holds no texts")
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The encoder–decoder: parity with PyTorch's, what each token sees, and decoding behind a cache of both attentions."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -221,3 +222,26 @@ def test_what_cannot_be_is_refused():
     large = Encoder(VOCAB + 1, 1, WIDTH, 16, block=block_factory(), norm=LayerNorm)
     with pytest.raises(ArgumentError, match=r"embeddings of \(51, 32\) and \(50, 32\) numbers; shared_embedding=False"):
         EncoderDecoder(large, make().decoder, TokenReadout)
+
+
+@torch.no_grad()
+def test_a_head_of_a_kind_is_ablated_by_its_address():
+    cross, one = partial(Attention, WIDTH, 4, bias=True), ["cross", 1, 2]
+    addresses = [["encoder", 0, 1], one, ["decoder", 1, 3]]
+    sizes = (VOCAB, LAYERS, WIDTH, 16)
+    parts = {"block": block_factory(bias=True, ablated_heads=addresses), "norm": LayerNorm}
+    decoder = Decoder(*sizes, cross_attention=partial(cross, ablated_heads=addresses), **parts)
+    ablated = EncoderDecoder(Encoder(*sizes, kind="encoder", **parts), decoder, TokenReadout).eval()
+    zeroed = copy.deepcopy(ablated)
+    assert not torch.equal(ablated(SOURCE, TARGET), _whole(zeroed)(SOURCE, TARGET))
+    for kind, layer, head in addresses:
+        width = WIDTH // 4
+        zeroed.attentions_by_kind()[kind][layer].o_proj.weight[:, head * width : (head + 1) * width] = 0
+    torch.testing.assert_close(ablated(SOURCE, TARGET), zeroed(SOURCE, TARGET))
+
+
+def _whole(network: EncoderDecoder) -> EncoderDecoder:
+    """The network without its ablations."""
+    for layer in network.attentions():
+        layer.head_gate.factors = None
+    return network

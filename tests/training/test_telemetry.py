@@ -83,7 +83,7 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
     assert sorted((tmp_path / "attention").iterdir()) == sorted([*maps, *measures, heads])
     assert maps == telemetry.paths
     assert all(imread(path).ndim == 3 for path in maps + measures)
-    assert telemetry.labels == ["A", "·", "c", "a", "t"]
+    assert telemetry.probing.labels == ["A", "·", "c", "a", "t"]
     rows = table(heads)
     assert [(row["layer"], row["head"]) for row in rows] == [(str(n), f"{m:02d}") for n in range(2) for m in range(4)]
     for row in rows:
@@ -139,7 +139,7 @@ def test_padding_is_not_measured(tmp_path):
     text = "\n\n".join("One two three four five." for _ in range(200))
     logger, telemetry = RunCSVLogger(tmp_path / "metrics.csv"), AttentionTelemetry(every_n_steps=4)
     validate(tmp_path, telemetry, [logger], data={"text": text, "pack": "document"})
-    assert (telemetry.windows["targets"] >= 0).all()
+    assert (telemetry.probing.windows["targets"] >= 0).all()
     assert logged(logger)[0].keys() == NAMES
 
 

@@ -10,21 +10,34 @@ if TYPE_CHECKING:
     from tinyformer.analysis.ablation import HeadAblation
     from tinyformer.analysis.atlas import write_atlas
     from tinyformer.analysis.capture import CapturedMaps, capture_attention
-    from tinyformer.analysis.classification import analyse_predictions
+    from tinyformer.analysis.cross_measures import CROSS_MEANINGS, CROSS_MEASURES
     from tinyformer.analysis.events import Event, EventDetector, Trait, head_traits
     from tinyformer.analysis.importance import HeadImportance
     from tinyformer.analysis.maps import HeadMaps
     from tinyformer.analysis.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
     from tinyformer.analysis.non_finite import first_non_finite
+    from tinyformer.analysis.pair_probe import TokenPair, capture_pair, measure_pairs
     from tinyformer.analysis.picture import Picture, save_png
     from tinyformer.analysis.plots import head_maps, measure_maps
-    from tinyformer.analysis.probe import HeadMeasures, Probe, capture_weights, make_probes, map_names, measure_heads
+    from tinyformer.analysis.predictions import analyse_predictions
+    from tinyformer.analysis.probe import (
+        HeadMeasures,
+        Probe,
+        capture_weights,
+        layer_label,
+        make_probes,
+        map_names,
+        measure_heads,
+        split_name,
+    )
     from tinyformer.analysis.pruning import HeadPruning
     from tinyformer.analysis.residual import ResidualSurgery
     from tinyformer.analysis.seeds import seeds_by_number, seeds_by_setting
     from tinyformer.analysis.subject import Analysis, Findings, Subject, fullest
 
 __all__ = [
+    "CROSS_MEANINGS",
+    "CROSS_MEASURES",
     "MEANINGS",
     "MEASURES",
     "PATTERNS",
@@ -42,23 +55,28 @@ __all__ = [
     "Probe",
     "ResidualSurgery",
     "Subject",
+    "TokenPair",
     "Trait",
     "analyse_predictions",
     "capture_attention",
+    "capture_pair",
     "capture_weights",
     "first_non_finite",
     "fullest",
     "head_maps",
     "head_traits",
+    "layer_label",
     "make_probes",
     "map_names",
     "measure_heads",
     "measure_layers",
     "measure_maps",
+    "measure_pairs",
     "repeated_tokens",
     "save_png",
     "seeds_by_number",
     "seeds_by_setting",
+    "split_name",
     "write_atlas",
 ]
 
@@ -69,7 +87,11 @@ _NAMES = {
         "CapturedMaps",
         "capture_attention",
     ),
-    "classification": ("analyse_predictions",),
+    "predictions": ("analyse_predictions",),
+    "cross_measures": (
+        "CROSS_MEANINGS",
+        "CROSS_MEASURES",
+    ),
     "events": (
         "Event",
         "EventDetector",
@@ -86,6 +108,11 @@ _NAMES = {
         "repeated_tokens",
     ),
     "non_finite": ("first_non_finite",),
+    "pair_probe": (
+        "TokenPair",
+        "capture_pair",
+        "measure_pairs",
+    ),
     "picture": (
         "Picture",
         "save_png",
@@ -98,9 +125,11 @@ _NAMES = {
         "HeadMeasures",
         "Probe",
         "capture_weights",
+        "layer_label",
         "make_probes",
         "map_names",
         "measure_heads",
+        "split_name",
     ),
     "pruning": ("HeadPruning",),
     "residual": ("ResidualSurgery",),

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Scoring, Transformer
+from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Network, Scoring
 from tinyformer.nn.kernels.eager import attention_maps
 
 LayerCall: TypeAlias = tuple[BaseAttention, AttentionCall]
@@ -37,7 +37,7 @@ class CapturedMaps(list[Tensor]):
         """Append the maps of the layers of a forward pass.
 
         Args:
-            calls: of the layers.
+            calls: of the layers, with as many queries each where `rows` are given.
             rows: the queries to capture, see `capture_attention`.
         """
         q = calls[0][1].qkv.q
@@ -50,7 +50,7 @@ class CapturedMaps(list[Tensor]):
 
 
 @contextmanager
-def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | None = None) -> Iterator[CapturedMaps]:
+def capture_attention(model: Network, rows: int | Int[Tensor, " rows"] | None = None) -> Iterator[CapturedMaps]:
     """Collect the attention weights of each layer during the forward passes inside the block.
 
         with capture_attention(model) as maps, torch.no_grad():
@@ -63,6 +63,7 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
         model: the network; a compiled network runs uncompiled inside the block.
         rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls;
             None captures all of them. Memory grows with rows times keys, not with the square of the sequence length.
+            For an encoder–decoder, whose layers have queries of two sequences, None.
 
     Raises:
         ArgumentError: `rows` is a number below 1, or an index is outside of the sequence.
@@ -83,7 +84,8 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
         maps.add(calls, rows)
         calls.clear()
 
-    hooks = [model.encoder.register_forward_pre_hook(begin), model.encoder.register_forward_hook(end)]
+    first, last = model.stacks()[0], model.stacks()[-1]
+    hooks = [first.register_forward_pre_hook(begin), last.register_forward_hook(end)]
     hooks += [layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in model.attentions()]
     try:
         with running_hooks(model):
@@ -93,13 +95,18 @@ def capture_attention(model: Transformer, rows: int | Int[Tensor, " rows"] | Non
             hook.remove()
 
 
-def attention_calls(model: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> list[LayerCall]:
-    """What each layer attends with, in evaluation mode; the pass ends there in the last layer."""
-    calls: list[LayerCall] = []
+def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
+    """What each of a network's `attentions` attends with, in evaluation mode; the pass ends there in the last layer.
+
+    Args:
+        model: the network.
+        inputs: its arguments.
+    """
+    calls: dict[BaseAttention, AttentionCall] = {}
     *_, last = layers = model.attentions()
 
     def record(layer: BaseAttention, _: Any, args: tuple[AttentionCall], call: AttentionCall) -> None:
-        calls.append((layer, call))
+        calls[layer] = call
         if layer is last:
             raise _PassIsComplete
 
@@ -108,12 +115,12 @@ def attention_calls(model: Transformer, tokens: Int[Tensor, "batch seq"], mask: 
     model.eval()
     try:
         with running_hooks(model), torch.no_grad(), suppress(_PassIsComplete):
-            model.encoder(tokens, mask)
+            model.forward(*inputs)  # not the call, which may be compiled
     finally:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
-    return calls
+    return [(layer, calls[layer]) for layer in layers]
 
 
 class _PassIsComplete(Exception):  # noqa: N818 -- no error
@@ -164,15 +171,18 @@ def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list
 
 
 @contextmanager
-def running_hooks(model: Transformer) -> Iterator[None]:
+def running_hooks(model: Network) -> Iterator[None]:
     """Make every forward pass inside the block run the hooks of each module, and run them once."""
     # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
-    checkpoint_activations, model.encoder.checkpoint_activations = model.encoder.checkpoint_activations, False
+    recomputing = [stack for stack in model.stacks() if stack.checkpoint_activations]
+    for stack in recomputing:
+        stack.checkpoint_activations = False
     try:
         with torch.compiler.set_stance("force_eager"):  # compiled code skips hooks
             yield
     finally:
-        model.encoder.checkpoint_activations = checkpoint_activations
+        for stack in recomputing:
+            stack.checkpoint_activations = True
 
 
 def _rows(rows: int | Int[Tensor, " rows"] | None, q_seq: int) -> Int[Tensor, " rows"]:

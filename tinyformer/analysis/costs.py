@@ -19,13 +19,16 @@ activation checkpointing is not counted.
 """
 
 import functools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import nn
 
+from tinyformer.batch import Batch
 from tinyformer.errors import require_choice
-from tinyformer.nn import BaseAttention, LatentAttention, ShawPosition, Transformer
+from tinyformer.nn import BaseAttention, LatentAttention, Network, ShawPosition, Transformer
 from tinyformer.nn.score import GeneralScore, LocalGaussian
 
 BYTES = {"bf16": 2, "fp32": 4}
@@ -139,6 +142,21 @@ def flops_per_token(network: Transformer) -> dict[str, int]:
     }
 
 
+def batch_sizes(batch: Batch) -> Counter[str]:
+    """The numbers of tokens and of pairs of a query and a key in a batch, padding included, by name.
+
+    `tokens` and `pairs` of the inputs; `source_tokens`, `source_pairs` and `cross_pairs` where they have a source.
+    """
+    rows, seq = batch["inputs"].shape
+    sizes = Counter(tokens=rows * seq, pairs=rows * seq * seq)
+    if "source" in batch:
+        source_seq = batch["source"].shape[1]
+        sizes.update(
+            source_tokens=rows * source_seq, source_pairs=rows * source_seq**2, cross_pairs=rows * seq * source_seq
+        )
+    return sizes
+
+
 @dataclass(frozen=True)
 class TrainingFlops:
     """FLOPs of training steps on sequences of any length.
@@ -147,39 +165,54 @@ class TrainingFlops:
     forward product only, and its readout no product for the gradient of its input. Recomputation is not counted.
 
     Args:
-        per_token: FLOPs of the encoder for each token.
-        per_pair: FLOPs for each pair of a query and a key, over all layers and heads.
+        per_size: FLOPs of the layers for each of `batch_sizes`.
         per_readout: FLOPs for each token that is read out.
     """
 
-    per_token: int
-    per_pair: int
+    per_size: Mapping[str, int]
     per_readout: int
 
     @classmethod
-    def of(cls, network: Transformer) -> "TrainingFlops":
+    def of(cls, network: Network) -> "TrainingFlops":
         """The training FLOPs of a network."""
-        attentions = network.attentions()
-        per_token = projection_weights(attentions)
-        per_token += projection_weights(layer.feed_forward for layer in network.encoder.layers)
-        per_token += sum(query_multiply_adds(layer) for layer in attentions)
         trains = any(parameter.requires_grad for parameter in network.encoder.parameters())
-        encoder, readout = (3, 3) if trains else (1, 2)
+        layers, readout = (3, 3) if trains else (1, 2)
+        counts = multiply_adds(network)
         return cls(
-            encoder * 2 * per_token,
-            encoder * 2 * sum(pair_multiply_adds(layer) for layer in attentions),
+            {size: layers * 2 * number for size, number in counts.items()},
             readout * 2 * projection_weights([network.readout]),
         )
 
-    def count(self, tokens: int, pairs: int, read_out: float) -> float:
+    def count(self, sizes: Mapping[str, int], read_out: float) -> float:
         """FLOPs of several batches.
 
         Args:
-            tokens: number of tokens, rows · sequence length.
-            pairs: number of pairs, rows · sequence length².
+            sizes: the sums of `batch_sizes`.
             read_out: number of tokens that are read out.
         """
-        return self.per_token * tokens + self.per_pair * pairs + self.per_readout * read_out
+        return sum(flops * sizes[size] for size, flops in self.per_size.items()) + self.per_readout * read_out
+
+
+def multiply_adds(network: Network) -> Counter[str]:
+    """Multiply-adds in the layers of a network for each of `batch_sizes`, in a forward pass."""
+    counts = Counter[str]()
+    prefixes = ["source_", ""] if len(network.stacks()) > 1 else [""]
+    for prefix, stack in zip(prefixes, network.stacks(), strict=True):
+        for layer in cast(Iterable[Any], stack.layers):
+            own = projection_weights([layer.attention, layer.feed_forward]) + query_multiply_adds(layer.attention)
+            counts.update({f"{prefix}tokens": own, f"{prefix}pairs": pair_multiply_adds(layer.attention)})
+            if (cross := getattr(layer, "cross_attention", None)) is not None:  # a block of one's own has none
+                # Keys and values are projected from the source, queries and outputs from and to the target.
+                of_queries = [module for name, module in cross.named_children() if name in QUERY_PROJECTIONS]
+                queries = projection_weights(of_queries)
+                counts["tokens"] += queries + query_multiply_adds(cross)
+                counts["source_tokens"] += projection_weights([cross]) - queries
+                counts["cross_pairs"] += pair_multiply_adds(cross)
+    return counts
+
+
+QUERY_PROJECTIONS = ("q_down_proj", "q_proj", "o_proj", "output_gate")
+"""Parts of an attention layer that are applied to its queries' tokens, or to the output for them."""
 
 
 def hidden_flops_per_token(network: Transformer) -> int:

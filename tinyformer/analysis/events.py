@@ -36,6 +36,7 @@ class Event:
         event: the event in words.
         measure: the measure that crossed the threshold.
         value: the value of the measure.
+        kind: of the attention, where a network has several: "encoder", "decoder" or "cross".
     """
 
     step: int
@@ -44,11 +45,12 @@ class Event:
     event: str
     measure: str
     value: float
+    kind: str = ""
 
     def __str__(self) -> str:
         """The event as a sentence."""
         head = self.head[1:] if self.head.startswith("0") else self.head
-        return f"layer {self.layer} head {head} {self.event} at step {self.step}"
+        return f"{self.kind} layer {self.layer} head {head} {self.event} at step {self.step}".strip()
 
 
 def head_traits(induction: float, sink: float, collapse: float) -> dict[str, Trait]:
@@ -87,7 +89,11 @@ class EventDetector:
         self._has: dict[str, bool] = {}
 
     def observe(
-        self, step: int, names: Sequence[Sequence[str]], measures: Mapping[str, Sequence[Sequence[float]]]
+        self,
+        step: int,
+        names: Sequence[Sequence[str]],
+        measures: Mapping[str, Sequence[Sequence[float]]],
+        places: Sequence[tuple[str, int]] | None = None,
     ) -> list[Event]:
         """Compare a measurement with the one before, and return the new events, which are also added to `events`.
 
@@ -95,19 +101,21 @@ class EventDetector:
             step: number of optimizer steps before the measurement.
             names: names of each layer's heads.
             measures: by name, the value for each head of each layer; nan is ignored.
+            places: kind and index of each layer, see `Event`; by default its index.
         """
         new = []
         for trait_name, trait in self.traits.items():
             for layer, values in enumerate(measures.get(trait.measure, ())):
+                kind, index = places[layer] if places else ("", layer)
                 for head, value in zip(names[layer], values, strict=True):
-                    key = f"{trait_name} {layer} {head}"
+                    key = f"{trait_name} {kind}{index} {head}"
                     if math.isnan(value):
                         continue
                     had = self._has.get(key)
                     self._has[key] = has = self._has_trait(trait, bool(had), value)
                     if had is not None and had != has:
                         event = trait.begins if has else trait.ends
-                        new.append(Event(step, layer, head, event, trait.measure, value))
+                        new.append(Event(step, index, head, event, trait.measure, value, kind))
         self.events.extend(new)
         return new
 

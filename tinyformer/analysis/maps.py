@@ -105,4 +105,4 @@ class HeadMaps:
             [value for value in values for _ in range(layer.num_softmaxes)]
             for layer, values in zip(subject.layers, importance, strict=True)
         ]
-        return HeadMeasures(measures.names, {**measures.values, "importance": repeated})
+        return HeadMeasures(measures.names, {**measures.values, "importance": repeated}, measures.layers)

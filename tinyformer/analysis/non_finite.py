@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from tinyformer.analysis.capture import running_hooks
-from tinyformer.nn import Transformer
+from tinyformer.nn import Network
 
 
-def first_non_finite(network: Transformer, compute_loss: Callable[[], Tensor]) -> str | None:
+def first_non_finite(network: Network, compute_loss: Callable[[], Tensor]) -> str | None:
     """The first NaN or infinite value of a training step, such as "the output of encoder.layers.3.attention".
 
     Weights come first, then the outputs of all modules in the order in which they are computed, the loss, the gradients

@@ -20,10 +20,11 @@ LANDSCAPE = 1.6
 
 
 def head_maps(
-    maps: Sequence[Float[Tensor, "_ seq seq"]],
+    maps: Sequence[Float[Tensor, "_ seq k_seq"]],
     tokens: Sequence[str],
     title: str,
     names: Sequence[Sequence[str]] | None = None,
+    keys: Sequence[str] | None = None,
 ) -> Picture:
     """A picture of all attention maps: a row per layer, a column per head; queries down and keys across.
 
@@ -35,18 +36,20 @@ def head_maps(
         tokens: token strings, which label the rows and columns.
         title: title of the picture.
         names: names of each layer's maps, by default their indices. Maps with the same name share a column.
+        keys: token strings of the columns, where they are those of another sequence.
     """
-    labels, seq = [readable(token) for token in tokens], len(tokens)
+    labels = [readable(token) for token in tokens]
+    across = labels if keys is None else [readable(token) for token in keys]
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
     columns = _columns(names)
-    cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // seq))
-    margin = 20 + max(text_width(label) for label in labels)
+    cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // min(len(labels), len(across))))
+    margin, below = (20 + max(text_width(label) for label in side) for side in (labels, across))
     heading = f"{title}; colour: square root of the weight"
     captions = [[f"layer {layer} head {name}" for name in heads] for layer, heads in enumerate(names)]
-    pitch_x = max(cell * seq, *(text_width(text, POINTS + 1) for texts in captions for text in texts)) + GAP
-    pitch_y = cell * seq + GAP + CAPTION
+    pitch_x = max(cell * len(across), *(text_width(text, POINTS + 1) for texts in captions for text in texts)) + GAP
+    pitch_y = cell * len(labels) + GAP + CAPTION
     width = max(margin + len(columns) * pitch_x, text_width(heading, POINTS + 3) + 20)
-    picture = Picture(width, HEADING + len(maps) * pitch_y + margin)
+    picture = Picture(width, HEADING + len(maps) * pitch_y + below)
     picture.write(10, HEADING // 2, heading, "lm", POINTS + 3)
     for layer, heads in enumerate(maps):
         top = HEADING + CAPTION + layer * pitch_y
@@ -58,7 +61,7 @@ def head_maps(
             picture.write(left, top - 3, caption, "lb", POINTS + 1)
     bottom = HEADING + len(maps) * pitch_y - GAP + 5
     for column in columns.values():
-        for index, label in enumerate(labels):
+        for index, label in enumerate(across):
             picture.write(margin + column * pitch_x + (index + 0.5) * cell, bottom, label, "mt", upright=True)
     return picture
 
@@ -68,6 +71,7 @@ def measure_maps(
     meanings: Mapping[str, str],
     names: Sequence[Sequence[str]],
     title: str,
+    layer_labels: Sequence[str] | None = None,
 ) -> Picture:
     """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
 
@@ -78,11 +82,13 @@ def measure_maps(
         meanings: the meaning of each measure.
         names: names of each layer's heads.
         title: title of the picture.
+        layer_labels: label of each layer; by default "layer 0", "layer 1", and so on.
     """
     columns, num_layers = _columns(names), len(names)
     captions = {name: (name, meanings[name]) for name in measures}
     heading = f"{title}; colour: from the minimum to the maximum of each measure"
-    margin = 12 + text_width(f"layer {num_layers - 1}")
+    labels = layer_labels or [f"layer {layer}" for layer in range(num_layers)]
+    margin = 12 + max(map(text_width, labels))
     widest = max(
         text_width(text, POINTS + size) for lines in captions.values() for size, text in enumerate(lines[::-1])
     )
@@ -103,7 +109,7 @@ def measure_maps(
         grid = np.full((num_layers, len(columns)), np.nan)
         for layer, values in enumerate(layers):
             grid[layer, [columns[head] for head in names[layer]]] = values
-            picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, f"layer {layer}", "rm")
+            picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, labels[layer], "rm")
         below = top + num_layers * CELL_HEIGHT + CAPTION // 2
         picture.write(left - 5, below, "head", "rm")
         for head, column in columns.items():

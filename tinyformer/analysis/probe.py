@@ -61,15 +61,17 @@ class HeadMeasures:
     Args:
         names: name of each map of each layer: `03`, or `03a` and `03b` where a head has two softmaxes.
         values: by measure, the value for each map of each layer; nan where the measure is not defined.
+        layers: see `Network.layer_names`.
     """
 
     names: Sequence[Sequence[str]]
     values: Mapping[str, Sequence[Sequence[float]]]
+    layers: Sequence[str]
 
     def scalars(self) -> dict[str, float]:
         """The finite values by name, such as `attention/layer_00/head_00/entropy`."""
         return {
-            f"attention/layer_{layer:02d}/head_{head}/{name}": value
+            f"attention/{self.layers[layer]}/head_{head}/{name}": value
             for name, layers in self.values.items()
             for layer, values in enumerate(layers)
             for head, value in zip(self.names[layer], values, strict=True)
@@ -77,13 +79,19 @@ class HeadMeasures:
         }
 
     def table(self) -> tuple[list[str], list[list[int | str | float | None]]]:
-        """Columns and rows, with one row for each head and one column for each measure."""
+        """Columns and rows, with one row for each head and one column for each measure.
+
+        The first column is the kind of attention, such as "cross", where there are several.
+        """
         rows: list[list[int | str | float | None]] = []
         for layer, heads in enumerate(self.names):
+            kind, number = split_name(self.layers[layer])
             for index, head in enumerate(heads):
-                numbers = (layers[layer][index] for layers in self.values.values())
-                rows.append([layer, head, *(number if math.isfinite(number) else None for number in numbers)])
-        return ["layer", "head", *self.values], rows
+                values = (layers[layer][index] for layers in self.values.values())
+                numbers = [value if math.isfinite(value) else None for value in values]
+                rows.append([*([kind] if kind else []), number, head, *numbers])
+        kinds = ["kind"] if any("/" in name for name in self.layers) else []
+        return [*kinds, "layer", "head", *self.values], rows
 
 
 def measure_heads(
@@ -104,7 +112,19 @@ def measure_heads(
             maps.add(calls, rows)
     for probe, maps in zip(probes, captured, strict=True):
         values |= measure_layers(probe.measures, maps, probe.tokens)
-    return HeadMeasures([map_names(layer) for layer in network.attentions()], values)
+    return HeadMeasures([map_names(layer) for layer in network.attentions()], values, network.layer_names())
+
+
+def layer_label(layer: str) -> str:
+    """A name of `Network.layer_names` for people: "layer 3", or "cross 3"."""
+    kind, index = split_name(layer)
+    return f"{kind or 'layer'} {index}"
+
+
+def split_name(layer: str) -> tuple[str, int]:
+    """The kind and the index in a name of `Network.layer_names`, such as ("cross", 3) of "cross/layer_03"."""
+    kind, _, name = layer.rpartition("/")
+    return kind, int(name.removeprefix("layer_"))
 
 
 def _calls(network: Transformer, probes: Sequence[Probe]) -> list[list[LayerCall]]:

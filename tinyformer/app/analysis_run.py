@@ -18,7 +18,7 @@ from tinyformer.app.trainer import forward_context
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
-from tinyformer.nn import Transformer
+from tinyformer.nn import Network, Transformer
 from tinyformer.tasks import Batch, Task
 from tinyformer.training import RunWandbLogger
 
@@ -45,7 +45,7 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger]) -> No
             logger.log_findings(findings)
 
 
-def examine(task: Task, network: Transformer, data: DataModule, split: str, trainer: Trainer) -> Findings:
+def examine(task: Task, network: Network, data: DataModule, split: str, trainer: Trainer) -> Findings:
     """Tables and figures of the network's predictions on a split, see `analyse_predictions`.
 
     Args:
@@ -87,7 +87,7 @@ def make_subject(
     """
     device = trainer.strategy.root_device
 
-    def placed(network: Transformer) -> Transformer:
+    def placed(network: Network) -> Transformer:
         return cast(Transformer, trainer.precision_plugin.convert_module(network.to(device).eval()))
 
     def save_pruned(pruned: Transformer, path: Path) -> None:

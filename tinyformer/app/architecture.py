@@ -9,7 +9,7 @@ from tinyformer.app.stored_config import admit_config, describe_config, differin
 from tinyformer.checkpoint import Checkpoint, load_checkpoint
 from tinyformer.errors import argument_path
 
-AXES = ("model", "attention", "position", "block", "feed_forward", "norm")
+AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm")
 """The axes that determine a network's function."""
 
 SIZES = ("model.num_layers", "model.num_heads", "model.d_model")
@@ -56,7 +56,7 @@ def _architecture(checkpoint: Checkpoint, given: Mapping[str, str]) -> tuple[dic
     """The values of a checkpoint's architecture by key, as one types them, and those that cannot be overridden."""
     config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
     stored = describe_config(config, checkpoint.stored.get("choices"))
-    choices = {axis: stored["choices"][axis] for axis in AXES}
+    choices = {axis: choice for axis in AXES if (choice := stored["choices"][axis]) is not None}
     values: dict[str, Any] = {
         key: value
         for key, value in differing_values(stored).items()

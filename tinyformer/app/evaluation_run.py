@@ -15,10 +15,17 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.analysis import Analysis, Findings
 from tinyformer.app.analysis_run import examine, keep_findings, make_subject, run_analysis
 from tinyformer.app.config import Invocation
-from tinyformer.app.errors import config_keys
+from tinyformer.app.errors import ConfigError, config_keys
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
-from tinyformer.app.parts import evaluation_mask, make_data, make_network, make_seeded_network, make_task
-from tinyformer.app.sample import describe_prompts, print_samples, refuse_prompts
+from tinyformer.app.parts import (
+    evaluation_mask,
+    make_data,
+    make_network,
+    make_seeded_network,
+    make_task,
+    require_network_of,
+)
+from tinyformer.app.sample import describe_prompts, print_generated, refuse_prompts
 from tinyformer.app.start import tokenizer_of
 from tinyformer.app.stored_config import admit_config, recorded_sources
 from tinyformer.app.summary import (
@@ -44,13 +51,13 @@ from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, req
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path, require_choice
 from tinyformer.hardware import describe_device
-from tinyformer.nn import Transformer
+from tinyformer.nn import Network, Transformer
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
 
 SPLITS = ("train", "validation", "test", "all")
 
-NETWORK = ("model", "attention", "position", "block", "feed_forward", "norm", "task", "network")
+NETWORK = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network", "task")
 """Nodes of a config that describe the network, which an evaluation may change."""
 
 
@@ -100,6 +107,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     require_fitting(make_network(config, data.tokenizer, "meta"), checkpoint)  # before memory is allocated
     network = make_seeded_network(config, data.tokenizer)
     load_weights(network, checkpoint)
+    require_network_of(task, config, network)
     mask = evaluation_mask(task, data, split)
     analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
     kernels = choose_kernels(network, settings, mask, training=analysis is not None and analysis.needs_gradient)
@@ -154,7 +162,7 @@ class Evaluation:
     data: DataModule
     split: str
     task: Task
-    network: Transformer
+    network: Network
     kernel: str
     analysis: Analysis | None
     module: TrainingModule
@@ -192,6 +200,9 @@ def analyse(run: Evaluation) -> Findings:
     """The findings of the chosen analysis; none without one."""
     if run.analysis is None:
         return Findings()
+    if not isinstance(run.network, Transformer):
+        name = type(run.network).__name__
+        raise ConfigError(f"analysis: analyses networks of one stack of layers, and this is an {name}; leave it out.")
     subject = make_subject(
         run.config,
         run.stored,
@@ -265,12 +276,12 @@ def summarise(
             **findings.lines,
             "analysis": ", ".join(map(relative_path, findings.files)) or None,
             "results": relative_path(path),
-            "prompt": describe_prompts(run.config.generate, run.data.tokenizer, run.network.encoder.max_seq_len),
+            "prompt": describe_prompts(run.config.generate, run.data.tokenizer, run.network.max_seq_len, run.task),
             "wandb": wandb_location(run.loggers),
         }
     )
     if run.task.generates:
         with forward_context(run.trainer, run.network):
-            results["sample"] = print_samples(run.config.generate, run.network, run.data.tokenizer)
+            results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data.tokenizer)
         write_results(path, results)
     return results

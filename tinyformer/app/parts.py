@@ -10,11 +10,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.app.hydra_errors import raising_module
+from tinyformer.beam_search import Beam
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
-from tinyformer.nn import AttentionMask, Transformer
-from tinyformer.tasks import Task
+from tinyformer.nn import AttentionMask, EncoderDecoder, Network
+from tinyformer.tasks import Seq2Seq, Task
 
 
 def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTokenizer | None = None) -> DataModule:
@@ -29,7 +30,10 @@ def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTok
         ConfigError: the task needs labels, and the data have none.
     """
     if OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False) is None:
-        raise ConfigError(f"data={choices.get('data', 'null')}: has no labels for classification; data=docstrings has.")
+        lacks = "no labels for classification; data=docstrings has"
+        if choices.get("task") == "seq2seq":
+            lacks = "no pairs of a source and a target for task=seq2seq; data=summaries has"
+        raise ConfigError(f"data={choices.get('data', 'null')}: has {lacks}.")
     arguments = {} if tokenizer is None else {"tokenizer": tokenizer}
     return instantiate(config.datamodule, _convert_="all", **arguments)
 
@@ -45,12 +49,27 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     task = instantiate(config.task.objective, _convert_="all")
     if not isinstance(task, Task):
         raise ConfigError(f"task.objective: {type(task).__name__} is no subclass of tinyformer.tasks.Task.")
+    if isinstance(task, Seq2Seq):
+        task.beam = Beam(config.generate.beams, config.generate.length_penalty)
     if task.needs_masking and config.task.masking is None:
         name = type(task).__name__
         raise ConfigError(
             f"task.masking=null: {name} predicts masked tokens, and no token is masked; task=masked_lm masks some."
         )
     return task
+
+
+def require_network_of(task: Task, config: DictConfig, network: Network) -> None:
+    """Refuse a network that the task cannot train, and options of an axis that the network does not have.
+
+    Raises:
+        ConfigError: the network is of another class, or there is cross-attention without a decoder.
+    """
+    if not isinstance(network, task.network_class):
+        own, needed = type(network).__name__, task.network_class.__name__
+        raise ConfigError(f"network: {type(task).__name__} needs {needed}, and this is {own}; leave network= out.")
+    if config.get("cross_attention") is not None and not isinstance(network, EncoderDecoder):
+        raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
 
 
 def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:
@@ -63,13 +82,13 @@ def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:
         return task.mask(next(iter(data.evaluation_dataloader(split))))
 
 
-def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Transformer:
+def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Network:
     """The network of a run, its weights drawn from `seed`; see `make_network`."""
     L.seed_everything(config.seed, verbose=False)
     return make_network(config, tokenizer)
 
 
-def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: str = "cpu") -> Transformer:
+def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: str = "cpu") -> Network:
     """The network for a tokenizer's vocabulary, or of `model.vocab_size` tokens without a tokenizer.
 
     Args:
@@ -114,15 +133,16 @@ def _require_memory(config: Any) -> None:
 
 
 @torch.no_grad()
-def _try_out(network: Transformer) -> None:
+def _try_out(network: Network) -> None:
     """Run a network on two tokens.
 
     Raises:
         ConfigError: its parts do not fit together.
     """
-    was_training, length = network.training, min(2, network.encoder.max_seq_len)
+    was_training = network.training
+    tokens = torch.zeros(1, min(2, network.max_seq_len), dtype=torch.long)
     try:
-        network.eval()(torch.zeros(1, length, dtype=torch.long), AttentionMask())
+        network.eval()(*[tokens] * len(network.stacks()))
     except ArgumentError:
         return  # a backend that does not run here, of which the run tells with the key
     except (RuntimeError, IndexError) as error:

@@ -5,14 +5,15 @@ from typing import Any
 MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 20_000, 2, 2**63
 """Bounds: characters of a text, entries of a list, lists in lists, and the magnitude of a number."""
 
-SCORE = "attention.score"
-"""A key whose plain value may be the name of a class."""
+SCORE_KEYS = ("attention.score", "cross_attention.score")
+"""Keys whose plain value may be the name of a class."""
 
 LIMIT = 2**20
 """The largest whole number, other than at the keys of `LIMITS`: a file cannot ask for more memory than models need."""
 
 LIMITS = {
     "model.num_layers": 10_000,
+    "model.num_encoder_layers": 10_000,
     "model.d_ff": 10_000_000,  # compared with the weights before a network is made
     "model.vocab_size": 100_000_000,
     "position.relative.base": MAX_NUMBER,

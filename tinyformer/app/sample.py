@@ -8,11 +8,15 @@ from omegaconf import DictConfig, ListConfig
 
 from tinyformer.app.checks import check_value
 from tinyformer.app.summary import indent
+from tinyformer.beam_search import Beam
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.generation import Sampling, generate, stream
-from tinyformer.nn import Transformer
-from tinyformer.tasks import Task
+from tinyformer.nn import EncoderDecoder, Network, Transformer
+from tinyformer.tasks import Seq2Seq, Task
+
+NUM_OUTPUTS = 3
+"""Outputs of a split that are printed."""
 
 
 def check_generation(settings: DictConfig) -> None:
@@ -21,12 +25,14 @@ def check_generation(settings: DictConfig) -> None:
     Raises:
         ArgumentError: a setting is out of range, or the prompt is not text, or its file cannot be read.
     """
-    for function, names in ((Sampling, ("temperature", "top_k", "top_p")), (generate, ("num_tokens", "seed"))):
+    sampled, searched = ("temperature", "top_k", "top_p"), ("beams", "length_penalty")
+    for function, names in ((Sampling, sampled), (generate, ("num_tokens", "seed")), (Beam, searched)):
         for name in names:
             check_value(function, name, settings[name], f"generate.{name}")
     with argument_path("generate"):
         _prompts(settings)
         _sampling(settings)
+        Beam(settings.beams, settings.length_penalty)
         require_at_least(0, {"num_tokens": 200}, num_tokens=settings.num_tokens)
 
 
@@ -42,12 +48,44 @@ def refuse_prompts(settings: DictConfig, task: Task) -> None:
             raise ArgumentError(f"generate.{name}", settings[name], reason, {name: None})
 
 
-def describe_prompts(settings: DictConfig, tokenizer: TextTokenizer, max_seq_len: int) -> str | None:
+def describe_prompts(
+    settings: DictConfig, tokenizer: TextTokenizer, max_seq_len: int, task: Task | None = None
+) -> str | None:
     """The line of the summary about prompts longer than the model's context; None if there are none."""
-    prompts = _prompts(settings)
+    prompts, part = _prompts(settings), "first" if isinstance(task, Seq2Seq) else "last"
     long = [index for index, prompt in enumerate(prompts) if len(tokenizer.encode(prompt)) > max_seq_len]
     names = [f"prompt {index + 1}: " if len(prompts) > 1 else "" for index in long]
-    return "\n".join(f"{name}only its last {max_seq_len} tokens fit" for name in names) or None
+    return "\n".join(f"{name}only its {part} {max_seq_len} tokens fit" for name in names) or None
+
+
+def print_generated(settings: DictConfig, task: Task, network: Network, tokenizer: TextTokenizer) -> Any:
+    """Print what a model generates; see `print_samples` and `print_outputs`."""
+    if isinstance(task, Seq2Seq):
+        assert isinstance(network, EncoderDecoder)
+        return print_outputs(settings, task, network, tokenizer)
+    assert isinstance(network, Transformer)
+    return print_samples(settings, network, tokenizer)
+
+
+def print_outputs(
+    settings: DictConfig, task: Seq2Seq, network: EncoderDecoder, tokenizer: TextTokenizer
+) -> str | list[str] | None:
+    """Print the target of each prompt; without a prompt, a few sources of the split with reference and output.
+
+    Returns:
+        The text; a list of texts where `generate.prompt` is a list; None where nothing was decoded.
+    """
+    if settings.prompt is None and settings.prompt_file is None:
+        shown = task.outputs[:NUM_OUTPUTS]
+        for number, one in enumerate(shown, start=1):
+            print(f"\nOutput {number} of {len(task.outputs):,}:")
+            for name, text in (("source", one.source), ("reference", one.reference), ("output", one.output)):
+                print(indent(f"{name:<10} {text}"))
+        return [one.output for one in shown] or None
+    texts = task.decode_texts(network, _prompts(settings), tokenizer)
+    for text in texts:
+        print(f"\nOutput:\n{indent(text)}")
+    return texts if isinstance(settings.prompt, ListConfig) else texts[0]
 
 
 def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTokenizer) -> str | list[str]:

@@ -25,7 +25,7 @@ from tinyformer.checkpoint import (
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.data.untrusted_tokenizer import tokenizer_from_stranger
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.nn import Transformer
+from tinyformer.nn import Network, Transformer
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
     if config.resume is None:
         with argument_path(passed={"path": "init_from"}):
             start = Start(load_checkpoint(config.init_from), is_resumed=False)
+            _require_same_network(start.checkpoint, config)
     else:
         start = Start(_newest(config.resume), is_resumed=True)
     step, max_steps = start.checkpoint.step, config.trainer.max_steps
@@ -160,7 +161,7 @@ def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation
     return data
 
 
-def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: Start | None) -> Transformer:
+def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: Start | None) -> Network:
     """The network of a run before its first step; Lightning loads the weights of a resumed run later.
 
     Raises:
@@ -176,11 +177,27 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
             if not start.is_resumed:
                 start_from(network, start.checkpoint, with_readout=has_same_readout(start.checkpoint, config))
     if config.freeze_encoder:
+        if not isinstance(network, Transformer):
+            reason = "trains the readout alone, and that of an encoder–decoder is trained with its decoder"
+            raise ArgumentError("freeze_encoder", True, reason, {"freeze_encoder": False})
         network.encoder.requires_grad_(False)
         if not network.num_parameters():
             reason = "no parameter would be trained, since the readout is the token embedding"
             raise ArgumentError("freeze_encoder", True, reason, {"model.tied_readout": False})
     return network
+
+
+def _require_same_network(checkpoint: Checkpoint, config: DictConfig) -> None:
+    """Refuse a checkpoint of a network of another class, as of a translator for a language model.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    theirs = admit_config(checkpoint, lambda key, name: True)["network"]["_target_"]  # which only compares names
+    if theirs != config.network._target_:
+        names = (target.rpartition(".")[2] for target in (theirs, config.network._target_))
+        reason = "is of class {}, and this run trains {}; start from a checkpoint of the same kind of task"
+        raise ArgumentError("path", str(checkpoint.path), reason.format(*names))
 
 
 def has_same_readout(checkpoint: Checkpoint, config: DictConfig) -> bool:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.keys import format_value
-from tinyformer.app.plain_values import SCORE, problem_of_value
+from tinyformer.app.plain_values import SCORE_KEYS, problem_of_value
 from tinyformer.checkpoint import EMBEDDING, Checkpoint, UntrustedTargetError, is_our_class
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import SCORES
@@ -28,10 +28,19 @@ Leaves: TypeAlias = dict[tuple[str, ...], Any]
 Trust: TypeAlias = Callable[[str, str], bool]
 """Whether the user has named a class, by its dotted name, at a key."""
 
-AXES = ("model", "attention", "position", "block", "feed_forward", "norm", "task", "data", "tokenizer")
+AXES = (
+    *("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network"),
+    *("task", "data", "tokenizer"),
+)
 """The axes that a checkpoint keeps; an evaluation has trainer, logger, callbacks and the others of its own."""
 
-SECTIONS = ("network", "datamodule", "seed", "deterministic")
+DEFAULTS: dict[str, str | None] = {"cross_attention": None, "network": "transformer"}
+"""The choices of axes that checkpoints of earlier versions do not mention."""
+
+OPTIONAL = ("cross_attention",)
+"""Axes that a config may lack."""
+
+SECTIONS = ("datamodule", "seed", "deterministic")
 """What it keeps of the primary config."""
 
 SOURCES = ("data.files", "data.path", "data.name", "data.revision", "data.source.hub.path", "data.document_start")
@@ -76,6 +85,7 @@ def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> 
         return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
     known = {axis: choice for axis, choice in (choices or {}).items() if choice in choices_of(axis)}
+    known |= {axis: None for axis in OPTIONAL if config.get(axis) is None}
     return _describe(config, known, value_of)
 
 
@@ -101,8 +111,11 @@ def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
     if "choices" not in stored:  # files from before format 1 contain the unresolved config itself
         stored = _describe(stored["config"], {}, lambda key: _refuse(checkpoint.path, key, "is an interpolation"))
     choices, values, classes = (stored[part] for part in ("choices", "values", "classes"))
+    choices = DEFAULTS | choices
     for axis in AXES:
         choice = choices.get(axis)
+        if choice is None and axis in OPTIONAL:
+            continue
         if not isinstance(choice, str) or choice not in choices_of(axis):
             shown = repr(choice[:100]) if isinstance(choice, str) else f"a {type(choice).__name__}"
             _refuse(checkpoint.path, axis, f"is {shown}, which is not a choice of this axis")
@@ -159,11 +172,16 @@ def recorded_sources(checkpoint: Checkpoint) -> Plain:
     return {key: values[key] for key in SOURCES if values.get(key) not in (None, ours.get(tuple(key.split("."))))}
 
 
-def _describe(config: Any, choices: Mapping[str, str], value_of: Callable[[str], Any]) -> Plain:
+def _describe(config: Any, choices: Mapping[str, str | None], value_of: Callable[[str], Any]) -> Plain:
     """See `describe_config`; `value_of` resolves the value of a key."""
     config = config if isinstance(config, Mapping) else {}
-    choices = {axis: choices.get(axis) or _most_similar(axis, config.get(axis)) for axis in AXES}
-    base = _leaves(_base(choices))
+    chosen = {
+        axis: choices[axis] if axis in choices else _most_similar(axis, config.get(axis))
+        for axis in AXES
+        if axis not in OPTIONAL or axis in config
+    }
+    chosen = DEFAULTS | chosen
+    base = _leaves(_base(chosen))
     values: Plain = {}
     classes: Plain = {}
     for path, value in _leaves({name: config[name] for name in (*AXES, *SECTIONS) if name in config}).items():
@@ -178,7 +196,7 @@ def _describe(config: Any, choices: Mapping[str, str], value_of: Callable[[str],
                 values[key] = value_of(key)
         elif is_own or not path[-1].startswith("_"):
             values[key] = value
-    return {"choices": choices, "values": values, "classes": classes}
+    return {"choices": chosen, "values": values, "classes": classes}
 
 
 def _set_class(config: Plain, key: Any, name: Any, path: Path, trust: Trust) -> None:
@@ -213,9 +231,9 @@ def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], 
         _refuse(path, key, f"must be of the type {kind.__name__}")
     if key in (*SOURCES, *OWN):
         return
-    if key == SCORE and not isinstance(value, str):
+    if key in SCORE_KEYS and not isinstance(value, str):
         _refuse(path, key, "must be a text")
-    if key == SCORE and value not in SCORES and not (is_our_class(value, OF_MODELS) or trust(key, value)):
+    if key in SCORE_KEYS and value not in SCORES and not (is_our_class(value, OF_MODELS) or trust(key, value)):
         raise UntrustedTargetError(path, key, value)
     node[last] = value
 
@@ -238,7 +256,8 @@ def _node(config: Plain, keys: list[str], key: str, path: Path) -> Plain:
 
 def _require_sizes_of_weights(model: Plain, checkpoint: Checkpoint) -> None:
     """Refuse sizes that the weights do not have, before a network of these sizes is made."""
-    layers = {name.split(".")[2] for name in checkpoint.weights if name.startswith("encoder.layers.")}
+    stack = "decoder" if any(name.startswith("decoder.") for name in checkpoint.weights) else "encoder"
+    layers = {name.split(".")[2] for name in checkpoint.weights if name.startswith(f"{stack}.layers.")}
     embedding = checkpoint.weights.get(EMBEDDING)
     width = embedding.shape[-1] if embedding is not None and embedding.ndim == 2 else None
     for key, size in {"num_layers": len(layers), "d_model": width}.items():
@@ -266,11 +285,12 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Leaves:
     return leaves
 
 
-def _base(choices: Mapping[str, str]) -> Plain:
+def _base(choices: Mapping[str, str | None]) -> Plain:
     """The unresolved config that our YAML files make of some choices."""
     primary = _file("train")
-    nodes = {axis: _group(axis, choices[axis]) for axis in AXES} | {name: primary[name] for name in SECTIONS}
-    return copy.deepcopy(nodes)
+    known = DEFAULTS | dict(choices)
+    nodes = {axis: _group(axis, choice) for axis in AXES if (choice := known[axis]) is not None}
+    return copy.deepcopy(nodes | {name: primary[name] for name in SECTIONS})
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.keys import format_value
-from tinyformer.app.plain_values import SCORE, problem_of_value
+from tinyformer.app.plain_values import SCORE_KEYS, problem_of_value
 
 MAX_JOBS = 10_000
 """Of a sweep in a file."""
@@ -166,7 +166,7 @@ def _admit_leaf(key: str, value: Any) -> None:
         raise NotDataError(f"is not admitted: the value {problem}")
     if last in TYPED_AGAIN and value is not None:
         raise NotDataError(f"{TYPED_AGAIN[last]}, {str(value)[:100]!r}")
-    is_name = last == "_target_" or (key == SCORE and "." in str(value))
+    is_name = last == "_target_" or (key in SCORE_KEYS and "." in str(value))
     if is_name and value not in known[key] and not _is_class_of_models(key, value):
         raise NotDataError(f"calls {str(value)[:100]!r}, which is not a class of tinyformer and could run any code")
 

@@ -28,7 +28,7 @@ from tinyformer.app.errors import ConfigError
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.memory import keep_freed_memory
-from tinyformer.nn import AttentionMask, Transformer, kernel_of_layer
+from tinyformer.nn import AttentionMask, Network, kernel_of_layer
 from tinyformer.training.checkpoint_io import WholeCheckpointIO
 from tinyformer.training.profilers import PROFILERS, make_profiler
 
@@ -82,8 +82,8 @@ def set_up_process() -> None:
     # "GPU available: False, used: False" and "`Trainer.fit` stopped: …": the summary says it.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for client in ("httpx", "httpx2"):  # a line for each request to the Hub
-        logging.getLogger(client).setLevel(logging.WARNING)
+    for library in ("httpx", "httpx2", "absl"):  # a line for each request to the Hub; ROUGE's tokenizer
+        logging.getLogger(library).setLevel(logging.WARNING)
     for message in (
         # A batch is one gather from a memory map, which takes microseconds: workers would cost more.
         r"The '\w+_dataloader' does not have many workers",
@@ -167,7 +167,7 @@ def compile_arguments(config: DictConfig, settings: Settings) -> dict[str, Any] 
     return {"mode": config.compile_mode}
 
 
-def choose_kernels(network: Transformer, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
+def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
     """Choose the attention backend of every layer for good, and name the kernel that runs in each.
 
     Args:
@@ -180,7 +180,8 @@ def choose_kernels(network: Transformer, settings: Settings, mask: AttentionMask
     mask = mask.to(device)
     with argument_path("network"):
         network.resolve_backends(device, dtype, mask, training)
-    return [kernel_of_layer(layer, device, dtype, mask, training=training) for layer in network.attentions()]
+    layers = zip(network.attentions(), network.attention_masks(mask), strict=True)
+    return [kernel_of_layer(layer, device, dtype, own, training=training) for layer, own in layers]
 
 
 def make_callbacks(config: DictConfig) -> list[L.Callback]:
@@ -232,7 +233,7 @@ def scoring_trainer(
 
 
 @contextlib.contextmanager
-def forward_context(trainer: L.Trainer, network: Transformer) -> Iterator[None]:
+def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
     """Compute outside of the trainer's loops as inside them: on its device, in its precision.
 
     Its loops leave the network on the CPU. A compiled network runs uncompiled here, since each new shape would compile

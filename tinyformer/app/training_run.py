@@ -22,9 +22,9 @@ from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
-from tinyformer.app.parts import evaluation_mask, make_task
+from tinyformer.app.parts import evaluation_mask, make_task, require_network_of
 from tinyformer.app.resume import is_first_process
-from tinyformer.app.sample import check_generation, describe_prompts, print_samples, refuse_prompts
+from tinyformer.app.sample import check_generation, describe_prompts, print_generated, refuse_prompts
 from tinyformer.app.scores import register_score
 from tinyformer.app.start import Start, load_start, make_starting_network, prepare_data
 from tinyformer.app.stored_config import describe_config
@@ -58,7 +58,7 @@ from tinyformer.checkpoint import FORMAT, load_checkpoint, load_weights
 from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
 from tinyformer.hardware import describe_device, free_memory
-from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks import Checkpoints, FiniteCheck, Interrupted, NonFiniteStep, Report, StepProgress
@@ -101,6 +101,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     task = make_task(config, data)
     refuse_prompts(config.generate, task)
     network = make_starting_network(config, data.tokenizer, start)
+    require_network_of(task, config, network)
     mask = evaluation_mask(task, data, "validation")
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data.batch_size)
@@ -148,7 +149,7 @@ class Run:
     settings: Settings
     data: DataModule
     task: Task
-    network: Transformer
+    network: Network
     kernel: str
     warning: str | None
     module: TrainingModule
@@ -212,7 +213,7 @@ def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, An
 
 def memory_warning(
     stored: dict[str, Any],
-    network: Transformer,
+    network: Network,
     kernels: list[str],
     settings: Settings,
     mask: AttentionMask,
@@ -224,7 +225,7 @@ def memory_warning(
     return shortage.describe(functools.partial(key_of_argument, stored), format_value) if shortage else None
 
 
-def make_module(config: DictConfig, network: Transformer, task: Task, data: DataModule) -> TrainingModule:
+def make_module(config: DictConfig, network: Network, task: Task, data: DataModule) -> TrainingModule:
     """Lightning's module, with optimizer and schedule."""
     optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
     return TrainingModule(network, task, data, optimizer, schedule)
@@ -296,7 +297,8 @@ def score(run: Run) -> Scores:
         load_weights(run.network, load_checkpoint(run.checkpoints.best))
         module, split = TrainingModule(run.network, task, data, evaluated="test"), "test"
         trainer.validate(module, data.test_dataloader(), verbose=False)
-        test = module.metrics
+        with forward_context(trainer, run.network):
+            test = module.metrics | task.final_metrics(run.network, data.splits["test"], data.tokenizer)
     findings = examine(task, run.network, data, split, trainer)
     keep_findings(findings, run.folder, run.loggers)
     return Scores(validation, test, findings)
@@ -333,7 +335,7 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
     write_results(path, results | {"sample": None})
     pictures = [picture for callback in run.telemetry for picture in callback.paths]
     events = [event for callback in run.telemetry for event in callback.detector.events]
-    max_seq_len = run.network.encoder.max_seq_len
+    max_seq_len = run.network.max_seq_len
     print_summary(
         {
             "parameters": f"{results['num_parameters']:,}",
@@ -352,13 +354,13 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
             "events": describe_events(events, run.folder),
             "not finite": describe_skipped(run.skipped),
             "logs": f"{folder}/metrics.csv, attention/heads.csv, results.json",
-            "prompt": describe_prompts(run.config.generate, run.data.tokenizer, max_seq_len),
+            "prompt": describe_prompts(run.config.generate, run.data.tokenizer, max_seq_len, run.task),
             "profile": describe_profile(run.folder) if run.settings.arguments.get("profiler") else None,
             "wandb": wandb_location(run.loggers),
         }
     )
     if run.task.generates:
         with forward_context(run.trainer, run.network):
-            results["sample"] = print_samples(run.config.generate, run.network, run.data.tokenizer)
+            results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data.tokenizer)
         write_results(path, results)
     return results

@@ -3,6 +3,7 @@
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import DataModule
 from tinyformer.data.cache import PreparedText, TextRecipe
+from tinyformer.data.dates import Dates
 from tinyformer.data.docstrings import Docstrings
 from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples
 from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit
@@ -13,11 +14,13 @@ from tinyformer.data.loader import EpochLoader, ResumableLoader
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.module import TextDataModule, TokenDataModule
 from tinyformer.data.near_copies import near_copy_groups
+from tinyformer.data.pairs import PairDataModule, PairLoader, PairRecipe, Pairs, PairSplit
 from tinyformer.data.pydoc import Pydoc
-from tinyformer.data.sources import LabelledSource, LocalOrHub, Source, TextFiles
+from tinyformer.data.sources import LabelledSource, LocalOrHub, PairSource, Source, TextFiles
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.data.stream import TokenSplit
+from tinyformer.data.summaries import Summaries
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import (
     BPETokenizer,
@@ -37,6 +40,7 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "DataModule",
+    "Dates",
     "Docstrings",
     "EpochLoader",
     "ExampleLoader",
@@ -54,11 +58,18 @@ __all__ = [
     "Masker",
     "Masking",
     "Pack",
+    "PairDataModule",
+    "PairLoader",
+    "PairRecipe",
+    "PairSource",
+    "PairSplit",
+    "Pairs",
     "PreparedExamples",
     "PreparedText",
     "Pydoc",
     "ResumableLoader",
     "Source",
+    "Summaries",
     "TextDataModule",
     "TextFiles",
     "TextRecipe",

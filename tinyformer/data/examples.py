@@ -1,18 +1,17 @@
 """Labelled token sequences, and batches of them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
-from tinyformer.data.loader import EpochLoader
 from tinyformer.data.near_copies import splitmix64
+from tinyformer.data.similar_lengths import SimilarLengthLoader
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
-
-_POOL = 50  # batches whose examples are sorted by length together
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,11 @@ class LabelledSplit:
     def num_documents(self) -> int:
         """Number of examples, those without text included."""
         return len(self.labels)
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " examples"]:
+        """Number of tokens of each sequence."""
+        return np.diff(self.offsets)
 
     @property
     def num_tokens(self) -> int:
@@ -155,93 +159,22 @@ class Examples(torch.utils.data.Dataset):
         return self.__getitems__([index])
 
 
-class ExampleLoader(EpochLoader):
+class ExampleLoader(SimilarLengthLoader):
     """Batches of training examples of similar length, every example once an epoch.
-
-    They are regrouped in each epoch, see `group_by_length`. The sizes of batches differ by at most one example, and at
-    each step the batches of all ranks have similar lengths, so that no rank waits long for another.
 
     Args:
         split: the examples, at least one for each rank.
         batch_size: maximum number of examples in a batch, on each rank.
         token_dropout: see `Examples`.
         seed: determines the order and the dropped tokens, together with the epoch.
-        num_workers: see `EpochLoader`.
-        pin_memory: see `EpochLoader`.
-        rank: index of this process among `world_size`; each has different examples, and equally many batches.
-        world_size: number of processes that train together.
+        settings: further arguments of `SimilarLengthLoader`.
     """
 
     def __init__(
-        self,
-        split: LabelledSplit,
-        batch_size: int,
-        *,
-        token_dropout: float = 0.0,
-        seed: int = 0,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        self, split: LabelledSplit, batch_size: int, *, token_dropout: float = 0.0, seed: int = 0, **settings: Any
     ) -> None:
-        self._split, self._token_dropout, self._seed = split, token_dropout, seed
-        self._rank, self._world_size = rank, world_size
-        # Rounded up so that all examples are read, but every rank must have as many batches.
-        length = min(-(-split.num_documents // (batch_size * world_size)), split.num_documents // world_size)
-        super().__init__(length, num_workers, pin_memory)
+        super().__init__(split.lengths, batch_size, seed=seed, **settings)
+        self._split, self._token_dropout = split, token_dropout
 
-    def _epoch(self, epoch: int) -> tuple[Examples, list[list[int]]]:
-        generator = np.random.default_rng((self._seed, epoch))
-        pool = min(_POOL, max(self._length // 4, 1))  # else few batches would be the same in each epoch
-        steps = group_by_length(np.diff(self._split.offsets), self._length, pool, generator)
-        batches = [step[self._rank :: self._world_size].tolist() for step in steps]
-        return Examples(self._split, self._token_dropout, (self._seed, epoch)), batches
-
-
-def group_by_length(
-    lengths: Int64[np.ndarray, " examples"], num_groups: int, pool: int, generator: np.random.Generator
-) -> list[Int64[np.ndarray, " group"]]:
-    """The indices of examples in groups of similar length and of equal size, give or take one.
-
-    The examples are shuffled and divided into pools of `pool` groups; a pool is sorted by length and divided into
-    groups; then the groups are shuffled.
-
-    Args:
-        lengths: the lengths of the examples.
-        num_groups: at most the number of examples.
-        pool: number of groups in a pool. The larger, the less padding, and the more often the same examples share a
-            group.
-        generator: shuffles.
-    """
-    unsorted = np.array_split(generator.permutation(len(lengths)), num_groups)
-    groups: list[Int64[np.ndarray, " group"]] = []
-    for begin in range(0, num_groups, pool):
-        pooled = np.concatenate(unsorted[begin : begin + pool])
-        by_length = pooled[np.argsort(lengths[pooled], kind="stable")]
-        groups += np.array_split(by_length, len(unsorted[begin : begin + pool]))
-    return [groups[group] for group in generator.permutation(num_groups)]
-
-
-class EvaluationBatches(torch.utils.data.Dataset):
-    """All examples of a split in batches of similar length, the same batches each time.
-
-    The batch with the longest sequence comes first, so that running out of memory shows at once. The others are in
-    random order, so that the first few are a sample even of sorted data.
-
-    Args:
-        split: at least one example.
-        batch_size: maximum number of examples in a batch.
-    """
-
-    def __init__(self, split: LabelledSplit, batch_size: int) -> None:
-        lengths = np.diff(split.offsets)
-        batches = group_by_length(lengths, -(-len(lengths) // batch_size), _POOL, np.random.default_rng(0))
-        longest = max(range(len(batches)), key=lambda number: lengths[batches[number]].max())
-        self._batches = [batches[longest], *batches[:longest], *batches[longest + 1 :]]
-        self._examples = Examples(split)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._examples.__getitems__(self._batches[index].tolist())
+    def _rows(self, epoch: int) -> Examples:
+        return Examples(self._split, self._token_dropout, (self._seed, epoch))

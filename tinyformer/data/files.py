@@ -66,12 +66,14 @@ class Layout:
         columns: all columns, where .csv and .tsv files have no header; None: their first line names them.
         quoted: whether quotation marks enclose fields, which then may contain the delimiter and line ends. If not,
             they are plain characters, and a line is a row.
+        arguments: the argument that names each of `text_columns`, for errors; `text_column` by default.
     """
 
     text_columns: Sequence[str]
     label_column: str | None = None
     columns: Sequence[str] | None = None
     quoted: bool = True
+    arguments: Sequence[str] = ()
 
     @property
     def selected(self) -> list[str]:
@@ -90,7 +92,8 @@ class Layout:
 
     def error(self, column: str, reason: str) -> ArgumentError:
         """An error about the argument that names a column."""
-        return ArgumentError("label_column" if column == self.label_column else "text_column", column, reason)
+        arguments = dict(zip(self.text_columns, self.arguments, strict=False)) | {self.label_column: "label_column"}
+        return ArgumentError(arguments.get(column, "text_column"), column, reason)
 
 
 def read_rows(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:

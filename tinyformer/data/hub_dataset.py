@@ -12,9 +12,24 @@ import datasets
 import filelock
 
 from tinyformer.data import hub
-from tinyformer.data.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
+from tinyformer.data.documents import (
+    TEXTS,
+    class_name,
+    from_columns,
+    from_texts,
+    iterate_rows,
+    require_all_or_no_labels,
+)
 from tinyformer.data.hub_card import require_plain_card
-from tinyformer.data.sources import SPLIT_OF, SPLITS, one_or_two, require_label_column
+from tinyformer.data.sources import (
+    PAIR_ARGUMENTS,
+    SPLIT_OF,
+    SPLITS,
+    one_or_two,
+    require_label_column,
+    require_pair,
+    two_columns,
+)
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
@@ -29,6 +44,8 @@ class HubDataset:
         revision: a branch, tag or commit; None: the main branch.
         text_column: the column that holds the text, or the two that hold a pair of texts.
         label_column: the column that holds the label: a class whose name the data set gives, a text or a number.
+        source_column: the column that holds the sources of pairs; "translation.en" is the key `en` of `translation`.
+        target_column: the column that holds their targets.
         rejoin_splits: whether the splits are consecutive parts of one text, to be joined to one document again.
         document_start: a regular expression; rows are parts of documents, and a document starts with each row that
             matches. None: each row is a document.
@@ -47,6 +64,8 @@ class HubDataset:
         revision: str | None = None,
         text_column: str | Sequence[str] = "text",
         label_column: str | None = None,
+        source_column: str = "source",
+        target_column: str = "target",
         rejoin_splits: bool = False,
         document_start: str | None = None,
         cache_dir: str | None = None,
@@ -55,6 +74,7 @@ class HubDataset:
         self.config = name
         self.revision = revision
         self.text_columns, self.label_column = one_or_two(text_column), label_column
+        self.pair_columns = two_columns(source_column, target_column)
         self.rejoin_splits = rejoin_splits
         self.document_start = document_start
         self._commits_file = (default_cache_dir() if cache_dir is None else Path(cache_dir)) / "hub_commits.json"
@@ -141,6 +161,21 @@ class HubDataset:
         column = require_label_column(self.label_column, self.text_columns)
         return {split: self._with_labels(split, rows, column) for split, rows in self._open(streaming=False).items()}
 
+    def load_pairs(self) -> dict[str, datasets.Dataset]:
+        """The pairs of each split.
+
+        Raises:
+            ArgumentError: as for `load`; or a row lacks its source or its target.
+        """
+        return {split: self._pairs(split, rows) for split, rows in self._open(streaming=False).items()}
+
+    def _pairs(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
+        rows = self._columns(rows.flatten(), list(zip(PAIR_ARGUMENTS, self.pair_columns, strict=True)))
+        pairs = rows.rename_columns(dict(zip(self.pair_columns, TEXTS, strict=True)))
+        for number, values in enumerate(iterate_rows(pairs), start=1):
+            require_pair(values, self.pair_columns, f"row {number} of the split {split} of {self.path}")
+        return pairs
+
     def _with_labels(self, split: str, rows: datasets.Dataset, column: str) -> datasets.Dataset:
         self._require_column(rows.column_names, "label_column", column)
         feature = rows.features[column]
@@ -159,12 +194,21 @@ class HubDataset:
         return rows.rename_columns(dict(zip(self.text_columns, TEXTS, strict=False)))
 
     def _text_columns(self, rows: datasets.Dataset) -> datasets.Dataset:
-        """The columns of the text alone: others might be decoded, for which pictures are taken from other servers."""
-        for column in self.text_columns:
-            self._require_column(rows.column_names, "text_column", column)
+        arguments = ["text_column"] * len(self.text_columns)
+        return self._columns(rows, list(zip(arguments, self.text_columns, strict=True)))
+
+    def _columns(self, rows: datasets.Dataset, columns: Sequence[tuple[str, str]]) -> datasets.Dataset:
+        """The columns of texts alone: others might be decoded, for which pictures are taken from other servers.
+
+        Args:
+            rows: the rows.
+            columns: the argument that names each column, and the column.
+        """
+        for argument, column in columns:
+            self._require_column(rows.column_names, argument, column)
             if not _is_text(rows.features[column]):
-                raise self._no_texts(column)
-        return rows.select_columns(self.text_columns)
+                raise self._no_texts(column, argument)
+        return rows.select_columns([column for _, column in columns])
 
     def _text(self, row: Mapping[str, Any]) -> str:
         for column in self.text_columns:
@@ -173,8 +217,8 @@ class HubDataset:
                 raise self._no_texts(column)
         return "\n".join(row[column] or "" for column in self.text_columns)
 
-    def _no_texts(self, column: str) -> ArgumentError:
-        return ArgumentError("text_column", column, f"the column of {self.path} holds no texts; choose another")
+    def _no_texts(self, column: str, argument: str = "text_column") -> ArgumentError:
+        return ArgumentError(argument, column, f"the column of {self.path} holds no texts; choose another")
 
     def _require_column(self, existing: Iterable[str], argument: str, column: str) -> None:
         if column not in existing:

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 from tinyformer.batch import Batch
 from tinyformer.data.base import SourceDataModule, share
 from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples
-from tinyformer.data.examples import EvaluationBatches, ExampleLoader, LabelledSplit, truncate
+from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit, truncate
+from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.data.sources import LabelledSource, Source
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError, require_at_least
@@ -134,7 +135,9 @@ class LabelledDataModule(SourceDataModule):
     def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
         self._require_rows(split, self.splits[split].num_documents)
         self._require_known_labels(split)
-        return share(EvaluationBatches(self.splits[split], self.batch_size), None, rank, world_size)
+        examples = self.splits[split]
+        batches = EvaluationBatches(Examples(examples), examples.lengths, self.batch_size)
+        return share(batches, None, rank, world_size)
 
     def _require_known_labels(self, split: str) -> None:
         """Refuse a split with labels that the model has no class for.

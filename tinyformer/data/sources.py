@@ -27,6 +27,9 @@ SPLIT_OF = {
 
 SPLITS = ("train", "validation", "test")
 
+PAIR_ARGUMENTS = ("source_column", "target_column")
+"""The arguments that name the columns of pairs."""
+
 
 @runtime_checkable
 class Source(Protocol):
@@ -67,6 +70,24 @@ class LabelledSource(Source, Protocol):
         ...
 
 
+@runtime_checkable
+class PairSource(Source, Protocol):
+    """A source of pairs of a source text and its target, such as a sentence and its translation."""
+
+    @property
+    def pair_columns(self) -> tuple[str, str]:
+        """The names of the columns of sources and targets."""
+        ...
+
+    def load_pairs(self) -> dict[str, datasets.Dataset]:
+        """The pairs of each split: the source in the column `text`, its target in `pair`; neither is empty.
+
+        Raises:
+            ArgumentError: a row lacks its source or its target.
+        """
+        ...
+
+
 class TextFiles:
     r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
 
@@ -79,6 +100,8 @@ class TextFiles:
         files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
         text_column: the column or key that holds the text, or the two that hold a pair of texts; .txt files have none.
         label_column: the column that holds the label. A label is a name: the number 1 is "1".
+        source_column: the column that holds the sources of pairs.
+        target_column: the column that holds their targets.
         columns: the columns of .csv and .tsv files without a header.
         quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
 
@@ -95,10 +118,13 @@ class TextFiles:
         label_column: str | None = None,
         columns: Sequence[str] | None = None,
         quoted: bool = True,
+        source_column: str = "source",
+        target_column: str = "target",
     ) -> None:
         self.files = [files] if isinstance(files, str) else [str(file) for file in files]
         self.text_columns, self.label_column = one_or_two(text_column), label_column
         self.columns, self.quoted = columns and list(columns), quoted
+        self.pair_columns = two_columns(source_column, target_column)
 
     @property
     def has_own_splits(self) -> bool:
@@ -140,6 +166,24 @@ class TextFiles:
         column = require_label_column(self.label_column, self.text_columns)
         return {split: self._examples(files, column) for split, files in self._files_of_splits().items()}
 
+    def load_pairs(self) -> dict[str, datasets.Dataset]:
+        """All pairs, in the order of the files.
+
+        Raises:
+            ArgumentError: as for `load`; or a row lacks its source or its target.
+        """
+        return {split: self._pairs(files) for split, files in self._files_of_splits().items()}
+
+    def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
+        layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
+        pairs = []
+        for file in files:
+            for number, values in enumerate(read_rows(file, layout), start=1):
+                require_pair(values, self.pair_columns, f"row {number} of {file}")
+                pairs.append(values)
+        sources, targets = zip(*pairs, strict=True) if pairs else ([], [])
+        return from_columns(text=sources, pair=targets)
+
     def _examples(self, files: Sequence[Path], label_column: str) -> datasets.Dataset:
         rows = list(self._rows(files, label_column))
         labels = [label for _, label, _ in rows]
@@ -176,6 +220,10 @@ def _split_of(file: Path) -> str:
     return next((SPLIT_OF[word] for word in (words[0], words[-1]) if word in SPLIT_OF), "train")
 
 
+class LabelledPairSource(LabelledSource, PairSource, Protocol):
+    """A source of all kinds of text."""
+
+
 class LocalOrHub:
     """A data set of the Hub, or local files in its place if they are given.
 
@@ -186,7 +234,7 @@ class LocalOrHub:
     """
 
     def __init__(
-        self, files: str | Iterable[str] | None, local: Callable[..., LabelledSource], hub: LabelledSource
+        self, files: str | Iterable[str] | None, local: Callable[..., LabelledPairSource], hub: LabelledPairSource
     ) -> None:
         self.name = hub.name
         self._argument = "hub" if files is None else "local"
@@ -213,6 +261,16 @@ class LocalOrHub:
         with self._path():
             return self._source.load_examples()
 
+    @property
+    def pair_columns(self) -> tuple[str, str]:
+        """The columns of the source in use."""
+        return self._source.pair_columns
+
+    def load_pairs(self) -> dict[str, datasets.Dataset]:
+        """The pairs of the source in use."""
+        with self._path():
+            return self._source.load_pairs()
+
     def _path(self) -> AbstractContextManager[None]:
         return argument_path(self._argument, passed={"files": "files"})
 
@@ -233,6 +291,36 @@ def one_or_two(text_column: str | Sequence[str]) -> list[str]:
         works = {"text_column": ["premise", "hypothesis"]}
         raise ArgumentError("text_column", columns, "must be one column, or two for pairs of texts", works)
     return columns
+
+
+def two_columns(source_column: str, target_column: str) -> tuple[str, str]:
+    """The columns of the sources and of the targets of pairs.
+
+    Raises:
+        ArgumentError: they are the same.
+    """
+    if source_column == target_column:
+        works = {"source_column": "source", "target_column": "target"}
+        raise ArgumentError("target_column", target_column, "must not be the column of the sources, too", works)
+    return source_column, target_column
+
+
+def require_pair(values: Sequence[Any], columns: Sequence[str], place: str) -> None:
+    """Refuse a row without its source or its target.
+
+    Args:
+        values: the source and the target.
+        columns: their columns.
+        place: where the row stands, for the error.
+
+    Raises:
+        ArgumentError: one of them is empty, or no text.
+    """
+    for argument, column, value in zip(PAIR_ARGUMENTS, columns, values, strict=True):
+        if value is not None and not isinstance(value, str):
+            raise ArgumentError(argument, column, f"{place} holds {value!r:.60} there, not text")
+        if not (value or "").strip():
+            raise ArgumentError(argument, column, f"{place} has no text there; remove the row, or fill it in")
 
 
 def require_label_column(label_column: str | None, text_columns: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from tinyformer.nn.kernels.eager import AttentionMaps, attention_weights
 from tinyformer.nn.kernels.support import BACKENDS, LACKS, select_backend
 from tinyformer.nn.latent import LatentAttention
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.network import Network
 from tinyformer.nn.norm import LayerNorm, RMSNorm
 from tinyformer.nn.pooling import POOLINGS
 from tinyformer.nn.position import (
@@ -75,6 +76,7 @@ __all__ = [
     "LayerNorm",
     "LearnedPosition",
     "MaskedTokenReadout",
+    "Network",
     "OutputGate",
     "PostNormBlock",
     "PreNormBlock",

@@ -58,9 +58,10 @@ class BaseAttention(SoftmaxAttention):
         d_model: width of the residual stream.
         num_heads: query heads; for the other sizes see `SoftmaxAttention`, which has more `options`.
         gate: whether each token gates each head's output, see `OutputGate`.
-        ablated_heads: `[layer, head]` pairs of the whole model whose heads output zero.
+        ablated_heads: `[layer, head]` pairs of the whole model whose heads output zero; see `ablated_in_layer`.
         layer_index: index of the layer, from 0.
         num_layers: number of layers.
+        kind: the kind of attention in an encoder–decoder, see `KINDS`.
     """
 
     q_proj: nn.Linear
@@ -78,15 +79,17 @@ class BaseAttention(SoftmaxAttention):
         num_kv_heads: int | None = None,
         *,
         gate: bool = False,
-        ablated_heads: Sequence[Sequence[int]] = (),
+        ablated_heads: Sequence[Sequence[int | str]] = (),
         layer_index: int = 0,
         num_layers: int = 1,
+        kind: str | None = None,
         **options: Any,
     ) -> None:
         sizes = (num_heads, head_dim, v_head_dim, position_dim, num_kv_heads)
         super().__init__(*sizes, layer_index=layer_index, **options)
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
-        self.head_gate = HeadGate(num_heads, ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads))
+        ablated = ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind)
+        self.head_gate = HeadGate(num_heads, ablated)
         self.call_point = nn.Identity()  # its hooks see each `AttentionCall`
 
     def forward(

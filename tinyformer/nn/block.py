@@ -46,6 +46,8 @@ class Block(nn.Module):
         dropout: probability of zeroing an element of a sublayer's output in training.
         layer_index: index of this layer, from 0.
         num_layers: number of layers in the model.
+        kind: of the stack that the layer belongs to, "encoder" or "decoder", where a network has both; then the
+            factories of attention are called with `kind`, too.
     """
 
     ends_normalised: bool
@@ -64,19 +66,21 @@ class Block(nn.Module):
         dropout: float = 0.0,
         layer_index: int = 0,
         num_layers: int = 1,
+        kind: str | None = None,
     ) -> None:
         super().__init__()
         layer = {"layer_index": layer_index, "num_layers": num_layers}
+        own, cross = ({}, {}) if kind is None else ({"kind": kind}, {"kind": "cross"})
         self.attention_norm = norm(d_model)
         with argument_path("attention"):
-            self.attention = attention(**layer)
+            self.attention = attention(**layer, **own)
         with argument_path("attention_residual"):
             self.attention_residual = attention_residual(**layer)
         self.cross_attention = None
         if cross_attention is not None:
             self.cross_attention_norm = norm(d_model)
             with argument_path("cross_attention"):
-                self.cross_attention = cross_attention(**layer)
+                self.cross_attention = cross_attention(**layer, **cross)
             with argument_path("cross_attention_residual"):
                 self.cross_attention_residual = cross_attention_residual(**layer)
         self.feed_forward_norm = norm(d_model)

@@ -80,6 +80,10 @@ class LayerCache:
         other._memory = tuple(tensor.clone() for tensor in self.tensors)
         return other
 
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order; a row may be repeated."""
+        self._memory = tuple(tensor[rows] for tensor in self._memory)
+
     def _append(self, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         first, end = self.num_held, self.num_held + new[0].shape[-2]
         if not self._memory or end > self._memory[0].shape[-2]:
@@ -123,6 +127,16 @@ class Cache:
     def length(self) -> int:
         """Number of tokens so far."""
         return self.layers[0].length
+
+    def select(self, rows: Tensor, contexts: bool = True) -> None:
+        """Keep these rows of the batch, in this order, as the hypotheses of a beam search.
+
+        Args:
+            rows: indices; a row may be repeated.
+            contexts: whether to select those of the contexts, too.
+        """
+        for layer in (*self.layers, *(self.context_layers if contexts else ())):
+            layer.select(rows)
 
     @property
     def num_bytes(self) -> int:

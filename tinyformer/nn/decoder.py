@@ -33,7 +33,13 @@ class Decoder(Encoder):
         cross_attention: Callable[..., nn.Module],
         **options: Any,
     ) -> None:
-        super().__init__(*arguments, block=partial(block, cross_attention=cross_attention), **options)
+        try:
+            attending = partial(block, cross_attention=cross_attention)
+            super().__init__(*arguments, block=attending, kind="decoder", **options)
+        except ArgumentError as error:
+            if error.path[:2] == ("block", "cross_attention"):
+                error.path = error.path[1:]  # the block was given what is an argument of this class
+            raise
         for layer in self.layers:
             if (window := getattr(layer.cross_attention, "window", None)) is not None:
                 reason = "must be None in cross-attention: positions in two sequences have no distance"

@@ -35,6 +35,7 @@ class Encoder(nn.Module):
             (Chen et al. 2016, arXiv 1604.06174).
         autocast_residual: whether the residual stream has autocast's dtype, such as bf16, in place of fp32: half the
             memory traffic between the layers, and sums of 8 significant bits.
+        kind: "encoder" or "decoder" in a network that has both, see `Block`.
 
     Raises:
         ArgumentError: a size is less than 1, or a factory refuses an argument.
@@ -53,6 +54,7 @@ class Encoder(nn.Module):
         embedding_norm: bool = False,
         checkpoint_activations: bool = False,
         autocast_residual: bool = False,
+        kind: str | None = None,
     ) -> None:
         super().__init__()
         self.checkpoint_activations, self.autocast_residual = checkpoint_activations, autocast_residual
@@ -66,7 +68,9 @@ class Encoder(nn.Module):
         self.embedding_norm = norm(d_model) if embedding_norm else nn.Identity()
         self.dropout = make_dropout(dropout)
         with argument_path("block"):
-            self.layers = nn.ModuleList(block(layer_index=i, num_layers=num_layers) for i in range(num_layers))
+            options = {} if kind is None else {"kind": kind}
+            layers = (block(layer_index=i, num_layers=num_layers, **options) for i in range(num_layers))
+            self.layers = nn.ModuleList(layers)
         for part in self.modules():
             if part is not self and (longest := getattr(part, "max_seq_len", max_seq_len)) < max_seq_len:
                 reason = f"must be at most {longest}, the number of positions of {type(part).__name__}"

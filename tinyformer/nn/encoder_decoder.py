@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.nn.attention import BaseAttention
@@ -13,10 +13,11 @@ from tinyformer.nn.decoder import Decoder
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.network import Network
 from tinyformer.nn.readout import TokenReadout
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Network):
     """The original transformer (Vaswani et al. 2017, arXiv 1706.03762), with initialised weights.
 
     The encoder turns the source into one vector for each token. Each layer of the decoder attends to the earlier tokens
@@ -32,6 +33,8 @@ class EncoderDecoder(nn.Module):
     Raises:
         ArgumentError: the widths differ, the embedding cannot be shared, or `init_std` is negative.
     """
+
+    readout: TokenReadout
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class EncoderDecoder(nn.Module):
         source_mask: AttentionMask | None = None,
         mask: AttentionMask | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
+        label_smoothing: float = 0.0,
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, ""]:
         """The logits of the next token at each position of the target, or their cross-entropy with `targets`.
 
@@ -74,8 +78,10 @@ class EncoderDecoder(nn.Module):
             source_mask: see `encode`.
             mask: see `decode`.
             targets: see `decode`.
+            label_smoothing: see `decode`.
         """
-        return self.decode(tokens, self.encode(source, source_mask), mask, targets=targets)
+        context = self.encode(source, source_mask)
+        return self.decode(tokens, context, mask, targets=targets, label_smoothing=label_smoothing)
 
     def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask | None = None) -> Context:
         """The source as the decoder sees it: one vector for each token, of which padding is masked.
@@ -100,6 +106,7 @@ class EncoderDecoder(nn.Module):
         mask: AttentionMask | None = None,
         cache: Cache | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
+        label_smoothing: float = 0.0,
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, ""]:
         """The logits of the next token at each position of the target, given the encoded source.
 
@@ -110,9 +117,14 @@ class EncoderDecoder(nn.Module):
             cache: KV cache of the preceding tokens, extended by these, and of the source, which is projected once.
             targets: the token to predict at each position, or `IGNORED`. If given, the mean cross-entropy in nats is
                 returned, see `Transformer.forward`.
+            label_smoothing: of the cross-entropy, see `vocabulary_cross_entropy`.
         """
         x = self.decoder(tokens, mask or AttentionMask(causal=True), cache, context)
-        return self.readout(x) if targets is None else self.readout.cross_entropy(x, targets)
+        return self.readout(x) if targets is None else self.readout.cross_entropy(x, targets, label_smoothing)
+
+    def stacks(self) -> list[Encoder]:
+        """The encoder, then the decoder."""
+        return [self.encoder, self.decoder]
 
     def attentions_by_kind(self) -> dict[str, list[BaseAttention]]:
         """The attention modules, from the first layer to the last: "encoder", "decoder" and "cross"."""
@@ -122,6 +134,22 @@ class EncoderDecoder(nn.Module):
             "cross": [layer.cross_attention for layer in self.decoder.layers],
         }
 
-    def num_parameters(self) -> int:
-        """The number of trainable parameters, embeddings included; shared ones count once."""
-        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+    def attentions(self) -> list[BaseAttention]:
+        """The attention modules of the encoder, of the decoder, and its cross-attention."""
+        return [layer for layers in self.attentions_by_kind().values() for layer in layers]
+
+    def layer_names(self) -> list[str]:
+        """The names: "encoder/layer_00" and so on, then "decoder/layer_00" and "cross/layer_00"."""
+        kinds = self.attentions_by_kind().items()
+        return [f"{kind}/layer_{index:02d}" for kind, layers in kinds for index in range(len(layers))]
+
+    def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
+        """That of the source for the encoder, a causal one for the decoder, and the source's padding between them."""
+        masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": AttentionMask(lengths=mask.lengths)}
+        return [masks[kind] for kind, layers in self.attentions_by_kind().items() for _ in layers]
+
+    def attention_paths(self) -> list[tuple[str, ...]]:
+        """The attention of the blocks, or the decoder's cross-attention."""
+        own = {"cross": ("decoder", "cross_attention")}
+        kinds = self.attentions_by_kind().items()
+        return [own.get(kind, (kind, "block", "attention")) for kind, layers in kinds for _ in layers]

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.nn.heads import not_a_head
+from tinyformer.nn.heads import KINDS, not_a_head
 
 
 class HeadGate(nn.Module):
@@ -63,13 +63,29 @@ class OutputGate(nn.Module):
         return heads * torch.sigmoid(self.proj(x)).transpose(1, 2).unsqueeze(-1).to(heads.dtype)
 
 
-def ablated_in_layer(pairs: Sequence[Sequence[int]], layer_index: int, num_layers: int, num_heads: int) -> list[int]:
+def ablated_in_layer(
+    heads: Sequence[Sequence[int | str]], layer_index: int, num_layers: int, num_heads: int, kind: str | None = None
+) -> list[int]:
     """The heads of this layer among the model's ablated heads.
 
+    Args:
+        heads: `[layer, head]`, or `[kind, layer, head]` in an encoder–decoder.
+        layer_index: index of the layer.
+        num_layers: number of layers.
+        num_heads: number of heads of each.
+        kind: the kind of attention, see `KINDS`; None where there is one kind only.
+
     Raises:
-        ArgumentError: a pair is not a head of the model.
+        ArgumentError: an entry is not a head of the model.
     """
-    for pair in pairs:
-        if len(pair) != 2 or not (0 <= pair[0] < num_layers and 0 <= pair[1] < num_heads):
-            raise not_a_head("ablated_heads", pair, num_layers, num_heads)
-    return [head for layer, head in pairs if layer == layer_index]
+    ablated = []
+    for entry in heads:
+        *own_kind, layer, head = entry if len(entry) > 1 else (-1, -1)
+        if own_kind and own_kind[0] != kind and kind is not None and own_kind[0] in KINDS and len(own_kind) == 1:
+            continue  # of another kind, whose layers check it
+        is_head = isinstance(layer, int) and isinstance(head, int) and 0 <= layer < num_layers and 0 <= head < num_heads
+        if own_kind != ([] if kind is None else [kind]) or not is_head:
+            raise not_a_head("ablated_heads", entry, num_layers, num_heads, kind)
+        if layer == layer_index:
+            ablated.append(int(head))
+    return ablated

@@ -35,10 +35,28 @@ def split_heads(
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
-def not_a_head(argument: str, pair: Sequence[int], num_layers: int, num_heads: int) -> ArgumentError:
-    """The error for an argument that holds a pair other than the `[layer, head]` of a head."""
-    reason = f"must hold [layer, head] pairs of a model with {num_layers} layers of {num_heads} heads"
-    return ArgumentError(argument, [list(pair)], reason, {argument: [[num_layers - 1, num_heads - 1]]})
+KINDS = ("encoder", "decoder", "cross")
+"""The kinds of attention in an encoder–decoder."""
+
+
+def not_a_head(
+    argument: str, head: Sequence[int | str], num_layers: int, num_heads: int, kind: str | None = None
+) -> ArgumentError:
+    """The error for an argument that holds anything but the address of a head.
+
+    Args:
+        argument: the argument.
+        head: what it holds.
+        num_layers: number of layers.
+        num_heads: number of heads of each.
+        kind: the kind of attention, where addresses begin with it.
+    """
+    if kind is None:
+        reason, last = "must hold [layer, head] pairs of a model with", []
+    else:
+        reason, last = f"must hold [kind, layer, head] with a kind of {', '.join(KINDS)}; {kind} has", [kind]
+    reason = f"{reason} {num_layers} layers of {num_heads} heads"
+    return ArgumentError(argument, [list(head)], reason, {argument: [[*last, num_layers - 1, num_heads - 1]]})
 
 
 class HeadMap(nn.Module):

@@ -44,10 +44,11 @@ class TokenReadout(nn.Module):
         return vocabulary_scores(self.features(x), self.proj.weight, self.proj.bias)
 
     def cross_entropy(
-        self, x: Float[Tensor, "batch seq d_model"], targets: Int[Tensor, "batch seq"]
+        self, x: Float[Tensor, "batch seq d_model"], targets: Int[Tensor, "batch seq"], label_smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
         """The mean cross-entropy of the logits in nats, see `vocabulary_cross_entropy`."""
-        return vocabulary_cross_entropy(self.features(x), self.proj.weight, targets, self.proj.bias)
+        features, proj = self.features(x), self.proj
+        return vocabulary_cross_entropy(features, proj.weight, targets, proj.bias, label_smoothing=label_smoothing)
 
 
 class MaskedTokenReadout(TokenReadout):

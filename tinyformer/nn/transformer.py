@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -12,12 +11,12 @@ from tinyformer.nn.cache import Cache
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.network import Network
 from tinyformer.nn.prune import prune_model
 from tinyformer.nn.readout import TokenReadout
-from tinyformer.nn.resolve import resolve_backend
 
 
-class Transformer(nn.Module):
+class Transformer(Network):
     """An encoder followed by a readout, with initialised weights.
 
     Args:
@@ -64,30 +63,22 @@ class Transformer(nn.Module):
         assert isinstance(self.readout, TokenReadout)
         return self.readout.cross_entropy(x, targets)
 
+    def stacks(self) -> list[Encoder]:
+        """The encoder alone."""
+        return [self.encoder]
+
     def attentions(self) -> list[BaseAttention]:
         """The attention modules, from the first layer to the last."""
         return [module for module in self.modules() if isinstance(module, BaseAttention)]
 
-    def pruned_heads(self) -> list[list[int]]:
-        """The `[layer, head]` pairs of the heads that were removed."""
-        return [[index, head] for index, layer in enumerate(self.attentions()) for head in layer.head_map.pruned]
+    def layer_names(self) -> list[str]:
+        """The names: "layer_00", "layer_01", and so on."""
+        return [f"layer_{index:02d}" for index in range(len(self.attentions()))]
 
-    def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
-        """Choose the attention backend of every layer, before the first step and before compiling.
+    def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
+        """The mask itself, for every layer."""
+        return [mask] * len(self.attentions())
 
-        See `resolve_backend` for the arguments.
-
-        Returns:
-            The names of the backends, without repetition, separated by commas.
-
-        Raises:
-            ArgumentError: the backend that was asked for does not support this case.
-        """
-        seq = self.encoder.max_seq_len
-        with argument_path("encoder", "block", "attention"):
-            resolved = [resolve_backend(layer, device, dtype, mask, seq, training) for layer in self.attentions()]
-        return ", ".join(sorted({backend.name for backend in resolved}))
-
-    def num_parameters(self) -> int:
-        """The number of trainable parameters, embeddings included; tied ones count once."""
-        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+    def attention_paths(self) -> list[tuple[str, ...]]:
+        """The block's attention, for every layer."""
+        return [("encoder", "block", "attention")] * len(self.attentions())

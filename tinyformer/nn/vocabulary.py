@@ -52,6 +52,7 @@ def vocabulary_cross_entropy(
     targets: Int[Tensor, "*batch"],
     bias: Float[Tensor, " vocab_size"] | None = None,
     max_logits: int | None = None,
+    label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
     """Mean of -log softmax(x Wᵀ + b)[target] over the targets that are not `IGNORED`, in nats; 0 if all are ignored.
 
@@ -63,6 +64,8 @@ def vocabulary_cross_entropy(
         targets: the token to predict from each vector.
         bias: one number for each token of the vocabulary.
         max_logits: logits to hold in memory at a time; by default `CPU_LOGITS`, or what `GPU_FRACTION` allows.
+        label_smoothing: share of the target probability that is spread evenly over the vocabulary (Szegedy et al. 2015,
+            arXiv 1512.00567).
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     scored = targets != IGNORED
@@ -71,11 +74,13 @@ def vocabulary_cross_entropy(
         x, targets = x[scored], targets[scored]
     rows = max((max_logits or _most_logits(x.device)) // len(weight), 1)
     if len(x) <= rows:
-        nats = _summed_nats(x, weight, targets, bias)
+        nats = _summed_nats(x, weight, targets, bias, label_smoothing)
     else:
         recomputed_nats = partial(checkpoint, _summed_nats, use_reentrant=False, preserve_rng_state=False)
         chunks = zip(x.split(rows), targets.split(rows), strict=True)
-        nats = torch.stack([recomputed_nats(chunk, weight, target, bias) for chunk, target in chunks]).sum()
+        nats = torch.stack(
+            [recomputed_nats(chunk, weight, target, bias, label_smoothing) for chunk, target in chunks]
+        ).sum()
     return nats / scored.sum().clamp(min=1)
 
 
@@ -87,7 +92,7 @@ def _most_logits(device: torch.device) -> int:
     return int(GPU_FRACTION * torch.cuda.get_device_properties(device).total_memory / BYTES_PER_LOGIT)
 
 
-def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, label_smoothing: float) -> Tensor:
     scores = vocabulary_scores(x, weight, bias)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
+    return F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)

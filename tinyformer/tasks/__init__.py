@@ -3,6 +3,7 @@
 from tinyformer.tasks.causal_lm import CausalLM
 from tinyformer.tasks.classification import Classification
 from tinyformer.tasks.masked_lm import MaskedLM
+from tinyformer.tasks.seq2seq import Output, Seq2Seq
 from tinyformer.tasks.task import Batch, Task
 
-__all__ = ["Batch", "CausalLM", "Classification", "MaskedLM", "Task"]
+__all__ = ["Batch", "CausalLM", "Classification", "MaskedLM", "Output", "Seq2Seq", "Task"]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.data import TokenSplit
 from tinyformer.tasks.task import Task
 
 MAX_SCORES = 2**26
@@ -23,9 +23,13 @@ class TokenTask(Task):
         """Mean negative log-likelihood of the targets, in nats per token."""
         return network(batch["inputs"], self.mask(batch), targets=batch["targets"])
 
+    def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch seq vocab_size"]:
+        """The logits of the token to predict at each position."""
+        return network(batch["inputs"], self.mask(batch))
+
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each sequence, and its number of targets."""
-        logits = network(batch["inputs"], self.mask(batch)).float()
+        logits = self.logits(network, batch).float()
         nats = F.cross_entropy(logits.mT, batch["targets"], ignore_index=IGNORED, reduction="none")
         return nats.sum(dim=1), (batch["targets"] != IGNORED).sum(dim=1)
 
@@ -40,12 +44,12 @@ class TokenTask(Task):
             `nats`: negative log-likelihood; `tokens`: number of targets; `top1`, `top5`: number of targets that were
             the most likely token, or among the five most likely.
         """
-        logits, targets = network(batch["inputs"], self.mask(batch)).flatten(0, 1), batch["targets"].flatten()
+        logits, targets = self.logits(network, batch).flatten(0, 1), batch["targets"].flatten()
         rows = max(1, MAX_SCORES // logits.shape[-1])
         parts = [_score(*part) for part in zip(logits.split(rows), targets.split(rows), strict=True)]
         return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
 
-    def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
+    def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
         """`loss` (nats per token), `accuracy` and `accuracy_top5`."""
         tokens = float(sums["tokens"])
         return {

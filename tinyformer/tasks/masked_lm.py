@@ -10,7 +10,7 @@ from torch import Tensor
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.errors import require_at_least
-from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks.language import TokenTask, perplexity
 
 
@@ -45,9 +45,7 @@ class MaskedLM(TokenTask):
         return super().metrics(sums, split) | {"majority_share": float(counts.max() / max(counts.sum(), 1))}
 
     @torch.no_grad()
-    def final_metrics(
-        self, network: Transformer, split: TokenSplit, tokenizer: TextTokenizer
-    ) -> dict[str, float | None]:
+    def final_metrics(self, network: Network, split: TokenSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
         """`pseudo_perplexity`: each token masked in turn (Salazar et al. 2020, arXiv 1910.14659).
 
         exp(-1/N Σ_i log p(w_i | all other tokens)), over windows of the model's context length.
@@ -57,7 +55,7 @@ class MaskedLM(TokenTask):
         device, was_training = next(network.parameters()).device, network.training
         network.eval()
         nats: list[Tensor] = []
-        for window in ids.split(network.encoder.max_seq_len):
+        for window in ids.split(network.max_seq_len):
             positions = (window != tokenizer.eos_id).nonzero().squeeze(1)
             # 32 copies of the window at a time. `split` of an empty tensor would give one empty part.
             for masked in positions.split(32) if len(positions) else ():

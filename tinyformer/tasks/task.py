@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
-from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.nn import AttentionMask, Network, Transformer
 
 
 class Task(ABC):
@@ -21,6 +21,7 @@ class Task(ABC):
         higher_is_better: whether a larger value of that metric is better.
         tests_best: whether a run ends by scoring the best weights on the test split, where the data have one.
         unit: what the loss is a mean over, in the singular.
+        network_class: the class of the networks that it trains.
         needs_masking: whether the data have to mask tokens, see `tinyformer.data.Masking`.
     """
 
@@ -29,6 +30,7 @@ class Task(ABC):
     higher_is_better: bool = False
     tests_best: bool = False
     unit: str = "token"
+    network_class: type[Network] = Transformer
     needs_masking: bool = False
 
     @abstractmethod
@@ -60,8 +62,8 @@ class Task(ABC):
             split: the split that was scored.
         """
 
-    def final_metrics(self, network: Transformer, split: Any, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """Further metrics of the validation split, too expensive for every validation: computed once, at the end."""
+    def final_metrics(self, network: Network, split: Any, tokenizer: TextTokenizer) -> dict[str, float | None]:
+        """Further metrics of a split, too expensive for every validation: computed once, at the end."""
         return {}
 
     @abstractmethod

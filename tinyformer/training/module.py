@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import Transformer
+from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
 from tinyformer.training.schedules import Schedule
 
@@ -33,10 +33,10 @@ class TrainingModule(L.LightningModule):
 
     def __init__(
         self,
-        network: Transformer,
+        network: Network,
         task: Task,
         data: DataModule,
-        optimizer: Callable[[Transformer], torch.optim.Optimizer] | None = None,
+        optimizer: Callable[[Network], torch.optim.Optimizer] | None = None,
         schedule: Schedule | None = None,
         evaluated: str = "validation",
         first_step: int = 0,

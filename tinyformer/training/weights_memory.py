@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tinyformer.nn import AttentionMask, BaseAttention, Transformer, backend_refusal
+from tinyformer.nn import AttentionMask, BaseAttention, Network, backend_refusal
 
 STORING = ("eager", "math")
 """Kernels that store the weights of all queries and keys; `math` is what torch's sdpa falls back to."""
@@ -70,7 +70,7 @@ def stored_bytes(layer: BaseAttention, seq: int, device: str, dtype: torch.dtype
 
 
 def find_memory_shortage(
-    network: Transformer,
+    network: Network,
     kernels: Sequence[str],
     device: str,
     dtype: torch.dtype,
@@ -90,10 +90,10 @@ def find_memory_shortage(
         free: free memory in bytes; None if it is unknown.
     """
     storing = [layer for layer, kernel in zip(network.attentions(), kernels, strict=True) if kernel in STORING]
-    is_trained = any(parameter.requires_grad for parameter in network.encoder.parameters())
+    is_trained = any(parameter.requires_grad for stack in network.stacks() for parameter in stack.parameters())
     if free is None or not storing or not is_trained:
         return None
-    seq, recomputes = network.encoder.max_seq_len, network.encoder.checkpoint_activations
+    seq, recomputes = network.max_seq_len, network.encoder.checkpoint_activations
     layers = [batch_size * stored_bytes(layer, seq, device, dtype) for layer in storing]
     needed = max(layers) if recomputes else sum(layers)
     if needed <= free:

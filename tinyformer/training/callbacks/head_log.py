@@ -57,8 +57,9 @@ class HeadLog:
         if self.num_events == len(events):
             return
         self.num_events = len(events)
-        columns = [field.name for field in fields(Event)]
-        rows = [list(astuple(event)) for event in events]
+        names = [field.name for field in fields(Event)]
+        columns = names if any(event.kind for event in events) else names[:-1]  # without `kind`
+        rows = [list(astuple(event))[: len(columns)] for event in events]
         _write_csv(self.folder / "events.csv", columns, rows)
         for logger in self.wandb if events else ():
             texts = [[*row, str(event)] for row, event in zip(rows, events, strict=True)]

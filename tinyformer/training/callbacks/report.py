@@ -2,13 +2,14 @@
 
 import math
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import lightning as L
 import torch
 
-from tinyformer.analysis.costs import TrainingFlops
+from tinyformer.analysis.costs import TrainingFlops, batch_sizes
 from tinyformer.data import IGNORED
 from tinyformer.data.loader import EpochLoader
 from tinyformer.hardware import compute_dtype, peak_memory
@@ -74,7 +75,7 @@ class Report(L.Callback):
         self.latest: dict[str, float] = {}
         self.peak: Peak | None = None
         self._losses: torch.Tensor | None = None  # the sum of the finite ones, and their number
-        self._tokens = self._pairs = 0
+        self._sizes = Counter[str]()
         self._since = self._waited = 0.0
         self._pause: tuple[float, float] | None = None
         self._earlier = 0.0
@@ -134,9 +135,7 @@ class Report(L.Callback):
         loss = outputs["loss"].detach().float()
         added = torch.stack((loss.nan_to_num(0.0, 0.0, 0.0), loss.isfinite().float()))
         self._losses = added if self._losses is None else self._losses.to(loss.device) + added
-        rows, seq = batch["inputs"].shape
-        self._tokens += rows * seq
-        self._pairs += rows * seq * seq
+        self._sizes += batch_sizes(batch)
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
             return
@@ -145,8 +144,9 @@ class Report(L.Callback):
         losses, number = self._losses.tolist()
         mean_loss = losses * trainer.accumulate_grad_batches / number if number else math.nan
         now, waited = time.perf_counter(), _seconds_waited(trainer)
-        flops = self._costs.count(self._tokens, self._pairs, _read_out_fraction(batch) * self._tokens)
-        work = Work(now - self._since, self._tokens * trainer.world_size, flops, waited - self._waited)
+        flops = self._costs.count(self._sizes, _read_out_fraction(batch) * self._sizes["tokens"])
+        tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
+        work = Work(now - self._since, tokens * trainer.world_size, flops, waited - self._waited)
         self.total.add(work)
         self.peak = matmul_peak(pl_module.device, compute_dtype(trainer.precision))
         self.latest = {
@@ -161,7 +161,7 @@ class Report(L.Callback):
         self._since, self._waited = time.perf_counter(), waited
         for logger in trainer.loggers:
             logger.log_metrics(self.latest, step=trainer.global_step)
-        self._losses, self._tokens, self._pairs = None, 0, 0
+        self._losses, self._sizes = None, Counter()
 
 
 def _seconds_waited(trainer: L.Trainer) -> float:

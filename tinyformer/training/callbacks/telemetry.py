@@ -11,22 +11,19 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tinyformer.analysis import (
+    CROSS_MEANINGS,
     MEANINGS,
     EventDetector,
     HeadMeasures,
-    Picture,
-    Probe,
-    capture_weights,
-    fullest,
-    head_maps,
     head_traits,
-    make_probes,
-    map_names,
-    measure_heads,
+    layer_label,
     measure_maps,
+    split_name,
 )
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+from tinyformer.nn import EncoderDecoder
 from tinyformer.training.callbacks.head_log import HeadLog
+from tinyformer.training.callbacks.probing import PairProbing, Sizes, TextProbing
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule
 
@@ -34,8 +31,9 @@ from tinyformer.training.module import TrainingModule
 class AttentionTelemetry(L.Callback):
     """Measures each head every `every_n_steps` steps and at each validation, and plots all heads at validation.
 
-    `MEASURES` are taken on windows of the evaluated split, `PATTERNS` on repeated sequences of random tokens; both stay
-    the same throughout the run. The first measurement precedes the first step. Training is unaffected: its random
+    `MEASURES` are taken on windows of the evaluated split, `PATTERNS` on repeated sequences of random tokens; in an
+    encoder–decoder, `MEASURES` and, of cross-attention, `CROSS_MEASURES` on pairs of the split. They stay the same
+    throughout the run. The first measurement precedes the first step. Training is unaffected: its random
     number generators are not used, and only the first process measures. `HeadLog` lists the files.
 
     Args:
@@ -91,9 +89,8 @@ class AttentionTelemetry(L.Callback):
             raise ArgumentError("hysteresis", hysteresis, "must be at least 0 and below 1", {"hysteresis": 0.2})
         if probe_text == "":
             raise ArgumentError("probe_text", probe_text, "must not be empty", {"probe_text": "A cat."})
-        self.every_n_steps, self.num_windows, self.num_rows = every_n_steps, num_windows, num_rows
-        self.num_sequences, self.period = num_sequences, period
-        self.probe_text, self.num_tokens = probe_text, num_tokens
+        self.every_n_steps = every_n_steps
+        self.sizes = Sizes(num_windows, num_rows, num_sequences, period, probe_text, num_tokens)
         self.detector = EventDetector(head_traits(induction, sink, collapse), hysteresis)
         self.seconds = 0.0
         self.num_measurements = 0
@@ -113,14 +110,8 @@ class AttentionTelemetry(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Choose the windows and the probe text."""
         assert isinstance(pl_module, TrainingModule)
-        data, split = pl_module.data, pl_module.evaluated
-        self.windows = fullest(next(iter(data.evaluation_dataloader(split))), self.num_windows)
-        shown = slice(min(self.num_tokens, data.seq_len))
-        ids = (
-            data.tokenizer.encode(self.probe_text)[shown] if self.probe_text else data.splits[split].ids[shown].tolist()
-        )
-        self.probe, self.labels = torch.tensor([ids]), data.tokenizer.token_strings(ids)
-        self.probes: list[Probe] | None = None
+        kind = PairProbing if isinstance(pl_module.network, EncoderDecoder) else TextProbing
+        self.probing = kind(pl_module.data, pl_module.evaluated, self.sizes)
         self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -145,9 +136,11 @@ class AttentionTelemetry(L.Callback):
         assert isinstance(pl_module, TrainingModule)
         with self._timed(trainer, pl_module):
             measures, step = self._measure(trainer, pl_module), pl_module.step
-            self.paths.append(self.log.picture(step, "maps", "step", self._plot_maps(trainer, pl_module)))
-            title = f"measures of each head after {step} steps"
-            picture = measure_maps(measures.values, MEANINGS, measures.names, title)
+            for name, picture in self.probing.pictures(trainer, pl_module).items():
+                self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
+            title, labels = f"measures of each head after {step} steps", list(map(layer_label, measures.layers))
+            meanings = MEANINGS | CROSS_MEANINGS
+            picture = measure_maps(measures.values, meanings, measures.names, title, labels)
             self.log.picture(step, "measures", "measures", picture)
             self.log.heads(step, measures)
             if trainer.state.fn == TrainerFn.FITTING:
@@ -156,27 +149,15 @@ class AttentionTelemetry(L.Callback):
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> HeadMeasures:
         """Take and log the measures, once for each step."""
         assert isinstance(pl_module, TrainingModule)
-        step, data = pl_module.step, pl_module.data
+        step = pl_module.step
         if self.latest is not None and self.latest[0] == step:
             return self.latest[1]
-        if self.probes is None:
-            windows, vocab_size = trainer.strategy.batch_to_device(self.windows), data.tokenizer.vocab_size
-            sizes = vocab_size, data.seq_len, self.num_sequences, self.period
-            self.probes = make_probes(pl_module.task, windows, *sizes)
-        context = trainer.precision_plugin.forward_context()
-        measures = measure_heads(pl_module.network, self.probes, self.num_rows, context)
+        measures = self.probing.measure(trainer, pl_module)
         self.latest, self.num_measurements = (step, measures), self.num_measurements + 1
         self.log.scalars(step, measures)
-        self.detector.observe(step, measures.names, measures.values)
+        places = [split_name(layer) for layer in measures.layers]
+        self.detector.observe(step, measures.names, measures.values, places)
         return measures
-
-    def _plot_maps(self, trainer: L.Trainer, pl_module: TrainingModule) -> Picture:
-        tokens = trainer.strategy.batch_to_device(self.probe)
-        mask = pl_module.task.mask({"inputs": tokens})
-        with trainer.precision_plugin.forward_context():
-            maps = capture_weights(pl_module.network, tokens, mask)
-        names = [map_names(layer) for layer in pl_module.network.attentions()]
-        return head_maps([layer[0] for layer in maps], self.labels, f"attention after {pl_module.step} steps", names)
 
     @contextmanager
     def _timed(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[None]:

@@ -1,6 +1,7 @@
-"""A model's predictions on a split: which classes a classifier confuses, and where it is most wrong."""
+"""A model's predictions on a split: which classes it confuses and where it is most wrong, or what it generates."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from functools import singledispatch
 from typing import Any
 
@@ -11,16 +12,17 @@ from torch import Tensor
 from tinyformer.analysis.charts import confusion_grid
 from tinyformer.analysis.subject import Findings
 from tinyformer.batch import Batch
-from tinyformer.data import LabelledSplit
-from tinyformer.nn import Transformer
-from tinyformer.tasks import Classification, Task
+from tinyformer.data import LabelledSplit, PairSplit
+from tinyformer.nn import Network
+from tinyformer.tasks import Classification, Seq2Seq, Task
+from tinyformer.tasks.text_metrics import text_similarity
 
 NUM_WORST = 50
 """Number of examples in the table of the worst."""
 
 
 @singledispatch
-def analyse_predictions(task: Task, network: Transformer, batches: Iterable[Batch], split: Any) -> Findings:
+def analyse_predictions(task: Task, network: Network, batches: Iterable[Batch], split: Any) -> Findings:
     """Tables and figures of a model's predictions, by the class of the task; none for most tasks.
 
     Args:
@@ -34,7 +36,7 @@ def analyse_predictions(task: Task, network: Transformer, batches: Iterable[Batc
 
 @analyse_predictions.register
 @torch.no_grad()
-def _(task: Classification, network: Transformer, batches: Iterable[Batch], split: LabelledSplit) -> Findings:
+def _(task: Classification, network: Network, batches: Iterable[Batch], split: LabelledSplit) -> Findings:
     was_training = network.training
     network.eval()
     probabilities, labels, rows = [], [], []
@@ -45,6 +47,13 @@ def _(task: Classification, network: Transformer, batches: Iterable[Batch], spli
     network.train(was_training)
     texts = [split.text(row) for row in rows]
     return classification_findings(torch.cat(probabilities), torch.cat(labels), texts, task.labels)
+
+
+@analyse_predictions.register
+def _(task: Seq2Seq, network: Network, batches: Iterable[Batch], split: PairSplit) -> Findings:
+    """Each decoded pair beside its reference, with the chrF of the sentence (0 to 100); see `Seq2Seq.outputs`."""
+    rows = [[*astuple(one), text_similarity(one.output, one.reference)] for one in task.outputs]
+    return Findings(tables={"translations": (["source", "reference", "output", "chrf"], rows)} if rows else {})
 
 
 def classification_findings(

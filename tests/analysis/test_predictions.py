@@ -5,7 +5,7 @@ import torch
 from nn.model_cases import make_encoder, token_ids
 
 from tinyformer.analysis import analyse_predictions
-from tinyformer.analysis.classification import classification_findings
+from tinyformer.analysis.predictions import classification_findings
 from tinyformer.data import LabelledSplit
 from tinyformer.nn import ClassReadout, Transformer
 from tinyformer.tasks import Classification

@@ -1,0 +1,70 @@
+"""Measures of cross-attention by hand, and of pairs against the maps of each pair alone."""
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from nn.test_encoder_decoder import SOURCE, TARGET, make
+
+from tinyformer.analysis import CROSS_MEASURES, MEASURES, TokenPair, capture_pair, measure_pairs
+from tinyformer.analysis.cross_measures import coverage, diagonal_distance, monotonicity, source_end
+from tinyformer.analysis.measures import entropy
+from tinyformer.analysis.probe import layer_label
+
+DIAGONAL = torch.eye(3)
+BACKWARD = torch.eye(3).flip(0)
+FIRST = torch.tensor([[1.0, 0, 0]] * 3)
+EVEN = torch.full((3, 3), 1 / 3)
+MAPS = torch.stack([DIAGONAL, BACKWARD, FIRST, EVEN]).unsqueeze(0)
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        (diagonal_distance, [0, 2 / 3, 1 / 2, (1 / 2 + 1 / 3 + 1 / 2) / 3]),
+        (monotonicity, [1, -1, 0, 0]),
+        (coverage, [1, 1, 1 / 3, 1]),
+        (source_end, [1 / 3, 1 / 3, 0, 1 / 3]),
+    ],
+)
+def test_measures_by_hand(measure, expected):
+    assert measure(MAPS).tolist() == pytest.approx(expected)
+    stacked = torch.stack([MAPS, MAPS.flip(1)])
+    assert measure(stacked).tolist() == [pytest.approx(expected), pytest.approx(expected[::-1])]
+
+
+def test_an_order_that_is_half_kept():
+    weights = torch.eye(4)[[0, 2, 1, 3]].view(1, 1, 4, 4)
+    assert monotonicity(weights).item() == pytest.approx((5 - 1) / 6)
+    assert math.isnan(monotonicity(torch.ones(1, 1, 1, 4)).item())
+    assert diagonal_distance(torch.ones(1, 1, 1, 1)).item() == 0
+
+
+def test_each_kind_has_its_measures_on_every_pair_alone():
+    network = make().train()
+    pairs = [TokenPair(SOURCE[:1], TARGET[:1]), TokenPair(SOURCE[1:, :5], TARGET[1:, :3])]
+    measures = measure_pairs(network, pairs, nullcontext())
+    assert network.training
+    assert list(measures.layers) == [f"{kind}/layer_0{n}" for kind in ("encoder", "decoder", "cross") for n in (0, 1)]
+    kinds = network.attentions_by_kind()
+    captured = [capture_pair(network, pair) for pair in pairs]
+    assert captured[1]["cross"][1].shape == (1, 4, 3, 5)
+    with torch.no_grad():
+        context = network.eval().encode(*pairs[1][:1])
+        call = []
+        kinds["cross"][0].call_point.register_forward_hook(lambda module, args, out: call.append(out) and None)
+        network.decode(pairs[1].target, context)
+        expected = kinds["cross"][0].maps_of_call(call[0]).weights
+    torch.testing.assert_close(captured[1]["cross"][0], expected)
+    assert torch.equal(captured[0]["decoder"][0].triu(1), torch.zeros(1, 4, 7, 7))
+    mean = torch.stack([entropy(one["cross"][0]) for one in captured]).mean(dim=0)
+    assert measures.values["entropy"][4] == pytest.approx(mean.tolist())
+    for name, layers in measures.values.items():
+        own = [name in MEASURES] * 4 + [name in CROSS_MEASURES] * 2
+        assert [not math.isnan(values[0]) for values in layers] == own
+    columns, rows = measures.table()
+    assert columns[:3] == ["kind", "layer", "head"]
+    assert [row[:3] for row in rows[:2] + rows[-1:]] == [["encoder", 0, "00"], ["encoder", 0, "01"], ["cross", 1, "03"]]
+    assert "attention/cross/layer_01/head_03/coverage" in measures.scalars()
+    assert list(map(layer_label, measures.layers))[-1] == "cross 1"

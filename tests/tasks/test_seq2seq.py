@@ -1,0 +1,84 @@
+"""Translation and summarisation: loss and scores by hand, and the metrics of texts by the reference programs."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from tinyformer.batch import IGNORED
+from tinyformer.errors import ArgumentError
+from tinyformer.tasks import Seq2Seq
+from tinyformer.tasks.text_metrics import text_metrics, text_similarity
+
+PROBABILITIES = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], [[0.2, 0.7, 0.1], [1 / 3, 1 / 3, 1 / 3]]])
+TARGETS = torch.tensor([[0, 1], [1, IGNORED]])
+BATCH = {
+    "source": torch.tensor([[2, 1, 0], [1, 0, 0]]),
+    "source_lengths": torch.tensor([3, 2]),
+    "inputs": torch.zeros(2, 2, dtype=torch.long),
+    "targets": TARGETS,
+}
+
+
+class Fixed(nn.Module):
+    """An encoder–decoder with these probabilities."""
+
+    def forward(self, source, tokens, source_mask, mask=None, targets=None, label_smoothing=0.0):
+        assert source_mask.lengths.tolist() == [3, 2]
+        logits = PROBABILITIES.log()
+        if targets is None:
+            return logits
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=label_smoothing
+        )
+
+
+def test_loss_and_scores_by_hand():
+    task = Seq2Seq()
+    expected = [-math.log(0.5) - math.log(0.1), -math.log(0.7)]
+    assert task.loss(Fixed(), BATCH).item() == pytest.approx(sum(expected) / 3)
+    nats, targets = task.nats(Fixed(), BATCH)
+    assert nats.tolist() == pytest.approx(expected)
+    assert targets.tolist() == [2, 1]
+    metrics = task.metrics(task.score(Fixed(), BATCH), None)
+    assert metrics["loss"] == pytest.approx(sum(expected) / 3)
+    assert metrics["perplexity"] == pytest.approx(math.exp(sum(expected) / 3))
+    assert (metrics["accuracy"], metrics["accuracy_top5"]) == (pytest.approx(2 / 3), 1.0)
+
+
+def test_smoothed_labels_train_and_do_not_evaluate():
+    spread = [-math.fsum(map(math.log, row)) / 3 for row in ([0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.7, 0.1])]
+    chosen = [-math.log(probability) for probability in (0.5, 0.1, 0.7)]
+    task = Seq2Seq(label_smoothing=0.3)
+    assert task.loss(Fixed(), BATCH).item() == pytest.approx((0.7 * sum(chosen) + 0.3 * sum(spread)) / 3)
+    assert task.metrics(task.score(Fixed(), BATCH), None)["loss"] == pytest.approx(sum(chosen) / 3)
+    for options in ({"label_smoothing": 1.0}, {"num_decoded": -1}):
+        with pytest.raises(ArgumentError, match=next(iter(options))):
+            Seq2Seq(**options)
+
+
+OUTPUTS = ["The cat sat on the mat.", "It rains, and it pours!", "a b", ""]
+REFERENCES = ["The cat is on the mat.", "It rains, and it pours!", "c d e f", "the end"]
+
+
+def test_bleu_and_chrf_are_those_of_the_command_line(tmp_path):
+    for name, texts in (("outputs", OUTPUTS), ("references", REFERENCES)):
+        (tmp_path / name).write_text("\n".join(texts) + "\n")
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "outputs", "-m", "bleu", "chrf", "-b", "-w", "6"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    metrics = text_metrics(OUTPUTS, REFERENCES)
+    expected = [float(number) for number in ended.stdout.replace("[", " ").replace("]", " ").replace(",", " ").split()]
+    assert [metrics["bleu"], metrics["chrf"]] == pytest.approx(expected, abs=1e-5)
+    assert metrics["exact_match"] == 1 / 4
+    assert (text_similarity("same", "same"), text_similarity("ab", "xy")) == (100.0, 0.0)
+
+
+def test_rouge_by_hand():
+    # "on" and "the" and "mat" and "cat" and "the": 5 of 6 words; the longest common subsequence has as many.
+    metrics = text_metrics(OUTPUTS[:1], REFERENCES[:1])
+    assert (metrics["rouge1"], metrics["rougeL"]) == (pytest.approx(500 / 6), pytest.approx(500 / 6))
+    assert text_metrics(["b a"], ["a b"])["rouge1"] == 100
+    assert text_metrics(["b a"], ["a b"])["rougeL"] == 50

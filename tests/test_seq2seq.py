@@ -1,0 +1,97 @@
+"""`task=seq2seq` from the command line: a run, its files, its checkpoint, and what is refused."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from programs import SMALL, Program, Trained, results_of
+
+import tinyformer
+
+PAIRS = "task=seq2seq data=text data.files=pairs.tsv tokenizer=byte hydra.run.dir=run"
+
+
+@pytest.fixture(autouse=True)
+def pairs(tmp_path: Path) -> None:
+    rows = [(f"{n} {n * 7 % 10}", f"{n * 7 % 10}-{n}") for n in range(80)]
+    (tmp_path / "pairs.tsv").write_text("source\ttarget\n" + "".join(f"{one}\t{two}\n" for one, two in rows))
+
+
+def table(path: str) -> list[dict[str, str]]:
+    with Path(path).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
+    ended = program(
+        "train.py", SMALL, PAIRS, "cross_attention=gqa cross_attention.score=additive model.num_encoder_layers=1"
+    )
+    assert ended.code == 0, ended.err
+    results = results_of("run")
+    names = ("loss", "accuracy", "bleu", "chrf", "rouge1", "rougeL", "exact_match")
+    assert {f"{split}/{name}" for split in ("val", "test") for name in names} <= results.keys()
+    outputs = table("run/translations.csv")
+    assert len(outputs) == 4
+    assert results["sample"] == [row["output"] for row in outputs[:3]]
+    assert f"source     {outputs[0]['source']}" in ended.out
+    heads = table("run/attention/heads.csv")
+    kinds = [(row["kind"], row["layer"]) for row in heads[::2]]
+    assert kinds == [("encoder", "0"), ("decoder", "0"), ("decoder", "1"), ("cross", "0"), ("cross", "1")]
+    assert all(heads[-1][name] for name in ("monotonicity", "coverage", "source_end", "diagonal_distance"))
+    assert not heads[0]["coverage"]
+    assert "attention/cross/layer_01/head_01/coverage" in Path("run/metrics.csv").read_text().splitlines()[0]
+    for name in ("encoder", "decoder", "cross", "measures"):
+        assert Path(f"run/attention/{name}_000004.png").exists()
+    resumed = program("train.py", "resume=run trainer.max_steps=6")
+    assert resumed.code == 0, resumed.err
+    assert results_of("run")["steps"] == 6
+    checkpoint = "run/checkpoints/last.ckpt"
+    evaluated = program("evaluate.py", f"checkpoint={checkpoint} data.files=pairs.tsv hydra.run.dir=evaluated")
+    assert evaluated.code == 0, evaluated.err
+    for name in ("loss", "bleu", "chrf"):
+        assert results_of("evaluated")[f"val/{name}"] == pytest.approx(results_of("run")[f"val/{name}"], abs=1e-4)
+    prompts = "data.files=pairs.tsv 'generate.prompt=[3 1,4 8]' generate.beams=2 hydra.run.dir=prompted"
+    prompted = program("evaluate.py", f"checkpoint={checkpoint}", prompts)
+    assert prompted.code == 0, prompted.err
+    model = tinyformer.load(checkpoint)
+    assert results_of("prompted")["sample"] == model.generate(["3 1", "4 8"], beams=2)
+    sizes = "data.batch_size=4 trainer.max_steps=4 callbacks=default trainer.precision=32-true"
+    started = program(
+        "train.py", PAIRS.replace("tokenizer=byte", sizes).replace("dir=run", "dir=again"), f"init_from={checkpoint}"
+    )
+    assert started.code == 0, started.err
+    assert results_of("again")["num_parameters"] == results["num_parameters"]
+
+
+MISTAKES = {
+    "cross_attention: only an encoder–decoder has it": "data=text data.files=book.txt cross_attention=gqa",
+    "network: Seq2Seq needs EncoderDecoder": f"{PAIRS} network=transformer",
+    "model.num_layers=0": f"{PAIRS} model.num_layers=0",
+    "source=pydoc: has no pairs of a source and a target": "task=seq2seq data=pydoc",
+    "data.source_column=es: ": f"{PAIRS} data.source_column=es",
+    "data.too_long=error: ": f"{PAIRS} data.too_long=error model.max_seq_len=4",
+    "data.too_long=cut": f"{PAIRS} data.too_long=cut",
+    "cross_attention.window": f"{PAIRS} +cross_attention.window=4",
+    "freeze_encoder=true: ": f"{PAIRS} freeze_encoder=true init_from=null",
+    "model.num_encoder_layers=0": f"{PAIRS} model.num_encoder_layers=0",
+    "attention.ablated_heads=[[0,1]]: must hold [kind, layer, head]": f"{PAIRS} attention.ablated_heads=[[0,1]]",
+    "attention.ablated_heads=[[cross,2,0]]": f"{PAIRS} attention.ablated_heads=[[cross,2,0]]",
+    "attention.ablated_heads=[[self,0,0]]": f"{PAIRS} attention.ablated_heads=[[self,0,0]]",
+    "generate.beams=0": f"{PAIRS} generate.beams=0",
+    "task.objective.label_smoothing=1.0": f"{PAIRS} task.objective.label_smoothing=1.0",
+    "cross_attention.backend=flash": f"{PAIRS} cross_attention.score=additive cross_attention.backend=flash",
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes(message: str, program: Program, book: Path) -> None:
+    ended = program("train.py", SMALL, MISTAKES[message])
+    assert (ended.code, ended.out) == (2, ""), ended.err
+    assert message in ended.err
+    assert not Path("run").exists()
+
+
+def test_a_checkpoint_of_another_task(program: Program, trained: Trained) -> None:
+    ended = program("train.py", PAIRS.replace("tokenizer=byte", ""), f"init_from={trained.last}")
+    assert ended.code == 2
+    assert "is of class Transformer, and this run trains EncoderDecoder" in ended.err

@@ -1,0 +1,129 @@
+"""Beam search: the most probable target that an encoder–decoder finds for each source."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tinyformer.errors import require_at_least
+from tinyformer.nn import AttentionMask, Cache, Context, EncoderDecoder
+
+
+@dataclass(frozen=True)
+class Beam:
+    """How many hypotheses are kept, and how they compare.
+
+    Args:
+        beams: hypotheses kept for each source at each step; 1 is greedy search.
+        length_penalty: a hypothesis of n tokens has the score log p / n^length_penalty. At 0, short ones are preferred
+            (Wu et al. 2016, arXiv 1609.08144, §7).
+
+    Raises:
+        ArgumentError: a value is out of range.
+    """
+
+    beams: int = 4
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, {"beams": 4}, beams=self.beams)
+        require_at_least(0, {"length_penalty": 1.0}, length_penalty=self.length_penalty)
+
+
+@torch.no_grad()
+def beam_search(
+    network: EncoderDecoder,
+    source: Int[Tensor, "batch source_seq"],
+    lengths: Int[Tensor, " batch"],
+    token: int,
+    beam: Beam | None = None,
+    max_tokens: int | None = None,
+    use_cache: bool = True,
+) -> list[list[int]]:
+    """The target with the best score of each source.
+
+    Args:
+        network: the model; in evaluation mode while it decodes.
+        source: token ids of the sources, padded on the right.
+        lengths: number of tokens of each source.
+        token: the token that a target begins with and ends at.
+        beam: see `Beam`; `Beam()` unless given.
+        max_tokens: maximum number of tokens of a target, the last one included; by default what the model's context
+            holds.
+        use_cache: whether to keep keys and values in a cache; the targets are the same without one.
+
+    Returns:
+        The tokens of each target, without those that begin and end it.
+    """
+    room = network.decoder.max_seq_len
+    max_tokens = min(max_tokens or room, room)
+    was_training = network.training
+    network.eval()
+    try:
+        context = network.encode(source, AttentionMask(lengths=lengths))
+        cache = Cache(len(network.decoder.layers), max_tokens) if use_cache else None
+        return _search(network, context, cache, token, beam or Beam(), max_tokens)
+    finally:
+        network.train(was_training)
+
+
+def _search(
+    network: EncoderDecoder, context: Context, cache: Cache | None, token: int, beam: Beam, max_tokens: int
+) -> list[list[int]]:
+    """See `beam_search`; rows of a batch are the hypotheses of the first source, of the second, and so on."""
+    batch, beams, device = len(context.vectors), beam.beams, context.vectors.device
+    context = _select(context, torch.arange(batch, device=device).repeat_interleave(beams))
+    best = [_Hypothesis() for _ in range(batch)]
+    searched = torch.arange(batch, device=device)
+    targets = torch.full((batch, beams, 1), token, device=device)
+    # At first all hypotheses of a source are the same, so that only one of them counts.
+    sums = torch.full((batch, beams), -torch.inf, device=device)
+    sums[:, 0] = 0.0
+    ended = torch.full((batch, beams), -torch.inf, device=device)
+    for length in range(1, max_tokens + 1):
+        unread = targets if cache is None else targets[:, :, -1:]
+        logits = network.decode(unread.flatten(0, 1), context, cache=cache)[:, -1]
+        totals = sums.unsqueeze(-1) + logits.float().log_softmax(dim=-1).unflatten(0, (-1, beams))
+        # Twice as many candidates as hypotheses, since all of the best may end here.
+        sums, places = totals.flatten(1).topk(2 * beams)
+        parents, tokens = places // totals.shape[-1], places % totals.shape[-1]
+        ends, norm = tokens == token, length**beam.length_penalty
+        closes = ends | (length == max_tokens)
+        scores = (sums / norm).masked_fill(~closes, -torch.inf)[:, :beams]
+        for row, (score, place) in enumerate(zip(*(part.tolist() for part in scores.max(dim=1)), strict=True)):
+            one = best[int(searched[row])]
+            if score > one.score:
+                one.score, one.tokens = score, targets[row, parents[row, place], 1:].tolist()
+                one.tokens += [] if ends[row, place] else [int(tokens[row, place])]
+        ended = torch.cat([ended, scores], dim=1).topk(beams).values
+        sums, places = sums.masked_fill(ends, -torch.inf).topk(beams)
+        # Without reward for length, no hypothesis gets better as it grows.
+        goes_on = (ended[:, -1] < sums[:, 0] / norm).nonzero().squeeze(1)
+        if length == max_tokens or not len(goes_on):
+            break
+        parents, tokens = parents.gather(1, places)[goes_on], tokens.gather(1, places)[goes_on]
+        rows = (goes_on.unsqueeze(1) * beams + parents).flatten()
+        if cache is not None:
+            cache.select(rows, contexts=len(goes_on) < len(sums))
+        if len(goes_on) < len(sums):
+            context = _select(context, rows)
+        targets = torch.cat([targets.flatten(0, 1)[rows], tokens.flatten().unsqueeze(1)], dim=1)
+        targets = targets.unflatten(0, (-1, beams))
+        sums, ended, searched = sums[goes_on], ended[goes_on], searched[goes_on]
+    return [one.tokens for one in best]
+
+
+@dataclass
+class _Hypothesis:
+    """The best hypothesis of a source that has ended."""
+
+    score: float = -math.inf
+    tokens: list[int] = field(default_factory=list)
+
+
+def _select(context: Context, rows: Int[Tensor, " rows"]) -> Context:
+    """Some rows of a context."""
+    lengths = context.mask.lengths
+    return Context(context.vectors[rows], AttentionMask(lengths=None if lengths is None else lengths[rows]))

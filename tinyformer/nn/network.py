@@ -1,0 +1,75 @@
+"""What every whole network has: stacks of layers, attention layers with names, and a readout."""
+
+from abc import abstractmethod
+
+import torch
+from torch import nn
+
+from tinyformer.errors import argument_path
+from tinyformer.nn.attention import BaseAttention
+from tinyformer.nn.encoder import Encoder
+from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.resolve import resolve_backend
+
+
+class Network(nn.Module):
+    """Base of the networks: `Transformer`, of one stack of layers, and `EncoderDecoder`, of two."""
+
+    encoder: Encoder
+    readout: nn.Module
+
+    @abstractmethod
+    def stacks(self) -> list[Encoder]:
+        """The stacks of layers, in the order in which they run."""
+
+    @abstractmethod
+    def attentions(self) -> list[BaseAttention]:
+        """The attention modules: by kind, and of each kind from the first layer to the last."""
+
+    @abstractmethod
+    def layer_names(self) -> list[str]:
+        """A name for each of `attentions`: "layer_03", or "cross/layer_03" where there are several kinds."""
+
+    @abstractmethod
+    def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
+        """The mask of each of `attentions`, given that of a batch."""
+
+    @abstractmethod
+    def attention_paths(self) -> list[tuple[str, ...]]:
+        """The arguments that made each of `attentions`, for errors."""
+
+    @property
+    def max_seq_len(self) -> int:
+        """Length of the longest sequence, in tokens."""
+        return self.encoder.max_seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return self.encoder.vocab_size
+
+    def pruned_heads(self) -> list[list[int]]:
+        """The `[layer, head]` pairs of the heads that were removed."""
+        return [[index, head] for index, layer in enumerate(self.attentions()) for head in layer.head_map.pruned]
+
+    def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
+        """Choose the attention backend of every layer, before the first step and before compiling.
+
+        See `resolve_backend` for the arguments.
+
+        Returns:
+            The names of the backends, without repetition, separated by commas.
+
+        Raises:
+            ArgumentError: the backend that was asked for does not support this case.
+        """
+        layers = zip(self.attentions(), self.attention_masks(mask), self.attention_paths(), strict=True)
+        names = set()
+        for layer, own, path in layers:
+            with argument_path(*path):
+                names.add(resolve_backend(layer, device, dtype, own, self.max_seq_len, training).name)
+        return ", ".join(sorted(names))
+
+    def num_parameters(self) -> int:
+        """The number of trainable parameters, embeddings included; shared ones count once."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)

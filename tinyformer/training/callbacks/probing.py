@@ -1,0 +1,134 @@
+"""The fixed inputs of telemetry: what is measured, and what is plotted."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import lightning as L
+import torch
+
+from tinyformer.analysis import (
+    HeadMeasures,
+    Picture,
+    Probe,
+    TokenPair,
+    capture_pair,
+    capture_weights,
+    fullest,
+    head_maps,
+    make_probes,
+    map_names,
+    measure_heads,
+    measure_pairs,
+)
+from tinyformer.beam_search import Beam, beam_search
+from tinyformer.data import DataModule, Pairs, PairSplit
+from tinyformer.nn import EncoderDecoder, Transformer
+from tinyformer.training.module import TrainingModule
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured and plotted; see `AttentionTelemetry`."""
+
+    num_windows: int
+    num_rows: int
+    num_sequences: int
+    period: int
+    probe_text: str | None
+    num_tokens: int
+
+
+class TextProbing:
+    """Measures and plots the heads of a transformer, on windows of a split and on repeated random tokens.
+
+    Args:
+        data: the data.
+        split: the split that is evaluated.
+        sizes: how much is measured and plotted.
+    """
+
+    def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.windows = fullest(next(iter(data.evaluation_dataloader(split))), sizes.num_windows)
+        shown, text = slice(min(sizes.num_tokens, data.seq_len)), sizes.probe_text
+        ids = data.tokenizer.encode(text)[shown] if text else data.splits[split].ids[shown].tolist()
+        self.probe, self.labels = torch.tensor([ids]), data.tokenizer.token_strings(ids)
+        self.probes: list[Probe] | None = None
+
+    def measure(self, trainer: L.Trainer, module: TrainingModule) -> HeadMeasures:
+        """The measures of every head."""
+        if self.probes is None:
+            windows, vocab_size = trainer.strategy.batch_to_device(self.windows), module.data.tokenizer.vocab_size
+            numbers = vocab_size, module.data.seq_len, self.sizes.num_sequences, self.sizes.period
+            self.probes = make_probes(module.task, windows, *numbers)
+        context = trainer.precision_plugin.forward_context()
+        return measure_heads(cast(Transformer, module.network), self.probes, self.sizes.num_rows, context)
+
+    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, Picture]:
+        """The attention maps on the probe text, by the name of their file."""
+        tokens = trainer.strategy.batch_to_device(self.probe)
+        mask = module.task.mask({"inputs": tokens})
+        with trainer.precision_plugin.forward_context():
+            maps = capture_weights(cast(Transformer, module.network), tokens, mask)
+        names = [map_names(layer) for layer in module.network.attentions()]
+        title = f"attention after {module.step} steps"
+        return {"step": head_maps([layer[0] for layer in maps], self.labels, title, names)}
+
+
+class PairProbing:
+    """Measures and plots the three kinds of attention of an encoder–decoder, on pairs of a split.
+
+    Args:
+        data: the data.
+        split: the split that is evaluated.
+        sizes: how much is measured and plotted; there are no windows of random tokens.
+    """
+
+    def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
+        self.sizes, self.tokenizer = sizes, data.tokenizer
+        pairs = cast(PairSplit, data.splits[split])
+        self.pairs = [_pair(pairs, row) for row in range(min(sizes.num_windows, pairs.num_documents))]
+        # The first pair that fits, or else the shortest.
+        longest = pairs.lengths.max(axis=1)
+        fits = longest <= sizes.num_tokens
+        self.shown = _pair(pairs, int(fits.argmax() if fits.any() else longest.argmin()))
+
+    def measure(self, trainer: L.Trainer, module: TrainingModule) -> HeadMeasures:
+        """The measures of every head, those of cross-attention among them."""
+        pairs = [pair.to(module.device) for pair in self.pairs]
+        return measure_pairs(cast(EncoderDecoder, module.network), pairs, trainer.precision_plugin.forward_context())
+
+    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, Picture]:
+        """The attention maps of each kind on one pair, by the name of their file.
+
+        Of a probe text the target is what greedy search finds.
+        """
+        network = cast(EncoderDecoder, module.network)
+        with trainer.precision_plugin.forward_context():
+            pair = self.shown.to(module.device) if self.sizes.probe_text is None else self._decoded(network)
+            captured = capture_pair(network, pair)
+        source, target = (self.tokenizer.token_strings(ids[0].tolist()) for ids in pair)
+        tokens = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+        return {
+            kind: head_maps(
+                [layer[0] for layer in captured[kind]],
+                tokens[kind][0],
+                f"{kind} attention after {module.step} steps",
+                [map_names(layer) for layer in layers],
+                tokens[kind][1],
+            )
+            for kind, layers in network.attentions_by_kind().items()
+        }
+
+    def _decoded(self, network: EncoderDecoder) -> TokenPair:
+        eos, device = self.tokenizer.eos_id, network.encoder.token_embedding.weight.device
+        ids = self.tokenizer.encode(str(self.sizes.probe_text))[: network.max_seq_len - 1]
+        source = torch.tensor([[*ids, eos]], device=device)
+        lengths = torch.tensor([source.shape[1]], device=device)
+        (target,) = beam_search(network, source, lengths, eos, Beam(1), max_tokens=self.sizes.num_tokens)
+        return TokenPair(source, torch.tensor([[eos, *target]], device=device)[:, : network.max_seq_len])
+
+
+def _pair(pairs: PairSplit, row: int) -> TokenPair:
+    batch = Pairs(pairs)[row]
+    return TokenPair(batch["source"], batch["inputs"])
