@@ -92,3 +92,20 @@ def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:
             assert evidence["loss"] == pytest.approx(evidence["our_loss"], rel=0.02)
     assert (tmp_path / "out/peers.png").read_bytes().startswith(b"\x89PNG")
     assert statistics.median(row["ratio"] for row in record["rows"] if row["bench"] == "loading") > 1
+
+
+@pytest.mark.slow
+def test_what_translates_dates_is_compared_with_simpler_ways(tmp_path: Path) -> None:
+    sizes = "model.num_layers=1 model.num_encoder_layers=1 model.d_model=16 model.num_heads=2 trainer.max_steps=2"
+    dates = "experiment=dates_cpu data.num_pairs=300 task.objective.num_decoded=1 hydra.run.dir=dates"
+    command = [sys.executable, str(ROOT / "train.py"), *dates.split(), *sizes.split()]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    printed = run_benchmark("alignment", tmp_path, ["dates/checkpoints/best.ckpt"])
+    assert printed.count("% of the copied digits of 10 test pairs") == 2
+    (tmp_path / "pairs").mkdir()
+    for split in ("train", "validation", "test"):
+        rows = "".join(f"uno gato {n}\tone cat {n}\n" for n in range(9))
+        (tmp_path / "pairs" / f"{split}.tsv").write_text(f"source\ttarget\n{rows}")
+    printed = run_benchmark("translation", tmp_path, ["pairs"])
+    scores = [float(line.split("BLEU ")[1].split(",")[0]) for line in printed.splitlines()]
+    assert scores[2] > 90 > scores[0]
