@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -102,10 +103,12 @@ def test_what_translates_dates_is_compared_with_simpler_ways(tmp_path: Path) -> 
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     printed = run_benchmark("alignment", tmp_path, ["dates/checkpoints/best.ckpt"])
     assert printed.count("% of the copied digits of 10 test pairs") == 2
+    english = {"uno": "one", "dos": "two", "tres": "three", "cuatro": "four", "cinco": "five"}
+    pairs = [(" ".join(four), " ".join(map(english.get, four))) for four in permutations(english, 4)]
+    rows = [("source", "target"), *pairs]
     (tmp_path / "pairs").mkdir()
     for split in ("train", "validation", "test"):
-        rows = "".join(f"uno gato {n}\tone cat {n}\n" for n in range(9))
-        (tmp_path / "pairs" / f"{split}.tsv").write_text(f"source\ttarget\n{rows}")
+        (tmp_path / "pairs" / f"{split}.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows))
     printed = run_benchmark("translation", tmp_path, ["pairs"])
     scores = [float(line.split("BLEU ")[1].split(",")[0]) for line in printed.splitlines()]
     assert scores[2] > 90 > scores[0]

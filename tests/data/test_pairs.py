@@ -92,7 +92,6 @@ MISTAKES = {
         "seq_len": 4,
         "too_long": "error",
     },
-    "must be one of": lambda folder: {"files": write(folder), "too_long": "cut"},
     "must be at least 2": lambda folder: {"files": write(folder), "seq_len": 1},
 }
 

@@ -1,7 +1,7 @@
 """Batches of rows of similar length, so that little of them is padding."""
 
 from abc import abstractmethod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from tinyformer.data.loader import EpochLoader
 _POOL = 50  # batches whose rows are sorted by length together
 
 
+@runtime_checkable
 class Rows(Protocol):
     """Rows of a split, of which any can be put into a batch, padded to the longest of them."""
 
