@@ -320,7 +320,7 @@ def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_python_block_is_run() -> None:
-    assert {*LOADING, *CAPTURING, *TRAINING, *MINE} == PYTHON
+    assert {*LOADING, *TRANSLATING, *CAPTURING, *TRAINING, *MINE} == PYTHON
     classes = {part for block in MINE for part in block.split("\n\n\n")[1:]}
     assert all(part.strip() in MINE[-1] for part in classes)  # commands run with the whole
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tinyformer.errors import require_at_least
+from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.nn import AttentionMask, Cache, Context, EncoderDecoder
 
 
@@ -16,8 +16,8 @@ class Beam:
     """How many hypotheses are kept, and how they compare.
 
     Args:
-        beams: hypotheses kept for each source at each step; 1 is greedy search.
-        length_penalty: a hypothesis of n tokens has the score log p / n^length_penalty. At 0, short ones are preferred
+        beams: hypotheses kept for each source at each step, at most 100; 1 is greedy search.
+        length_penalty: a hypothesis of n tokens has the score log p / n^length_penalty, up to 10. At 0, short ones win
             (Wu et al. 2016, arXiv 1609.08144, §7).
 
     Raises:
@@ -29,7 +29,10 @@ class Beam:
 
     def __post_init__(self) -> None:
         require_at_least(1, {"beams": 4}, beams=self.beams)
+        require_at_most(100, {"beams": 4}, beams=self.beams)
         require_at_least(0, {"length_penalty": 1.0}, length_penalty=self.length_penalty)
+        if not self.length_penalty <= 10:
+            raise ArgumentError("length_penalty", self.length_penalty, "must be at most 10", {"length_penalty": 1.0})
 
 
 @torch.no_grad()
@@ -42,7 +45,7 @@ def beam_search(
     max_tokens: int | None = None,
     use_cache: bool = True,
 ) -> list[list[int]]:
-    """The target with the best score of each source.
+    """The target with the best score that the search finds for each source.
 
     Args:
         network: the model; in evaluation mode while it decodes.
@@ -58,7 +61,8 @@ def beam_search(
         The tokens of each target, without those that begin and end it.
     """
     room = network.decoder.max_seq_len
-    max_tokens = min(max_tokens or room, room)
+    require_at_least(1, {"max_tokens": room}, max_tokens=max_tokens)
+    max_tokens = room if max_tokens is None else min(max_tokens, room)
     was_training = network.training
     network.eval()
     try:
@@ -99,7 +103,8 @@ def _search(
                 one.tokens += [] if ends[row, place] else [int(tokens[row, place])]
         ended = torch.cat([ended, scores], dim=1).topk(beams).values
         sums, places = sums.masked_fill(ends, -torch.inf).topk(beams)
-        # Without reward for length, no hypothesis gets better as it grows.
+        # A search ends where the best that goes on is worse, at its present length, than all that have ended; with a
+        # length penalty it could still become better.
         goes_on = (ended[:, -1] < sums[:, 0] / norm).nonzero().squeeze(1)
         if length == max_tokens or not len(goes_on):
             break

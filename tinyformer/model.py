@@ -74,6 +74,9 @@ def load(
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
     task = instantiate(config.task.objective, _convert_="all")
     network.to(device, dtype)
+    if not isinstance(network, task.network_class) or (tokenizer is None and isinstance(task, Seq2Seq)):
+        names = f"{type(network).__name__} and a {type(task).__name__}"
+        raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
     if isinstance(network, EncoderDecoder):
         assert tokenizer is not None
         return Seq2SeqModel(network.eval(), tokenizer, task)
@@ -106,8 +109,8 @@ class Seq2SeqModel:
         Raises:
             ArgumentError: a setting is out of range.
         """
-        self.task.beam = Beam(beams, length_penalty)
-        return self.task.decode_texts(self.network, [texts] if isinstance(texts, str) else texts, self.tokenizer)
+        texts = [texts] if isinstance(texts, str) else texts
+        return self.task.decode_texts(self.network, texts, self.tokenizer, Beam(beams, length_penalty))
 
 
 class Model:

@@ -31,13 +31,23 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 
 def checkpoint(stored: dict[str, Any], num_layers: int = 4, d_model: int = 128) -> Checkpoint:
-    weights = {f"encoder.layers.{layer}.norm.weight": torch.ones(1) for layer in range(num_layers)}
+    stacks = ("encoder", "decoder")
+    weights = {f"{stack}.layers.{n}.norm.weight": torch.ones(1) for stack in stacks for n in range(num_layers)}
     weights["encoder.token_embedding.weight"] = torch.zeros(3, d_model)
     return Checkpoint(FILE, weights, stored, None, {}, 1)
 
 
 RUNS = [[f"{axis}={choices_of(axis)[index % len(choices_of(axis))]}" for axis in AXES] for index in range(12)]
 RUNS = [[word for word in run if word not in ("data=text", "data=hub", "tokenizer=file")] for run in RUNS]
+OF_PAIRS = ("network=encoder_decoder", "task=seq2seq")
+RUNS = [
+    [
+        word
+        for word in run
+        if word != "network=transformer" and ({*OF_PAIRS} & {*run} or not word.startswith("cross_attention="))
+    ]
+    for run in RUNS
+]
 OVERRIDES = [
     ["attention=gqa", "attention.num_kv_heads=2", "attention.window=[16,16,null,8]", "seed=5", "deterministic=true"],
     ["position=rotary", "position.relative=null", "block.attention_residual.skip=[1,0,1,0.5]", "model.d_ff=100"],

@@ -144,7 +144,8 @@ REFERENCES = values(
     position.absolute.max_seq_len position.absolute.d_model position.relative.max_seq_len block.d_model block.attention
     block.feed_forward block.norm feed_forward.d_model feed_forward.d_ff task.labels task.masking task.masking.rate
     task.masking.mask_share task.masking.random_share task.masking.whole_words task.readout.tied task.readout.norm
-    task.objective.pseudo_perplexity_tokens task.datamodule
+    task.objective.pseudo_perplexity_tokens task.datamodule model.num_encoder_layers model.shared_embedding
+    block.cross_attention_residual.skip block.cross_attention_residual.branch
     """
 )
 """Keys that only refer to another key, or do not concern the network."""

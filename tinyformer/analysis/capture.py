@@ -20,7 +20,7 @@ LayerCall: TypeAlias = tuple[BaseAttention, AttentionCall]
 
 
 class CapturedMaps(list[Tensor]):
-    """The attention weights of each layer, `batch maps rows k_seq`, in the order of the forward passes.
+    """The attention weights of each layer, `batch maps rows k_seq`, in the order of `Network.attentions`.
 
     Attributes:
         layers: the same weights together with their logits.
@@ -70,6 +70,10 @@ def capture_attention(model: Network, rows: int | Int[Tensor, " rows"] | None = 
     """
     if isinstance(rows, int):
         require_at_least(1, {"rows": 64}, rows=rows)
+    if rows is not None and len(model.stacks()) > 1:
+        reason = "must be None for an encoder–decoder, whose layers have queries of two sequences"
+        raise ArgumentError("rows", rows, reason, {"rows": None})
+    places = {layer: place for place, layer in enumerate(model.attentions())}
     maps = CapturedMaps()
 
     calls: list[LayerCall] = []
@@ -81,7 +85,7 @@ def capture_attention(model: Network, rows: int | Int[Tensor, " rows"] | None = 
         calls.append((layer, call))
 
     def end(*_: Any) -> None:
-        maps.add(calls, rows)
+        maps.add(sorted(calls, key=lambda one: places[one[0]]), rows)
         calls.clear()
 
     first, last = model.stacks()[0], model.stacks()[-1]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-import numpy as np
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -48,7 +48,9 @@ def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, Captured
 def measure_pairs(
     network: EncoderDecoder, pairs: Sequence[TokenPair], precision: AbstractContextManager[object]
 ) -> HeadMeasures:
-    """The measures of every head, each a mean over the pairs; nan where a measure is of another kind of attention.
+    """The measures of every head, each a mean over the pairs for which it is defined.
+
+    A measure of another kind of attention is nan.
 
     Each pair is a forward pass of its own, since their lengths differ, and padding would be measured.
 
@@ -72,6 +74,7 @@ def measure_pairs(
     for kind, layers in kinds.items():
         for name, of_pairs in found[kind].items():
             for index in range(len(layers)):
-                values[name][first + index] = np.mean([of_pair[index] for of_pair in of_pairs], axis=0).tolist()
+                of_layer = torch.tensor([of_pair[index] for of_pair in of_pairs])
+                values[name][first + index] = of_layer.nanmean(dim=0).tolist()
         first += len(layers)
     return HeadMeasures(names, values, network.layer_names())

@@ -103,11 +103,11 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     settings = make_settings(config)
     data, split = prepare_data(config, checkpoint, invocation)
     task = make_task(config, data)
+    require_network_of(task, config)
     refuse_prompts(config.generate, task)
     require_fitting(make_network(config, data.tokenizer, "meta"), checkpoint)  # before memory is allocated
     network = make_seeded_network(config, data.tokenizer)
     load_weights(network, checkpoint)
-    require_network_of(task, config, network)
     mask = evaluation_mask(task, data, split)
     analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
     kernels = choose_kernels(network, settings, mask, training=analysis is not None and analysis.needs_gradient)

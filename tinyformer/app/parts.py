@@ -1,5 +1,6 @@
 """The parts of a run that its config describes: data, task, network."""
 
+import pydoc
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.app.hydra_errors import raising_module
+from tinyformer.app.keys import format_value
 from tinyformer.beam_search import Beam
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
@@ -59,17 +61,34 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     return task
 
 
-def require_network_of(task: Task, config: DictConfig, network: Network) -> None:
+def require_cross_attention(config: DictConfig) -> None:
+    """Refuse a decoder without its cross-attention, which other nodes refer to.
+
+    Raises:
+        ConfigError: the network has a decoder, and no choice of cross-attention.
+    """
+    decoder = OmegaConf.to_container(config.network, resolve=False).get("decoder")  # type: ignore[union-attr]
+    if decoder is not None and config.get("cross_attention") is None:
+        raise ConfigError("network: its decoder has no cross_attention; task=seq2seq chooses one; leave network= out.")
+
+
+def require_network_of(task: Task, config: DictConfig) -> None:
     """Refuse a network that the task cannot train, and options of an axis that the network does not have.
 
     Raises:
         ConfigError: the network is of another class, or there is cross-attention without a decoder.
     """
-    if not isinstance(network, task.network_class):
-        own, needed = type(network).__name__, task.network_class.__name__
-        raise ConfigError(f"network: {type(task).__name__} needs {needed}, and this is {own}; leave network= out.")
-    if config.get("cross_attention") is not None and not isinstance(network, EncoderDecoder):
+    network, needed = pydoc.locate(str(config.network._target_)), task.network_class
+    if not isinstance(network, type):
+        return  # a function of the user's
+    if not issubclass(network, needed):
+        own = f"{type(task).__name__} needs {needed.__name__}, and this is {network.__name__}"
+        raise ConfigError(f"network: {own}; leave network= out.")
+    if config.get("cross_attention") is not None and not issubclass(network, EncoderDecoder):
         raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
+    if config.model.pruned_heads and issubclass(network, EncoderDecoder):
+        value = format_value(OmegaConf.to_container(config.model.pruned_heads))
+        raise ConfigError(f"model.pruned_heads={value}: an encoder–decoder cannot be pruned; leave it out.")
 
 
 def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:

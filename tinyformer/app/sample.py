@@ -52,7 +52,9 @@ def describe_prompts(
     settings: DictConfig, tokenizer: TextTokenizer, max_seq_len: int, task: Task | None = None
 ) -> str | None:
     """The line of the summary about prompts longer than the model's context; None if there are none."""
-    prompts, part = _prompts(settings), "first" if isinstance(task, Seq2Seq) else "last"
+    prompts, part = _prompts(settings), "last"
+    if isinstance(task, Seq2Seq):
+        part, max_seq_len = "first", max_seq_len - 1  # a source ends with a token of its own
     long = [index for index, prompt in enumerate(prompts) if len(tokenizer.encode(prompt)) > max_seq_len]
     names = [f"prompt {index + 1}: " if len(prompts) > 1 else "" for index in long]
     return "\n".join(f"{name}only its {part} {max_seq_len} tokens fit" for name in names) or None

@@ -119,6 +119,8 @@ def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
         if not isinstance(choice, str) or choice not in choices_of(axis):
             shown = repr(choice[:100]) if isinstance(choice, str) else f"a {type(choice).__name__}"
             _refuse(checkpoint.path, axis, f"is {shown}, which is not a choice of this axis")
+    if (choices["network"] == "encoder_decoder") != (choices["cross_attention"] is not None):
+        _refuse(checkpoint.path, "cross_attention", "does not belong to its network")
     config = _base(choices)
     for key, name in classes.items():
         _set_class(config, key, name, checkpoint.path, trust)
@@ -126,7 +128,7 @@ def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
         _set_value(config, key, value, classes, checkpoint.path, trust)
     if config["tokenizer"].get("path") == "???":  # it is in the file itself
         config["tokenizer"] = dict(_group("tokenizer", "byte"))
-    _require_sizes_of_weights(config["model"], checkpoint)
+    _require_sizes_of_weights(config["model"], choices["network"], checkpoint)
     return config
 
 
@@ -254,15 +256,21 @@ def _node(config: Plain, keys: list[str], key: str, path: Path) -> Plain:
     return node
 
 
-def _require_sizes_of_weights(model: Plain, checkpoint: Checkpoint) -> None:
+def _require_sizes_of_weights(model: Plain, network: Any, checkpoint: Checkpoint) -> None:
     """Refuse sizes that the weights do not have, before a network of these sizes is made."""
-    stack = "decoder" if any(name.startswith("decoder.") for name in checkpoint.weights) else "encoder"
-    layers = {name.split(".")[2] for name in checkpoint.weights if name.startswith(f"{stack}.layers.")}
+    stacks = {"num_layers": "encoder"}
+    if network == "encoder_decoder":
+        stacks = {"num_layers": "decoder", "num_encoder_layers": "encoder"}
+    found: dict[str, Any] = {
+        key: len({name.split(".")[2] for name in checkpoint.weights if name.startswith(f"{stack}.layers.")})
+        for key, stack in stacks.items()
+    }
     embedding = checkpoint.weights.get(EMBEDDING)
-    width = embedding.shape[-1] if embedding is not None and embedding.ndim == 2 else None
-    for key, size in {"num_layers": len(layers), "d_model": width}.items():
-        if model[key] != size:
-            _refuse(checkpoint.path, f"model.{key}", f"is {format_value(model[key])}, and its weights have {size}")
+    found["d_model"] = embedding.shape[-1] if embedding is not None and embedding.ndim == 2 else None
+    for key, size in found.items():
+        stored = model["num_layers"] if _is_interpolation(model[key]) else model[key]
+        if stored != size:
+            _refuse(checkpoint.path, f"model.{key}", f"is {format_value(stored)}, and its weights have {size}")
 
 
 def _refuse(path: Path, key: str, problem: str) -> Any:

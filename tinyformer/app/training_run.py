@@ -22,7 +22,7 @@ from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
-from tinyformer.app.parts import evaluation_mask, make_task, require_network_of
+from tinyformer.app.parts import evaluation_mask, make_task, require_cross_attention, require_network_of
 from tinyformer.app.resume import is_first_process
 from tinyformer.app.sample import check_generation, describe_prompts, print_generated, refuse_prompts
 from tinyformer.app.scores import register_score
@@ -99,9 +99,9 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     data = prepare_data(config, start, invocation, settings.device)
     stored["task"]["labels"] = data.labels
     task = make_task(config, data)
+    require_network_of(task, config)
     refuse_prompts(config.generate, task)
     network = make_starting_network(config, data.tokenizer, start)
-    require_network_of(task, config, network)
     mask = evaluation_mask(task, data, "validation")
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data.batch_size)
@@ -203,6 +203,7 @@ def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, An
     Returns:
         The config as plain containers and unresolved, so that overrides act on it when it is read from a checkpoint.
     """
+    require_cross_attention(config)
     # First, since Hydra's `instantiate` resolves the nodes that its node refers to in place.
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     register_score(unresolved)

@@ -19,7 +19,7 @@ PATTERNS = (
     *("d MMMM y", "MMMM d, y", "EEEE, d MMMM y", "d MMM y", "y MMMM d", "EEE d MMM y", "MMM d, y", "d. MMMM y"),
     *("EEEE d MMMM y", "y, d MMMM", "MMMM d y", "d-MMM-y"),
 )
-"""Ways to write a date, in CLDR's notation; each names the month, so that no date has two meanings."""
+"""Ways to write a date, in CLDR's notation; each names the month. A name that means two months is left out."""
 
 FIRST, LAST = datetime.date(1000, 1, 1), datetime.date(2999, 12, 31)
 

@@ -293,7 +293,7 @@ class PairDataModule(SourceDataModule):
     def _split(self, name: str, stream: TokenSplit) -> PairSplit:
         begins = np.asarray(stream.offsets[:-1]).reshape(-1, 2)
         lengths = np.diff(stream.offsets).reshape(-1, 2)
-        is_long = (lengths > self.seq_len).any(axis=1)
+        is_long = np.asarray((lengths > self.seq_len).any(axis=1))
         num_long = int(is_long.sum())
         if num_long and self._too_long == "error":
             row = int(is_long.argmax())
@@ -304,6 +304,9 @@ class PairDataModule(SourceDataModule):
             )
             raise ArgumentError("too_long", "error", reason, {"too_long": "truncate"})
         skips = num_long if self._too_long == "skip" else 0
+        if skips and skips == len(is_long):
+            reason = f"leaves no pair of the {name} split, of which all are longer than {self.seq_len - 1} tokens"
+            raise ArgumentError("too_long", "skip", reason, {"too_long": "truncate"})
         if skips:
             begins, lengths = begins[~is_long], lengths[~is_long]
         return PairSplit(

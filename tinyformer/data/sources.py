@@ -220,10 +220,6 @@ def _split_of(file: Path) -> str:
     return next((SPLIT_OF[word] for word in (words[0], words[-1]) if word in SPLIT_OF), "train")
 
 
-class LabelledPairSource(LabelledSource, PairSource, Protocol):
-    """A source of all kinds of text."""
-
-
 class LocalOrHub:
     """A data set of the Hub, or local files in its place if they are given.
 
@@ -234,7 +230,7 @@ class LocalOrHub:
     """
 
     def __init__(
-        self, files: str | Iterable[str] | None, local: Callable[..., LabelledPairSource], hub: LabelledPairSource
+        self, files: str | Iterable[str] | None, local: Callable[..., LabelledSource], hub: LabelledSource
     ) -> None:
         self.name = hub.name
         self._argument = "hub" if files is None else "local"
@@ -260,16 +256,6 @@ class LocalOrHub:
         """The examples of the source in use."""
         with self._path():
             return self._source.load_examples()
-
-    @property
-    def pair_columns(self) -> tuple[str, str]:
-        """The columns of the source in use."""
-        return self._source.pair_columns
-
-    def load_pairs(self) -> dict[str, datasets.Dataset]:
-        """The pairs of the source in use."""
-        with self._path():
-            return self._source.load_pairs()
 
     def _path(self) -> AbstractContextManager[None]:
         return argument_path(self._argument, passed={"files": "files"})

@@ -17,8 +17,8 @@ from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.language import TokenTask, perplexity
 from tinyformer.tasks.text_metrics import text_metrics
 
-BATCH = 32
-"""Sources that are decoded at a time."""
+MAX_HYPOTHESES = 128
+"""Hypotheses, of several sources, that are decoded at a time."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Seq2Seq(TokenTask):
 
     Attributes:
         beam: how targets are searched.
-        outputs: those that the last `final_metrics` compared.
+        outputs: those that the last `final_metrics` compared; of the test split, where a run has one.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -92,15 +92,10 @@ class Seq2Seq(TokenTask):
         return metrics | {"perplexity": perplexity(loss)}
 
     def final_metrics(self, network: Network, split: PairSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """How similar the decoded targets are to the references.
-
-        `bleu` and `chrf`: of the corpus, from 0 to 100, as `sacrebleu` computes them (Papineni et al. 2002; Popović
-        2015; Post 2018, arXiv 1804.08771). `rouge1`, `rougeL`: mean F1, from 0 to 100, with stems (Lin 2004).
-        `exact_match`: share of targets that equal their reference.
-        """
+        """How similar decoded targets are to their references, see `text_metrics`, and their number, `num_decoded`."""
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
         outputs, references = [one.output for one in self.outputs], [one.reference for one in self.outputs]
-        return text_metrics(outputs, references) if outputs else {}
+        return text_metrics(outputs, references) | {"num_decoded": len(outputs)} if outputs else {}
 
     def decode_split(self, network: EncoderDecoder, split: PairSplit) -> list[Output]:
         """The outputs for the first `num_decoded` pairs of a split."""
@@ -108,7 +103,7 @@ class Seq2Seq(TokenTask):
         if not number:
             return []
         decoded: dict[int, list[int]] = {}
-        batches = EvaluationBatches(Pairs(split), split.lengths[:number, 0], BATCH)
+        batches = EvaluationBatches(Pairs(split), split.lengths[:number, 0], max(1, MAX_HYPOTHESES // self.beam.beams))
         device = next(network.parameters()).device
         for index in range(len(batches)):
             batch = batches[index]
@@ -118,20 +113,23 @@ class Seq2Seq(TokenTask):
         decode = split.tokenizer.decode
         return [Output(split.source(row), split.target(row), decode(decoded[row])) for row in range(number)]
 
-    def decode_texts(self, network: EncoderDecoder, texts: Sequence[str], tokenizer: TextTokenizer) -> list[str]:
+    def decode_texts(
+        self, network: EncoderDecoder, texts: Sequence[str], tokenizer: TextTokenizer, beam: Beam | None = None
+    ) -> list[str]:
         """The targets that a model finds for some texts; of a text that is too long, it reads the beginning.
 
         Args:
             network: the model.
             texts: the sources.
             tokenizer: the model's.
+            beam: how targets are searched; by default `beam` of the task.
         """
         device, room = next(network.parameters()).device, network.max_seq_len - 1
         outputs = []
         for ids in tokenizer.encode_batch(texts):
             source = torch.tensor([[*ids[:room], tokenizer.eos_id]], device=device)
             lengths = torch.tensor([source.shape[1]], device=device)
-            (target,) = beam_search(network, source, lengths, tokenizer.eos_id, self.beam)
+            (target,) = beam_search(network, source, lengths, tokenizer.eos_id, beam or self.beam)
             outputs.append(tokenizer.decode(target))
         return outputs
 
@@ -141,7 +139,7 @@ class Seq2Seq(TokenTask):
         if metrics.get("bleu") is not None:
             numbers = {name: metrics[name] for name in ("bleu", "chrf", "rouge1", "rougeL")}
             decoded = ", ".join(f"{LABELS[name]} {value:.1f}" for name, value in numbers.items())
-            decoded += f", {metrics['exact_match']:.1%} equal their reference"
+            decoded += f", {metrics['exact_match']:.1%} equal their reference, of {metrics['num_decoded']:,} pairs"
         return {
             "perplexity": f"{metrics['perplexity']:.2f}",
             "next token": f"{metrics['accuracy']:.1%} correct, {metrics['accuracy_top5']:.1%} in the top five",

@@ -10,9 +10,9 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
     """BLEU, chrF, ROUGE and exact match of texts.
 
     - `bleu` and `chrf`: of the corpus, from 0 to 100, by `sacrebleu` with its defaults (Papineni et al. 2002; Popović
-      2015; Post 2018, arXiv 1804.08771).
+      2015; Post 2018, arXiv 1804.08771). Without four tokens in a row that agree, BLEU is 0.
     - `rouge1`, `rougeL`: mean F1 of single words and of the longest common subsequence, from 0 to 100, by `rouge-score`
-      with stems (Lin 2004).
+      with stems (Lin 2004). It reads the letters a to z and digits only, so that it is 0 in other scripts.
     - `exact_match`: share of outputs that equal their reference.
 
     Args:
