@@ -7,7 +7,7 @@ which `resolve` selects before training. A `cache` keeps keys and values for dec
 `prune` removes them (`heads`). A `block` is attention and `feed_forward`, each with a `norm` and a `residual`
 connection; the `encoder` embeds tokens and stacks blocks, a `readout` turns their output into scores of tokens
 (`vocabulary`) or, after `pooling`, of classes; the `transformer` is both, initialised by `init`. In an
-`encoder_decoder`, a `decoder` attends to the encoder's output by cross-attention.
+`encoder_decoder`, a `decoder` attends to the encoder's output by cross-attention; what both have is a `network`.
 """
 
 from tinyformer.batch import IGNORED
