@@ -15,7 +15,12 @@ from tinyformer.nn import Transformer
 
 CONF = ROOT / "conf"
 CHOICES = [(file.parent.name, file.stem) for file in sorted(CONF.glob("*/[!_]*.yaml"))]
-NEEDED = {"text": ["data.files=book.txt"], "hub": ["data.path=owner/name"], "file": ["tokenizer.path=tokenizer.json"]}
+NEEDED = {
+    **{choice: ["data.files=book.txt"] for choice in ("text", "translate_cpu")},
+    "hub": ["data.path=owner/name"],
+    "file": ["tokenizer.path=tokenizer.json"],
+    "encoder_decoder": ["task=seq2seq"],
+}
 
 
 def composed(*overrides: str, program: str = "train"):
