@@ -31,9 +31,9 @@ class TokenPair(NamedTuple):
     source: Int[Tensor, "1 source_seq"]
     target: Int[Tensor, "1 seq"]
 
-    def to(self, device: object) -> "TokenPair":
+    def to(self, device: torch.device) -> "TokenPair":
         """The pair on a device."""
-        return TokenPair(self.source.to(device), self.target.to(device))  # type: ignore[call-overload]
+        return TokenPair(self.source.to(device), self.target.to(device))
 
 
 def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, CapturedMaps]:

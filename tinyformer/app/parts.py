@@ -67,8 +67,7 @@ def require_cross_attention(config: DictConfig) -> None:
     Raises:
         ConfigError: the network has a decoder, and no choice of cross-attention.
     """
-    decoder = OmegaConf.to_container(config.network, resolve=False).get("decoder")  # type: ignore[union-attr]
-    if decoder is not None and config.get("cross_attention") is None:
+    if "decoder" in config.network and config.get("cross_attention") is None:
         raise ConfigError("network: its decoder has no cross_attention; task=seq2seq chooses one; leave network= out.")
 
 
