@@ -124,10 +124,6 @@ class PairSplit:
         """Number of tokens that a model reads in one pass over the pairs."""
         return int(self.lengths.sum())
 
-    def source_ids(self, row: int) -> list[int]:
-        """The tokens of a source, without `eos`."""
-        return self._text_ids(row, 0)
-
     def source(self, row: int) -> str:
         """The source of a pair, as the model reads it."""
         return self.tokenizer.decode(self._text_ids(row, 0))
