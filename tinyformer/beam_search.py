@@ -1,10 +1,12 @@
 """Beam search: the most probable target that an encoder–decoder finds for each source."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
@@ -80,7 +82,7 @@ def _search(
     batch, beams, device = len(context.vectors), beam.beams, context.vectors.device
     context = _select(context, torch.arange(batch, device=device).repeat_interleave(beams))
     best = [_Hypothesis() for _ in range(batch)]
-    searched = torch.arange(batch, device=device)
+    searched = list(range(batch))
     targets = torch.full((batch, beams, 1), token, device=device)
     # At first all hypotheses of a source are the same, so that only one of them counts.
     sums = torch.full((batch, beams), -torch.inf, device=device)
@@ -96,16 +98,16 @@ def _search(
         ends, norm = tokens == token, length**beam.length_penalty
         closes = ends | (length == max_tokens)
         scores = (sums / norm).masked_fill(~closes, -torch.inf)[:, :beams]
-        for row, (score, place) in enumerate(zip(*(part.tolist() for part in scores.max(dim=1)), strict=True)):
-            one = best[int(searched[row])]
-            if score > one.score:
-                one.score, one.tokens = score, targets[row, parents[row, place], 1:].tolist()
-                one.tokens += [] if ends[row, place] else [int(tokens[row, place])]
+        highest, place = scores.max(dim=1, keepdim=True)
+        before = targets.take_along_dim(parents.gather(1, place).unsqueeze(-1), dim=1)[:, 0, 1:]
+        # Copied to the host together, since each copy waits for the device.
+        found = torch.cat([before, tokens.gather(1, place)], dim=1).tolist()
+        for source, (score,), text in zip(searched, highest.tolist(), found, strict=True):
+            if score > best[source].score:
+                best[source] = _Hypothesis(score, text[:-1] if text[-1] == token else text)
         ended = torch.cat([ended, scores], dim=1).topk(beams).values
         sums, places = sums.masked_fill(ends, -torch.inf).topk(beams)
-        # A search ends where the best that goes on is worse, at its present length, than all that have ended; with a
-        # length penalty it could still become better.
-        goes_on = (ended[:, -1] < sums[:, 0] / norm).nonzero().squeeze(1)
+        goes_on = _unfinished(ended, sums / norm)
         if length == max_tokens or not len(goes_on):
             break
         parents, tokens = parents.gather(1, places)[goes_on], tokens.gather(1, places)[goes_on]
@@ -116,16 +118,25 @@ def _search(
             context = _select(context, rows)
         targets = torch.cat([targets.flatten(0, 1)[rows], tokens.flatten().unsqueeze(1)], dim=1)
         targets = targets.unflatten(0, (-1, beams))
-        sums, ended, searched = sums[goes_on], ended[goes_on], searched[goes_on]
-    return [one.tokens for one in best]
+        sums, ended, searched = sums[goes_on], ended[goes_on], [searched[row] for row in goes_on.tolist()]
+    return [list(one.tokens) for one in best]
 
 
-@dataclass
-class _Hypothesis:
+def _unfinished(
+    ended: Float[Tensor, "batch beams"], going_on: Float[Tensor, "batch beams"]
+) -> Int[Tensor, " unfinished"]:
+    """The searches whose best hypothesis that goes on is better, at its present length, than one that has ended.
+
+    With a length penalty a worse one could still become better.
+    """
+    return (ended[:, -1] < going_on[:, 0]).nonzero().squeeze(1)
+
+
+class _Hypothesis(NamedTuple):
     """The best hypothesis of a source that has ended."""
 
     score: float = -math.inf
-    tokens: list[int] = field(default_factory=list)
+    tokens: Sequence[int] = ()
 
 
 def _select(context: Context, rows: Int[Tensor, " rows"]) -> Context:
