@@ -78,6 +78,7 @@ def test_a_head_shows_the_weights_at_the_pointer(atlas):
     assert_shown(atlas, MAPS[0][1][:, 2], f"Token {token(2)} is attended to by", "queries")
     # Measures with their rank among all heads.
     atlas.get_by_role("button", name="Next").click()
+    atlas.locator("#measures tr", has_text="1.000").wait_for()  # the page opens a head when its address has changed
     rows = [row.inner_text().rstrip().split("\t") for row in atlas.locator("#measures tr").all()]
     assert [row[1:] for row in rows] == [["1.000", "3 of 6"], ["4.00e−4", "2 of 4"]]
 

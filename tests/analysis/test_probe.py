@@ -59,6 +59,15 @@ def test_causal_probes_share_a_forward_pass_that_ends_in_the_last_attention():
     assert passes == [(4, 8), (2, 4), (2, 8)]  # a bidirectional model would see the padding
 
 
+def test_autocast_changes_what_layers_attend_with_as_it_does_in_training():
+    network = make_transformer(bias=True, qk_norm=True).eval()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        with capture_attention(network) as maps:
+            network(token_ids(), CAUSAL)
+        assert all(map(torch.equal, maps, capture_weights(network, token_ids(), CAUSAL)))
+    assert {weight.dtype for weight in network.parameters()} == {torch.float32}
+
+
 def test_each_probe_has_its_measures():
     torch.manual_seed(0)
     network = make_transformer().eval()

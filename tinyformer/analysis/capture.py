@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Network, Scoring
@@ -119,12 +120,32 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     model.eval()
     try:
         with running_hooks(model), torch.no_grad(), suppress(_PassIsComplete):
-            model.forward(*inputs)  # not the call, which may be compiled
+            functional_call(model, _autocast_weights(model), inputs, tie_weights=False)
     finally:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
     return [(layer, calls[layer]) for layer in layers]
+
+
+def _autocast_weights(model: Network) -> dict[str, Tensor]:
+    """By name, the parameters of the linear layers as autocast would cast them.
+
+    Autocast launches a kernel for each of them, and a GPU waits for the launches. This launches one for all.
+    """
+    device = next(model.parameters()).device.type
+    if not torch.is_autocast_enabled(device):
+        return {}
+    in_stacks = {module for stack in model.stacks() for module in stack.modules()}
+    weights = {
+        f"{name}.{kind}": weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module in in_stacks
+        for kind, weight in module.named_parameters(recurse=False)
+    }
+    cast = {name: torch.empty_like(weight, dtype=torch.get_autocast_dtype(device)) for name, weight in weights.items()}
+    torch._foreach_copy_(list(cast.values()), list(weights.values()))
+    return cast
 
 
 class _PassIsComplete(Exception):  # noqa: N818 -- no error

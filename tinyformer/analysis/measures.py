@@ -60,16 +60,15 @@ def previous_token(
     weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
 ) -> Float[Tensor, "*layers heads"]:
     """Share of attention on the previous token, over all queries but the first."""
-    q_idx, k_idx = _positions(weights, rows)
-    return _mean_where((weights * (k_idx == q_idx - 1)).sum(dim=-1), (q_idx > 0).squeeze(-1))
+    q_idx = _queries(weights, rows)
+    return _mean_where(_weights_on(weights, (q_idx - 1).clamp(min=0)), q_idx > 0)
 
 
 def self_attention(
     weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
 ) -> Float[Tensor, "*layers heads"]:
     """Share of attention on the query's own token."""
-    q_idx, k_idx = _positions(weights, rows)
-    return (weights * (k_idx == q_idx)).sum(dim=-1).mean(dim=(-3, -1))
+    return _weights_on(weights, _queries(weights, rows)).mean(dim=(-3, -1))
 
 
 def near(
@@ -237,9 +236,20 @@ def measure_layers(
 
 def _positions(weights: Tensor, rows: Tensor | None) -> tuple[Int[Tensor, "rows 1"], Int[Tensor, " k_seq"]]:
     """The positions of the queries and of the keys."""
+    return _queries(weights, rows).unsqueeze(-1), torch.arange(weights.shape[-1], device=weights.device)
+
+
+def _queries(weights: Tensor, rows: Tensor | None) -> Int[Tensor, " rows"]:
+    """The positions of the queries."""
     num_rows, k_seq = weights.shape[-2:]
-    k_idx = torch.arange(k_seq, device=weights.device)
-    return (k_idx[k_seq - num_rows :] if rows is None else rows).unsqueeze(-1), k_idx
+    return torch.arange(k_seq - num_rows, k_seq, device=weights.device) if rows is None else rows
+
+
+def _weights_on(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Int[Tensor, " rows"]
+) -> Float[Tensor, "*layers batch heads rows"]:
+    """The weight of one key for each query."""
+    return weights.gather(-1, keys.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
 
 
 def _same_token(tokens: Tensor, q_idx: Int[Tensor, "rows 1"]) -> Bool[Tensor, "batch 1 rows k_seq"]:

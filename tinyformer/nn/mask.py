@@ -42,12 +42,15 @@ class Grid(NamedTuple):
             device: device of the indices.
             rows: indices of the queries; None for all.
         """
-        q_idx = torch.arange(k_seq - q_seq, k_seq, device=device)
+        first = k_seq - q_seq
+        # Parts of one range, which a GPU makes with one launch.
+        indices = torch.arange(min(0, first), max(batch, num_heads, k_seq), device=device)
+        from_zero, q_idx = indices[max(0, -first) :], indices[max(0, first) :][:q_seq]
         return cls(
-            torch.arange(batch, device=device).view(-1, 1, 1, 1),
-            torch.arange(num_heads, device=device).view(1, -1, 1, 1),
+            from_zero[:batch].view(-1, 1, 1, 1),
+            from_zero[:num_heads].view(1, -1, 1, 1),
             (q_idx if rows is None else q_idx[rows]).view(1, 1, -1, 1),
-            torch.arange(k_seq, device=device).view(1, 1, 1, -1),
+            from_zero[:k_seq].view(1, 1, 1, -1),
         )
 
 

@@ -23,8 +23,8 @@ def attention_weights(
     2305.13245). The softmax is taken in fp32 at least. Rows sum to 1, to less with a sink, or to 0 where the mask
     allows no key.
     """
-    scores, allowed = _masked_scores(q, k, mask, scoring)
-    return _softmax(scores, allowed, q.shape[2], mask, scoring)
+    scores, hidden = _masked_scores(q, k, mask, scoring)
+    return _softmax(scores, hidden, q.shape[2], mask, scoring)
 
 
 def eager(
@@ -72,9 +72,9 @@ def attention_maps(
         scoring: for all of the queries.
         rows: indices of the queries; None for all. Time and memory grow with their number.
     """
-    scores, allowed = _masked_scores(q, k, mask, scoring, rows)
-    weights = _softmax(scores, allowed, q.shape[-2], mask, scoring, rows)
-    return AttentionMaps(weights, scores if allowed is None else scores.masked_fill(~allowed, -torch.inf))
+    scores, hidden = _masked_scores(q, k, mask, scoring, rows)
+    weights = _softmax(scores, hidden, q.shape[-2], mask, scoring, rows)
+    return AttentionMaps(weights, scores if hidden is None else scores.masked_fill(hidden, -torch.inf))
 
 
 def _masked_scores(
@@ -84,7 +84,7 @@ def _masked_scores(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, "*layers batch num_heads rows k_seq"], Bool[Tensor, "#batch 1 #rows k_seq"] | None]:
-    """The modified scores, with the dtype's minimum at masked keys; and the dense mask, None if it hides nothing."""
+    """The modified scores, with the dtype's minimum at masked keys; and which keys are masked, None if none are."""
     (*layers, batch, num_heads, q_seq, head_dim), (num_kv_heads, k_seq) = q.shape, k.shape[-3:-1]
     q = q if rows is None else q[..., rows, :]
     if scoring.compare is None:
@@ -97,15 +97,16 @@ def _masked_scores(
     if scoring.mods:
         scores = scoring.modify(scores, Grid.of(batch, num_heads, q_seq, k_seq, q.device, rows))
     allowed = mask.dense(q_seq, k_seq, q.device, rows)
-    if allowed is not None:
-        # The minimum, not -inf: the softmax of a row of -inf alone would be NaN, and so would its gradient.
-        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
-    return scores, allowed
+    if allowed is None:
+        return scores, None
+    hidden = ~allowed
+    # The minimum, not -inf: the softmax of a row of -inf alone would be NaN, and so would its gradient.
+    return scores.masked_fill(hidden, torch.finfo(scores.dtype).min), hidden
 
 
 def _softmax(
     scores: Float[Tensor, "*layers batch num_heads rows k_seq"],
-    allowed: Bool[Tensor, "#batch 1 #rows k_seq"] | None,
+    hidden: Bool[Tensor, "#batch 1 #rows k_seq"] | None,
     q_seq: int,
     mask: AttentionMask,
     scoring: Scoring,
@@ -117,8 +118,8 @@ def _softmax(
         sink = scoring.sink.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
     weights = scores.softmax(dim=-1)[..., :k_seq]
-    if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq):
-        weights = weights.masked_fill(~allowed, 0.0)
+    if hidden is not None and mask.may_leave_rows_empty(q_seq, k_seq):
+        weights = weights.masked_fill(hidden, 0.0)
     if scoring.reweigh is None:
         return weights
     return scoring.reweigh(weights, Grid.of(batch, num_heads, q_seq, k_seq, scores.device, rows))
