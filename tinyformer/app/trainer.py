@@ -229,6 +229,7 @@ def scoring_trainer(
         callbacks=list(callbacks),
         enable_model_summary=False,
         enable_checkpointing=False,
+        inference_mode=False,  # as validation within a fit, whose compiled graph serves here, too
     )
 
 
