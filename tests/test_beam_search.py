@@ -18,15 +18,16 @@ from tinyformer.nn import EncoderDecoder
 END = 7
 
 
-def score(network: EncoderDecoder, source: Tensor, target: list[int], penalty: float) -> float:
+def score(network: EncoderDecoder, source: Tensor, target: list[int], beam: Beam) -> float:
     tokens = torch.tensor([[END, *target]])
     with torch.no_grad():
         log_p = network(source.unsqueeze(0), tokens[:, :-1]).log_softmax(dim=-1)
-    return float(log_p[0].gather(1, tokens[0, 1:, None]).sum()) / len(target) ** penalty
+    offset, penalty = beam.length_offset, beam.length_penalty  # Wu et al. 2016, equation 14, has an offset of 5
+    return float(log_p[0].gather(1, tokens[0, 1:, None]).sum()) / ((offset + len(target)) / (offset + 1)) ** penalty
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_beam_of_all_targets_finds_the_best(penalty: float) -> None:
+@pytest.mark.parametrize("beam", [Beam(27, 0.0), Beam(27, 1.0), Beam(27, 4.0), Beam(27, 4.0, length_offset=5)])
+def test_a_beam_of_all_targets_finds_the_best(beam: Beam) -> None:
     network = make(std=0.2)
     keep = torch.tensor([END, 3, 11])
     for token in set(range(VOCAB)) - set(keep.tolist()):  # all other tokens are impossible
@@ -34,11 +35,11 @@ def test_a_beam_of_all_targets_finds_the_best(penalty: float) -> None:
     bias = torch.full((VOCAB,), -1e9)
     bias[keep] = 0
     network.readout.proj.bias = torch.nn.Parameter(bias)
-    (found,) = beam_search(network, SOURCE[:1], LENGTHS[:1], END, Beam(27, penalty), max_tokens=3)
+    (found,) = beam_search(network, SOURCE[:1], LENGTHS[:1], END, beam, max_tokens=3)
     words = [3, 11]
     complete = [[*start, END] for n in range(3) for start in product(words, repeat=n)]
     cut = [list(tokens) for tokens in product(words, repeat=3)]
-    best = max([*complete, *cut], key=lambda target: score(network, SOURCE[0], target, penalty))
+    best = max([*complete, *cut], key=lambda target: score(network, SOURCE[0], target, beam))
     assert found == [token for token in best if token != END]
 
 
@@ -95,3 +96,5 @@ def test_a_beam_needs_a_hypothesis() -> None:
         Beam(0)
     with pytest.raises(ArgumentError, match="length_penalty"):
         Beam(length_penalty=-1)
+    with pytest.raises(ArgumentError, match=r"^length_offset=101: must be at most 100; length_offset=5\.0 works"):
+        Beam(length_offset=101)

@@ -69,6 +69,53 @@ def test_experiments_keep_to_the_shape_that_they_are_compared_at(
     assert network(f"experiment={experiment}", "model.vocab_size=67").num_parameters() <= most
 
 
+ORIGINAL = {
+    "block._target_": "tinyformer.nn.PostNormBlock",
+    "position.absolute._target_": "tinyformer.nn.SinusoidalPosition",
+    "position.relative": None,
+    "feed_forward.activation": "relu",
+    "network.encoder.num_layers": 6,  # N of table 3; the other sizes are there, too
+    "network.decoder.num_layers": 6,
+    "model.d_model": 512,
+    "feed_forward.d_ff": 2048,
+    "attention.num_heads": 8,
+    "attention.num_kv_heads": 8,
+    "cross_attention.num_heads": 8,
+    "block.dropout": 0.1,
+    "network.encoder.dropout": 0.1,  # of the sums of embeddings and positions, §5.4
+    "network.decoder.dropout": 0.1,
+    "attention.dropout": 0.0,
+    "task.objective.label_smoothing": 0.1,
+    "trainer.max_steps": 100_000,
+    "feed_forward.bias": True,  # equation 2
+    "attention.bias": False,  # §3.2.2
+    "network.init": "xavier",
+    "optimizer.betas": [0.9, 0.98],  # §5.3
+    "optimizer.eps": 1e-9,
+    "optimizer.weight_decay": 0.0,
+    "schedule.warmup_steps": 4000,
+    "tokenizer.vocab_size": 37_000,  # §5.1
+    "generate.beams": 4,  # §6.1
+    "generate.length_penalty": 0.6,
+    "generate.length_offset": 5,
+}
+"""The hyperparameters of the base model of Vaswani et al. 2017, arXiv 1706.03762."""
+
+
+def test_the_original_is_that_of_the_paper() -> None:
+    config = composed("experiment=original")
+    assert {key: OmegaConf.select(config, key) for key in ORIGINAL} == ORIGINAL
+    schedule, rate = instantiate(config.schedule), config.optimizer.lr
+    for step in (1, 100, 3999, 4001, 20_000, 100_000):  # equation 3; our warm-up has its peak at step 4001
+        paper = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert rate * schedule.factor(step - 1, 100_000) == pytest.approx(paper, rel=3e-4)
+    whole = network("experiment=original", "model.vocab_size=37000")
+    assert whole.num_parameters() == pytest.approx(65e6, rel=0.05)  # table 3
+    assert whole.readout.proj.weight is whole.encoder.token_embedding.weight is whole.decoder.token_embedding.weight
+    assert (whole.encoder.position.scale, whole.decoder.position.scale) == (512**0.5, 512**0.5)  # §3.4
+    assert composed("experiment=original", "model.d_model=128", "schedule.warmup_steps=200").optimizer.lr == 0.00625
+
+
 def test_the_command_line_wins_over_an_experiment() -> None:
     config = composed("experiment=shakespeare_cpu", "data=text", "data.files=book.txt", "optimizer=adamw")
     assert config.data.source._target_ == "tinyformer.data.TextFiles"

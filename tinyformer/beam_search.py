@@ -19,8 +19,10 @@ class Beam:
 
     Args:
         beams: hypotheses kept for each source at each step, at most 100; 1 is greedy search.
-        length_penalty: a hypothesis of n tokens has the score log p / n^length_penalty, up to 10. At 0, short ones win
-            (Wu et al. 2016, arXiv 1609.08144, §7).
+        length_penalty: α of the score log p / ((n + c) / (1 + c))^α of a hypothesis of n tokens, up to 10. At 0, short
+            ones win.
+        length_offset: its c, up to 100: 0 divides by n^α, as `transformers` and Marian do; 5 is the penalty of GNMT (Wu
+            et al. 2016, arXiv 1609.08144, §7) and of the original transformer (arXiv 1706.03762, §6.1).
 
     Raises:
         ArgumentError: a value is out of range.
@@ -28,13 +30,20 @@ class Beam:
 
     beams: int = 4
     length_penalty: float = 1.0
+    length_offset: float = 0.0
 
     def __post_init__(self) -> None:
         require_at_least(1, {"beams": 4}, beams=self.beams)
         require_at_most(100, {"beams": 4}, beams=self.beams)
-        require_at_least(0, {"length_penalty": 1.0}, length_penalty=self.length_penalty)
-        if not self.length_penalty <= 10:
-            raise ArgumentError("length_penalty", self.length_penalty, "must be at most 10", {"length_penalty": 1.0})
+        for name, most, works in (("length_penalty", 10, 1.0), ("length_offset", 100, 5.0)):
+            value = getattr(self, name)
+            require_at_least(0, {name: works}, **{name: value})
+            if not value <= most:
+                raise ArgumentError(name, value, f"must be at most {most}", {name: works})
+
+    def norm(self, num_tokens: int) -> float:
+        """What the log-probability of a hypothesis is divided by."""
+        return float(((num_tokens + self.length_offset) / (1 + self.length_offset)) ** self.length_penalty)
 
 
 @torch.no_grad()
@@ -95,7 +104,7 @@ def _search(
         # Twice as many candidates as hypotheses, since all of the best may end here.
         sums, places = totals.flatten(1).topk(2 * beams)
         parents, tokens = places // totals.shape[-1], places % totals.shape[-1]
-        ends, norm = tokens == token, length**beam.length_penalty
+        ends, norm = tokens == token, beam.norm(length)
         closes = ends | (length == max_tokens)
         scores = (sums / norm).masked_fill(~closes, -torch.inf)[:, :beams]
         highest, place = scores.max(dim=1, keepdim=True)

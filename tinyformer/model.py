@@ -98,19 +98,22 @@ class Seq2SeqModel:
     tokenizer: TextTokenizer
     task: Seq2Seq
 
-    def generate(self, texts: str | Sequence[str], beams: int = 4, length_penalty: float = 1.0) -> list[str]:
+    def generate(
+        self, texts: str | Sequence[str], beams: int = 4, length_penalty: float = 1.0, length_offset: float = 0.0
+    ) -> list[str]:
         """The target of each source, such as its translation.
 
         Args:
             texts: the sources; of one that is too long, the beginning is read.
             beams: see `Beam`.
             length_penalty: see `Beam`.
+            length_offset: see `Beam`.
 
         Raises:
             ArgumentError: a setting is out of range.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        return self.task.decode_texts(self.network, texts, self.tokenizer, Beam(beams, length_penalty))
+        return self.task.decode_texts(self.network, texts, self.tokenizer, Beam(beams, length_penalty, length_offset))
 
 
 class Model:

@@ -15,7 +15,7 @@ from tinyformer.generation import Sampling, generate
 
 TOKENIZER = ByteTokenizer().build([])
 DEFAULTS = {"prompt": None, "prompt_file": None, "num_tokens": 12, "temperature": 0.8, "top_k": None, "top_p": None}
-DEFAULTS |= {"beams": 4, "length_penalty": 1.0}
+DEFAULTS |= {"beams": 4, "length_penalty": 1.0, "length_offset": 0.0}
 
 
 def settings_of(**changes):

@@ -38,7 +38,8 @@ def test_every_choice_of_data_builds_its_source_and_modules(build):
             pairs = instantiate(config.data.pairs, _convert_="all")
             assert isinstance(pairs, PairDataModule)
             columns = [config.data.get(name) for name in ("source_column", "target_column")]
-            assert list(pairs.source.pair_columns) == columns or choice not in ("text", "opus_books", "cnn_dailymail")
+            with_columns = ("text", "opus_books", "cnn_dailymail", "wmt14")
+            assert list(pairs.source.pair_columns) == columns or choice not in with_columns
         if not isinstance(text.source, LabelledSource):
             continue
         examples = instantiate(config.data.examples, _convert_="all")

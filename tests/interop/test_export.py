@@ -131,7 +131,7 @@ REFUSED = values(
 EXACT = values(
     """
     model.num_layers=1 model.num_heads=4 model.d_model=60 model.max_seq_len=20 model.d_ff=30 model.dropout=0.25
-    model.embedding_dropout=0.25 model.bias=true model.tied_readout=false model.init_std=0.5
+    model.embedding_dropout=0.25 model.bias=true model.tied_readout=false model.init_std=0.5 model.init=xavier
     model.checkpoint_activations=true model.autocast_residual=true attention.bias=true attention.dropout=0.25
     attention.backend=eager
     position.relative.base=500 block.dropout=0.25 feed_forward.activation=relu2 feed_forward.bias=true norm.eps=0.1

@@ -204,6 +204,17 @@ def test_initial_weights_leave_room_for_three_branches_in_a_layer_of_the_decoder
     assert again.decoder.layers[0].cross_attention.q_proj.weight.std().item() == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_xavier_leaves_every_embedding_its_own_variance(shared):
+    made = make(bias=False, shared=shared)
+    again = EncoderDecoder(made.encoder, made.decoder, TokenReadout, shared_embedding=shared, init="xavier")
+    for stack in (again.encoder, again.decoder):
+        assert stack.token_embedding.weight.std().item() == pytest.approx(WIDTH**-0.5, rel=0.05)
+        assert stack.position.embedding.weight.std().item() == pytest.approx(WIDTH**-0.5, rel=0.1)
+    weight = again.decoder.layers[1].cross_attention.o_proj.weight
+    assert 0.99 * (3 / WIDTH) ** 0.5 < weight.abs().max() <= (3 / WIDTH) ** 0.5
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(ArgumentError, match=r"^cross_attention\.window=4: must be None in cross-attention"):
         make(cross=partial(Attention, WIDTH, 4, window=4))

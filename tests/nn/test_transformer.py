@@ -5,6 +5,7 @@ from torch import nn
 
 from nn.model_cases import make_transformer, token_ids
 from tinyformer.nn import AttentionMask
+from tinyformer.nn.init import init_weights
 
 CAUSAL = AttentionMask(causal=True)
 
@@ -47,6 +48,26 @@ def test_initial_weights_follow_gpt2(init_std):
             expected = std / 4 if is_residual else std
             assert parameter.std().item() == pytest.approx(expected, rel=0.03), name
             assert abs(parameter.mean().item()) < 4 * expected / parameter.numel() ** 0.5, name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_xavier_draws_projections_as_torch_does_and_embeddings_by_their_width(tied):
+    torch.manual_seed(0)
+    model = make_transformer(vocab_size=500, num_layers=2, d_model=128, max_seq_len=64, bias=True, tied=tied)
+    model = type(model)(model.encoder, lambda embedding: model.readout, init="xavier")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) or (tied and name == "readout.proj"):
+            assert module.weight.std().item() == pytest.approx(128**-0.5, rel=0.03), name
+        elif isinstance(module, nn.Linear):
+            bound = (6 / sum(module.weight.shape)) ** 0.5
+            assert 0.99 * bound < module.weight.abs().max() <= bound, name
+            assert module.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.03), name
+            assert module.bias is None or not module.bias.any(), name
+    linear = nn.Linear(9, 5)
+    torch.manual_seed(1)
+    init_weights(linear, num_branches=4, init="xavier")
+    torch.manual_seed(1)
+    assert torch.equal(linear.weight, nn.init.xavier_uniform_(torch.empty(5, 9)))
 
 
 # Tying and the state.

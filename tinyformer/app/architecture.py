@@ -19,6 +19,7 @@ OF_TRAINING = (
     "backend",
     "dropout",
     "embedding_dropout",
+    "init",
     "init_std",
     "checkpoint_activations",
     "autocast_residual",

@@ -45,6 +45,7 @@ def register_resolvers(config_dir: Path, command: str = "tinyformer") -> None:
     register_head_resolver()
     OmegaConf.register_new_resolver("axes", lambda *names: describe_axes(config_dir, names), replace=True)
     OmegaConf.register_new_resolver("command", lambda: command, replace=True)
+    OmegaConf.register_new_resolver("original_peak_rate", original_peak_rate, replace=True)
 
 
 def register_head_resolver() -> None:
@@ -59,6 +60,14 @@ def default_num_kv_heads(num_heads: Any) -> Any:
     if num_heads > 2**20:
         return 1  # refused there, too, and its divisors would take forever
     return next(n for n in range(num_heads // 2, 0, -1) if num_heads % n == 0)
+
+
+def original_peak_rate(d_model: Any, warmup_steps: Any) -> float:
+    """d_model^-0.5 · warmup_steps^-0.5, the highest rate of the original transformer (arXiv 1706.03762, §5.3)."""
+    sizes = (d_model, warmup_steps)
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return 1e-3  # the check of these keys refuses them
+    return float((d_model * warmup_steps) ** -0.5)
 
 
 def describe_axes(config_dir: Path, names: Sequence[str] = ()) -> str:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.app.hydra_errors import raising_module
 from tinyformer.app.keys import format_value
-from tinyformer.beam_search import Beam
+from tinyformer.app.sample import make_beam
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
@@ -52,7 +52,7 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     if not isinstance(task, Task):
         raise ConfigError(f"task.objective: {type(task).__name__} is no subclass of tinyformer.tasks.Task.")
     if isinstance(task, Seq2Seq):
-        task.beam = Beam(config.generate.beams, config.generate.length_penalty)
+        task.beam = make_beam(config.generate)
     if task.needs_masking and config.task.masking is None:
         name = type(task).__name__
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Text samples, from the `generate` group."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,24 @@ def check_generation(settings: DictConfig) -> None:
     Raises:
         ArgumentError: a setting is out of range, or the prompt is not text, or its file cannot be read.
     """
-    sampled, searched = ("temperature", "top_k", "top_p"), ("beams", "length_penalty")
+    sampled, searched = ("temperature", "top_k", "top_p"), [field.name for field in fields(Beam)]
     for function, names in ((Sampling, sampled), (generate, ("num_tokens", "seed")), (Beam, searched)):
         for name in names:
             check_value(function, name, settings[name], f"generate.{name}")
     with argument_path("generate"):
         _prompts(settings)
         _sampling(settings)
-        Beam(settings.beams, settings.length_penalty)
+        make_beam(settings)
         require_at_least(0, {"num_tokens": 200}, num_tokens=settings.num_tokens)
+
+
+def make_beam(settings: DictConfig) -> Beam:
+    """How targets are searched, from the `generate` group.
+
+    Raises:
+        ArgumentError: a setting is out of range.
+    """
+    return Beam(**{field.name: settings[field.name] for field in fields(Beam)})
 
 
 def refuse_prompts(settings: DictConfig, task: Task) -> None:

@@ -20,7 +20,7 @@ from tinyformer.errors import argument_path
 from tinyformer.interop import FAMILIES, Difference, Family, find_differences, tokenizer_files, write_folder
 from tinyformer.interop.family import Fields
 
-WITHOUT_EFFECT = ("backend", "init_std", "checkpoint_activations", "autocast_residual")
+WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
 """Arguments that do not change the function of a trained network."""
 
 TRAINING_ONLY = ("dropout",)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
@@ -27,11 +27,12 @@ class EncoderDecoder(Network):
         encoder: of the source.
         decoder: of the target.
         readout: factory of the readout, called with the decoder's `token_embedding`.
-        init_std: standard deviation of the initial weights.
+        init_std: standard deviation of the initial weights, for `init="normal"`.
         shared_embedding: whether source and target have one token embedding, as with one vocabulary for both.
+        init: how weights are initialised: a name in `INITIALISATIONS`.
 
     Raises:
-        ArgumentError: the widths differ, the embedding cannot be shared, or `init_std` is negative.
+        ArgumentError: the widths differ, the embedding cannot be shared, `init_std` is negative, or `init` is no name.
     """
 
     readout: TokenReadout
@@ -43,9 +44,9 @@ class EncoderDecoder(Network):
         readout: Callable[..., TokenReadout],
         init_std: float = 0.02,
         shared_embedding: bool = True,
+        init: str = "normal",
     ) -> None:
         super().__init__()
-        require_at_least(0, {"init_std": 0.02}, init_std=init_std)
         self.encoder, self.decoder = encoder, decoder
         own, other = tuple(decoder.token_embedding.weight.shape), tuple(encoder.token_embedding.weight.shape)
         if own[1] != other[1]:
@@ -57,9 +58,9 @@ class EncoderDecoder(Network):
             decoder.token_embedding = encoder.token_embedding
         with argument_path("readout"):
             self.readout = readout(decoder.token_embedding)
-        init_weights(self.readout, 1, init_std)
-        init_weights(encoder, 2 * len(encoder.layers), init_std)
-        init_weights(decoder, 3 * len(decoder.layers), init_std)
+        init_weights(self.readout, 1, init_std, init)  # before the embedding that it may be tied to
+        init_weights(encoder, 2 * len(encoder.layers), init_std, init)
+        init_weights(decoder, 3 * len(decoder.layers), init_std, init)
 
     def forward(
         self,

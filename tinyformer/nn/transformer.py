@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import argument_path, require_at_least
+from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.encoder import Encoder
@@ -22,8 +22,9 @@ class Transformer(Network):
     Args:
         encoder: the encoder.
         readout: factory of the readout, called with the encoder's `token_embedding`.
-        init_std: standard deviation of the initial weights.
+        init_std: standard deviation of the initial weights, for `init="normal"`.
         pruned_heads: `[layer, head]` pairs of the heads to remove, see `prune_heads`.
+        init: how weights are initialised: a name in `INITIALISATIONS`.
     """
 
     def __init__(
@@ -32,14 +33,14 @@ class Transformer(Network):
         readout: Callable[..., nn.Module],
         init_std: float = 0.02,
         pruned_heads: Sequence[Sequence[int]] = (),
+        init: str = "normal",
     ) -> None:
         super().__init__()
         self.encoder = encoder
         with argument_path("readout"):
             self.readout = readout(encoder.token_embedding)
         prune_model(self.attentions(), pruned_heads)
-        require_at_least(0, {"init_std": 0.02}, init_std=init_std)
-        init_weights(self, 2 * len(encoder.layers), init_std)
+        init_weights(self, 2 * len(encoder.layers), init_std, init)
 
     def forward(
         self,
