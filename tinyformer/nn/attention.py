@@ -5,6 +5,7 @@
 definition opens `kernels.eager`, and the options that change it are in `softmax`.
 """
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -91,6 +92,7 @@ class BaseAttention(SoftmaxAttention):
         ablated = ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind)
         self.head_gate = HeadGate(num_heads, ablated)
         self.call_point = nn.Identity()  # its hooks see each `AttentionCall`
+        self._projects_values_apart = "value" in inspect.signature(self.project).parameters
 
     def forward(
         self,
@@ -99,6 +101,7 @@ class BaseAttention(SoftmaxAttention):
         context: Float[Tensor, "batch k_seq d_model"] | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
+        value: Float[Tensor, "batch v_seq d_model"] | None = None,
     ) -> Float[Tensor, "batch q_seq d_model"]:
         """Attend from each token of `x` to the tokens that the mask allows.
 
@@ -109,11 +112,13 @@ class BaseAttention(SoftmaxAttention):
             context_mask: which tokens of the context each token of `x` may attend to; None for all.
             cache: keys and values of the tokens before `x`; those of `x` are appended. With a context, its keys and
                 values, which are projected if the cache is empty.
+            value: source of the values, a vector for each key; None for that of the keys.
 
         Raises:
-            ArgumentError: the cache holds tokens before `x`, and the mask is not causal.
+            ArgumentError: the cache holds tokens before `x`, and the mask is not causal; or `value` is not of the size
+                of the keys' source, or given to an attention whose keys and values cannot differ in their source.
         """
-        call = self.call_point(self._call(x, mask, context, context_mask, cache))
+        call = self.call_point(self._call(x, mask, context, context_mask, cache, value))
         heads = self.attend(call.qkv, call.mask, call.is_cross)
         if self.output_gate is not None:
             heads = self.output_gate(heads, x)
@@ -130,7 +135,8 @@ class BaseAttention(SoftmaxAttention):
         """Queries, keys and values, normalised and positioned.
 
         With a cache, `cache.extend(..., window=self.window)` appends the new keys and values to the earlier ones. Those
-        of a context are projected into an empty cache, and taken from it afterwards.
+        of a context are projected into an empty cache, and taken from it afterwards. A subclass whose values can have
+        another source than its keys takes it as a further argument, `value`.
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
@@ -155,13 +161,14 @@ class BaseAttention(SoftmaxAttention):
         context: Float[Tensor, "batch k_seq d_model"] | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
+        value: Float[Tensor, "batch v_seq d_model"] | None = None,
         rows: Int[Tensor, " rows"] | None = None,
     ) -> AttentionMaps:
         """The attention weights of `forward` and their logits, for all queries or those at the indices `rows`.
 
         The cache is not changed. Cached tokens outside the layer's window have weight 0.
         """
-        call = self._call(x, mask, context, context_mask, cache.copy() if cache is not None else None)
+        call = self._call(x, mask, context, context_mask, cache.copy() if cache is not None else None, value)
         return self.maps_of_call(call, rows)
 
     def maps_of_call(self, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
@@ -179,17 +186,31 @@ class BaseAttention(SoftmaxAttention):
         context: Tensor | None,
         context_mask: AttentionMask | None,
         cache: LayerCache | None,
+        value: Tensor | None,
     ) -> AttentionCall:
         """The queries, keys and values of a forward pass, with the mask of these keys in the layer's window."""
         is_cross = context is not None
+        of_values: dict[str, Any] = {} if value is None else {"value": self._source_of_values(value, x, context)}
         mask = ((context_mask if is_cross else mask) or AttentionMask()).within(self.window)
         if cache is None or is_cross:
-            return AttentionCall(self.project(x, context, cache), mask, is_cross, num_behind=0)
+            return AttentionCall(self.project(x, context, cache, **of_values), mask, is_cross, num_behind=0)
         if cache.length and not mask.causal:
             reason = "must be True: cached tokens do not attend to new ones"
             raise ArgumentError("mask.causal", False, reason, {"causal": True})
         num_behind = cache.num_behind(self.window)
-        return AttentionCall(self.project(x, None, cache), mask.without_first(num_behind), is_cross, num_behind)
+        qkv = self.project(x, None, cache, **of_values)
+        return AttentionCall(qkv, mask.without_first(num_behind), is_cross, num_behind)
+
+    def _source_of_values(self, value: Tensor, x: Tensor, context: Tensor | None) -> Tensor:
+        """The source of the values, once it is checked; see `forward`."""
+        if not self._projects_values_apart:
+            reason = f"must be None: keys and values of {type(self).__name__} have one source"
+            raise ArgumentError("value", "…", reason, {"value": None})
+        keys = x if context is None else context
+        if value.shape != keys.shape:
+            reason = f"must have the shape of the keys' source, {tuple(keys.shape)}"
+            raise ArgumentError("value.shape", tuple(value.shape), reason)
+        return value
 
 
 class Attention(BaseAttention):
@@ -236,6 +257,7 @@ class Attention(BaseAttention):
         x: Float[Tensor, "batch q_seq d_model"],
         context: Float[Tensor, "batch k_seq d_model"] | None = None,
         cache: LayerCache | None = None,
+        value: Float[Tensor, "batch v_seq d_model"] | None = None,
     ) -> QKV:
         """Queries, keys and values, normalised and positioned."""
         q = self.q_norm(split_heads(self.q_proj(x), self.head_dim))
@@ -244,7 +266,7 @@ class Attention(BaseAttention):
             return QKV(q.to(v.dtype), k, v)
         source = x if context is None else context
         k = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
-        v = split_heads(self.v_proj(source), self.v_head_dim)
+        v = split_heads(self.v_proj(source if value is None else value), self.v_head_dim)
         if context is None:
             offset = cache.length if cache else 0
             q, k = self.position.rotate(q, offset), self.position.rotate(k, offset)
