@@ -24,7 +24,7 @@ from tinyformer.app.sweep import compose_sweep
 from tinyformer.errors import ArgumentError, argument_path
 
 CONFIG_DIR, CONFIG_NAME = config_dir(), "card"
-AXES = ("model", "attention", "position", "block", "feed_forward", "norm")
+AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm")
 
 Card: TypeAlias = dict[str, Any]
 """The overrides of a variant and the fields of its `Costs`, as plain containers."""
@@ -35,7 +35,8 @@ GPT2_VOCAB_SIZE = 50_257
 NOTES = f"""\
 FLOPs are those of matrix products in a sequence of T tokens; one multiply-add is 2. Attention is counted as the full
 square of T x T pairs, as torch.utils.flop_counter does; a kernel may skip pairs that the causal mask or a window
-masks. Training is 3 forward passes. Where model.vocab_size is null, GPT-2's {GPT2_VOCAB_SIZE:,} tokens are counted."""
+masks. Training is 3 forward passes. With task=seq2seq, source and target have T tokens each, and "per token" is per
+token of both. Where model.vocab_size is null, GPT-2's {GPT2_VOCAB_SIZE:,} tokens are counted."""
 
 ROWS: tuple[tuple[str, Callable[[Card], str]], ...] = (
     ("parameters", lambda card: f"{card['num_parameters']:,}"),

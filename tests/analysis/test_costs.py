@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from programs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyformer.analysis.costs import Costs, TrainingFlops, count_costs, visible_pairs
+from tinyformer.analysis.costs import Costs, TrainingFlops, count_costs, pair_multiply_adds, visible_pairs
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.nn import AttentionMask, Cache, Transformer
 
@@ -134,11 +134,40 @@ def test_published_numbers() -> None:
     assert gpt3.num_parameters == pytest.approx(175e9, rel=0.01)
 
 
-@pytest.mark.parametrize(("seq", "window"), [(16, None), (16, 1), (16, 5), (16, 16), (16, 99), (1, 3), (7, 7)])
-def test_visible_pairs_are_those_of_the_mask(seq: int, window: int | None) -> None:
-    mask = CAUSAL.within(window).dense(seq, seq, torch.device("cpu"))
-    assert mask is not None
-    assert visible_pairs(seq, window) == int(mask.sum())
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("seq", "window"), [(16, None), (16, 1), (16, 5), (16, 6), (16, 16), (16, 99), (1, 3), (7, 7)])
+def test_visible_pairs_are_those_of_the_mask(seq: int, window: int | None, causal: bool) -> None:
+    mask = AttentionMask(causal=causal, window=window)
+    dense = mask.dense(seq, seq, torch.device("cpu"))
+    assert visible_pairs(seq, mask) == (seq * seq if dense is None else int(dense.sum()))
+
+
+TRANSLATORS = (
+    "position=learned model.bias=true",
+    "attention=gqa cross_attention=mqa cross_attention.score=general feed_forward=swiglu model.num_encoder_layers=3",
+    "attention=mla cross_attention=mla model.shared_embedding=false model.tied_readout=false",
+    "cross_attention=differential cross_attention.gate=true block=post_norm position=relative",
+)
+
+
+@pytest.mark.parametrize("variant", TRANSLATORS)
+def test_both_stacks_of_an_encoder_decoder_are_counted(variant: str) -> None:
+    model = tiny(f"task=seq2seq {variant} cross_attention.backend=eager").eval()
+    found, ids = count_costs(model, "fp32"), torch.zeros(1, SEQ, dtype=torch.long)
+    assert found.num_parameters == sum(p.numel() for p in model.parameters())
+    assert found.attention_parameters == numel(model, ".attention.", ".cross_attention.")
+    assert found.feed_forward_parameters == numel(model, ".feed_forward.")
+    assert found.embedding_parameters == numel(model, "token_embedding", "coder.position")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(ids, ids)
+    assert found.flops_per_token * SEQ == counter.get_total_flops()
+    # A causal mask hides pairs of the decoder's own attention alone.
+    hidden = sum(pair_multiply_adds(layer) for layer in model.attentions_by_kind()["decoder"]) * SEQ * (SEQ - 1)
+    assert found.attended_flops_per_token == found.flops_per_token - hidden // SEQ
+    cache = Cache(2)
+    with torch.no_grad():
+        model.decode(ids, model.encode(ids), cache=cache)
+    assert cache.num_bytes == found.cache_bytes == SEQ * found.cache_bytes_per_token
 
 
 def test_a_kernel_that_skips_hidden_pairs_takes_less() -> None:

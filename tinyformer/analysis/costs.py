@@ -16,6 +16,9 @@ The first term is Kaplan et al. 2020 (arXiv 2001.08361, §2.1), plus the readout
 size. It assumes that every query attends to all T keys; `attended_flops_per_token` is for kernels that skip the keys
 hidden by a causal mask or a window. The backward pass has two products for each of the forward pass; recomputation by
 activation checkpointing is not counted.
+
+An encoder–decoder reads a source and a target of T tokens each. What is counted for each token is then counted for one
+of the source and one of the target together, and a cache holds the decoder's keys and values of both.
 """
 
 import functools
@@ -28,7 +31,7 @@ from torch import nn
 
 from tinyformer.batch import Batch
 from tinyformer.errors import require_choice
-from tinyformer.nn import BaseAttention, LatentAttention, Network, ShawPosition, Transformer
+from tinyformer.nn import AttentionMask, BaseAttention, LatentAttention, Network, ShawPosition
 from tinyformer.nn.score import GeneralScore, LocalGaussian
 
 BYTES = {"bf16": 2, "fp32": 4}
@@ -76,7 +79,7 @@ class Costs:
     cache_reduction: float
 
 
-def count_costs(network: Transformer, cache_dtype: str = "bf16") -> Costs:
+def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     """The costs of a network.
 
     Args:
@@ -87,26 +90,26 @@ def count_costs(network: Transformer, cache_dtype: str = "bf16") -> Costs:
         ArgumentError: the dtype is unknown.
     """
     require_choice("cache_dtype", cache_dtype, BYTES)
-    encoder, attentions = network.encoder, network.attentions()
-    embeddings = [encoder.token_embedding, *([encoder.position] if encoder.position else [])]
+    attentions, cached = network.attentions(), cached_attentions(network)
+    embeddings = [part for one in network.stacks() for part in (one.token_embedding, one.position) if part is not None]
     by_part = flops_per_token(network)
     forward = sum(by_part.values())
     weights = projection_weights(attentions)
     return Costs(
-        vocab_size=encoder.vocab_size,
-        seq_len=encoder.max_seq_len,
+        vocab_size=network.vocab_size,
+        seq_len=network.max_seq_len,
         num_parameters=network.num_parameters(),
         attention_parameters=num_parameters(attentions),
         attention_weights=weights,
         attention_weights_per_layer=weights // len(attentions),
-        feed_forward_parameters=num_parameters(layer.feed_forward for layer in encoder.layers),
+        feed_forward_parameters=num_parameters(feed_forwards(network)),
         embedding_parameters=num_parameters(embeddings),
         flops_per_token=forward,
         training_flops_per_token=3 * forward,
         flops_per_token_by_part=by_part,
         attended_flops_per_token=forward - hidden_flops_per_token(network),
         cache_dtype=cache_dtype,
-        cache_bytes_per_token=BYTES[cache_dtype] * sum(cache_elements(layer) for layer in attentions),
+        cache_bytes_per_token=BYTES[cache_dtype] * sum(cache_elements(layer) for layer in cached),
         cache_bytes=BYTES[cache_dtype] * network_cache_elements(network),
         cache_reduction=cache_reduction(network),
     )
@@ -117,13 +120,23 @@ def num_parameters(modules: Iterable[nn.Module]) -> int:
     return sum(parameter.numel() for parameter in nn.ModuleList(modules).parameters())
 
 
+def feed_forwards(network: Network) -> list[nn.Module]:
+    """The feed-forward networks of all layers."""
+    return [layer.feed_forward for stack in network.stacks() for layer in cast(Iterable[Any], stack.layers)]
+
+
+def cached_attentions(network: Network) -> list[BaseAttention]:
+    """The attention layers whose keys and values are cached: those of the last stack, which writes."""
+    return [module for module in network.stacks()[-1].modules() if isinstance(module, BaseAttention)]
+
+
 def projection_weights(modules: Iterable[nn.Module]) -> int:
     """The number of weights of all linear layers within several modules, without biases."""
     layers = (layer for module in modules for layer in module.modules())
     return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
 
 
-def flops_per_token(network: Transformer) -> dict[str, int]:
+def flops_per_token(network: Network) -> dict[str, int]:
     """FLOPs of a forward pass over T tokens, divided by T.
 
     - `attention_projections`, `feed_forward`, `readout`: 2 · weights.
@@ -132,12 +145,12 @@ def flops_per_token(network: Transformer) -> dict[str, int]:
       over half of its queries and keys and all of its values. An additive score, vᵀ tanh(q + k), counts like a dot
       product.
     """
-    seq_len, attentions = network.encoder.max_seq_len, network.attentions()
+    seq_len, attentions = network.max_seq_len, network.attentions()
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
     return {
         "attention_projections": 2 * projection_weights(attentions),
         "attention_scores_and_values": 2 * mixing,
-        "feed_forward": 2 * projection_weights(layer.feed_forward for layer in network.encoder.layers),
+        "feed_forward": 2 * projection_weights(feed_forwards(network)),
         "readout": 2 * projection_weights([network.readout]),
     }
 
@@ -215,25 +228,32 @@ QUERY_PROJECTIONS = ("q_down_proj", "q_proj", "o_proj", "output_gate")
 """Parts of an attention layer that are applied to its queries' tokens, or to the output for them."""
 
 
-def hidden_flops_per_token(network: Transformer) -> int:
-    """FLOPs per token of a forward pass spent on pairs that a causal mask or a window hides."""
-    seq_len = network.encoder.max_seq_len
-    hidden = (
-        pair_multiply_adds(layer) * (seq_len**2 - visible_pairs(seq_len, layer.window))
-        for layer in network.attentions()
+def hidden_flops_per_token(network: Network) -> int:
+    """FLOPs per token of a forward pass spent on pairs that a causal mask or a window hides.
+
+    A network of one stack is counted as a causal one; an encoder beside a decoder sees its whole source.
+    """
+    seq_len, masks = network.max_seq_len, network.attention_masks(AttentionMask(causal=len(network.stacks()) == 1))
+    layers = zip(network.attentions(), masks, strict=True)
+    hidden = sum(
+        pair_multiply_adds(layer) * (seq_len**2 - visible_pairs(seq_len, mask.within(layer.window)))
+        for layer, mask in layers
     )
-    return round(2 * sum(hidden) / seq_len)
+    return round(2 * hidden / seq_len)
 
 
-def visible_pairs(seq_len: int, window: int | None = None) -> int:
-    """Σ_i min(i, W) = W T - W (W - 1) / 2: the number of pairs of a query and a key that a causal mask allows.
+def visible_pairs(seq_len: int, mask: AttentionMask) -> int:
+    """T² - Σ c (c + 1) / 2: the number of pairs of a query and a key that a mask allows.
+
+    The sum is over the sides of the diagonal. Where a query sees n keys on a side at most, c = T - 1 - n are hidden
+    from the query at the end of the other side, and one less from each that follows.
 
     Args:
         seq_len: T, the number of queries and of keys.
-        window: W, the number of keys that a query may attend to, itself included; None for no limit.
+        mask: of whole sequences.
     """
-    width = min(window or seq_len, seq_len)
-    return width * seq_len - width * (width - 1) // 2
+    corners = (max(seq_len - 1 - limit, 0) for limit in mask.span if limit >= 0)
+    return seq_len**2 - sum(corner * (corner + 1) // 2 for corner in corners)
 
 
 @functools.singledispatch
@@ -287,14 +307,14 @@ def _(part: ShawPosition) -> int:
     return sum(table.numel() for table in part.parameters())
 
 
-def network_cache_elements(network: Transformer) -> int:
+def network_cache_elements(network: Network) -> int:
     """KV-cache elements after T tokens; a layer with a window holds the tokens of the window."""
-    seq_len = network.encoder.max_seq_len
-    return sum(cache_elements(layer) * min(layer.window or seq_len, seq_len) for layer in network.attentions())
+    seq_len = network.max_seq_len
+    return sum(cache_elements(layer) * min(layer.window or seq_len, seq_len) for layer in cached_attentions(network))
 
 
-def cache_reduction(network: Transformer) -> float:
+def cache_reduction(network: Network) -> float:
     """Σ 2 num_heads v_head_dim / Σ cache elements over the layers: how many times larger the cache of multi-head is."""
-    attentions = network.attentions()
+    attentions = cached_attentions(network)
     multi_head = sum(2 * layer.num_heads * layer.v_head_dim for layer in attentions)
     return multi_head / sum(cache_elements(layer) for layer in attentions)
