@@ -50,6 +50,11 @@ def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     assert evaluated.code == 0, evaluated.err
     for name in ("loss", "bleu", "chrf"):
         assert results_of("evaluated")[f"val/{name}"] == pytest.approx(results_of("run")[f"val/{name}"], abs=1e-4)
+    assert results_of("evaluated")["val/num_decoded"] == 4
+    few = f"checkpoint={checkpoint} data.files=pairs.tsv hydra.run.dir=few data.batch_size=3 trainer.limit_val_batches="
+    for limit, number in (("2", 6), ("0.5", 39)):  # batches, or a fraction of those of all 80 pairs
+        assert program("evaluate.py", f"{few}{limit}").code == 0
+        assert results_of("few")["val/num_decoded"] == len(table("few/translations.csv")) == number
     prompts = "data.files=pairs.tsv 'generate.prompt=[3 1,4 8]' generate.beams=2 hydra.run.dir=prompted"
     prompted = program("evaluate.py", f"checkpoint={checkpoint}", prompts)
     assert prompted.code == 0, prompted.err

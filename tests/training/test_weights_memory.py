@@ -1,11 +1,15 @@
 """Memory of attention weights: what autograd stores, and the warning before it does not fit."""
 
+from functools import partial
+
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
+from nn.test_encoder_decoder import LAYERS, WIDTH
+from nn.test_encoder_decoder import make as make_translator
 from nn.variants import differential
 
-from tinyformer.nn import AttentionMask
+from tinyformer.nn import Attention, AttentionMask
 from tinyformer.training.weights_memory import find_memory_shortage, stored_bytes
 
 CAUSAL = AttentionMask(causal=True)
@@ -82,6 +86,24 @@ def test_the_sentence():
         "free: network.encoder.block.attention.backend='flash' stores none."
     )
     assert shortage(10**8).describe(lambda path: path[-1], str).endswith(": backend=flash stores none.")
+
+
+def test_the_layers_of_both_stacks_are_counted_and_each_has_its_key():
+    eager = partial(Attention, WIDTH, 4, backend="eager")
+    model, kernels = make_translator(cross=eager, backend="eager"), ["eager"] * 3 * LAYERS
+    needed = 8 * len(kernels) * 4 * 16 * 16 * 4  # sequences, layers, heads, and a context of 16 in fp32
+    mask = AttentionMask(lengths=torch.tensor([9, 5]))
+    assert find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, needed) is None
+    found = find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, needed - 1)
+    assert found.works == dict.fromkeys(found.works, "flash")
+    own = [("network", stack, "block", "attention", "backend") for stack in ("encoder", "decoder")]
+    assert list(found.works) == [*own, ("network", "decoder", "cross_attention", "backend")]
+    sentence = found.describe(lambda path: "cross." * ("cross_attention" in path) + "backend", str)
+    assert sentence.endswith(": backend=flash cross.backend=flash stores none.")
+    assert find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, needed // 4, longest=8) is None
+    assert find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, needed // 4, longest=9) is not None
+    only_cross = find_memory_shortage(model, ["flash"] * 4 + ["eager"] * 2, "cpu", torch.float32, mask, 8, 1)
+    assert list(only_cross.works) == [("network", "decoder", "cross_attention", "backend")]
 
 
 @pytest.mark.parametrize(

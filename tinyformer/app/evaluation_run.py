@@ -222,9 +222,9 @@ def score(run: Evaluation) -> tuple[dict[str, float | None], float]:
     batches, start = run.data.evaluation_dataloader(run.split), time.perf_counter()
     run.trainer.validate(run.module, batches, verbose=False)
     seconds = time.perf_counter() - start
-    split = run.data.splits[run.split]
+    part = run.settings.decoded_part(run.data, run.split)
     with forward_context(run.trainer, run.network):
-        final = run.task.final_metrics(run.network, split, run.data.tokenizer)
+        final = run.task.final_metrics(run.network, part, run.data.tokenizer)
     return run.module.metrics | final, seconds
 
 

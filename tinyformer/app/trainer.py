@@ -25,6 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_value
 from tinyformer.app.errors import ConfigError
+from tinyformer.data import DataModule, PairSplit
+from tinyformer.data.base import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.memory import keep_freed_memory
@@ -75,6 +77,15 @@ class Settings:
     def limit(self) -> float | None:
         """How many validation batches are scored, or which fraction; None for all."""
         return self.arguments["limit_val_batches"]
+
+    def decoded_part(self, data: DataModule, name: str) -> Split:
+        """A split; of pairs, as many as are in the batches that are scored."""
+        split = data.splits[name]
+        if self.limit is None or not isinstance(split, PairSplit):
+            return split
+        batches = len(data.evaluation_dataloader(name))
+        scored = int(self.limit * batches) if isinstance(self.limit, float) else self.limit
+        return split.first(scored * data.batch_size)
 
 
 def set_up_process() -> None:

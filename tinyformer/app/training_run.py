@@ -104,7 +104,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     network = make_starting_network(config, data.tokenizer, start)
     mask = evaluation_mask(task, data, "validation")
     kernels = choose_kernels(network, settings, mask, training=True)
-    warning = memory_warning(stored, network, kernels, settings, mask, data.batch_size)
+    warning = memory_warning(stored, network, kernels, settings, mask, data)
     if compiled is not None:
         # Else torch compiles each graph twice: first for the length of the first batch, and at the second for any.
         network.compile(**compiled, dynamic=data.varying_length or None)
@@ -218,11 +218,13 @@ def memory_warning(
     kernels: list[str],
     settings: Settings,
     mask: AttentionMask,
-    batch_size: int,
+    data: DataModule,
 ) -> str | None:
     """A sentence where the attention weights of a step will not fit into memory."""
-    device = settings.device
-    shortage = find_memory_shortage(network, kernels, device, settings.dtype, mask, batch_size, free_memory(device))
+    free, lengths = free_memory(settings.device), getattr(data.splits["train"], "lengths", None)
+    longest = None if lengths is None else int(lengths.max(initial=1))
+    facts = (settings.device, settings.dtype, mask, data.batch_size, free, longest)
+    shortage = find_memory_shortage(network, kernels, *facts)
     return shortage.describe(functools.partial(key_of_argument, stored), format_value) if shortage else None
 
 
@@ -292,14 +294,15 @@ def score(run: Run) -> Scores:
         scoring_trainer(run.settings, run.folder).validate(run.module, data.val_dataloader(), verbose=False)
     trainer, split, test = scoring_trainer(run.settings, run.folder), "validation", {}
     with forward_context(trainer, run.network):
-        final = task.final_metrics(run.network, data.splits["validation"], data.tokenizer)
+        final = task.final_metrics(run.network, run.settings.decoded_part(data, "validation"), data.tokenizer)
     validation = run.module.metrics | final
     if task.tests_best and "test" in data.splits:
         load_weights(run.network, load_checkpoint(run.checkpoints.best))
         module, split = TrainingModule(run.network, task, data, evaluated="test"), "test"
         trainer.validate(module, data.test_dataloader(), verbose=False)
         with forward_context(trainer, run.network):
-            test = module.metrics | task.final_metrics(run.network, data.splits["test"], data.tokenizer)
+            part = run.settings.decoded_part(data, "test")
+            test = module.metrics | task.final_metrics(run.network, part, data.tokenizer)
     findings = examine(task, run.network, data, split, trainer)
     keep_findings(findings, run.folder, run.loggers)
     return Scores(validation, test, findings)

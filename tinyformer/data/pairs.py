@@ -1,7 +1,7 @@
 """Pairs of a source text and its target, such as a sentence and its translation, as token sequences in batches."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -123,6 +123,10 @@ class PairSplit:
     def num_targets(self) -> int:
         """Number of tokens that a model reads in one pass over the pairs."""
         return int(self.lengths.sum())
+
+    def first(self, number: int) -> "PairSplit":
+        """The first pairs alone."""
+        return replace(self, begins=self.begins[:number], lengths=self.lengths[:number])
 
     def source(self, row: int) -> str:
         """The source of a pair, as the model reads it."""

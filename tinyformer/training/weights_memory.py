@@ -43,7 +43,7 @@ class MemoryShortage:
             name_of: turns the path of an argument into the name that the reader sets it by.
             show: turns a value into text as the reader would write it.
         """
-        settings = " ".join(f"{name_of(path)}={show(value)}" for path, value in self.works.items())
+        settings = " ".join(dict.fromkeys(f"{name_of(path)}={show(value)}" for path, value in self.works.items()))
         return (
             f"The {self.kernels} kernel stores at least {self.needed / 1e9:,.1f} GB of attention weights for the "
             f"backward pass, but {self.free / 1e9:,.1f} GB of memory are free: {settings} {self.effect}."
@@ -77,6 +77,7 @@ def find_memory_shortage(
     mask: AttentionMask,
     batch_size: int,
     free: int | None,
+    longest: int | None = None,
 ) -> MemoryShortage | None:
     """Check whether the attention weights of a training step fit into memory; None if they do.
 
@@ -88,24 +89,29 @@ def find_memory_shortage(
         mask: of the task.
         batch_size: sequences in a batch.
         free: free memory in bytes; None if it is unknown.
+        longest: tokens of the longest row, where rows differ in length; None for the model's context.
     """
-    storing = [layer for layer, kernel in zip(network.attentions(), kernels, strict=True) if kernel in STORING]
+    layers = zip(network.attentions(), network.attention_masks(mask), network.attention_paths(), kernels, strict=True)
+    storing = [(layer, own_mask, path) for layer, own_mask, path, kernel in layers if kernel in STORING]
     is_trained = any(parameter.requires_grad for stack in network.stacks() for parameter in stack.parameters())
     if free is None or not storing or not is_trained:
         return None
-    seq, recomputes = network.max_seq_len, network.encoder.checkpoint_activations
-    layers = [batch_size * stored_bytes(layer, seq, device, dtype) for layer in storing]
-    needed = max(layers) if recomputes else sum(layers)
+    seq = min(network.max_seq_len, longest or network.max_seq_len)
+    recomputes = network.encoder.checkpoint_activations
+    sizes = [batch_size * stored_bytes(layer, seq, device, dtype) for layer, _, _ in storing]
+    needed = max(sizes) if recomputes else sum(sizes)
     if needed <= free:
         return None
     backends = (
-        name for name in NOT_STORING if not any(backend_refusal(one, name, device, dtype, mask, seq) for one in storing)
+        name
+        for name in NOT_STORING
+        if not any(backend_refusal(layer, name, device, dtype, own_mask, seq) for layer, own_mask, _ in storing)
     )
     works: dict[tuple[str, ...], Any]
     effect, rows = "stores less", batch_size * free // needed
     if backend := next(backends, None):
-        works, effect = {(*ENCODER, "block", "attention", "backend"): backend}, "stores none"
-    elif not recomputes and max(layers) <= free:
+        works, effect = {("network", *path, "backend"): backend for _, _, path in storing}, "stores none"
+    elif not recomputes and max(sizes) <= free:
         works, effect = {(*ENCODER, "checkpoint_activations"): True}, "stores those of one layer at a time"
     elif rows:
         works = {
