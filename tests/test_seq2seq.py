@@ -82,7 +82,7 @@ MISTAKES = {
     "attention.ablated_heads=[[0,1]]: must hold [kind, layer, head]": f"{PAIRS} attention.ablated_heads=[[0,1]]",
     "attention.ablated_heads=[[cross,2,0]]": f"{PAIRS} attention.ablated_heads=[[cross,2,0]]",
     "attention.ablated_heads=[[self,0,0]]": f"{PAIRS} attention.ablated_heads=[[self,0,0]]",
-    "model.pruned_heads=[[0,0]]: an encoder–decoder cannot be pruned": f"{PAIRS} model.pruned_heads=[[0,0]]",
+    "model.pruned_heads=[[0,0]]: must hold [kind, layer, head]": f"{PAIRS} model.pruned_heads=[[0,0]]",
     "network: its decoder has no cross_attention": "data=text data.files=book.txt network=encoder_decoder",
     "network: CausalLM needs": "data=text data.files=book.txt network=encoder_decoder cross_attention=mha",
     "generate.length_penalty=1000": f"{PAIRS} generate.length_penalty=1000",

@@ -203,7 +203,7 @@ def build(name: str, **options: object) -> Transformer:
 
 def smaller_than(model: Transformer, pairs: list[list[int]]) -> Transformer:
     smaller = copy.deepcopy(model)
-    prune_model(smaller.attentions(), pairs)
+    prune_model(smaller, pairs)
     return smaller
 
 

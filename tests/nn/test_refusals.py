@@ -11,8 +11,10 @@ from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     Attention,
     ClassReadout,
+    Decoder,
     DifferentialAttention,
     Encoder,
+    EncoderDecoder,
     FeedForward,
     GatedFeedForward,
     LatentAttention,
@@ -48,6 +50,12 @@ def attention(**options: object) -> Attention:
 
 def transformer(pruned_heads: list[list[int]]) -> Transformer:
     return Transformer(encoder(), TokenReadout, pruned_heads=pruned_heads)
+
+
+def encoder_decoder(pruned_heads: list[list[str | int]]) -> EncoderDecoder:
+    sizes = {"vocab_size": 5, "num_layers": 2, "d_model": 8, "max_seq_len": 4, "block": block(), "norm": LayerNorm}
+    decoder = Decoder(**sizes, cross_attention=partial(Attention, 8, 2))
+    return EncoderDecoder(encoder(num_layers=1), decoder, TokenReadout, pruned_heads=pruned_heads)
 
 
 def without_heads(heads: list[int]) -> None:
@@ -131,6 +139,16 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "pruned_heads=[[1, 0], [0, 1], [1, 1]]: leaves no head in layer 1; "
         "encoder.block.attention_residual.branch=[1, 0] works.",
     ),
+    (
+        lambda: encoder_decoder([["cross", 1, 0], ["cross", 1, 1]]),
+        "pruned_heads=[['cross', 1, 0], ['cross', 1, 1]]: leaves no head in cross layer 1; "
+        "decoder.block.cross_attention_residual.branch=[1, 0] works.",
+    ),
+    (
+        lambda: encoder_decoder([["encoder", 0, 0], ["encoder", 0, 1], ["decoder", 0, 1]]),
+        "pruned_heads=[['encoder', 0, 0], ['encoder', 0, 1], ['decoder', 0, 1]]: leaves no head in encoder layer 0; "
+        "pruned_heads=[['encoder', 0, 0], ['decoder', 0, 1]] works.",
+    ),
     (lambda: without_heads([1, 0]), "heads=0: must be among 1, 2, 3."),
     (
         lambda: without_heads([1, 2, 3]),
@@ -144,6 +162,22 @@ REFUSED += [
     (lambda pair=pair: attention(ablated_heads=[[0, 0], pair], num_layers=2), pairs("ablated_heads", str(pair), 4))
     for pair in NO_PAIRS
     if pair != [0, 2]
+]
+KIND = "must hold [kind, layer, head] with a kind of encoder, decoder, cross"
+NO_HEADS = {
+    (): "encoder has 1 layers of 2 heads; pruned_heads=[['encoder', 0, 1]] works.",
+    (0, 1): "encoder has 1 layers of 2 heads",
+    ("self", 0, 0): "encoder has 1 layers of 2 heads",
+    ("encoder", 1, 0): "encoder has 1 layers of 2 heads",
+    ("decoder", 0, -1): "decoder has 2 layers of 2 heads; pruned_heads=[['decoder', 1, 1]] works.",
+    ("cross", 2, 0): "cross has 2 layers of 2 heads; pruned_heads=[['cross', 1, 1]] works.",
+}
+REFUSED += [
+    (
+        lambda entry=list(entry): encoder_decoder([["cross", 0, 0], entry]),
+        f"pruned_heads=[{list(entry)}]: {KIND}; {has}",
+    )
+    for entry, has in NO_HEADS.items()
 ]
 REFUSED += [(lambda pair=pair: transformer([[0, 0], pair]), pairs("pruned_heads", str(pair), 2)) for pair in NO_PAIRS]
 

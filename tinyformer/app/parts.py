@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.app.hydra_errors import raising_module
-from tinyformer.app.keys import format_value
 from tinyformer.app.sample import make_beam
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
@@ -85,9 +84,6 @@ def require_network_of(task: Task, config: DictConfig) -> None:
         raise ConfigError(f"network: {own}; leave network= out.")
     if config.get("cross_attention") is not None and not issubclass(network, EncoderDecoder):
         raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
-    if config.model.pruned_heads and issubclass(network, EncoderDecoder):
-        value = format_value(OmegaConf.to_container(config.model.pruned_heads))
-        raise ConfigError(f"model.pruned_heads={value}: an encoder–decoder cannot be pruned; leave it out.")
 
 
 def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:

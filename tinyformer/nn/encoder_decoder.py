@@ -1,6 +1,6 @@
 """The encoder–decoder: one sequence is read, another is predicted from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -11,9 +11,11 @@ from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.decoder import Decoder
 from tinyformer.nn.encoder import Encoder
+from tinyformer.nn.heads import Address
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.network import Network
+from tinyformer.nn.prune import prune_model
 from tinyformer.nn.readout import TokenReadout
 
 
@@ -29,10 +31,12 @@ class EncoderDecoder(Network):
         readout: factory of the readout, called with the decoder's `token_embedding`.
         init_std: standard deviation of the initial weights, for `init="normal"`.
         shared_embedding: whether source and target have one token embedding, as with one vocabulary for both.
+        pruned_heads: `[kind, layer, head]` of the heads to remove, see `KINDS` and `prune_heads`.
         init: how weights are initialised: a name in `INITIALISATIONS`.
 
     Raises:
-        ArgumentError: the widths differ, the embedding cannot be shared, `init_std` is negative, or `init` is no name.
+        ArgumentError: the widths differ, the embedding cannot be shared, `init_std` is negative, `init` is no name, or
+            heads cannot be removed.
     """
 
     readout: TokenReadout
@@ -44,6 +48,7 @@ class EncoderDecoder(Network):
         readout: Callable[..., TokenReadout],
         init_std: float = 0.02,
         shared_embedding: bool = True,
+        pruned_heads: Sequence[Sequence[str | int]] = (),
         init: str = "normal",
     ) -> None:
         super().__init__()
@@ -58,6 +63,7 @@ class EncoderDecoder(Network):
             decoder.token_embedding = encoder.token_embedding
         with argument_path("readout"):
             self.readout = readout(decoder.token_embedding)
+        prune_model(self, pruned_heads)
         init_weights(self.readout, 1, init_std, init)  # before the embedding that it may be tied to
         init_weights(encoder, 2 * len(encoder.layers), init_std, init)
         init_weights(decoder, 3 * len(decoder.layers), init_std, init)
@@ -139,10 +145,9 @@ class EncoderDecoder(Network):
         """The attention modules of the encoder, of the decoder, and its cross-attention."""
         return [layer for layers in self.attentions_by_kind().values() for layer in layers]
 
-    def layer_names(self) -> list[str]:
-        """The names: "encoder/layer_00" and so on, then "decoder/layer_00" and "cross/layer_00"."""
-        kinds = self.attentions_by_kind().items()
-        return [f"{kind}/layer_{index:02d}" for kind, layers in kinds for index in range(len(layers))]
+    def layer_addresses(self) -> list[Address]:
+        """("encoder", 0) and so on, then ("decoder", 0) and ("cross", 0)."""
+        return [(kind, index) for kind, layers in self.attentions_by_kind().items() for index in range(len(layers))]
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
         """That of the source for the encoder, a causal one for the decoder, and the source's padding between them."""

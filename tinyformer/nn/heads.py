@@ -1,6 +1,7 @@
 """The heads of a layer: their size, their numbers, and the K/V head that each reads."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -57,6 +58,16 @@ def not_a_head(
         reason, last = f"must hold [kind, layer, head] with a kind of {', '.join(KINDS)}; {kind} has", [kind]
     reason = f"{reason} {num_layers} layers of {num_heads} heads"
     return ArgumentError(argument, [list(head)], reason, {argument: [[*last, num_layers - 1, num_heads - 1]]})
+
+
+Address: TypeAlias = tuple[str | int, ...]
+"""Of a layer of attention: (3,), or ("cross", 3) where there are several kinds of attention."""
+
+
+def layer_title(address: Address) -> str:
+    """An address in words: "layer 3", or "cross layer 3"."""
+    *kind, index = map(str, address)
+    return " ".join([*kind, "layer", index])
 
 
 class HeadMap(nn.Module):

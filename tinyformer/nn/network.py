@@ -8,6 +8,7 @@ from torch import nn
 from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
+from tinyformer.nn.heads import Address
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.resolve import resolve_backend
 
@@ -27,8 +28,12 @@ class Network(nn.Module):
         """The attention modules: by kind, and of each kind from the first layer to the last."""
 
     @abstractmethod
+    def layer_addresses(self) -> list[Address]:
+        """The address of each of `attentions`, by which its heads are named: [3, 0], or ["cross", 3, 0]."""
+
     def layer_names(self) -> list[str]:
         """A name for each of `attentions`: "layer_03", or "cross/layer_03" where there are several kinds."""
+        return ["/".join([*map(str, kind), f"layer_{index:02d}"]) for *kind, index in self.layer_addresses()]
 
     @abstractmethod
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
@@ -48,9 +53,10 @@ class Network(nn.Module):
         """Number of tokens in the vocabulary."""
         return self.encoder.vocab_size
 
-    def pruned_heads(self) -> list[list[int]]:
-        """The `[layer, head]` pairs of the heads that were removed."""
-        return [[index, head] for index, layer in enumerate(self.attentions()) for head in layer.head_map.pruned]
+    def pruned_heads(self) -> list[list[str | int]]:
+        """The heads that were removed, as `[layer, head]`, or `[kind, layer, head]` where there are several kinds."""
+        layers = zip(self.layer_addresses(), self.attentions(), strict=True)
+        return [[*address, head] for address, layer in layers for head in layer.head_map.pruned]
 
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
         """Choose the attention backend of every layer, before the first step and before compiling.

@@ -1,12 +1,15 @@
 """Pruning: a smaller layer that computes what the layer with some heads ablated computes."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.attention import BaseAttention
-from tinyformer.nn.heads import not_a_head
+from tinyformer.nn.heads import KINDS, Address, layer_title, not_a_head
+from tinyformer.nn.network import Network
 
 
 def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
@@ -49,32 +52,45 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
     layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)
 
 
-def prune_model(layers: Sequence[BaseAttention], pruned_heads: Sequence[Sequence[int]]) -> None:
-    """Remove heads from a model in place, see `prune_heads`.
+def prune_model(network: Network, pruned_heads: Sequence[Sequence[str | int]]) -> None:
+    """Remove heads from a network in place, see `prune_heads`.
 
     Args:
-        layers: the attention of each layer, from the first to the last.
-        pruned_heads: `[layer, head]` pairs.
+        network: the network.
+        pruned_heads: `[layer, head]`, or `[kind, layer, head]` where there are several kinds of attention.
 
     Raises:
-        ArgumentError: a pair is not a head of the model, or a layer would lose all of its heads.
+        ArgumentError: an entry is not a head of the network, or a layer would lose all of its heads.
     """
-    for pair in pruned_heads:
-        if len(pair) != 2 or not 0 <= pair[0] < len(layers) or pair[1] not in layers[pair[0]].head_map.ids:
-            raise not_a_head("pruned_heads", pair, len(layers), layers[-1].num_heads)
-    for index, layer in enumerate(layers):
-        heads = {head for other, head in pruned_heads if other == index}
-        if len(heads) == layer.num_heads:
-            pairs = [list(pair) for pair in pruned_heads]
-            branch = [int(other != index) for other in range(len(layers))]
-            raise ArgumentError(
-                "pruned_heads",
-                pairs,
-                f"leaves no head in layer {index}",
-                {"encoder.block.attention_residual.branch": branch},
-            )
-        if heads:
-            prune_heads(layer, heads)
+    layers = dict(zip(network.layer_addresses(), network.attentions(), strict=True))
+    heads: dict[Address, set[int]] = defaultdict(set)
+    for entry in pruned_heads:
+        layer = layers.get(tuple(entry[:-1]))
+        if layer is None or entry[-1] not in layer.head_map.ids:
+            kinds = [kind for kind in KINDS if (kind, 0) in layers]
+            kind = next((kind for kind in kinds if kind in entry), kinds[0]) if kinds else None
+            of_kind = [layer for address, layer in layers.items() if kind is None or address[0] == kind]
+            raise not_a_head("pruned_heads", entry, len(of_kind), of_kind[-1].num_heads, kind)
+        heads[tuple(entry[:-1])].add(int(entry[-1]))
+    for address, of_layer in heads.items():
+        if len(of_layer) == layers[address].num_heads:
+            entries = [list(entry) for entry in pruned_heads]
+            others = [entry for entry in entries if entry != [*address, max(of_layer)]]
+            works = _without_attention(address, layers) or {"pruned_heads": others}
+            raise ArgumentError("pruned_heads", entries, f"leaves no head in {layer_title(address)}", works)
+        prune_heads(layers[address], of_layer)
+
+
+RESIDUALS = {(): "encoder.block.attention_residual", ("cross",): "decoder.block.cross_attention_residual"}
+"""The residual connection of the layers of a kind, where it is of no other kind."""
+
+
+def _without_attention(address: Address, layers: Collection[Address]) -> dict[str, Any]:
+    """What removes the attention of a whole layer, if there is an argument for it."""
+    *kind, index = address
+    if (residual := RESIDUALS.get(tuple(map(str, kind)))) is None:
+        return {}
+    return {f"{residual}.branch": [int(other[-1] != index) for other in layers if list(other[:-1]) == kind]}
 
 
 def _keep_rows(linear: nn.Linear, indices: list[int], num_heads: int) -> None:

@@ -9,6 +9,7 @@ from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.encoder import Encoder
+from tinyformer.nn.heads import Address
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.network import Network
@@ -39,7 +40,7 @@ class Transformer(Network):
         self.encoder = encoder
         with argument_path("readout"):
             self.readout = readout(encoder.token_embedding)
-        prune_model(self.attentions(), pruned_heads)
+        prune_model(self, pruned_heads)
         init_weights(self, 2 * len(encoder.layers), init_std, init)
 
     def forward(
@@ -72,9 +73,9 @@ class Transformer(Network):
         """The attention modules, from the first layer to the last."""
         return [module for module in self.modules() if isinstance(module, BaseAttention)]
 
-    def layer_names(self) -> list[str]:
-        """The names: "layer_00", "layer_01", and so on."""
-        return [f"layer_{index:02d}" for index in range(len(self.attentions()))]
+    def layer_addresses(self) -> list[Address]:
+        """(0,), (1,), and so on."""
+        return [(index,) for index in range(len(self.attentions()))]
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
         """The mask itself, for every layer."""
