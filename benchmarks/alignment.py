@@ -41,8 +41,7 @@ def copied_digits(source: str, target: str) -> Copied:
 def token_pair(tokenizer: TextTokenizer, source: str, target: str) -> TokenPair:
     """A pair as the network reads it; its tokens are characters."""
     source_ids, ids = tokenizer.encode_batch([source, target])
-    eos = tokenizer.eos_id
-    return TokenPair(torch.tensor([[*source_ids, eos]]), torch.tensor([[eos, *ids]]))
+    return TokenPair.of(source_ids, ids, tokenizer.eos_id, len(source_ids) + len(ids) + 1)
 
 
 def hits(

@@ -7,6 +7,7 @@ import pytest
 from programs import SMALL, Program, Trained, results_of
 
 import tinyformer
+from tinyformer.checkpoint import load_checkpoint
 
 PAIRS = "task=seq2seq data=text data.files=pairs.tsv tokenizer=byte hydra.run.dir=run"
 
@@ -48,6 +49,7 @@ def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     checkpoint = "run/checkpoints/last.ckpt"
     evaluated = program("evaluate.py", f"checkpoint={checkpoint} data.files=pairs.tsv hydra.run.dir=evaluated")
     assert evaluated.code == 0, evaluated.err
+    assert "text, validation split, 4 pairs\n" in evaluated.out
     for name in ("loss", "bleu", "chrf"):
         assert results_of("evaluated")[f"val/{name}"] == pytest.approx(results_of("run")[f"val/{name}"], abs=1e-4)
     assert results_of("evaluated")["val/num_decoded"] == 4
@@ -67,6 +69,71 @@ def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     assert started.code == 0, started.err
     assert results_of("again")["num_parameters"] == results["num_parameters"]
 
+
+HEADS = "model.num_heads=4 model.d_model=32 optimizer.lr=1e-2"
+
+
+def evaluate(program: Program, checkpoint: str, *overrides: str, folder: str = "evaluated") -> tuple[str, dict]:
+    """What an evaluation prints, and its results."""
+    files = f"checkpoint={checkpoint} data.files=pairs.tsv callbacks.attention=null hydra.run.dir={folder}"
+    ended = program("evaluate.py", files, *overrides)
+    assert ended.code == 0, ended.err
+    return ended.out, results_of(folder)
+
+
+@pytest.mark.slow
+def test_a_pruned_checkpoint_is_one_like_any_other(program: Program) -> None:
+    ended = program("train.py", SMALL, PAIRS, HEADS, "model.max_seq_len=4")
+    assert ended.code == 0, ended.err
+    out, results = evaluate(program, "run/checkpoints/last.ckpt", "analysis=prune analysis.num_windows=100")
+    # 70 of the 80 pairs have more than three characters on a side.
+    assert "text, validation split, 4 pairs, 3 pairs truncated\n" in out
+    assert "288 training tokens, 64 pairs truncated, fingerprint" in ended.out
+    assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
+    pruned = tinyformer.load("evaluated/pruned.ckpt")
+    heads = load_checkpoint("evaluated/pruned.ckpt").stored["values"]["model.pruned_heads"]
+    assert len(heads) == results["analysis/num_pruned"] == 10
+    assert pruned.network.pruned_heads() == heads
+    _, smaller = evaluate(program, "evaluated/pruned.ckpt", "analysis=heads analysis.num_windows=100", folder="smaller")
+    assert smaller["val/loss"] == pytest.approx(results["analysis/pruned_loss"], abs=1e-5)
+    left = [[row["kind"], int(row["layer"]), int(row["head"])] for row in table("smaller/heads.csv")]
+    assert len(left) == 14
+    assert not any(head in heads for head in left)
+    outputs = [row["output"] for row in table("smaller/translations.csv")]
+    assert pruned.generate([row["source"] for row in table("smaller/translations.csv")]) == outputs
+
+
+@pytest.mark.slow
+def test_a_run_from_a_pruned_checkpoint_keeps_its_heads_pruned(program: Program) -> None:
+    assert program("train.py", SMALL, PAIRS, HEADS).code == 0
+    evaluate(program, "run/checkpoints/last.ckpt", "analysis=prune")
+    heads = load_checkpoint("evaluated/pruned.ckpt").stored["values"]["model.pruned_heads"]
+    started = program("train.py", SMALL, PAIRS.replace("=run", "=next"), HEADS, "init_from=evaluated/pruned.ckpt")
+    assert started.code == 0, started.err
+    resumed = program("train.py", "resume=next trainer.max_steps=6")
+    assert resumed.code == 0, resumed.err
+    assert load_checkpoint("next/checkpoints/last.ckpt").stored["values"]["model.pruned_heads"] == heads
+    rows = table("next/attention/heads.csv")
+    assert not any([row["kind"], int(row["layer"]), int(row["head"])] in heads for row in rows)
+
+
+@pytest.mark.slow
+def test_the_other_analyses_of_pairs(program: Program) -> None:
+    assert program("train.py", SMALL, PAIRS, HEADS).code == 0
+    for analysis, files in ANALYSES.items():
+        _, results = evaluate(program, "run/checkpoints/last.ckpt", f"analysis={analysis} analysis.num_windows=100")
+        assert all((Path("evaluated") / name).exists() for name in files)
+        assert results.get("analysis/loss", results["val/loss"]) == pytest.approx(results["val/loss"], abs=1e-5)
+        (first, *_) = table(f"evaluated/{files[0]}")
+        assert first["kind"] == "encoder"
+
+
+ANALYSES = {
+    "heads": ["heads.csv", "heads.png"],
+    "importance": ["importance.csv", "importance.png"],
+    "residual": ["residual.csv", "rank.csv", "encoder_rank.png", "decoder_token_cosine.png"],
+    "maps analysis.text='4 8'": ["maps.csv", "atlas.html", "encoder_maps.png", "decoder_maps.png", "cross_maps.png"],
+}
 
 MISTAKES = {
     "cross_attention: only an encoder–decoder has it": "data=text data.files=book.txt cross_attention=gqa",

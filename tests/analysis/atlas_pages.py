@@ -11,6 +11,8 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from tinyformer.analysis import Axes
+
 TOKENS = list("The cat sat on ⏎it.")
 HALF_STEP = 0.5 / 65535
 ROUNDING = 0.00005 + HALF_STEP  # of a stored weight shown with four decimals
@@ -94,3 +96,24 @@ def assert_accessible(page):
     found = Axe().run(page).response
     assert len(found["passes"]) > 15
     assert [(one["id"], [node["target"] for node in one["nodes"]]) for one in found["violations"]] == []
+
+
+# A source and its target, for an encoder of two layers of two heads and a decoder of one.
+
+SOURCE, TARGET = [*"12 mai 7", "<eos>"], [*"7-5-12", "<eos>"]
+PAIR_KINDS = {
+    "encoder": Axes(SOURCE, SOURCE),
+    "decoder": Axes(["<eos>", *TARGET[:-1]], ["<eos>", *TARGET[:-1]]),
+    "cross": Axes(TARGET, SOURCE),
+}
+PAIR_ADDRESSES = [("encoder", 0), ("encoder", 1), ("decoder", 0), ("cross", 0)]
+PAIR_MAPS = [
+    (4 * torch.randn(2, len(queries), len(keys), generator=torch.Generator().manual_seed(number))).softmax(-1)
+    for number, (kind, _) in enumerate(PAIR_ADDRESSES)
+    for queries, keys in [PAIR_KINDS[kind]]
+]
+PAIR_MEASURES = {
+    "entropy": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [0.5, 0.25]],
+    "distance": [[2.0, 1.0], [2.5, 1.5], [1.0, 2.0], [math.nan, math.nan]],
+    "coverage": [[math.nan, math.nan]] * 3 + [[0.75, 0.5]],
+}

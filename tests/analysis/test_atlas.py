@@ -26,7 +26,7 @@ def test_weights_are_stored_as_16_bit_integers(tmp_path, dtype):
 def test_invisible_characters_of_tokens_are_made_visible(tmp_path):
     tokens = [" ", "\n", "\t", "a b", "\x00", "\u202e", "\ud800", "", "é", "漢", "🙂", "·⏎"]
     data = stored(write_atlas(tmp_path / "atlas.html", random_maps([1], 12), tokens, {}))
-    assert data["tokens"] == ["␣", "⏎", "⇥", "a␣b", r"\x00", r"\u202e", r"\ud800", "∅", "é", "漢", "🙂", "·⏎"]
+    assert data["kinds"][0]["keys"] == ["␣", "⏎", "⇥", "a␣b", r"\x00", r"\u202e", r"\ud800", "∅", "é", "漢", "🙂", "·⏎"]
 
 
 WRONG = {

@@ -43,7 +43,7 @@ def test_an_order_that_is_half_kept():
 
 def test_each_kind_has_its_measures_on_every_pair_alone():
     network = make().train()
-    pairs = [TokenPair(SOURCE[:1], TARGET[:1]), TokenPair(SOURCE[1:, :5], TARGET[1:, :3])]
+    pairs = [TokenPair(SOURCE[:1], TARGET[:1], TARGET[:1]), TokenPair(SOURCE[1:, :5], TARGET[1:, :3], TARGET[1:, :3])]
     measures = measure_pairs(network, pairs, nullcontext())
     assert network.training
     assert list(measures.layers) == [f"{kind}/layer_0{n}" for kind in ("encoder", "decoder", "cross") for n in (0, 1)]

@@ -74,7 +74,7 @@ def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
     subject = make_subject(loud_transformer())
     found = HeadMaps(**settings)(subject, tmp_path)
     ids = TOKENIZER.encode(shown) if shown else subject.batches[0]["inputs"][0, : settings.get("num_tokens")].tolist()
-    assert page_of(tmp_path)["tokens"] == TOKENIZER.token_strings(ids)
+    assert page_of(tmp_path)["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
     assert found.lines["atlas"].startswith(line)
     captions = [label.text for label in found.figures["maps"].labels if "layer" in label.text]
     assert captions == [f"layer {layer} head {head}" for layer in (0, 1) for head in range(4)]
@@ -96,3 +96,8 @@ def test_more_tokens_than_the_context_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match=r"^num_tokens=17: must be at most 16, .*; num_tokens=16 works\.$"):
         HeadMaps(num_tokens=17)(make_subject(loud_transformer()), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_target_is_refused_where_there_is_one_text(tmp_path):
+    with pytest.raises(ArgumentError, match=r"^target='b': a model of one text has no target.* target=None works"):
+        HeadMaps(text="a", target="b")(make_subject(loud_transformer()), tmp_path)

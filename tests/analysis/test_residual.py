@@ -37,7 +37,7 @@ def test_rank_measures_by_hand(x, distance, cosine):
 def test_ranks_are_those_of_the_residual_stream_at_each_depth():
     network = loud_transformer(3)
     batch = {"inputs": token_ids(2, 8)}
-    found = rank_by_depth(network, batch, CAUSAL)
+    (found,) = rank_by_depth(network, batch["inputs"], CAUSAL)
     with torch.no_grad():
         x = network.encoder.position(network.encoder.token_embedding(batch["inputs"]), 0)
         streams = [x, *(x := layer(x, CAUSAL) for layer in network.encoder.layers)]
@@ -81,6 +81,6 @@ def test_ranks_of_the_trained_and_the_untrained_model():
         name = f"{'untrained' if model is untrained else 'trained'}, {'with' if skip else 'without'} skips"
         assert set(table["model"][start : start + 3]) == {name}
         with scaled(residuals_of(model), "skip", float(skip)):
-            expected = rank_by_depth(model, subject.batches[0], CAUSAL)
+            (expected,) = rank_by_depth(model, subject.batches[0]["inputs"], CAUSAL)
         assert pairs[start : start + 3] == expected
     assert set(found.figures) == {"rank", "token_cosine"}

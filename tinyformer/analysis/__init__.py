@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from tinyformer.analysis.maps import HeadMaps
     from tinyformer.analysis.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
     from tinyformer.analysis.non_finite import first_non_finite
-    from tinyformer.analysis.pair_probe import TokenPair, capture_pair, measure_pairs
+    from tinyformer.analysis.pair_probe import (
+        Axes,
+        TokenPair,
+        axes_of_pair,
+        capture_pair,
+        decoded_pair,
+        measure_pairs,
+        pairs_of,
+    )
     from tinyformer.analysis.picture import Picture, save_png
     from tinyformer.analysis.plots import head_maps, measure_maps
     from tinyformer.analysis.predictions import analyse_predictions
@@ -42,6 +50,7 @@ __all__ = [
     "MEASURES",
     "PATTERNS",
     "Analysis",
+    "Axes",
     "CapturedMaps",
     "Event",
     "EventDetector",
@@ -58,9 +67,11 @@ __all__ = [
     "TokenPair",
     "Trait",
     "analyse_predictions",
+    "axes_of_pair",
     "capture_attention",
     "capture_pair",
     "capture_weights",
+    "decoded_pair",
     "first_non_finite",
     "fullest",
     "head_maps",
@@ -72,6 +83,7 @@ __all__ = [
     "measure_layers",
     "measure_maps",
     "measure_pairs",
+    "pairs_of",
     "repeated_tokens",
     "save_png",
     "seeds_by_number",
@@ -109,9 +121,13 @@ _NAMES = {
     ),
     "non_finite": ("first_non_finite",),
     "pair_probe": (
+        "Axes",
         "TokenPair",
+        "axes_of_pair",
         "capture_pair",
+        "decoded_pair",
         "measure_pairs",
+        "pairs_of",
     ),
     "picture": (
         "Picture",

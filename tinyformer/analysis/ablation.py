@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.charts import head_grid
+from tinyformer.analysis.pair_probe import queries_of_pairs
 from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Losses, Subject, by_layer, head_pairs
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import BaseAttention
@@ -42,23 +43,37 @@ def ablated(
 
 
 def mean_outputs(subject: Subject) -> list[Tensor]:
-    """The mean output of each head over all tokens: one tensor `heads 1 v_head_dim` for each layer."""
-    sums: list[Tensor] = [torch.zeros(()) for _ in subject.layers]
+    """The mean output of each head over all tokens: one tensor `heads 1 v_head_dim` for each layer.
 
-    def record(index: int) -> Callable[..., None]:
+    The padding of pairs is left out.
+    """
+    sums: list[Tensor] = [torch.zeros(()) for _ in subject.layers]
+    counts = [0] * len(subject.layers)
+    is_query: dict[str, Tensor] = {}
+
+    def record(index: int, kind: str) -> Callable[..., None]:
         def add(gate: Any, args: tuple[Tensor, ...]) -> None:
-            sums[index] = sums[index].to(args[0].device) + args[0].float().sum(dim=(0, 2))
+            outputs = args[0].float()
+            if kind in is_query:
+                outputs = outputs * is_query[kind][:, None, :, None]
+            sums[index] = sums[index].to(outputs.device) + outputs.sum(dim=(0, 2))
+            counts[index] += int(is_query[kind].sum()) if kind in is_query else outputs.shape[0] * outputs.shape[2]
 
         return add
 
-    hooks = [layer.head_gate.register_forward_pre_hook(record(index)) for index, layer in enumerate(subject.layers)]
+    layers = enumerate(zip(subject.layers, subject.addresses, strict=True))
+    hooks = [
+        layer.head_gate.register_forward_pre_hook(record(index, str(address[0]))) for index, (layer, address) in layers
+    ]
     try:
-        subject.losses()
+        for batch in subject.batches:
+            is_query = queries_of_pairs(batch)
+            with torch.no_grad(), subject.precision():
+                subject.task.forward(subject.network, batch)
     finally:
         for hook in hooks:
             hook.remove()
-    num_tokens = sum(batch["inputs"].numel() for batch in subject.batches)
-    return [(total / num_tokens).unsqueeze(1) for total in sums]
+    return [(total / count).unsqueeze(1) for total, count in zip(sums, counts, strict=True)]
 
 
 def _zero(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
@@ -71,7 +86,8 @@ def _mean(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
 
 def _resample(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
     if min(len(batch["inputs"]) for batch in subject.batches) < 2:
-        reason = "needs at least two windows in every batch, since the output of another window replaces the head's"
+        row = subject.row
+        reason = f"needs at least two {row}s in every batch, since the output of another {row} replaces the head's"
         raise ArgumentError("mode", "resample", reason, {"mode": "mean"})
     return [lambda heads: heads.roll(1, dims=0) for _ in subject.layers]
 
@@ -115,8 +131,9 @@ class HeadAblation:
     Args:
         mode: what replaces the head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv 2211.00593),
             which removes what differs between tokens and keeps the constant part; or `resample`, its output for
-            another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution.
-        num_windows: number of windows of the evaluated split.
+            another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution. Where another
+            pair is shorter, its output for the padding is taken.
+        num_windows: number of windows, or pairs, of the evaluated split.
         num_resamples: number of bootstrap resamples of the windows.
 
     Raises:
@@ -141,18 +158,13 @@ class HeadAblation:
             lines={
                 "ablation": f"{self.mode}; {len(base.nats)} {subject.row}s with a loss of {base.mean:.4f} nats per "
                 f"{unit}; change of the loss [95 % interval]:",
-                **{f"  layer {i} head {layers[i].head_map.ids[head]}": str(change) for (i, head), change in ranked[:5]},
+                **{f"  {subject.head_title(i, head)}": str(change) for (i, head), change in ranked[:5]},
             },
             tables={
                 "heads": (
-                    ["layer", "head", "kv_head", *CHANGE_COLUMNS],
+                    [*subject.address_columns, "head", "kv_head", *CHANGE_COLUMNS],
                     [
-                        [
-                            index,
-                            layers[index].head_map.ids[head],
-                            layers[index].head_map.kv_heads[head],
-                            *change.row(base),
-                        ]
+                        [*subject.head_address(index, head), layers[index].head_map.kv_heads[head], *change.row(base)]
                         for (index, head), change in zip(pairs, changes, strict=True)
                     ],
                 )
@@ -163,6 +175,7 @@ class HeadAblation:
                     [[str(head) for head in layer.head_map.ids] for layer in layers],
                     f"Change of the loss without the head ({self.mode} ablation), nats per {unit}",
                     diverging=True,
+                    layers=subject.addresses,
                 )
             },
         )
@@ -170,9 +183,13 @@ class HeadAblation:
         groups = [(index, group) for index, layer in enumerate(layers) for group in kv_groups(layer) if len(group) > 1]
         if groups:
             findings.tables["kv_groups"] = (
-                ["layer", "heads", *CHANGE_COLUMNS],
+                [*subject.address_columns, "heads", *CHANGE_COLUMNS],
                 [
-                    [index, " ".join(str(layers[index].head_map.ids[head]) for head in group), *change.row(base)]
+                    [
+                        *subject.addresses[index],
+                        " ".join(str(layers[index].head_map.ids[head]) for head in group),
+                        *change.row(base),
+                    ]
                     for (index, group), change in zip(groups, self._changes(subject, base, groups), strict=True)
                 ],
             )

@@ -1,4 +1,4 @@
-"""The atlas: an interactive page with the attention maps of all heads of a model on one text.
+"""The atlas: an interactive page with the attention maps of all heads of a model on one text, or on a pair of texts.
 
 The page is a single HTML file that holds the weights and its scripts. Its Content-Security-Policy forbids it to load or
 send anything, so that it can be mailed, stored beside a run, or logged to Weights & Biases. The folder `atlas_page`
@@ -22,9 +22,11 @@ from jaxtyping import Float
 from matplotlib.colors import to_hex
 from torch import Tensor
 
+from tinyformer.analysis.pair_probe import Axes
 from tinyformer.errors import ArgumentError
+from tinyformer.nn.heads import Address
 
-SCRIPTS = ("data.js", "overview.js", "head.js", "page.js")
+SCRIPTS = ("data.js", "overview.js", "head.js", "alignment.js", "page.js")
 """The scripts, concatenated in this order into one module."""
 
 LEVELS = 65535
@@ -36,28 +38,32 @@ SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 def write_atlas(
     path: str | Path,
-    maps: Sequence[Float[Tensor, "_heads seq seq"]],
-    tokens: Sequence[str],
+    maps: Sequence[Float[Tensor, "_heads queries keys"]],
+    tokens: Sequence[str] | Mapping[str, Axes],
     measures: Mapping[str, Sequence[Sequence[float | None]]],
     names: Sequence[Sequence[str]] | None = None,
     title: str = "Attention atlas",
     descriptions: Mapping[str, str] | None = None,
+    addresses: Sequence[Address] | None = None,
 ) -> Path:
-    """Write the atlas of a model on a text.
+    """Write the atlas of a model on a text, or of an encoder–decoder on a source and its target.
 
-    The page opens on thumbnails of all heads, ordered by layer or by a measure. A head opens as a map with its tokens;
-    selecting a token shows which tokens it attends to, or which attend to it. The colour is the square root of the
-    weight, from 0 to 1 in every map, as in `head_maps`.
+    The page opens on thumbnails of all heads, ordered by layer or by a measure; those of an encoder–decoder by the kind
+    of attention. A head opens as a map with its tokens; selecting a token shows which tokens it attends to, or which
+    attend to it. The colour is the square root of the weight, from 0 to 1 in every map, as in `head_maps`. A head of
+    cross-attention also opens as an alignment: lines between the source and the target whose opacity is the weight.
 
     Args:
         path: the file; its folder is created.
         maps: exact attention weights of each layer, queries down and keys across.
-        tokens: the token strings, in which white space and control characters are made visible.
+        tokens: the token strings, in which white space and control characters are made visible; of an encoder–decoder,
+            those of each kind of attention.
         measures: values by measure, then by layer and map; None or nan where a measure is not defined.
         names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
             indices.
         title: title of the page.
         descriptions: the meaning of each measure, with its unit.
+        addresses: see `Network.layer_addresses`; by default the indices of the layers.
 
     Returns:
         The path.
@@ -66,29 +72,39 @@ def write_atlas(
         ArgumentError: the sizes of the arguments differ, or `maps` holds numbers outside of 0 to 1.
     """
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
-    _require_fit(maps, tokens, measures, names)
+    addresses = addresses or [(index,) for index in range(len(maps))]
+    kinds = tokens if isinstance(tokens, Mapping) else {"": Axes(tokens, tokens)}
+    _require_fit(maps, kinds, measures, names, addresses)
     heads = [
         {
-            "layer": layer,
-            "name": names[layer][head],
+            "kind": list(kinds).index(_kind(address)),
+            "layer": address[-1],
+            "name": name,
             "values": [_number(values[layer][head]) for values in measures.values()],
             "weights": _packed(weights),
         }
-        for layer, layer_maps in enumerate(maps)
-        for head, weights in enumerate(layer_maps)
+        for layer, address in enumerate(addresses)
+        for head, (name, weights) in enumerate(zip(names[layer], maps[layer], strict=True))
     ]
     data = {
         "title": title,
-        "tokens": [_visible(token) for token in tokens],
+        "kinds": [
+            {"name": kind, "queries": list(map(_visible, axes.queries)), "keys": list(map(_visible, axes.keys))}
+            for kind, axes in kinds.items()
+        ],
         "measures": [{"name": name, "description": (descriptions or {}).get(name, "")} for name in measures],
         "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
-        "layers": len(maps),
         "heads": heads,
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_page(title, data), encoding="utf-8", errors="xmlcharrefreplace")
     return path
+
+
+def _kind(address: Address) -> str:
+    """The kind of attention in an address; empty where there is only one."""
+    return str(address[0]) if len(address) > 1 else ""
 
 
 def _page(title: str, data: dict[str, Any]) -> str:
@@ -118,7 +134,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _packed(weights: Float[Tensor, "seq seq"]) -> str:
+def _packed(weights: Float[Tensor, "queries keys"]) -> str:
     """A map as base64 of 16-bit little-endian integers, row by row."""
     levels = (weights.detach().float().clamp(0, 1) * LEVELS).round().to("cpu", torch.int32)
     return base64.b64encode(levels.numpy().astype("<u2").tobytes()).decode()
@@ -137,20 +153,24 @@ def _visible(token: str) -> str:
 
 def _require_fit(
     maps: Sequence[Tensor],
-    tokens: Sequence[str],
+    kinds: Mapping[str, Axes],
     measures: Mapping[str, Sequence[Sequence[float | None]]],
     names: Sequence[Sequence[str]],
+    addresses: Sequence[Address],
 ) -> None:
     """Refuse arguments of write_atlas whose sizes differ."""
-    if not tokens:
+    if not all(tokens for axes in kinds.values() for tokens in axes):
         raise ArgumentError("tokens", [], "must hold at least one token")
     if not any(len(layer) for layer in maps):
         raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
-    size = [len(tokens), len(tokens)]
-    for index, layer in enumerate(maps):
-        if list(layer.shape[1:]) != size:
-            reason = f"must be maps of {size} for {len(tokens)} `tokens`"
-            raise ArgumentError(f"maps[{index}]", list(layer.shape), reason)
+    if len(addresses) != len(maps) or not all(_kind(address) in kinds for address in addresses):
+        reason = f"must be those of {len(maps)} layers, of the kinds of `tokens`"
+        raise ArgumentError("addresses", list(map(list, addresses)), reason)
+    for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
+        queries, keys = (len(tokens) for tokens in kinds[_kind(address)])
+        if list(layer.shape[1:]) != [queries, keys]:
+            numbers = f"{queries} `tokens`" if queries == keys else f"{queries} and {keys} `tokens`"
+            raise ArgumentError(f"maps[{index}]", list(layer.shape), f"must be maps of {[queries, keys]} for {numbers}")
         # A softmax may round to slightly more than 1; nan fails every comparison.
         if not bool(((layer >= 0) & (layer.float() <= 1.001)).all()):
             raise ArgumentError(f"maps[{index}]", list(layer.shape), "must hold attention weights from 0 to 1")

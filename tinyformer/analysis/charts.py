@@ -29,7 +29,11 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def head_grid(
-    values: Sequence[Sequence[float]], names: Sequence[Sequence[str]], title: str, diverging: bool = False
+    values: Sequence[Sequence[float]],
+    names: Sequence[Sequence[str]],
+    title: str,
+    diverging: bool = False,
+    layers: Sequence[Sequence[str | int]] | None = None,
 ) -> Figure:
     """A grid with one cell per head, layers down and heads across, showing each value as a number and a colour.
 
@@ -38,6 +42,7 @@ def head_grid(
         names: names of each layer's heads.
         title: title of the chart, with the unit.
         diverging: whether the colour scale is centred on zero, for signed changes.
+        layers: labels of the layers, in parts, such as ("cross", 3); by default their indices.
     """
     # Each head has the column of its name, so that pruned heads leave a gap.
     columns = sorted({name for row in names for name in row}, key=lambda name: (len(name), name))
@@ -55,7 +60,8 @@ def head_grid(
             axes.text(x + 0.48, layer + 0.47, _number(value, largest), color="white" if is_dark else "black", **style)
     axes.set(xlim=(0, len(columns)), ylim=(len(values), 0), xlabel="head", ylabel="layer")
     axes.set_xticks([i + 0.48 for i in range(len(columns))], columns)
-    axes.set_yticks([i + 0.47 for i in range(len(values))], [str(i) for i in range(len(values))])
+    labels = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
+    axes.set_yticks([i + 0.47 for i in range(len(values))], labels)
     axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
     _simplify(axes)
     return figure

@@ -53,7 +53,7 @@ class HeadImportance:
     """The importance of each head by gradient, and optionally its rank correlation with ablation.
 
     Args:
-        num_windows: number of windows of the evaluated split.
+        num_windows: number of windows, or pairs, of the evaluated split.
         compare: whether to also ablate each head, and report the rank correlation of importance and loss change
             (Spearman's ρ).
 
@@ -68,22 +68,23 @@ class HeadImportance:
         self.num_windows, self.compare = num_windows, compare
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        layers, importance = subject.layers, head_importance(subject)
+        layers, pairs, importance = subject.layers, head_pairs(subject.layers), head_importance(subject)
         rows: list[list[Any]] = [
-            [layer, layers[layer].head_map.ids[head], value]
-            for (layer, head), value in zip(head_pairs(layers), importance, strict=True)
+            [*subject.head_address(layer, head), value] for (layer, head), value in zip(pairs, importance, strict=True)
         ]
+        ranked = sorted(zip(pairs, importance, strict=True), key=lambda pair: -pair[1])
         findings = Findings(
             lines={
                 "importance": f"{MEANING}, nats per {subject.task.unit}",
-                **{f"  layer {row[0]} head {row[1]}": f"{row[2]:.4f}" for row in sorted(rows, key=lambda r: -r[2])[:5]},
+                **{f"  {subject.head_title(*pair)}": f"{value:.4f}" for pair, value in ranked[:5]},
             },
-            tables={"importance": (["layer", "head", "importance"], rows)},
+            tables={"importance": ([*subject.address_columns, "head", "importance"], rows)},
             figures={
                 "importance": head_grid(
                     by_layer(layers, importance),
                     [[str(head) for head in layer.head_map.ids] for layer in layers],
                     f"Importance of each head: {MEANING}, nats per {subject.task.unit}",
+                    layers=subject.addresses,
                 )
             },
         )
@@ -91,7 +92,7 @@ class HeadImportance:
             changes = head_changes(subject)
             rho = rank_correlation(importance, changes)
             findings.tables["importance"] = (
-                ["layer", "head", "importance", "change"],
+                [*subject.address_columns, "head", "importance", "change"],
                 [[*row, change] for row, change in zip(rows, changes, strict=True)],
             )
             findings.scalars["analysis/rank_correlation"] = rho

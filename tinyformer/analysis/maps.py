@@ -1,18 +1,32 @@
-"""Attention maps of a text: an interactive page, a picture and a table of measures."""
+"""Attention maps of a text, or of a pair of texts: an interactive page, a picture and a table of measures."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from tinyformer.analysis.atlas import write_atlas
+from tinyformer.analysis.cross_measures import CROSS_MEANINGS
 from tinyformer.analysis.importance import MEANING, head_importance
 from tinyformer.analysis.measures import MEANINGS
+from tinyformer.analysis.pair_probe import (
+    Axes,
+    TokenPair,
+    axes_of_pair,
+    capture_pair,
+    decoded_pair,
+    measure_pairs,
+    pairs_of,
+)
 from tinyformer.analysis.plots import head_maps
 from tinyformer.analysis.probe import HeadMeasures, capture_weights, make_probes, measure_heads
 from tinyformer.analysis.subject import Findings, Subject, by_layer, fullest
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.nn import EncoderDecoder, Transformer
+from tinyformer.tasks import Seq2Seq
 
 NUM_TOKENS = 48
 """Default number of tokens; fewer where the context is shorter."""
@@ -24,23 +38,45 @@ NUM_SEQUENCES, PERIOD = 8, 32
 """Number of sequences of repeated random tokens, and number of random tokens in each."""
 
 
+class Shown(NamedTuple):
+    """What is shown, and what is measured.
+
+    Attributes:
+        maps: the weights of each layer.
+        axes: the tokens of the maps of each kind of attention; of the kind "" where there is only one.
+        measures: the measures of each head.
+        extent: how many tokens are shown, for the summary.
+    """
+
+    maps: list[Tensor]
+    axes: Mapping[str, Axes]
+    measures: HeadMeasures
+    extent: str
+
+
 class HeadMaps:
     """The exact attention maps of a text (`atlas.html`, `maps.png`), and measures and importance of heads (`maps.csv`).
 
+    For an encoder–decoder, of a source and its target (`atlas.html`, `cross_maps.png` and so on).
+
     Args:
-        text: the text; the beginning of the evaluated split by default.
-        num_tokens: number of tokens shown; by default 48, or the context length if that is smaller.
-        num_windows: number of windows of the evaluated split over which measures and importance are computed.
+        text: the text, or the source; by default the beginning of the evaluated split, or the first of its pairs that
+            has at most `num_tokens` tokens on each side.
+        target: the target of the source; by default what the model decodes.
+        num_tokens: number of tokens shown, of a pair on each side; by default 48, or the context length if that is
+            smaller.
+        num_windows: number of windows or pairs of the evaluated split over which measures and importance are computed.
         importance: whether to compute importance, which needs gradients.
-        rows: number of queries of each window that are measured, see `capture_attention`.
+        rows: number of queries of each window that are measured, see `capture_attention`; of a pair, all are.
 
     Raises:
-        ArgumentError: a number is too small or too large, or the text is empty.
+        ArgumentError: a number is too small or too large, a text is empty, or there is a target without a source.
     """
 
     def __init__(
         self,
         text: str | None = None,
+        target: str | None = None,
         num_tokens: int | None = None,
         num_windows: int = 16,
         importance: bool = True,
@@ -48,55 +84,123 @@ class HeadMaps:
     ) -> None:
         works = {"num_tokens": NUM_TOKENS, "num_windows": 16, "rows": 256}
         require_at_least(1, works, num_tokens=num_tokens, num_windows=num_windows, rows=rows)
-        self.text, self.num_tokens, self.rows = text, num_tokens, rows
+        if target is not None and text is None:
+            raise ArgumentError("target", target, "needs `text`, the source that it belongs to", {"target": None})
+        self.text, self.target, self.num_tokens, self.rows = text, target, num_tokens, rows
         self.num_windows, self.needs_gradient = num_windows, importance
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        text = None if self.text is None else subject.tokenizer.encode(self.text)
-        tokens = self._shown_tokens(subject, text)
-        shown = torch.tensor([tokens], device=subject.batches[0]["inputs"].device)
-        with subject.precision():
-            captured = capture_weights(subject.network, shown, subject.task.mask({"inputs": shown}))
-        maps, measures = [weights[0] for weights in captured], self._measures(subject)
-        token_strings = subject.tokenizer.token_strings(tokens)
+        shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
+        measures = self._with_importance(subject, shown.measures)
         names = [[name.removeprefix("0") for name in layer] for layer in measures.names]  # for people: 3, not 03
-        descriptions = MEANINGS | {"importance": f"{MEANING}, nats per {subject.task.unit}"}
+        descriptions = MEANINGS | CROSS_MEANINGS | {"importance": f"{MEANING}, nats per {subject.task.unit}"}
+        tokens = shown.axes if len(shown.axes) > 1 else shown.axes[""].queries
         atlas = write_atlas(
-            folder / "atlas.html", maps, token_strings, measures.values, names, descriptions=descriptions
+            folder / "atlas.html",
+            shown.maps,
+            tokens,
+            measures.values,
+            names,
+            descriptions=descriptions,
+            addresses=subject.addresses,
         )
-        table, first = measures.table(), slice(0, PICTURE_TOKENS)
-        of_text = f" of the text's {len(text):,}" if text and len(text) > len(tokens) else ""
-        picture = head_maps([weights[:, first, first] for weights in maps], token_strings[first], "attention", names)
+        table, first, pictures = measures.table(), slice(0, PICTURE_TOKENS), {}
+        for kind, axes in shown.axes.items():
+            of_kind = [index for index, address in enumerate(subject.addresses) if kind in ("", address[0])]
+            pictures[f"{kind}_maps".removeprefix("_")] = head_maps(
+                [shown.maps[index][:, first, first] for index in of_kind],
+                axes.queries[first],
+                f"{kind} attention".strip(),
+                [names[index] for index in of_kind],
+                axes.keys[first],
+            )
         return Findings(
-            lines={"atlas": f"{len(table[1])} maps of {len(tokens)}{of_text} tokens; open {atlas.name} in a browser"},
+            lines={"atlas": f"{len(table[1])} maps of {shown.extent} tokens; open {atlas.name} in a browser"},
             tables={"maps": table},
-            figures={"maps": picture},
+            figures={**pictures},
             files=[atlas],
         )
 
-    def _shown_tokens(self, subject: Subject, text: list[int] | None) -> list[int]:
-        """The first tokens of the text, or of the split.
+    def _one_text(self, subject: Subject) -> Shown:
+        """The maps of a text.
 
         Raises:
-            ArgumentError: there are none, or more than the model's context holds.
+            ArgumentError: there are no tokens, or more than the model's context holds, or there is a target.
         """
-        context = subject.network.encoder.max_seq_len
-        num_tokens = min(NUM_TOKENS, context) if self.num_tokens is None else self.num_tokens
-        if num_tokens > context:
-            reason = f"must be at most {context}, the context length of the model"
-            raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": context})
-        if text == []:
-            raise ArgumentError("text", self.text, "must not be empty", {"text": "A cat."})
-        return (subject.batches[0]["inputs"][0].tolist() if text is None else text)[:num_tokens]
+        if self.target is not None:
+            reason = "a model of one text has no target; one that is trained with task=seq2seq has"
+            raise ArgumentError("target", self.target, reason, {"target": None})
+        num_tokens, text = self._length(subject), self._tokens(subject, "text", self.text)
+        tokens = (subject.batches[0]["inputs"][0].tolist() if text is None else text)[:num_tokens]
+        shown = torch.tensor([tokens], device=subject.batches[0]["inputs"].device)
+        with subject.precision():
+            captured = capture_weights(cast(Transformer, subject.network), shown, subject.task.mask({"inputs": shown}))
+        strings = subject.tokenizer.token_strings(tokens)
+        axes = {"": Axes(strings, strings)}
+        return Shown([weights[0] for weights in captured], axes, self._measures(subject), _extent(tokens, text))
 
     def _measures(self, subject: Subject) -> HeadMeasures:
-        """`MEASURES` of windows, `PATTERNS` of repeated random tokens, and importance."""
+        """`MEASURES` of windows, and `PATTERNS` of repeated random tokens."""
         encoder = subject.network.encoder
         batches = [tensors(batch) for batch in subject.batches]
         joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
         windows = fullest(cast(Batch, joined), self.num_windows)
         probes = make_probes(subject.task, windows, encoder.vocab_size, encoder.max_seq_len, NUM_SEQUENCES, PERIOD)
-        measures = measure_heads(subject.network, probes, self.rows, subject.precision())
+        return measure_heads(cast(Transformer, subject.network), probes, self.rows, subject.precision())
+
+    def _pair(self, subject: Subject) -> Shown:
+        """The maps of a source and its target.
+
+        Raises:
+            ArgumentError: a text is empty, or there are more tokens than the model's context holds.
+        """
+        network = cast(EncoderDecoder, subject.network)
+        pairs = [pair for batch in subject.batches for pair in pairs_of(batch)]
+        num_tokens, eos = self._length(subject), subject.tokenizer.eos_id
+        text, target = self._tokens(subject, "text", self.text), self._tokens(subject, "target", self.target)
+        with subject.precision():
+            if text is None:
+                pair = _first_that_fits(pairs, num_tokens, eos)
+            elif target is None:
+                pair = decoded_pair(network, text, eos, cast(Seq2Seq, subject.task).beam, num_tokens)
+            else:
+                pair = TokenPair.of(text, target, eos, num_tokens).to(pairs[0].source.device)
+            captured = capture_pair(network, pair)
+        maps = [weights[0] for of_kind in captured.values() for weights in of_kind]
+        measures = measure_pairs(network, pairs, subject.precision())
+        extents = [
+            _extent(ids[0].tolist(), None if given is None else [*given, eos])
+            for ids, given in ((pair.source, text), (pair.target, target))
+        ]
+        extent = "{} source and {} target".format(*extents)
+        return Shown(maps, axes_of_pair(pair, subject.tokenizer), measures, extent)
+
+    def _length(self, subject: Subject) -> int:
+        """The largest number of tokens to show.
+
+        Raises:
+            ArgumentError: it is more than the model's context holds.
+        """
+        context = subject.network.max_seq_len
+        num_tokens = min(NUM_TOKENS, context) if self.num_tokens is None else self.num_tokens
+        if num_tokens > context:
+            reason = f"must be at most {context}, the context length of the model"
+            raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": context})
+        return num_tokens
+
+    def _tokens(self, subject: Subject, argument: str, text: str | None) -> list[int] | None:
+        """The tokens of a text, if it is given.
+
+        Raises:
+            ArgumentError: there are none.
+        """
+        tokens = None if text is None else subject.tokenizer.encode(text)
+        if tokens == []:
+            raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
+        return tokens
+
+    def _with_importance(self, subject: Subject, measures: HeadMeasures) -> HeadMeasures:
+        """The measures and, if it is to be computed, importance."""
         if not self.needs_gradient:
             return measures
         importance = by_layer(subject.layers, head_importance(subject))
@@ -106,3 +210,17 @@ class HeadMaps:
             for layer, values in zip(subject.layers, importance, strict=True)
         ]
         return HeadMeasures(measures.names, {**measures.values, "importance": repeated}, measures.layers)
+
+
+def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:
+    """The number of tokens, and of how many of the text, where they are not all."""
+    return f"{len(tokens)} of the text's {len(text):,}" if text and len(text) > len(tokens) else str(len(tokens))
+
+
+def _first_that_fits(pairs: Sequence[TokenPair], num_tokens: int, eos: int) -> TokenPair:
+    """The first pair with at most `num_tokens` on each side; the first of all, cut, where there is none."""
+    fitting = (pair for pair in pairs if max(pair.source.shape[1], pair.target.shape[1]) <= num_tokens)
+    if (pair := next(fitting, None)) is not None:
+        return pair
+    source, target = pairs[0].source[0, :-1].tolist(), pairs[0].predicted[0, :-1].tolist()
+    return TokenPair.of(source, target, eos, num_tokens).to(pairs[0].source.device)

@@ -7,17 +7,32 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tinyformer.analysis.capture import CapturedMaps, attention_calls
 from tinyformer.analysis.cross_measures import CROSS_MEASURES
 from tinyformer.analysis.measures import MEASURES, measure_layers
 from tinyformer.analysis.probe import HeadMeasures, map_names
+from tinyformer.batch import IGNORED, Batch
+from tinyformer.beam_search import Beam, beam_search
+from tinyformer.data import TextTokenizer
 from tinyformer.nn import EncoderDecoder
 
 OF_KIND = {"encoder": MEASURES, "decoder": MEASURES, "cross": CROSS_MEASURES}
 """The measures of each kind of attention."""
+
+
+class Axes(NamedTuple):
+    """The tokens of an attention map.
+
+    Attributes:
+        queries: token strings of the rows.
+        keys: token strings of the columns.
+    """
+
+    queries: Sequence[str]
+    keys: Sequence[str]
 
 
 class TokenPair(NamedTuple):
@@ -26,23 +41,91 @@ class TokenPair(NamedTuple):
     Attributes:
         source: token ids, with the `eos` at the end.
         target: token ids, with the `eos` at the beginning, as the decoder reads them.
+        predicted: the token ids that the decoder predicts: those of the target one further, and then the `eos`.
     """
 
     source: Int[Tensor, "1 source_seq"]
     target: Int[Tensor, "1 seq"]
+    predicted: Int[Tensor, "1 seq"]
+
+    @classmethod
+    def of(cls, source: Sequence[int], target: Sequence[int], eos: int, num_tokens: int) -> "TokenPair":
+        """The pair of two texts, each cut to `num_tokens` tokens with its `eos`.
+
+        Args:
+            source: token ids of the source.
+            target: token ids of the target.
+            eos: the token that ends a text.
+            num_tokens: the largest number of tokens of each.
+        """
+        ended = [*source[: num_tokens - 1], eos], [eos, *target][:num_tokens], [*target, eos][:num_tokens]
+        return cls(*(torch.tensor([ids]) for ids in ended))
 
     def to(self, device: torch.device) -> "TokenPair":
         """The pair on a device."""
-        return TokenPair(self.source.to(device), self.target.to(device))
+        return TokenPair(*(ids.to(device) for ids in self))
+
+
+def pairs_of(batch: Batch) -> list[TokenPair]:
+    """The pairs of a batch, each without its padding."""
+    lengths = zip(batch["source_lengths"].tolist(), (batch["targets"] != IGNORED).sum(dim=1).tolist(), strict=True)
+    return [
+        TokenPair(
+            batch["source"][row : row + 1, :source],
+            batch["inputs"][row : row + 1, :target],
+            batch["targets"][row : row + 1, :target],
+        )
+        for row, (source, target) in enumerate(lengths)
+    ]
+
+
+def queries_of_pairs(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
+    """Which queries of each kind of attention are tokens, not padding; empty for a batch of one sequence a row."""
+    if "source" not in batch:
+        return {}
+    place = torch.arange(batch["source"].shape[1], device=batch["source"].device)
+    is_target = batch["targets"] != IGNORED
+    is_source = place < batch["source_lengths"].unsqueeze(1)
+    return {"encoder": is_source, "decoder": is_target, "cross": is_target}
+
+
+def decoded_pair(
+    network: EncoderDecoder, source: Sequence[int], eos: int, beam: Beam, num_tokens: int | None = None
+) -> TokenPair:
+    """A source with the target that the model finds for it, on the network's device.
+
+    Args:
+        network: the model.
+        source: token ids of the source.
+        eos: the token that ends a text.
+        beam: how the target is searched.
+        num_tokens: the largest number of tokens of each, with the `eos`; by default what the context holds.
+    """
+    device = network.encoder.token_embedding.weight.device
+    num_tokens = min(num_tokens or network.max_seq_len, network.max_seq_len)
+    ids = torch.tensor([[*source[: num_tokens - 1], eos]], device=device)
+    lengths = torch.tensor([ids.shape[1]], device=device)
+    (target,) = beam_search(network, ids, lengths, eos, beam, num_tokens)
+    return TokenPair.of(source, target, eos, num_tokens).to(device)
 
 
 def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, CapturedMaps]:
     """The exact attention weights of each layer, by the kind of attention, in evaluation mode."""
-    calls = iter(attention_calls(network, *pair))
+    calls = iter(attention_calls(network, pair.source, pair.target))
     captured = {kind: CapturedMaps() for kind in OF_KIND}
     for kind, layers in network.attentions_by_kind().items():
         captured[kind].add([next(calls) for _ in layers])
     return captured
+
+
+def axes_of_pair(pair: TokenPair, tokenizer: TextTokenizer) -> dict[str, Axes]:
+    """The tokens of queries and keys of each kind of attention.
+
+    A query of cross-attention has the token that is predicted there, which is the one that a head aligns with the
+    source (Bahdanau et al. 2014, arXiv 1409.0473, figure 3).
+    """
+    source, target, predicted = (tokenizer.token_strings(ids[0].tolist()) for ids in pair)
+    return {"encoder": Axes(source, source), "decoder": Axes(target, target), "cross": Axes(predicted, source)}
 
 
 def measure_pairs(

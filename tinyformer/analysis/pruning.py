@@ -17,7 +17,8 @@ from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.subject import Findings, Subject, head_pairs
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.nn import AttentionMask, Transformer, prune_heads
+from tinyformer.nn import AttentionMask, Network, prune_heads
+from tinyformer.nn.heads import Address
 
 MAX_POINTS = 17
 """Number of points of the curve, besides the chosen number of heads."""
@@ -54,7 +55,7 @@ class HeadPruning:
         fraction: share of all heads to prune.
         order: which heads are pruned first: by `importance` (see `head_importance`); `oracle`, by the change of the
             loss after ablating each alone; or `random`, the baseline.
-        num_windows: number of windows of the evaluated split.
+        num_windows: number of windows, or pairs, of the evaluated split.
         seed: seed of the random order.
 
     Raises:
@@ -104,7 +105,7 @@ class HeadPruning:
             },
             lines={
                 "pruned": f"{num_pruned} of {total} heads, by {self.order}: "
-                + ", ".join(f"[{i},{layers[i].head_map.ids[head]}]" for i, head in sorted(ranked[:num_pruned])),
+                + ", ".join(_written(subject.head_address(*pair)) for pair in sorted(ranked[:num_pruned])),
                 "  loss": f"{curve[0]:.4f} -> {curve[num_pruned]:.4f} nats per {unit}, over {num_windows} "
                 f"{subject.row}s",
                 "  parameters": f"{old_size:,} -> {new_size:,} ({old_bytes:,} -> {new_bytes:,} bytes)",
@@ -159,7 +160,7 @@ def pruning_order(subject: Subject, scores: Sequence[float]) -> list[tuple[int, 
 
 
 @contextmanager
-def gated(network: Transformer, heads: Sequence[tuple[int, int]]) -> Iterator[None]:
+def gated(network: Network, heads: Sequence[tuple[int, int]]) -> Iterator[None]:
     """Ablate some of `head_pairs` inside the block."""
     with ExitStack() as stack:
         for index, layer in enumerate(network.attentions()):
@@ -167,17 +168,22 @@ def gated(network: Transformer, heads: Sequence[tuple[int, int]]) -> Iterator[No
         yield
 
 
+def _written(address: Address) -> str:
+    """The address of a head as one types it."""
+    return f"[{','.join(map(str, address))}]"
+
+
 @torch.no_grad()
-def _difference(subject: Subject, heads: Sequence[tuple[int, int]], pruned: Transformer) -> float:
-    """max|a - b| / max|b| over the logits of a window, a of the pruned model and b of the gated one."""
+def _difference(subject: Subject, heads: Sequence[tuple[int, int]], pruned: Network) -> float:
+    """max|a - b| / max|b| over the outputs for a window, a of the pruned model and b of the gated one."""
     window = cast(Batch, {name: rows[:1] for name, rows in tensors(subject.batches[0]).items()})
     mask = subject.task.mask(window)
     with gated(subject.network, heads):
-        expected = _exact(subject.network, mask)(window["inputs"], mask)
-    return float((_exact(pruned, mask)(window["inputs"], mask) - expected).abs().max() / expected.abs().max())
+        expected = subject.task.forward(_exact(subject.network, mask), window)
+    return float((subject.task.forward(_exact(pruned, mask), window) - expected).abs().max() / expected.abs().max())
 
 
-def _exact(network: Transformer, mask: AttentionMask) -> Transformer:
+def _exact(network: Network, mask: AttentionMask) -> Network:
     """A copy of the network in fp64, with the eager backend, since some kernels support half precision only."""
     exact = copy.deepcopy(network).double()
     for layer in exact.attentions():
@@ -187,7 +193,7 @@ def _exact(network: Transformer, mask: AttentionMask) -> Transformer:
 
 
 @torch.no_grad()
-def _tokens_per_second(subject: Subject, networks: Sequence[Transformer], repeats: int = 5) -> list[float]:
+def _tokens_per_second(subject: Subject, networks: Sequence[Network], repeats: int = 5) -> list[float]:
     """The median speed of each network on a batch; they alternate, so that other load affects them alike."""
     batch = subject.batches[0]
     seconds: list[list[float]] = [[] for _ in networks]
@@ -195,9 +201,10 @@ def _tokens_per_second(subject: Subject, networks: Sequence[Transformer], repeat
         for network, times in zip(networks, seconds, strict=True):
             start = time.perf_counter()
             with subject.precision():
-                _wait(network(batch["inputs"], subject.task.mask(batch)))
+                _wait(subject.task.forward(network, batch))
             times.append(time.perf_counter() - start)
-    return [batch["inputs"].numel() / statistics.median(times) for times in seconds]
+    num_tokens = sum(rows.numel() for name, rows in tensors(batch).items() if name in ("source", "inputs"))
+    return [num_tokens / statistics.median(times) for times in seconds]
 
 
 def _wait(x: Tensor) -> None:
@@ -205,5 +212,5 @@ def _wait(x: Tensor) -> None:
         torch.cuda.synchronize(x.device)
 
 
-def _num_bytes(network: Transformer) -> int:
+def _num_bytes(network: Network) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())

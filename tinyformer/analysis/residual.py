@@ -1,24 +1,30 @@
 """Residual surgery: the loss without each connection or sublayer, and rank collapse without connections."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.charts import lines
+from tinyformer.analysis.pair_probe import pairs_of
 from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, fullest
-from tinyformer.batch import Batch
 from tinyformer.errors import require_at_least
-from tinyformer.nn import AttentionMask, Residual, Transformer
+from tinyformer.nn import EncoderDecoder, Network, Residual
+from tinyformer.nn.heads import layer_title
 
-SUBLAYERS = ("attention_residual", "feed_forward_residual")
+SUBLAYERS = ("attention_residual", "cross_attention_residual", "feed_forward_residual")
 PARTS = ("skip", "branch")
+
+Kind: TypeAlias = tuple[str, ...]
+"""Of a stack of layers: ("encoder",), ("decoder",), or () where there is only one."""
 
 
 def distance_to_rank_one(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
@@ -53,37 +59,49 @@ def scaled(residuals: Sequence[Residual], part: str, scale: float) -> Iterator[N
             setattr(residual, part, value)
 
 
-def residuals_of(network: Transformer) -> list[Residual]:
-    """Both residual connections of each layer, in order."""
-    return [getattr(layer, name) for layer in network.encoder.layers for name in SUBLAYERS]
+def residuals_of(network: Network) -> list[Residual]:
+    """The residual connections of each layer, in order."""
+    layers = [layer for stack in network.stacks() for layer in stack.layers]
+    return [getattr(layer, name) for layer in layers for name in SUBLAYERS if hasattr(layer, name)]
 
 
 @torch.no_grad()
-def rank_by_depth(network: Transformer, batch: Batch, mask: AttentionMask) -> list[tuple[float, float]]:
-    """`distance_to_rank_one` and `token_cosine` of the embeddings and of the output of each layer."""
-    ranks: list[tuple[float, float]] = []
+def rank_by_depth(network: Network, *inputs: Any) -> list[list[tuple[float, float]]]:
+    """`distance_to_rank_one` and `token_cosine` of the embeddings and of the output of each layer, of each stack.
 
-    def record(layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    Args:
+        network: the network.
+        inputs: its arguments, without padding.
+    """
+    stacks: list[list[tuple[float, float]]] = [[] for _ in network.stacks()]
+
+    def record(ranks: list[tuple[float, float]], layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         for x in (output,) if ranks else (args[0], output):
             ranks.append((float(distance_to_rank_one(x)), float(token_cosine(x))))
 
-    hooks = [layer.register_forward_hook(record) for layer in network.encoder.layers]
+    hooks = [
+        layer.register_forward_hook(partial(record, ranks))
+        for ranks, stack in zip(stacks, network.stacks(), strict=True)
+        for layer in stack.layers
+    ]
     try:
-        network(batch["inputs"], mask)
+        network(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    return ranks
+    return stacks
 
 
 class ResidualSurgery:
     """The loss without each residual connection or sublayer, and the rank of the residual stream by depth.
 
+    In an encoder–decoder, of both stacks; the connections around cross-attention are the decoder's.
+
     Without residual connections, attention makes the vectors of all tokens converge at a rate that grows with depth
     (Dong et al. 2021, arXiv 2103.03404).
 
     Args:
-        num_windows: number of windows of the evaluated split.
+        num_windows: number of windows, or pairs, of the evaluated split.
         num_resamples: number of bootstrap resamples of the windows.
 
     Raises:
@@ -98,62 +116,101 @@ class ResidualSurgery:
         self.num_windows, self.num_resamples = num_windows, num_resamples
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        base = subject.losses()
-        changes: dict[tuple[int, str, str], Change] = {}
-        for depth, layer in enumerate(subject.network.encoder.layers):
-            for name, part in itertools.product(SUBLAYERS, PARTS):
-                with scaled([getattr(layer, name)], part, 0.0):
-                    changes[depth, name, part] = subject.losses().change_from(base, self.num_resamples)
+        base, kinds = subject.losses(), stack_kinds(subject.network)
+        changes: dict[tuple[str | int, ...], Change] = {}
+        for kind, stack in zip(kinds, subject.network.stacks(), strict=True):
+            for depth, layer in enumerate(stack.layers):
+                sublayers = [name for name in SUBLAYERS if hasattr(layer, name)]
+                for name, part in itertools.product(sublayers, PARTS):
+                    with scaled([getattr(layer, name)], part, 0.0):
+                        changes[*kind, depth, name, part] = subject.losses().change_from(base, self.num_resamples)
         ranks = self._ranks(subject)
         worst = sorted(changes, key=lambda removed: -changes[removed].mean)[:5]
-        last = {name: values[-1] for name, values in ranks.items()}
+        last = {(*kind, name): values[-1] for kind, by_name in ranks.items() for name, values in by_name.items()}
         return Findings(
             scalars={
                 "analysis/loss": base.mean,
                 **{
-                    f"analysis/{name.replace(', ', '_').replace(' ', '_')}/rank_distance": v[0]
-                    for name, v in last.items()
+                    f"analysis/{'/'.join(at).replace(', ', '_').replace(' ', '_')}/rank_distance": v[0]
+                    for at, v in last.items()
                 },
             },
             lines={
                 "residual": f"{len(base.nats)} {subject.row}s with a loss of {base.mean:.4f} nats per "
                 f"{subject.task.unit}; change of the loss [95 % interval]:",
-                **{f"  layer {at[0]} {at[1]}.{at[2]}=0": str(changes[at]) for at in worst},
-                **{f"  {name}": f"distance to rank 1 {v[0]:.3f}, token cosine {v[1]:.3f}" for name, v in last.items()},
+                **{f"  {layer_title(at[:-2])} {at[-2]}.{at[-1]}=0": str(changes[at]) for at in worst},
+                **{
+                    f"  {' '.join(at)}": f"distance to rank 1 {v[0]:.3f}, token cosine {v[1]:.3f}"
+                    for at, v in last.items()
+                },
             },
             tables={
                 "residual": (
-                    ["layer", "sublayer", "removed", *CHANGE_COLUMNS],
+                    [*subject.address_columns, "sublayer", "removed", *CHANGE_COLUMNS],
                     [[*at, *change.row(base)] for at, change in changes.items()],
                 ),
                 "rank": (
-                    ["model", "depth", "distance_to_rank_one", "token_cosine"],
-                    [[name, depth, *v] for name, values in ranks.items() for depth, v in enumerate(values)],
+                    [*subject.address_columns[:-1], "model", "depth", "distance_to_rank_one", "token_cosine"],
+                    [
+                        [*kind, name, depth, *v]
+                        for kind, by_name in ranks.items()
+                        for name, values in by_name.items()
+                        for depth, v in enumerate(values)
+                    ],
                 ),
             },
             figures={
-                "rank": lines(
-                    {name: (range(len(values)), [v[0] for v in values]) for name, values in ranks.items()},
-                    "Distance of the residual stream from rank 1 (0: all tokens have the same vector)",
-                    "layers",
-                    "relative distance to rank 1",
-                    "log",
-                ),
-                "token_cosine": lines(
-                    {name: (range(len(values)), [v[1] for v in values]) for name, values in ranks.items()},
-                    "Mean cosine similarity of the tokens of a sequence",
-                    "layers",
-                    "mean cosine similarity",
-                ),
+                name: figure for kind, by_name in ranks.items() for name, figure in _figures(kind, by_name).items()
             },
         )
 
-    def _ranks(self, subject: Subject) -> dict[str, list[tuple[float, float]]]:
-        batch = fullest(subject.batches[0], len(subject.batches[0]["inputs"]))
-        mask, ranks = subject.task.mask(batch), {}
+    def _ranks(self, subject: Subject) -> dict[Kind, dict[str, list[tuple[float, float]]]]:
+        """`rank_by_depth` of each stack, of the trained and the untrained network with and without connections."""
+        inputs, kinds = inputs_without_padding(subject), stack_kinds(subject.network)
+        ranks: dict[Kind, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in kinds}
         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
-            with subject.precision():
-                ranks[f"{name}, with skips"] = rank_by_depth(network, batch, mask)
-                with scaled(residuals_of(network), "skip", 0.0):
-                    ranks[f"{name}, without skips"] = rank_by_depth(network, batch, mask)
+            for suffix, residuals in {"with skips": [], "without skips": residuals_of(network)}.items():
+                with subject.precision(), scaled(residuals, "skip", 0.0):
+                    found = [rank_by_depth(network, *arguments) for arguments in inputs]
+                for kind, *of_stack in zip(kinds, *found, strict=True):
+                    means = torch.tensor(of_stack, dtype=torch.float64).mean(dim=0)
+                    ranks[kind][f"{name}, {suffix}"] = [(distance, cosine) for distance, cosine in means.tolist()]
         return ranks
+
+
+def stack_kinds(network: Network) -> list[Kind]:
+    """The kind of each stack: ("encoder",) and ("decoder",), or () where there is one stack."""
+    return [("encoder",), ("decoder",)] if isinstance(network, EncoderDecoder) else [()]
+
+
+def inputs_without_padding(subject: Subject) -> list[tuple[Any, ...]]:
+    """Arguments of the network: pair by pair, or the fullest windows of the first batch."""
+    if isinstance(subject.network, EncoderDecoder):
+        return [(pair.source, pair.target) for batch in subject.batches for pair in pairs_of(batch)]
+    batch = fullest(subject.batches[0], len(subject.batches[0]["inputs"]))
+    return [(batch["inputs"], subject.task.mask(batch))]
+
+
+def _figures(kind: Kind, ranks: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Figure]:
+    """The two measures of `rank_by_depth` of one stack, by the name of their file."""
+    of_stack = f" of the {kind[0]}" if kind else ""
+    charts = {
+        "rank": (
+            f"Distance of the residual stream{of_stack} from rank 1 (0: all tokens have the same vector)",
+            *("relative distance to rank 1", "log"),
+        ),
+        "token_cosine": (
+            f"Mean cosine similarity of the tokens of a sequence{', ' + kind[0] if kind else ''}",
+            *("mean cosine similarity", "linear"),
+        ),
+    }
+    return {
+        "_".join([*kind, chart]): lines(
+            {name: (range(len(values)), [v[index] for v in values]) for name, values in ranks.items()},
+            title,
+            "layers",
+            ylabel,
+            yscale,
+        )
+        for index, (chart, (title, ylabel, yscale)) in enumerate(charts.items())
+    }

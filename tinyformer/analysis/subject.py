@@ -14,7 +14,8 @@ from torch import Tensor
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import IGNORED, Batch, tensors
 from tinyformer.data import TextTokenizer
-from tinyformer.nn import BaseAttention, Transformer
+from tinyformer.nn import BaseAttention, Network
+from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Task
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
@@ -27,7 +28,7 @@ class Subject:
 
     Args:
         network: the model, in evaluation mode.
-        batches: windows of the evaluated split, in batches of nearly equal size on the network's device.
+        batches: windows or pairs of the evaluated split, in batches of nearly equal size on the network's device.
         task: the task that the network was trained for.
         tokenizer: the tokenizer of the batches.
         precision: makes the context in which forward passes run.
@@ -36,19 +37,43 @@ class Subject:
         row: what a row of a batch is, in the singular.
     """
 
-    network: Transformer
+    network: Network
     batches: Sequence[Batch]
     task: Task
     tokenizer: TextTokenizer
     precision: Callable[[], AbstractContextManager[Any]]
-    untrained: Callable[[], Transformer]
-    save_pruned: Callable[[Transformer, Path], None]
+    untrained: Callable[[], Network]
+    save_pruned: Callable[[Network, Path], None]
     row: str = "window"
 
     @property
     def layers(self) -> list[BaseAttention]:
         """The attention of each layer."""
         return self.network.attentions()
+
+    @property
+    def addresses(self) -> list[Address]:
+        """The address of each of `layers`: the values of `address_columns`."""
+        return self.network.layer_addresses()
+
+    @property
+    def address_columns(self) -> list[str]:
+        """Columns of a table by which layers are told apart: `layer`, after `kind` where attention has several."""
+        return ["kind", "layer"][-len(self.addresses[0]) :]
+
+    def head_address(self, layer: int, head: int) -> Address:
+        """The address of a head: [3, 0], or ["cross", 3, 0].
+
+        Args:
+            layer: index of its layer in `layers`.
+            head: its index within the layer.
+        """
+        return (*self.addresses[layer], self.layers[layer].head_map.ids[head])
+
+    def head_title(self, layer: int, head: int) -> str:
+        """A head in words: "layer 3 head 0", or "cross layer 3 head 0"; see `head_address`."""
+        *layer_address, number = self.head_address(layer, head)
+        return f"{layer_title(tuple(layer_address))} head {number}"
 
     def losses(self) -> "Losses":
         """The loss of each window with the network as it is now."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
@@ -16,9 +17,9 @@ from tinyformer.app.parts import make_seeded_network
 from tinyformer.app.stored_config import describe_again
 from tinyformer.app.trainer import forward_context
 from tinyformer.checkpoint import Checkpoint, save_network
-from tinyformer.data import DataModule
+from tinyformer.data import DataModule, Pairs, PairSplit
 from tinyformer.errors import argument_path
-from tinyformer.nn import Network, Transformer
+from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
 from tinyformer.training import RunWandbLogger
 
@@ -65,14 +66,14 @@ def make_subject(
     config: DictConfig,
     stored: dict[str, Any],
     checkpoint: Checkpoint,
-    network: Transformer,
+    network: Network,
     task: Task,
     data: DataModule,
     split: str,
     num_windows: int,
     trainer: Trainer,
 ) -> Subject:
-    """The subject of an analysis: a checkpoint's network and windows of a split.
+    """The subject of an analysis: a checkpoint's network and windows or pairs of a split.
 
     Args:
         config: the config of the evaluation.
@@ -82,15 +83,15 @@ def make_subject(
         task: the task that it was trained for.
         data: the data.
         split: the split.
-        num_windows: the largest number of windows.
+        num_windows: the largest number of windows or pairs.
         trainer: a trainer on the device and in the precision to use.
     """
     device = trainer.strategy.root_device
 
-    def placed(network: Network) -> Transformer:
-        return cast(Transformer, trainer.precision_plugin.convert_module(network.to(device).eval()))
+    def placed(network: Network) -> Network:
+        return cast(Network, trainer.precision_plugin.convert_module(network.to(device).eval()))
 
-    def save_pruned(pruned: Transformer, path: Path) -> None:
+    def save_pruned(pruned: Network, path: Path) -> None:
         own = copy.deepcopy(stored)
         own["model"]["pruned_heads"] = pruned.pruned_heads()
         save_network(path, pruned, checkpoint, describe_again(own, checkpoint))
@@ -108,7 +109,13 @@ def make_subject(
 
 
 def _batches(data: DataModule, split: str, num_windows: int) -> Iterator[Batch]:
-    """The first windows of a split, in batches whose sizes differ by one at most."""
+    """The first windows or pairs of a split, in batches whose sizes differ by one at most."""
+    if isinstance(pairs := data.splits[split], PairSplit):
+        # Not those of the loader, whose first batch has the longest.
+        rows = np.arange(min(num_windows, pairs.num_documents))
+        for part in np.array_split(rows, -(-len(rows) // data.batch_size)):
+            yield Pairs(pairs).__getitems__(part.tolist())
+        return
     batches: list[Any] = []
     for batch in data.evaluation_dataloader(split):
         batches.append(batch)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.analysis import Analysis, Findings
 from tinyformer.app.analysis_run import examine, keep_findings, make_subject, run_analysis
 from tinyformer.app.config import Invocation
-from tinyformer.app.errors import ConfigError, config_keys
+from tinyformer.app.errors import config_keys
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
 from tinyformer.app.parts import (
     evaluation_mask,
@@ -31,6 +31,7 @@ from tinyformer.app.stored_config import admit_config, recorded_sources
 from tinyformer.app.summary import (
     count,
     describe_split,
+    describe_too_long,
     is_partial,
     print_summary,
     relative_path,
@@ -51,7 +52,7 @@ from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, req
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path, require_choice
 from tinyformer.hardware import describe_device
-from tinyformer.nn import Network, Transformer
+from tinyformer.nn import Network
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
 
@@ -200,9 +201,6 @@ def analyse(run: Evaluation) -> Findings:
     """The findings of the chosen analysis; none without one."""
     if run.analysis is None:
         return Findings()
-    if not isinstance(run.network, Transformer):
-        name = type(run.network).__name__
-        raise ConfigError(f"analysis: analyses networks of one stack of layers, and this is an {name}; leave it out.")
     subject = make_subject(
         run.config,
         run.stored,
@@ -270,7 +268,8 @@ def summarise(
             "parameters": f"{results['num_parameters']:,}",
             "device": f"{results['device']}, {results['precision']}",
             "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
-            "data": f"{run.data.name}, {run.split} split, {count(split.num_documents, 'document')}",
+            "data": f"{run.data.name}, {run.split} split, {count(split.num_documents, run.data.document)}"
+            f"{describe_too_long(split)}",
             **describe_split(run.task, metrics, split, run.prefix, run.settings.limit),
             "attention maps": relative_path(pictures[-1]) if pictures else None,
             **findings.lines,

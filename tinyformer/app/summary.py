@@ -8,6 +8,7 @@ from typing import Any
 
 from tinyformer.analysis import Event
 from tinyformer.app.errors import printable
+from tinyformer.data import PairSplit
 from tinyformer.files import atomic_write
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
@@ -54,6 +55,14 @@ def describe_split(
         # The lines of a validation split stand without its name, also beside those of a test split.
         **{f"test {name}" if prefix == "test" else name: line for name, line in lines.items()},
     }
+
+
+def describe_too_long(split: Any) -> str:
+    """How many pairs of a split were longer than the context, and what became of them; empty where none was."""
+    if not isinstance(split, PairSplit):
+        return ""
+    numbers = {"truncated": split.num_truncated, "skipped": split.num_skipped}
+    return "".join(f", {count(number, 'pair')} {word}" for word, number in numbers.items() if number)
 
 
 def is_partial(limit: float | None) -> bool:

@@ -36,6 +36,7 @@ from tinyformer.app.summary import (
     describe_speed,
     describe_split,
     describe_telemetry,
+    describe_too_long,
     print_summary,
     relative_path,
     speed_results,
@@ -348,8 +349,8 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
             "warning": run.warning,
             "speed": describe_speed(run.report, run.trainer.global_step),
             "telemetry": describe_telemetry(results, run.telemetry),
-            "data": f"{run.data.name}, {results['train/num_tokens']:,} training tokens, "
-            f"fingerprint {run.data.fingerprint[:12]}",
+            "data": f"{run.data.name}, {results['train/num_tokens']:,} training tokens"
+            f"{describe_too_long(splits['train'])}, fingerprint {run.data.fingerprint[:12]}",
             **describe_split(run.task, scores.validation, splits["validation"], "val", limit),
             **(describe_split(run.task, scores.test, splits["test"], "test", limit) if scores.test else {}),
             "examples": ", ".join(map(relative_path, scores.findings.files)) or None,

@@ -68,6 +68,7 @@ class DataModule(lightning.LightningDataModule):
         name: short name, for the summary.
         labels: after `prepare`, the names of the classes; None where there are none.
         row: what a row of a batch is, in the singular.
+        document: what `num_documents` of a split counts, in the singular.
         varying_length: whether the rows of one batch may be longer than those of another.
 
     Raises:
@@ -80,6 +81,7 @@ class DataModule(lightning.LightningDataModule):
     name: str
     labels: list[str] | None = None
     row = "window"
+    document = "document"
     varying_length = False
 
     def __init__(self, seq_len: int, batch_size: int, num_workers: int, seed: int) -> None:

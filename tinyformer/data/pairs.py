@@ -235,7 +235,7 @@ class PairDataModule(SourceDataModule):
     """
 
     splits: dict[str, PairSplit]
-    row = "pair"
+    row = document = "pair"
     varying_length = True
 
     def __init__(

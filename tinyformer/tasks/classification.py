@@ -45,7 +45,7 @@ class Classification(Task):
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
         """The logits of the classes for each text, in fp32."""
-        return network(batch["inputs"], self.mask(batch)).float()
+        return self.forward(network, batch).float()
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """Mean negative log-likelihood of the labels, in nats per example."""

@@ -21,11 +21,11 @@ class TokenTask(Task):
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """Mean negative log-likelihood of the targets, in nats per token."""
-        return network(batch["inputs"], self.mask(batch), targets=batch["targets"])
+        return self.forward(network, batch, targets=batch["targets"])
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch seq vocab_size"]:
         """The logits of the token to predict at each position."""
-        return network(batch["inputs"], self.mask(batch))
+        return self.forward(network, batch)
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each sequence, and its number of targets."""

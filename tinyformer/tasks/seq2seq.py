@@ -75,13 +75,10 @@ class Seq2Seq(TokenTask):
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """Mean negative log-likelihood of the target tokens, in nats, with smoothed labels."""
         smoothing = self.label_smoothing
-        return self._forward(network, batch, targets=batch["targets"], label_smoothing=smoothing)
+        return self.forward(network, batch, targets=batch["targets"], label_smoothing=smoothing)
 
-    def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch seq vocab_size"]:
-        """The logits of the next token at each position of the target."""
-        return self._forward(network, batch)
-
-    def _forward(self, network: nn.Module, batch: Batch, **options: object) -> Tensor:
+    def forward(self, network: nn.Module, batch: Batch, **options: Any) -> Tensor:
+        """The output of the network for the sources and the targets of a batch."""
         return network(batch["source"], batch["inputs"], self.mask(batch), **options)
 
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:

@@ -37,6 +37,10 @@ class Task(ABC):
     def mask(self, batch: Batch) -> AttentionMask:
         """The attention mask of a batch."""
 
+    def forward(self, network: nn.Module, batch: Batch, **options: Any) -> Tensor:
+        """The output of a network for a batch, such as logits; the options are those of its own `forward`."""
+        return network(batch["inputs"], self.mask(batch), **options)
+
     @abstractmethod
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """The mean loss of a batch, in nats, for the backward pass."""

@@ -1,16 +1,31 @@
 // The data of the file, and how numbers, tokens and colours are shown.
 
 const atlas = JSON.parse(document.getElementById("atlas-data").textContent);
-const { tokens, measures } = atlas;
-const size = tokens.length;
+const { measures } = atlas;
 const LEVELS = 65535;
 
-// In the order of layers: {layer, name, values, weights}, a label and a fragment identifier.
-const heads = atlas.heads.map((head) => ({
-  ...head,
-  label: `layer ${head.layer} head ${head.name}`,
-  hash: `#layer-${head.layer}-head-${encodeURIComponent(head.name)}`,
-}));
+// In cross-attention, a row is a token of the target and a column one of the source.
+const CROSS = "cross";
+const SIDES = { queries: "query", keys: "key" };
+const SIDES_OF_PAIR = { queries: "target", keys: "source" };
+
+// The kinds of attention, of which a model of one text has one: {name, queries, keys} with the tokens of both axes, what
+// the axes are called, and the words for a token.
+const kinds = atlas.kinds.map((kind) => {
+  const isCross = kind.name === CROSS;
+  const sides = isCross ? SIDES_OF_PAIR : SIDES;
+  const nouns = isCross ? { queries: "target token", keys: "source token" } : { queries: "token", keys: "token" };
+  return { ...kind, isCross, sides, nouns };
+});
+const isPair = kinds.length > 1;
+
+// In the order of layers: {kind, layer, name, values, weights}, a label and a fragment identifier.
+const heads = atlas.heads.map((head) => {
+  const kind = kinds[head.kind];
+  const place = `layer ${head.layer} head ${head.name}`;
+  const fragment = [kind.name, "layer", head.layer, "head", encodeURIComponent(head.name)].filter((part) => part !== "");
+  return { ...head, kind, label: `${kind.name} ${place}`.trim(), hash: `#${fragment.join("-")}` };
+});
 
 // A map's levels, row by row, decoded on first use. All machines that run browsers are little-endian.
 function levels(head) {
@@ -21,7 +36,7 @@ function levels(head) {
   return head.weights;
 }
 
-const weight = (head, query, key) => levels(head)[query * size + key] / LEVELS;
+const weight = (head, query, key) => levels(head)[query * head.kind.keys.length + key] / LEVELS;
 
 // The colours of 256 steps of the square root, as ABGR pixels.
 const pixels = Uint32Array.from(atlas.colours, (colour) => {
@@ -30,9 +45,10 @@ const pixels = Uint32Array.from(atlas.colours, (colour) => {
 });
 
 function drawMap(canvas, head) {
-  canvas.width = canvas.height = size;
+  canvas.width = head.kind.keys.length;
+  canvas.height = head.kind.queries.length;
   const context = canvas.getContext("2d");
-  const image = context.createImageData(size, size);
+  const image = context.createImageData(canvas.width, canvas.height);
   new Uint32Array(image.data.buffer).set(
     Uint32Array.from(levels(head), (level) => pixels[Math.round(Math.sqrt(level / LEVELS) * 255)]),
   );
@@ -48,12 +64,16 @@ function shownNumber(value) {
 }
 
 // Isolated, so that a right-to-left token does not reorder its sentence.
-const shownToken = (index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
+const shownToken = (tokens, index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
 
 // Indices by weight, largest first; ties in the order of tokens.
 function strongest(weights) {
   return [...weights.keys()].sort((a, b) => weights[b] - weights[a] || a - b);
 }
+
+const capitalised = (words) => words[0].toUpperCase() + words.slice(1);
+
+const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -82,6 +102,10 @@ function rove(container, step) {
     if (button) keepStop(container, button);
   });
 }
+
+// The steps of a row or a column of tokens.
+const STEPS = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+const alongTokens = (key, at) => (key in STEPS ? at + STEPS[key] : undefined);
 
 function keepStop(container, button) {
   for (const other of container.querySelectorAll('button[tabindex="0"]')) other.tabIndex = -1;

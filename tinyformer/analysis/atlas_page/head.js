@@ -4,47 +4,55 @@ const STRONGEST = 8;
 const MIN_CELL = 11;
 const MAX_CELL = 44;
 
-const shown = { head: heads[0], axis: "queries", token: size - 1, query: size - 1, key: 0, all: false };
+const shown = { head: null, axis: "queries", token: 0, query: 0, key: 0, all: false };
 
 // The words of each axis, and the weights of one of its tokens over the tokens of the other axis.
 const AXES = {
   queries: {
+    other: "keys",
+    label: "Queries: the tokens that a token attends to",
     verb: "attends to",
-    others: "key",
-    weights: (token) => Array.from({ length: size }, (_, key) => weight(shown.head, token, key)),
+    weights: (query) => shown.head.kind.keys.map((_, key) => weight(shown.head, query, key)),
   },
   keys: {
+    other: "queries",
+    label: "Keys: the tokens that attend to a token",
     verb: "is attended to by",
-    others: "query",
-    weights: (token) => Array.from({ length: size }, (_, query) => weight(shown.head, query, token)),
+    weights: (key) => shown.head.kind.queries.map((_, query) => weight(shown.head, query, key)),
   },
 };
-const OTHER = { queries: "keys", keys: "queries" };
 
 const cells = byId("cells");
 const cursor = byId("cursor");
 const labels = {};
 let strip = [];
 
-function makeAxis(axis) {
-  const container = byId(axis);
-  labels[axis] = tokens.map((token, index) => {
+// The name of a token, as in "source token 3 ‘a’".
+function tokenName(axis, index) {
+  const { kind } = shown.head;
+  return `${kind.nouns[axis]} ${shownToken(kind[axis], index)}`;
+}
+
+// A row or column of buttons, one for each token of an axis.
+function fillAxis(container, axis) {
+  const buttons = shown.head.kind[axis].map((token, index) => {
     const attributes = { type: "button", class: "token", tabindex: -1, "data-token": index };
-    const name = `token ${shownToken(index)}`;
+    const name = tokenName(axis, index);
     const button = element("button", { ...attributes, "aria-label": name, title: name });
     button.append(element("span", {}, token));
     return button;
   });
-  container.append(...labels[axis]);
-  labels[axis][shown.token].tabIndex = 0;
+  container.replaceChildren(...buttons);
+  return buttons;
+}
+
+function makeAxis(container, axis) {
   const choose = (event) => {
     const button = event.target.closest("button");
     if (button) select(axis, Number(button.dataset.token));
   };
   for (const kind of ["pointerover", "focusin", "click"]) container.addEventListener(kind, choose);
-  const steps = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1, Home: -Infinity, End: Infinity };
-  rove(container, (key, at) => (key in steps ? at + steps[key] : undefined));
-  container.classList.toggle("upright", Math.max(...tokens.map((token) => [...token].length)) <= 2);
+  rove(container, alongTokens);
 }
 
 function select(axis, token) {
@@ -52,19 +60,23 @@ function select(axis, token) {
   showToken();
 }
 
+// Mark the selected token on its axis, and give those of the other axis the weights by which they are drawn.
+function markTokens(buttons, side, lengths) {
+  buttons.forEach((button, index) => {
+    button.style.setProperty("--weight", side === shown.axis ? 0 : lengths[index]);
+    if (side === shown.axis && index === shown.token) button.setAttribute("aria-current", "true");
+    else button.removeAttribute("aria-current");
+  });
+}
+
 function showToken() {
   const { axis, token } = shown;
-  const { verb, others, weights: of } = AXES[axis];
+  const { verb, other, weights: of } = AXES[axis];
+  const { sides } = shown.head.kind;
   const weights = of(token);
   const largest = Math.max(...weights) || 1;
   const lengths = weights.map((value) => value / largest);
-  for (const side of ["queries", "keys"]) {
-    labels[side].forEach((label, index) => {
-      label.style.setProperty("--weight", side === axis ? 0 : lengths[index]);
-      if (side === axis && index === token) label.setAttribute("aria-current", "true");
-      else label.removeAttribute("aria-current");
-    });
-  }
+  for (const side of ["queries", "keys"]) markTokens(labels[side], side, lengths);
   keepStop(byId(axis), labels[axis][token]);
   byId("band").className = axis;
   byId("band").style.setProperty("--at", token);
@@ -73,21 +85,24 @@ function showToken() {
     part.classList.toggle("chosen", index === token);
   });
   const order = strongest(weights);
-  const title = `Token ${shownToken(token)} ${verb}`;
+  const title = `${capitalised(tokenName(axis, token))} ${verb}`;
   const first = order.slice(0, 3).filter((index) => weights[index] > 0);
-  const words = first.map((index) => `token ${shownToken(index)} ${shownWeight(weights[index])}`);
+  const words = first.map((index) => `${tokenName(other, index)} ${shownWeight(weights[index])}`);
   byId("token-title").textContent = title;
   byId("sentence").textContent = `${title}: ${words.join(", ") || "no token"}.`;
-  byId("weights-of").textContent = others;
+  byId("weights-of").textContent = sides[other];
   byId("weights-caption").textContent = `${title}, the largest weight first`;
+  byId("all-weights").textContent = `Show all ${weights.length}`;
+  byId("all-weights").hidden = weights.length <= STRONGEST;
   const rows = shown.all ? order : order.slice(0, STRONGEST).filter((index) => weights[index] > 0);
-  byId("weights").replaceChildren(...rows.map((index) => weightRow(index, weights[index], lengths[index])));
+  byId("weights").replaceChildren(...rows.map((index) => weightRow(other, index, weights[index], lengths[index])));
+  if (shown.head.kind.isCross) alignToken(lengths);
 }
 
-function weightRow(index, value, length) {
+function weightRow(axis, index, value, length) {
   const bar = element("td", { class: "bar" });
   bar.style.setProperty("--weight", length);
-  const token = element("bdi", {}, tokens[index]);
+  const token = element("bdi", {}, shown.head.kind[axis][index]);
   return element(
     "tr",
     {},
@@ -103,9 +118,10 @@ function point(query, key) {
   cursor.hidden = false;
   cursor.style.setProperty("--query", query);
   cursor.style.setProperty("--key", key);
+  const { sides, queries, keys } = shown.head.kind;
   const value = shownWeight(weight(shown.head, query, key));
   byId("cell").replaceChildren(
-    `query ${shownToken(query)} → key ${shownToken(key)}: `,
+    `${sides.queries} ${shownToken(queries, query)} → ${sides.keys} ${shownToken(keys, key)}: `,
     element("strong", {}, value),
   );
 }
@@ -118,8 +134,12 @@ function unpoint() {
 function makeCells() {
   const place = (event) => {
     const box = byId("map").getBoundingClientRect();
-    const step = (offset) => Math.max(0, Math.min(size - 1, Math.floor((offset / box.width) * size)));
-    return [step(event.clientY - box.top), step(event.clientX - box.left)];
+    const { queries, keys } = shown.head.kind;
+    const step = (share, size) => Math.max(0, Math.min(size - 1, Math.floor(share * size)));
+    return [
+      step((event.clientY - box.top) / box.height, queries.length),
+      step((event.clientX - box.left) / box.width, keys.length),
+    ];
   };
   const follow = (event) => {
     const [query, key] = place(event);
@@ -136,56 +156,83 @@ function makeCells() {
     if (!(event.key in steps) || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     const [down, right] = steps[event.key];
-    const within = (value) => Math.max(0, Math.min(size - 1, value));
-    point(within(shown.query + down), within(shown.key + right));
+    const within = (value, tokens) => Math.max(0, Math.min(tokens.length - 1, value));
+    point(within(shown.query + down, shown.head.kind.queries), within(shown.key + right, shown.head.kind.keys));
     cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
 }
 
 function makeHeadView() {
-  document.querySelector(".map").style.setProperty("--size", size);
-  makeAxis("queries");
-  makeAxis("keys");
+  for (const axis of ["queries", "keys"]) makeAxis(byId(axis), axis);
   makeCells();
-  strip = tokens.map((token, index) => element("bdi", { "data-token": index }, token));
-  byId("strip").append(...strip.flatMap((part, index) => [part, ...lineEnd(tokens[index])]));
+  makeAlignment();
   byId("strip").addEventListener("pointerover", (event) => {
     const index = event.target.dataset.token;
     if (index !== undefined) select(shown.axis, Number(index));
   });
   const all = byId("all-weights");
-  all.textContent = `Show all ${size}`;
-  all.hidden = size <= STRONGEST;
   all.addEventListener("click", () => {
     shown.all = !shown.all;
     all.setAttribute("aria-pressed", shown.all);
     showToken();
   });
-  byId("measures-side").hidden = !measures.length;
   new ResizeObserver(fit).observe(document.querySelector(".map-side"));
   addEventListener("resize", fit);
 }
 
+// Lay out the tokens of a kind of attention, with its last query selected.
+function layOut(kind) {
+  const last = kind.queries.length - 1;
+  Object.assign(shown, { axis: "queries", token: last, query: last, key: 0 });
+  const map = document.querySelector(".map");
+  map.style.setProperty("--rows", kind.queries.length);
+  map.style.setProperty("--columns", kind.keys.length);
+  for (const axis of ["queries", "keys"]) {
+    const container = byId(axis);
+    labels[axis] = fillAxis(container, axis);
+    labels[axis][axis === "queries" ? last : kind.keys.length - 1].tabIndex = 0;
+    container.classList.toggle("upright", Math.max(...kind[axis].map((token) => [...token].length)) <= 2);
+    const words = kind.isCross ? `${capitalised(kind.nouns[axis])}s` : AXES[axis].label;
+    container.setAttribute("aria-label", `${words}. Arrow keys move.`);
+  }
+  byId("across").textContent = `${kind.isCross ? kind.sides.keys : "keys"}\u00a0→`;
+  byId("down").textContent = `${kind.isCross ? kind.sides.queries : "queries"}\u00a0↓`;
+  byId("alignment").hidden = !kind.isCross;
+  byId("strip").hidden = kind.isCross;
+  strip = kind.isCross ? [] : kind.keys.map((token, index) => element("bdi", { "data-token": index }, token));
+  byId("strip").replaceChildren(...strip.flatMap((part, index) => [part, ...lineEnd(kind.keys[index])]));
+  if (kind.isCross) layOutAlignment();
+  fit();
+}
+
 // Cells of whole pixels, so that all have the same size: as large as the window allows, but large enough for labels.
 function fit() {
+  if (!shown.head) return;
+  const { queries, keys } = shown.head.kind;
   const map = document.querySelector(".map");
   const width = document.querySelector(".map-side").clientWidth - byId("queries").offsetWidth;
   const height = innerHeight * 0.86 - byId("keys").offsetHeight;
-  const cell = Math.floor(Math.min(width, height) / size);
+  const cell = Math.floor(Math.min(width / keys.length, height / queries.length));
   map.style.setProperty("--cell", `${Math.max(MIN_CELL, Math.min(cell, MAX_CELL))}px`);
 }
 
 function showHead(head) {
+  const before = shown.head?.kind;
   shown.head = head;
-  byId("head-title").textContent = `Layer ${head.layer} head ${head.name}`;
+  if (head.kind !== before) layOut(head.kind);
+  byId("head-title").textContent = capitalised(head.label);
   drawMap(byId("map"), head);
+  if (head.kind.isCross) drawLines();
   showToken();
   if (cursor.hidden) unpoint();
   else point(shown.query, shown.key);
-  const rows = measures.map(({ name, description }, index) => {
-    const value = head.values[index];
-    const defined = heads.map((other) => other.values[index]).filter((other) => other !== null);
+  const rows = measuresOf(head.kind).map((at) => {
+    const value = head.values[at];
+    const defined = ofKind(head.kind)
+      .map((other) => other.values[at])
+      .filter((other) => other !== null);
     const rank = 1 + defined.filter((other) => other > value).length;
+    const { name, description } = measures[at];
     return element(
       "tr",
       {},
@@ -194,5 +241,6 @@ function showHead(head) {
       element("td", { class: "number" }, value === null ? "–" : `${rank} of ${defined.length}`),
     );
   });
+  byId("measures-side").hidden = !rows.length;
   byId("measures").replaceChildren(...rows);
 }

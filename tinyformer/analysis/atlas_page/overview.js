@@ -1,4 +1,4 @@
-// Thumbnails of all heads, ordered by layer or by a measure.
+// Thumbnails of the heads of one kind of attention, ordered by layer or by a measure.
 
 const ORDERS = {
   layers: "by layer and head",
@@ -32,20 +32,30 @@ function makeThumbnail(head, index) {
   return button;
 }
 
+// The kind of attention that is shown.
+let chosenKind = kinds.find((kind) => kind.isCross) ?? kinds[0];
+
+const ofKind = (kind) => heads.filter((head) => head.kind === kind);
+
+// The measures that some head of a kind has, as indices into all measures.
+const measuresOf = (kind) => [...measures.keys()].filter((at) => ofKind(kind).some((head) => head.values[at] !== null));
+
+const chosenMeasure = () => measures.findIndex(({ name }) => name === measureChoice.value);
+
 // The heads in the chosen order; heads without a defined measure come last.
 function ordered() {
-  const measure = measureChoice.selectedIndex;
+  const measure = chosenMeasure();
   const sign = { smallest: 1, largest: -1 }[orderChoice.value];
-  if (!sign) return [...heads];
+  if (!sign || measure < 0) return ofKind(chosenKind);
   const value = (head) => head.values[measure] ?? sign * Infinity;
-  return [...heads].sort((a, b) => (value(a) === value(b) ? 0 : sign * (value(a) - value(b))));
+  return ofKind(chosenKind).sort((a, b) => (value(a) === value(b) ? 0 : sign * (value(a) - value(b))));
 }
 
-const byLayer = () => Map.groupBy(heads, (head) => head.layer);
+const byLayer = () => Map.groupBy(ofKind(chosenKind), (head) => head.layer);
 
 function arrange() {
   const buttons = ordered().map((head) => head.button);
-  const isSorted = orderChoice.value !== "layers" && measures.length > 0;
+  const isSorted = orderChoice.value !== "layers" && chosenMeasure() >= 0;
   thumbnails.classList.toggle("sorted", isSorted);
   if (isSorted) return thumbnails.replaceChildren(...buttons);
   thumbnails.replaceChildren(
@@ -56,11 +66,13 @@ function arrange() {
 }
 
 function showValues() {
-  if (!measures.length) return;
-  const { name, description } = measures[measureChoice.selectedIndex];
-  byId("measure-description").textContent = description;
-  for (const head of heads) {
-    const value = shownNumber(head.values[measureChoice.selectedIndex]);
+  const measure = chosenMeasure();
+  for (const control of document.querySelectorAll('[data-needs="measures"]')) control.hidden = measure < 0;
+  byId("measure-description").textContent = measures[measure]?.description ?? "";
+  if (measure < 0) return;
+  const { name } = measures[measure];
+  for (const head of ofKind(chosenKind)) {
+    const value = shownNumber(head.values[measure]);
     head.button.querySelector(".value").replaceChildren(element("span", { class: "unseen" }, `${name} `), value);
   }
 }
@@ -86,16 +98,56 @@ const MOVES = {
   End: () => Infinity,
 };
 
-function makeOverview() {
-  byId("text").append(...tokens.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
-  thumbnails.classList.toggle("fine", size > 128);
+function makeText(name, tokens) {
+  const text = element("p", { class: "text" }, ...tokens.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
+  return name ? [element("h3", {}, name), text] : [text];
+}
+
+// Of a pair, the source and the target as they are read.
+function makeTexts() {
+  const cross = kinds.find((kind) => kind.isCross);
+  const texts = cross ? { source: cross.keys, target: cross.queries } : { "": kinds[0].keys };
+  byId("texts").append(...Object.entries(texts).flatMap(([name, tokens]) => makeText(name, tokens)));
+  byId("texts").classList.toggle("pair", Boolean(cross));
+}
+
+function makeKinds() {
+  byId("kinds").hidden = !isPair;
+  for (const kind of kinds) {
+    const input = element("input", { type: "radio", name: "kind", value: kind.name });
+    input.addEventListener("change", () => {
+      showKind(kind);
+      byId("sorted").textContent = `${count(ofKind(kind).length, "head")} of ${kind.name} attention.`;
+    });
+    kind.input = input;
+    byId("kinds").append(element("label", {}, input, element("span", {}, kind.name)));
+  }
+}
+
+// Show the heads of a kind, with the measures that they have.
+function showKind(kind) {
+  chosenKind = kind;
+  kind.input.checked = true;
+  const before = measureChoice.value;
+  const names = measuresOf(kind).map((at) => measures[at].name);
+  measureChoice.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+  if (names.includes(before)) measureChoice.value = before;
   const columns = Math.max(...[...byLayer().values()].map((row) => row.length));
   thumbnails.style.setProperty("--columns", columns);
+  // Maps of very different sides are drawn with cells that are not square.
+  const aspect = kind.keys.length / kind.queries.length;
+  thumbnails.style.setProperty("--aspect", Math.max(0.5, Math.min(aspect, 2)));
+  thumbnails.classList.toggle("fine", Math.max(kind.queries.length, kind.keys.length) > 128);
+  showValues();
+  arrange();
+}
+
+function makeOverview() {
+  makeTexts();
+  makeKinds();
   heads.forEach((head, index) => (head.button = makeThumbnail(head, index)));
-  heads[0].button.tabIndex = 0;
-  for (const { name } of measures) measureChoice.append(element("option", { value: name }, name));
+  for (const kind of kinds) ofKind(kind)[0].button.tabIndex = 0;
   for (const [value, words] of Object.entries(ORDERS)) orderChoice.append(element("option", { value }, words));
-  for (const control of document.querySelectorAll('[data-needs="measures"]')) control.hidden = !measures.length;
   rove(thumbnails, (key, at, buttons) => MOVES[key]?.(at, buttons));
   for (const control of [measureChoice, orderChoice]) {
     control.addEventListener("change", () => {
@@ -105,6 +157,5 @@ function makeOverview() {
       byId("sorted").textContent = `Heads in order: ${measure}${ORDERS[orderChoice.value]}.`;
     });
   }
-  showValues();
-  arrange();
+  showKind(chosenKind);
 }

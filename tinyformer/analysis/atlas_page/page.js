@@ -31,6 +31,7 @@ function route() {
   headView.hidden = !head;
   document.title = head ? `${head.label} · ${atlas.title}` : atlas.title;
   if (head) {
+    if (head.kind !== chosenKind) showKind(head.kind);
     showHead(head);
     if (wasInHead) return;
     scrollTo(0, 0);
@@ -78,12 +79,19 @@ byId("previous").addEventListener("click", () => turn(-1));
 byId("next").addEventListener("click", () => turn(1));
 addEventListener("hashchange", route);
 
-const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
-byId("extent").textContent = [
-  count(atlas.layers, "layer"),
-  count(heads.length, "head"),
-  count(size, "token"),
-].join(", ");
+// How large the model is, and how long the texts are.
+function extent() {
+  const { queries, keys } = kinds.find((kind) => kind.isCross) ?? kinds[0];
+  if (isPair) {
+    const parts = kinds.map((kind) => `${ofKind(kind).length} ${kind.name}`);
+    const tokens = [count(keys.length, "source token"), count(queries.length, "target token")];
+    return `${count(heads.length, "head")} (${parts.join(", ")}), ${tokens.join(", ")}`;
+  }
+  return [count(byLayer().size, "layer"), count(heads.length, "head"), count(keys.length, "token")].join(", ");
+}
+
+byId("extent").textContent = extent();
+for (const part of document.querySelectorAll('[data-needs="pair"]')) part.hidden = !isPair;
 makeTheme();
 makeLegend();
 makeOverview();

@@ -11,16 +11,19 @@ from tinyformer.analysis import (
     Picture,
     Probe,
     TokenPair,
+    axes_of_pair,
     capture_pair,
     capture_weights,
+    decoded_pair,
     fullest,
     head_maps,
     make_probes,
     map_names,
     measure_heads,
     measure_pairs,
+    pairs_of,
 )
-from tinyformer.beam_search import Beam, beam_search
+from tinyformer.beam_search import Beam
 from tinyformer.data import DataModule, Pairs, PairSplit
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.training.module import TrainingModule
@@ -107,28 +110,23 @@ class PairProbing:
         with trainer.precision_plugin.forward_context():
             pair = self.shown.to(module.device) if self.sizes.probe_text is None else self._decoded(network)
             captured = capture_pair(network, pair)
-        source, target = (self.tokenizer.token_strings(ids[0].tolist()) for ids in pair)
-        tokens = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+        axes = axes_of_pair(pair, self.tokenizer)
         return {
             kind: head_maps(
                 [layer[0] for layer in captured[kind]],
-                tokens[kind][0],
+                axes[kind].queries,
                 f"{kind} attention after {module.step} steps",
                 [map_names(layer) for layer in layers],
-                tokens[kind][1],
+                axes[kind].keys,
             )
             for kind, layers in network.attentions_by_kind().items()
         }
 
     def _decoded(self, network: EncoderDecoder) -> TokenPair:
-        eos, device = self.tokenizer.eos_id, network.encoder.token_embedding.weight.device
-        ids = self.tokenizer.encode(str(self.sizes.probe_text))[: network.max_seq_len - 1]
-        source = torch.tensor([[*ids, eos]], device=device)
-        lengths = torch.tensor([source.shape[1]], device=device)
-        (target,) = beam_search(network, source, lengths, eos, Beam(1), max_tokens=self.sizes.num_tokens)
-        return TokenPair(source, torch.tensor([[eos, *target]], device=device)[:, : network.max_seq_len])
+        source, eos = self.tokenizer.encode(str(self.sizes.probe_text)), self.tokenizer.eos_id
+        return decoded_pair(network, source, eos, Beam(1), self.sizes.num_tokens)
 
 
 def _pair(pairs: PairSplit, row: int) -> TokenPair:
-    batch = Pairs(pairs)[row]
-    return TokenPair(batch["source"], batch["inputs"])
+    (pair,) = pairs_of(Pairs(pairs)[row])
+    return pair

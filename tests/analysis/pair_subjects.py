@@ -1,0 +1,69 @@
+"""A small untrained encoder–decoder to analyse on padded pairs, with weights large enough that every head counts."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from nn.model_cases import block_factory, token_ids
+from torch.nn.utils.rnn import pad_sequence
+
+from analysis.subjects import TOKENIZER
+from tinyformer.analysis import Subject
+from tinyformer.batch import IGNORED
+from tinyformer.nn import Attention, Decoder, Encoder, EncoderDecoder, LayerNorm, LearnedPosition, TokenReadout
+from tinyformer.tasks import Seq2Seq
+
+ADDRESSES = [("encoder", 0), ("encoder", 1), ("decoder", 0), ("cross", 0)]
+"""Two layers of the encoder, one of the decoder; each has four heads of 8 dimensions."""
+
+LENGTHS = [(9, 7), (5, 3), (6, 6), (4, 8), (7, 2)]
+"""Tokens of source and target of each pair, with the `eos`."""
+
+EOS = TOKENIZER.eos_id
+
+
+def loud_encoder_decoder(seed=0, pruned_heads=(), residuals=None, **attention):
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 50, "d_model": 32, "max_seq_len": 16}
+    parts = {"norm": partial(LayerNorm, bias=False), "position": partial(LearnedPosition, 16, 32)}
+    block = partial(block_factory(**attention), **residuals or {})
+    encoder = Encoder(num_layers=2, block=block, kind="encoder", **sizes, **parts)
+    cross = partial(Attention, 32, 4, **attention)
+    decoder = Decoder(num_layers=1, block=block, cross_attention=cross, **sizes, **parts)
+    network = EncoderDecoder(encoder, decoder, TokenReadout, pruned_heads=pruned_heads)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 1 if "embedding" in name else 0.4)
+    return network.eval()
+
+
+def pair_batch(lengths, seed):
+    """A batch of random pairs, padded as `Pairs` does."""
+    ids = [token_ids(1, size, seed=seed + index)[0] for index, pair in enumerate(lengths) for size in pair]
+    sources, targets = ([tokens.clamp(min=2) for tokens in ids[side::2]] for side in (0, 1))
+    for tokens in (*sources, *targets):
+        tokens[-1] = EOS
+    inputs = [torch.cat([torch.tensor([EOS]), tokens[:-1]]) for tokens in targets]
+    padded = partial(pad_sequence, batch_first=True)
+    return {
+        "source": padded(sources, padding_value=EOS),
+        "source_lengths": torch.tensor([source for source, _ in lengths]),
+        "inputs": padded(inputs, padding_value=EOS),
+        "targets": padded(targets, padding_value=IGNORED),
+        "rows": torch.arange(len(lengths)),
+    }
+
+
+def pair_subject(network, batch_size=3, untrained=None, save_pruned=None):
+    parts = [LENGTHS[first : first + batch_size] for first in range(0, len(LENGTHS), batch_size)]
+    return Subject(
+        network=network,
+        batches=[pair_batch(lengths, seed=10 * number) for number, lengths in enumerate(parts)],
+        task=Seq2Seq(),
+        tokenizer=TOKENIZER,
+        precision=nullcontext,
+        untrained=untrained or loud_encoder_decoder,
+        save_pruned=save_pruned or (lambda network, path: None),
+        row="pair",
+    )

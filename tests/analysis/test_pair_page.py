@@ -1,0 +1,205 @@
+"""The atlas of a source and its target in a real browser: the kinds of attention, and the alignment as lines."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from analysis.atlas_pages import (
+    PAIR_ADDRESSES,
+    PAIR_KINDS,
+    PAIR_MAPS,
+    PAIR_MEASURES,
+    ROUNDING,
+    SOURCE,
+    TARGET,
+    assert_accessible,
+    shown_labels,
+    shown_rows,
+    token,
+)
+from tinyformer.analysis import Axes
+
+CROSS = PAIR_MAPS[3]
+
+
+@pytest.fixture
+def pair(open_atlas):
+    return open_atlas(PAIR_MAPS, PAIR_KINDS, PAIR_MEASURES, addresses=PAIR_ADDRESSES)
+
+
+def open_cross_head(page, head=1):
+    page.locator(".thumbnail").nth(head).click()
+    expect(page.locator("#head-title")).to_have_text(f"Cross layer 0 head {head}")
+
+
+def drawn_lines(page):
+    """The opacity of each line, by the target and the source token whose middles it joins."""
+    found = page.evaluate("""() => {
+        const middles = (row) => [...document.querySelectorAll(`#${row} button`)].map((one) => {
+            const box = one.getBoundingClientRect();
+            return box.left + box.width / 2;
+        });
+        const [source, target] = [middles("source"), middles("target")];
+        const nearest = (all, x) => {
+            const gaps = all.map((one) => Math.abs(one - x));
+            const best = gaps.indexOf(Math.min(...gaps));
+            return gaps[best] < 1 ? best : null;
+        };
+        const left = document.querySelector("#lines").getBoundingClientRect().left;
+        return [...document.querySelectorAll("#lines line")].map((line) => [
+            nearest(target, left + line.x2.baseVal.value),
+            nearest(source, left + line.x1.baseVal.value),
+            Number(getComputedStyle(line).strokeOpacity) * Number(getComputedStyle(line).opacity),
+        ]);
+    }""")
+    return {(target, source): opacity for target, source, opacity in found}
+
+
+def test_the_overview_shows_the_heads_of_the_chosen_kind_and_their_measures(pair):
+    texts = pair.locator("#texts .text").all_inner_texts()
+    assert texts == ["12␣mai␣7<eos>", "7-5-12<eos>"]
+    expect(pair.locator("#extent")).to_have_text(
+        "8 heads (4 encoder, 2 decoder, 2 cross), 9 source tokens, 7 target tokens"
+    )
+    options = "all => all.map((one) => one.textContent)"
+    kinds = {
+        "cross": (["layer 0 head 0", "layer 0 head 1"], ["entropy", "coverage"], (9, 7)),
+        "encoder": (
+            [f"layer {layer} head {head}" for layer in (0, 1) for head in (0, 1)],
+            ["entropy", "distance"],
+            (9, 9),
+        ),
+        "decoder": (["layer 0 head 0", "layer 0 head 1"], ["entropy", "distance"], (7, 7)),
+    }
+    expect(pair.get_by_role("radio", name="cross")).to_be_checked()
+    for kind, (shown, measures, size) in kinds.items():
+        pair.get_by_role("radio", name=kind).check()
+        assert shown_labels(pair) == shown
+        assert pair.locator("#measure option").evaluate_all(options) == measures
+        canvas = pair.locator(".thumbnail canvas").first
+        expect(canvas).to_have_attribute("width", str(size[0]))
+        expect(canvas).to_have_attribute("height", str(size[1]))
+    # A measure that both kinds have stays chosen, and so does the order.
+    pair.get_by_label("Order").select_option("largest")
+    assert pair.locator(".thumbnail .value").evaluate_all("all => all.map((one) => one.lastChild.textContent)") == [
+        "6.000",
+        "5.000",
+    ]
+
+
+def test_lines_join_the_tokens_and_are_as_opaque_as_the_weights(pair):
+    open_cross_head(pair)
+    assert pair.locator("#source button").all_inner_texts() == [one.replace(" ", "␣") for one in SOURCE]
+    assert pair.locator("#target button").all_inner_texts() == TARGET
+    expected = {
+        (query, key): float(CROSS[1][query, key])
+        for query in range(len(TARGET))
+        for key in range(len(SOURCE))
+        if CROSS[1][query, key] >= 1 / 255
+    }
+    assert drawn_lines(pair) == pytest.approx(expected, abs=1e-4)
+    pair.get_by_role("button", name="Previous").click()
+    assert drawn_lines(pair).keys() != expected.keys()
+
+
+def test_a_token_shows_its_own_lines_and_their_numbers(pair):
+    open_cross_head(pair)
+    pair.locator("#target button").nth(2).hover()
+    weights = CROSS[1][2]
+    best = int(weights.argmax())
+    title = f"Target token {token(2, TARGET)} attends to"
+    first = f"{title}: source token {token(best, SOURCE)} {float(weights[best]):.4f}, "
+    expect(pair.locator("#aligned")).to_have_text(re.compile(re.escape(first)))
+    expect(pair.locator("#token-title")).to_have_text(title)
+    for index, value in shown_rows(pair).items():
+        assert value == pytest.approx(float(weights[index]), abs=ROUNDING)
+    lines = drawn_lines(pair)
+    for (query, key), opacity in lines.items():
+        assert opacity == pytest.approx(float(CROSS[1][query, key]) * (1 if query == 2 else 0.12), abs=1e-4)
+    # A source token shows the target tokens that attend to it; without the pointer all lines are shown again.
+    pair.locator("#source button").nth(4).hover()
+    expect(pair.locator("#token-title")).to_have_text(f"Source token {token(4, SOURCE)} is attended to by")
+    pair.mouse.move(2, 2)
+    assert max(drawn_lines(pair).values()) == pytest.approx(float(CROSS[1].max()), abs=1e-4)
+
+
+def test_a_line_at_the_pointer_shows_its_number(pair):
+    open_cross_head(pair)
+    query, key = divmod(int(CROSS[1].argmax()), len(SOURCE))
+    places = [pair.locator(f"#{row} button").nth(at).bounding_box() for row, at in (("source", key), ("target", query))]
+    middles = [place["x"] + place["width"] / 2 for place in places]
+    box = pair.locator("#lines").bounding_box()
+    pair.mouse.move(0.75 * middles[0] + 0.25 * middles[1], box["y"] + 0.25 * box["height"])
+    words = f"target {token(query, TARGET)} → source {token(key, SOURCE)}: {float(CROSS[1].max()):.4f}"
+    for place in ("#aligned", "#cell"):
+        expect(pair.locator(place)).to_have_text(words)
+
+
+def test_the_alignment_works_by_keyboard(pair):
+    def press(*keys):
+        for key in keys:
+            pair.keyboard.press(key)
+            assert pair.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'") or key == "Enter"
+
+    press("Tab", "Tab", "ArrowLeft")
+    expect(pair.get_by_role("radio", name="decoder")).to_be_checked()
+    press("ArrowRight")
+    press("Tab", "Tab", "Tab", "ArrowRight", "Enter")
+    expect(pair.locator("#head-title")).to_have_text("Cross layer 0 head 1")
+    press("Tab", "Tab", "Tab", "Tab", "ArrowRight")
+    expect(pair.locator("#aligned")).to_contain_text(f"Source token {token(1, SOURCE)} is attended to by: target token")
+    press("Tab", "End", "ArrowLeft")
+    expect(pair.locator("#aligned")).to_contain_text(f"Target token {token(5, TARGET)} attends to: source token")
+    expect(pair.locator("#target button").nth(5)).to_be_focused()
+    press("Tab")
+    expect(pair.locator("#aligned")).to_contain_text("Point at a token")
+    press("Tab", "Home")
+    expect(pair.locator("#token-title")).to_have_text(f"Target token {token(0, TARGET)} attends to")
+    press("Escape")
+    expect(pair.get_by_role("button", name="layer 0 head 1")).to_be_focused()
+
+
+def test_an_address_opens_its_kind_and_other_kinds_have_no_alignment(open_atlas):
+    page = open_atlas(
+        PAIR_MAPS, PAIR_KINDS, PAIR_MEASURES, addresses=PAIR_ADDRESSES, fragment="#encoder-layer-1-head-0"
+    )
+    expect(page.locator("#head-title")).to_have_text("Encoder layer 1 head 0")
+    expect(page.locator("#alignment")).to_be_hidden()
+    expect(page.locator("#strip")).to_have_text("".join(SOURCE).replace(" ", "␣"))
+    page.get_by_role("button", name="Next").click()
+    page.get_by_role("button", name="Next").click()  # round the heads of this kind
+    expect(page.locator("#head-title")).to_have_text("Encoder layer 0 head 0")
+    page.get_by_role("button", name="All heads").click()
+    expect(page.get_by_role("radio", name="encoder")).to_be_checked()
+    page.get_by_role("radio", name="cross").check()
+    open_cross_head(page, 0)
+    expect(page.locator("#alignment")).to_be_visible()
+    assert page.locator("#queries button").count() == len(TARGET)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_the_page_of_a_pair_is_accessible(open_atlas, scheme, width):
+    page = open_atlas(PAIR_MAPS, PAIR_KINDS, PAIR_MEASURES, addresses=PAIR_ADDRESSES, scheme=scheme, width=width)
+    assert_accessible(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    open_cross_head(page)
+    page.locator("#target button").nth(1).hover()
+    assert_accessible(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_hostile_tokens_of_a_pair_are_shown_as_text(open_atlas):
+    hostile = ["</script><script>document.title='broken'</script>", "<b>b</b>", "\u202egnorw", "", "<img src=x>"]
+    kinds = {"encoder": Axes(hostile, hostile), "cross": Axes(hostile[:2], hostile)}
+    maps = [PAIR_MAPS[0][:, :5, :5] / 2, PAIR_MAPS[3][:, :2, :5] / 2]
+    page = open_atlas(maps, kinds, {}, addresses=[("encoder", 0), ("cross", 0)])
+    assert page.title() == "Attention atlas"
+    open_cross_head(page)
+    assert page.locator("#source button").all_text_contents() == [
+        *hostile[:2],
+        r"\u202egnorw",
+        "∅",
+        "<img␣src=x>",
+    ]
+    assert page.locator("b, img").count() == 0
