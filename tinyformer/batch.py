@@ -16,7 +16,9 @@ class Batch(TypedDict):
     number of tokens of each row, where rows are padded on the right. `documents`: the document of each token, where
     tokens attend within their own document only; `document_starts`: where they begin, see `AttentionMask`. `source`:
     the sequences from which those of `inputs` are predicted, such as sentences in another language, and
-    `source_lengths`: their lengths. `rows`: the number of each row in its split.
+    `source_lengths`: their lengths. `contexts`: the position at which the context of a question begins, and `starts`
+    and `ends`: those of the first and the last token of its answer, 0 where there is none. `rows`: the number of each
+    row in its split.
     """
 
     inputs: Int[Tensor, "batch seq"]
@@ -27,6 +29,9 @@ class Batch(TypedDict):
     document_starts: NotRequired[Int[Tensor, "batch most"]]
     source: NotRequired[Int[Tensor, "batch source_seq"]]
     source_lengths: NotRequired[Int[Tensor, " batch"]]
+    contexts: NotRequired[Int[Tensor, " batch"]]
+    starts: NotRequired[Int[Tensor, " batch"]]
+    ends: NotRequired[Int[Tensor, " batch"]]
     rows: NotRequired[Int[Tensor, " batch"]]
 
 

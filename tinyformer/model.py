@@ -21,11 +21,11 @@ from tinyformer.app.start import tokenizer_of
 from tinyformer.app.stored_config import admit_config
 from tinyformer.beam_search import Beam
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
-from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.data import Question, TextTokenizer, tokenise_questions
+from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.generation import Sampling, generate
-from tinyformer.nn import EncoderDecoder, Transformer
-from tinyformer.tasks import Seq2Seq, Task
+from tinyformer.nn import EncoderDecoder, SpanReadout, Transformer
+from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
 
 Texts: TypeAlias = str | Sequence[str] | Tensor
 """A text, a list of texts, or token ids of shape (batch, seq)."""
@@ -74,13 +74,17 @@ def load(
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
     task = instantiate(config.task.objective, _convert_="all")
     network.to(device, dtype)
-    if not isinstance(network, task.network_class) or (tokenizer is None and isinstance(task, Seq2Seq)):
+    is_text_only, has_spans = isinstance(task, Seq2Seq | SpanExtraction), isinstance(network.readout, SpanReadout)
+    belongs = isinstance(network, task.network_class) and isinstance(task, SpanExtraction) == has_spans
+    if not belongs or (tokenizer is None and is_text_only):
         names = f"{type(network).__name__} and a {type(task).__name__}"
         raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
     if isinstance(network, EncoderDecoder):
         assert tokenizer is not None
         return Seq2SeqModel(network.eval(), tokenizer, task)
     assert isinstance(network, Transformer)
+    if isinstance(task, SpanExtraction):
+        return SpanModel(network, tokenizer, task)
     return Model(network, tokenizer, task)
 
 
@@ -241,6 +245,38 @@ class Model:
         for unknown in ids[(ids < 0) | (ids > largest)].tolist():
             raise ArgumentError("texts", unknown, f"token ids go from 0 to {largest}")
         return ids
+
+
+class SpanModel(Model):
+    """A trained model that answers questions with spans of their contexts; made by `load`."""
+
+    task: SpanExtraction
+
+    def answer(
+        self, questions: str | Sequence[str], contexts: str | Sequence[str], stride: int | None = None
+    ) -> list[Prediction]:
+        """The answer to each question; its text is empty where the model holds that the context has none.
+
+        Args:
+            questions: the questions; of one that takes more than half of the model's context length, the beginning is
+                read.
+            contexts: the context of each question, of any length; a single one is that of all.
+            stride: see `tinyformer.data.QuestionTexts.cut`.
+
+        Raises:
+            ArgumentError: a text is empty, or there are not as many contexts as questions.
+        """
+        questions = [questions] if isinstance(questions, str) else list(questions)
+        contexts = [contexts] * len(questions) if isinstance(contexts, str) else list(contexts)
+        require_at_least(1, stride=stride)
+        if len(contexts) != len(questions):
+            raise ArgumentError("contexts", contexts, f"must be one text, or {len(questions)}, as many as `questions`")
+        for name, texts in (("questions", questions), ("contexts", contexts)):
+            if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+                raise ArgumentError(name, texts, "must be a text, or a list of texts, none of them empty")
+        asked = [Question(question, context, [], []) for question, context in zip(questions, contexts, strict=True)]
+        split = tokenise_questions(asked, self.tokenizer).cut(self.max_seq_len, self.max_seq_len, stride)
+        return self.task.answer(self.network, split)
 
 
 def _without_padding(

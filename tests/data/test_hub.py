@@ -42,6 +42,21 @@ def labelled(texts, labels):
     return file.getvalue()
 
 
+def squad(texts, starts):
+    """Rows as in `rajpurkar/squad`."""
+    file = io.BytesIO()
+    answers = {"text": [Value("string")], "answer_start": [Value("int32")]}
+    features = Features(
+        {name: Value("string") for name in ("id", "title", "context", "question")} | {"answers": answers}
+    )
+    rows = [
+        {"id": "1", "title": "t", "context": "a b c", "question": f"q{i}", "answers": {"text": t, "answer_start": s}}
+        for i, (t, s) in enumerate(zip(texts, starts, strict=True))
+    ]
+    Dataset.from_list(rows, features).to_parquet(file)
+    return file.getvalue()
+
+
 REPOSITORIES = {
     "datasets/owner/large": {
         **{f"data/train-{i:05d}-of-00008.parquet": parquet(texts) for i, texts in enumerate(PARTS)},
@@ -65,6 +80,11 @@ REPOSITORIES = {
         "train.jsonl": b'{"id": 1, "translation": {"en": "A cat.", "fr": "Un chat."}}\n'
         b'{"id": 2, "translation": {"en": "A dog.", "fr": "Un chien."}}\n'
     },
+    "datasets/owner/squad": {
+        "plain_text/train-00000-of-00001.parquet": squad([["b c"], ["a"]], [[2], [0]]),
+        "plain_text/validation-00000-of-00001.parquet": squad([[], ["a b", "b"]], [[], [0, 2]]),
+    },
+    "datasets/owner/wrong": {"train.parquet": squad([["b"], ["b"]], [[2], [1]])},
     "models/owner/model": {"tokenizer.json": ByteTokenizer().build([]).to_json().encode()},
 }
 
@@ -150,6 +170,41 @@ def test_pairs_are_read_from_two_columns_or_two_keys_of_one(run):
     )
     assert empty.startswith("target_column='b': row 2 of the split train of owner/pairs has no text there")
     assert number.startswith("source_column='gold': the column of owner/pairs holds no texts")
+
+
+@pytest.mark.slow
+def test_questions_are_read_in_the_layout_of_squad(run):
+    code = """
+        questions = dict(method="load_questions")
+        source = HubDataset("owner/squad", cache_dir=cache)
+        data = QuestionDataModule(source, ByteTokenizer(), 16, 4, cache_dir=cache, test_fraction=0)
+        data.prepare()
+        answer = [
+            splits(path="owner/squad", **questions),
+            {name: split.spans.tolist() for name, split in data.splits.items()},
+            splits(path="owner/squad", text_column=["question", "context"])["train"],
+            sentence(lambda: splits(path="owner/wrong", **questions)),
+            sentence(lambda: splits(path="owner/books", **questions)),
+            sentence(lambda: splits(path="owner/pairs", **questions)),
+        ]
+    """
+    with HubServer(REPOSITORIES) as server:
+        found, spans, texts, *sentences = run(server, code)
+    assert found["train"] == {
+        "text": ["q0", "q1"],
+        "pair": ["a b c", "a b c"],
+        "answers": [["b c"], ["a"]],
+        "starts": [[2], [0]],
+    }
+    assert found["validation"]["answers"] == [[], ["a b", "b"]]
+    assert spans == {"train": [[2, 4], [0, 0]], "validation": [[-1, -1], [0, 2]]}
+    assert texts == {"text": ["q0", "q1"], "pair": ["a b c", "a b c"]}
+    assert sentences == [
+        "path='owner/wrong': the context of row 2 of the split train has no answer 'b' at character 1; remove or mend "
+        "it.",
+        "path='owner/books': has no questions: no column question, only id, translation.en, translation.fr.",
+        "path='owner/pairs': has no questions: no column question, only b, a, gold.",
+    ]
 
 
 @pytest.mark.slow

@@ -12,9 +12,10 @@ from torch import Tensor
 from tinyformer.analysis.charts import confusion_grid
 from tinyformer.analysis.subject import Findings
 from tinyformer.batch import Batch
-from tinyformer.data import LabelledSplit, PairSplit
+from tinyformer.data import LabelledSplit, PairSplit, QuestionSplit
 from tinyformer.nn import Network
-from tinyformer.tasks import Classification, Seq2Seq, Task
+from tinyformer.tasks import Classification, Seq2Seq, SpanExtraction, Task
+from tinyformer.tasks.answer_metrics import answer_scores
 from tinyformer.tasks.text_metrics import text_similarity
 
 NUM_WORST = 50
@@ -54,6 +55,19 @@ def _(task: Seq2Seq, network: Network, batches: Iterable[Batch], split: PairSpli
     """Each decoded pair beside its reference, with the chrF of the sentence (0 to 100); see `Seq2Seq.outputs`."""
     rows = [[*astuple(one), text_similarity(one.output, one.reference)] for one in task.outputs]
     return Findings(tables={"translations": (["source", "reference", "output", "chrf"], rows)} if rows else {})
+
+
+@analyse_predictions.register
+def _(task: SpanExtraction, network: Network, batches: Iterable[Batch], split: QuestionSplit) -> Findings:
+    """The questions whose predicted answers have the lowest F1; see `SpanExtraction.predictions`."""
+    answers = split.answers()
+    scored = [(answer_scores(one.text, answers[one.row]), one) for one in task.predictions]
+    rows = [
+        [split.question(one.row), split.context(one.row), " | ".join(answers[one.row]), one.text, exact_match, f1]
+        for (exact_match, f1), one in sorted(scored, key=lambda pair: pair[0][::-1])[:NUM_WORST]
+    ]
+    columns = ["question", "context", "answer", "prediction", "exact_match", "f1"]
+    return Findings(tables={"worst_examples": (columns, rows)} if rows else {})
 
 
 def classification_findings(

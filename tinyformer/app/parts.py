@@ -12,11 +12,18 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.app.hydra_errors import raising_module
 from tinyformer.app.sample import make_beam
-from tinyformer.data import DataModule, TextTokenizer
+from tinyformer.data import DataModule, QuestionDataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
-from tinyformer.tasks import Seq2Seq, Task
+from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
+
+LACKS = {
+    "classification": "no labels for classification; data=docstrings has",
+    "seq2seq": "no pairs of a source and a target for task=seq2seq; data=summaries has",
+    "span": "no questions about contexts for task=span; data=docstring_questions has",
+}
+"""What data without text lack for a task, and which have it."""
 
 
 def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTokenizer | None = None) -> DataModule:
@@ -28,12 +35,10 @@ def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTok
         tokenizer: replaces the config's.
 
     Raises:
-        ConfigError: the task needs labels, and the data have none.
+        ConfigError: the task needs labels, pairs or questions, and the data have none.
     """
     if OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False) is None:
-        lacks = "no labels for classification; data=docstrings has"
-        if choices.get("task") == "seq2seq":
-            lacks = "no pairs of a source and a target for task=seq2seq; data=summaries has"
+        lacks = LACKS.get(choices.get("task", ""), LACKS["classification"])
         raise ConfigError(f"data={choices.get('data', 'null')}: has {lacks}.")
     arguments = {} if tokenizer is None else {"tokenizer": tokenizer}
     return instantiate(config.datamodule, _convert_="all", **arguments)
@@ -52,6 +57,9 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
         raise ConfigError(f"task.objective: {type(task).__name__} is no subclass of tinyformer.tasks.Task.")
     if isinstance(task, Seq2Seq):
         task.beam = make_beam(config.generate)
+    if isinstance(task, SpanExtraction) and isinstance(data, QuestionDataModule):
+        with argument_path("task", "objective"):
+            task.require_answers(data.splits)
     if task.needs_masking and config.task.masking is None:
         name = type(task).__name__
         raise ConfigError(

@@ -4,6 +4,7 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import DataModule
 from tinyformer.data.cache import PreparedText, TextRecipe
 from tinyformer.data.dates import Dates
+from tinyformer.data.docstring_questions import DocstringQuestions
 from tinyformer.data.docstrings import Docstrings
 from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples
 from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit
@@ -16,8 +17,11 @@ from tinyformer.data.module import TextDataModule, TokenDataModule
 from tinyformer.data.near_copies import near_copy_groups
 from tinyformer.data.pairs import PairDataModule, PairLoader, PairRecipe, Pairs, PairSplit
 from tinyformer.data.pydoc import Pydoc
-from tinyformer.data.sources import LabelledSource, LocalOrHub, PairSource, Source, TextFiles
+from tinyformer.data.question_module import QuestionDataModule, QuestionRecipe
+from tinyformer.data.questions import QuestionLoader, Questions, QuestionSplit, QuestionTexts, tokenise_questions
+from tinyformer.data.sources import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source, TextFiles
 from tinyformer.data.splits import hold_out
+from tinyformer.data.squad import Question, SquadFiles
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.summaries import Summaries
@@ -41,6 +45,7 @@ __all__ = [
     "CharTokenizer",
     "DataModule",
     "Dates",
+    "DocstringQuestions",
     "Docstrings",
     "EpochLoader",
     "ExampleLoader",
@@ -67,8 +72,17 @@ __all__ = [
     "PreparedExamples",
     "PreparedText",
     "Pydoc",
+    "Question",
+    "QuestionDataModule",
+    "QuestionLoader",
+    "QuestionRecipe",
+    "QuestionSource",
+    "QuestionSplit",
+    "QuestionTexts",
+    "Questions",
     "ResumableLoader",
     "Source",
+    "SquadFiles",
     "Summaries",
     "TextDataModule",
     "TextFiles",
@@ -82,4 +96,5 @@ __all__ = [
     "default_cache_dir",
     "hold_out",
     "near_copy_groups",
+    "tokenise_questions",
 ]

@@ -160,15 +160,28 @@ def _read_tsv(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     return _read_table(file, layout, "\t")
 
 
+def parse_json(file: Path) -> Any:
+    """The one value of a JSON file.
+
+    Raises:
+        ArgumentError: the file is not JSON.
+    """
+    return _parse(file, _decode(file))
+
+
+def _parse(file: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no JSONDecodeError
+        raise _error(file, f"not JSON ({error}); must be a list of objects, or an object on each line") from error
+
+
 def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     """The rows of a list of objects, or of an object on each line."""
     text = _decode(file)
-    try:
-        # split, not splitlines: JSON allows U+2028 and others within a string
-        lines = text.split("\n") if not text.lstrip().startswith("[") else []
-        rows = [json.loads(line) for line in lines if line.strip()] if lines else json.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no JSONDecodeError
-        raise _error(file, f"not JSON ({error}); must be a list of objects, or an object on each line") from error
+    # split, not splitlines: JSON allows U+2028 and others within a string
+    lines = text.split("\n") if not text.lstrip().startswith("[") else []
+    rows = [_parse(file, line) for line in lines if line.strip()] if lines else _parse(file, text)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise _error(file, f"row {number} is {row!r:.60}; must be an object with a key '{layout.selected[0]}'")

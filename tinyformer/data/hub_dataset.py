@@ -30,6 +30,7 @@ from tinyformer.data.sources import (
     require_pair,
     two_columns,
 )
+from tinyformer.data.squad import Question, from_questions, make_question
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
@@ -176,6 +177,35 @@ class HubDataset:
             require_pair(values, self.pair_columns, f"row {number} of the split {split} of {self.path}")
         return pairs
 
+    def load_questions(self) -> dict[str, datasets.Dataset]:
+        """The questions of each split, in the layout of `rajpurkar/squad`.
+
+        Raises:
+            ArgumentError: as for `load`; or a column is missing, or an answer is not in its context.
+        """
+        return {split: self._questions(split, rows) for split, rows in self._open(streaming=False).items()}
+
+    def _questions(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
+        def refuse(reason: str) -> ArgumentError:
+            return ArgumentError("path", self.path, reason)
+
+        rows, columns = rows.flatten(), ("question", "context", "answers.text", "answers.answer_start")
+        for column in columns:
+            if column not in rows.column_names:
+                raise refuse(f"has no questions: no column {column}, only {', '.join(rows.column_names)}")
+        for column, kinds in zip(columns, (_TEXT, _TEXT, _TEXT, _INTEGER), strict=True):
+            feature = rows.features[column]
+            feature = getattr(feature, "feature", feature) if "." in column else feature
+            if not isinstance(feature, datasets.Value) or feature.dtype not in kinds:
+                raise refuse(f"its column {column} holds something else than {', '.join(kinds[:-1])}")
+        questions: list[Question] = []
+        for row in rows.select_columns(list(columns)):
+            texts, starts = row["answers.text"], row["answers.answer_start"]
+            answers = None if texts is None else {"text": texts, "answer_start": starts}
+            place = f"row {len(questions) + 1} of the split {split}"
+            questions.append(make_question(row["question"], row["context"], answers, place, refuse))
+        return from_questions(questions)
+
     def _with_labels(self, split: str, rows: datasets.Dataset, column: str) -> datasets.Dataset:
         self._require_column(rows.column_names, "label_column", column)
         feature = rows.features[column]
@@ -225,8 +255,12 @@ class HubDataset:
             raise ArgumentError(argument, column, f"{self.path} has no such column; it has {', '.join(existing)}")
 
 
+_TEXT, _INTEGER = ("string", "large_string", "null"), ("int32", "int64", "null")
+"""The types of columns, as `datasets` names them."""
+
+
 def _is_text(feature: Any) -> bool:
-    return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string", "null")
+    return isinstance(feature, datasets.Value) and feature.dtype in _TEXT
 
 
 def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:

@@ -20,6 +20,8 @@ from tinyformer.errors import ArgumentError
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _SKIPPED_PREFIX = "_sysconfigdata"
 
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
 
 class Library:
     """The source files of the standard library of the running Python; nothing is imported."""
@@ -56,10 +58,20 @@ class Library:
 
         Files that do not parse (templates, another version's syntax) are left out.
         """
+        for file, _, text in self._documented():
+            yield file, text
+
+    def functions(self) -> Iterator[tuple[str, str]]:
+        """The names of functions and methods, each with its docstring."""
+        for _, node, text in self._documented():
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node.name, text
+
+    def _documented(self) -> Iterator[tuple[Path, _Documented, str]]:
         for file in self.files:
             try:
-                for text in _docstrings(_parse(file)):
-                    yield file.relative_to(self.root), text
+                for node, text in _docstrings(_parse(file)):
+                    yield file.relative_to(self.root), node, text
             except (SyntaxError, ValueError):
                 continue
 
@@ -100,11 +112,11 @@ def _parse(file: Path) -> ast.Module:
         return ast.parse(file.read_bytes())
 
 
-def _docstrings(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+def _docstrings(node: ast.AST) -> Iterator[tuple[_Documented, str]]:
+    if isinstance(node, _Documented):
         docstring = ast.get_docstring(node, clean=False)
         if docstring and (text := inspect.cleandoc(docstring)):
-            yield text
+            yield node, text
     # Only statements contain definitions: walking expressions too would take twice as long.
     for field in ("body", "orelse", "handlers", "finalbody"):
         for child in getattr(node, field, ()):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -88,6 +88,19 @@ class PairSource(Source, Protocol):
         ...
 
 
+@runtime_checkable
+class QuestionSource(Source, Protocol):
+    """A source of questions whose answers are spans of a context."""
+
+    def load_questions(self) -> dict[str, datasets.Dataset]:
+        """The questions of each split, see `tinyformer.data.squad.from_questions`.
+
+        Raises:
+            ArgumentError: a question or a context is missing, or an answer is not in its context.
+        """
+        ...
+
+
 class TextFiles:
     r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
 
@@ -129,7 +142,7 @@ class TextFiles:
     @property
     def has_own_splits(self) -> bool:
         """Whether the files include a validation split."""
-        return "validation" in self._files_of_splits()
+        return "validation" in files_of_splits(self.files)
 
     def fingerprint(self) -> str:
         """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
@@ -138,13 +151,7 @@ class TextFiles:
             ArgumentError: a file does not exist, or its format is not supported.
         """
         settings = [self.text_columns, self.label_column, self.columns, self.quoted]
-        digest = hashlib.sha256(json.dumps(settings).encode())
-        for split, files in self._files_of_splits().items():
-            for file in files:
-                with file.open("rb") as opened:
-                    content = hashlib.file_digest(opened, "sha256").hexdigest()
-                digest.update(f"{split} {file.suffix} {content}".encode())
-        return digest.hexdigest()
+        return hash_files(files_of_splits(self.files), json.dumps(settings).encode())
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All documents, in the order of the files.
@@ -154,7 +161,7 @@ class TextFiles:
         """
         return {
             split: from_texts("\n".join(texts) for texts, _, _ in self._rows(files, None))
-            for split, files in self._files_of_splits().items()
+            for split, files in files_of_splits(self.files).items()
         }
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
@@ -164,7 +171,7 @@ class TextFiles:
             ArgumentError: as for `load`; or `label_column` is missing, or only some rows have a label.
         """
         column = require_label_column(self.label_column, self.text_columns)
-        return {split: self._examples(files, column) for split, files in self._files_of_splits().items()}
+        return {split: self._examples(files, column) for split, files in files_of_splits(self.files).items()}
 
     def load_pairs(self) -> dict[str, datasets.Dataset]:
         """All pairs, in the order of the files.
@@ -172,7 +179,7 @@ class TextFiles:
         Raises:
             ArgumentError: as for `load`; or a row lacks its source or its target.
         """
-        return {split: self._pairs(files) for split, files in self._files_of_splits().items()}
+        return {split: self._pairs(files) for split, files in files_of_splits(self.files).items()}
 
     def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
         layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
@@ -207,12 +214,29 @@ class TextFiles:
             raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
         return value
 
-    def _files_of_splits(self) -> dict[str, list[Path]]:
-        files = find_files(self.files)
-        splits: dict[str, list[Path]] = {}
+
+def files_of_splits(names: Sequence[str]) -> dict[str, list[Path]]:
+    """The files that names, patterns and folders stand for, by split; all are for training if none is said to be.
+
+    Raises:
+        ArgumentError: a file does not exist, or its format is not supported.
+    """
+    files = find_files(names)
+    splits: dict[str, list[Path]] = {}
+    for file in files:
+        splits.setdefault(_split_of(file), []).append(file)
+    return splits if "train" in splits else {"train": files}
+
+
+def hash_files(splits: Mapping[str, Sequence[Path]], settings: bytes) -> str:
+    """SHA-256 of the contents of files, their formats and splits, and of the settings by which they are read."""
+    digest = hashlib.sha256(settings)
+    for split, files in splits.items():
         for file in files:
-            splits.setdefault(_split_of(file), []).append(file)
-        return splits if "train" in splits else {"train": files}
+            with file.open("rb") as opened:
+                content = hashlib.file_digest(opened, "sha256").hexdigest()
+            digest.update(f"{split} {file.suffix} {content}".encode())
+    return digest.hexdigest()
 
 
 def _split_of(file: Path) -> str:
@@ -229,10 +253,8 @@ class LocalOrHub:
         hub: the source that is used without files.
     """
 
-    def __init__(
-        self, files: str | Iterable[str] | None, local: Callable[..., LabelledSource], hub: LabelledSource
-    ) -> None:
-        self.name = hub.name
+    def __init__(self, files: str | Iterable[str] | None, local: Callable[..., Source], hub: Source) -> None:
+        self.name, self._files = hub.name, files
         self._argument = "hub" if files is None else "local"
         with self._path():
             self._source = hub if files is None else local(files=files)
@@ -253,9 +275,26 @@ class LocalOrHub:
             return self._source.load(max_characters)
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The examples of the source in use."""
+        """The examples of the source in use.
+
+        Raises:
+            ArgumentError: it has none.
+        """
+        if not isinstance(self._source, LabelledSource):
+            raise ArgumentError("files", self._files, f"files for {self.name} have no class labels")
         with self._path():
             return self._source.load_examples()
+
+    def load_questions(self) -> dict[str, datasets.Dataset]:
+        """The questions of the source in use.
+
+        Raises:
+            ArgumentError: it has none.
+        """
+        if not isinstance(self._source, QuestionSource):
+            raise ArgumentError("files", self._files, f"files for {self.name} have no questions about contexts")
+        with self._path():
+            return self._source.load_questions()
 
     def _path(self) -> AbstractContextManager[None]:
         return argument_path(self._argument, passed={"files": "files"})

@@ -10,7 +10,7 @@ from itertools import accumulate, chain, pairwise
 from typing import SupportsInt
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from tokenizers import Tokenizer
 
 from tinyformer.errors import ArgumentError
@@ -148,6 +148,16 @@ class TextTokenizer:
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
         with _telling("encode a text"):
             return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def offsets(self, texts: Sequence[str]) -> list[Int64[np.ndarray, "tokens 2"]]:
+        """For each token of each text, the index of its first character and the index behind its last one.
+
+        Raises:
+            ArgumentError: see `encode_batch`.
+        """
+        with _telling("encode a text"):
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
 
     def prefix(self, text: str, num_tokens: int) -> str:
         """The part of a text that its first `num_tokens` tokens encode."""

@@ -39,7 +39,7 @@ from tinyformer.nn.position import (
     T5Position,
 )
 from tinyformer.nn.prune import prune_heads
-from tinyformer.nn.readout import ClassReadout, MaskedTokenReadout, TokenReadout
+from tinyformer.nn.readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout
 from tinyformer.nn.residual import Residual
 from tinyformer.nn.resolve import backend_refusal, kernel_of_layer, resolve_backend
 from tinyformer.nn.score import SCORES, ScaledDotScore, ScoreMod, Scoring
@@ -90,6 +90,7 @@ __all__ = [
     "Shared",
     "ShawPosition",
     "SinusoidalPosition",
+    "SpanReadout",
     "T5Position",
     "TokenReadout",
     "Transformer",

@@ -118,3 +118,24 @@ class ClassReadout(nn.Module):
         lengths = None if mask is None else mask.lengths
         is_token = positions >= 0 if lengths is None else positions < lengths.unsqueeze(-1)
         return self.proj(self.dropout(self.pooling(x, is_token)))
+
+
+class SpanReadout(nn.Module):
+    """Two scores of every token, as the first and as the last token of an answer.
+
+    That of BERT for SQuAD (Devlin et al. 2019, arXiv 1810.04805).
+
+    Args:
+        token_embedding: the encoder's token embedding.
+        dropout: probability of zeroing an element of the encoder's vectors in training.
+    """
+
+    def __init__(self, token_embedding: nn.Embedding, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = make_dropout(dropout)
+        self.proj = nn.Linear(token_embedding.embedding_dim, 2)
+
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
+    ) -> Float[Tensor, "batch seq 2"]:
+        return self.proj(self.dropout(x))

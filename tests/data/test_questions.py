@@ -1,0 +1,270 @@
+"""Questions about contexts: the windows and batches of them, where answers are, and SQuAD's files."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from tinyformer.data import (
+    BPETokenizer,
+    ByteTokenizer,
+    Docstrings,
+    LocalOrHub,
+    Question,
+    QuestionDataModule,
+    Questions,
+    SquadFiles,
+    TextFiles,
+    TextTokenizer,
+    tokenise_questions,
+)
+from tinyformer.errors import ArgumentError
+
+BYTES = ByteTokenizer().build([])
+EOS = BYTES.eos_id
+CONTEXT = "The Café opened in 1999; the café closed in 2001."
+
+
+def lower_case() -> TextTokenizer:
+    """Words without case and accents, as BERT's: tokens are not the text that they stand for."""
+    words = ["[UNK]", "[SEP]", "the", "cafe", "opened", "closed", "in", "##19", "1999", "2001", ".", ";"]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return TextTokenizer(tokenizer)
+
+
+# Answers and tokens.
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [BYTES, BPETokenizer(270).build([CONTEXT]), lower_case()], ids=["byte", "bpe", "wordpiece"]
+)
+@pytest.mark.parametrize("answer", ["Café", "1999", "The Café opened", "2001", CONTEXT])
+def test_the_tokens_of_an_answer_stand_for_its_text(tokenizer, answer):
+    start = CONTEXT.index(answer)
+    split = tokenise_questions([Question("When?", CONTEXT, [answer, "The"], [start, 0])], tokenizer).cut(200)
+    first, last = split.spans[0].tolist()
+    assert split.text_of(0, first, last) == answer
+    (offsets,) = tokenizer.offsets([CONTEXT])
+    shared = [i for i, (begin, end) in enumerate(offsets) if begin < start + len(answer) and end > start]
+    assert shared == list(range(first, last + 1))
+
+
+def test_an_answer_that_no_token_stands_for_is_not_trained_on():
+    tokenizer = lower_case()
+    found = tokenise_questions([Question("q", "in \u200b 1999", ["\u200b"], [3])], tokenizer)
+    assert found.spans.tolist() == [[-1, -1]]
+
+
+# Windows and batches.
+
+
+def test_batches_by_hand():
+    questions = [Question("ab", "cdefgh", ["fg"], [3]), Question("xyz", "uv", [], []), Question("q", "w", ["w"], [0])]
+    split = tokenise_questions(questions, BYTES).cut(8, max_question_length=2, stride=2)
+    assert split.window_rows.tolist() == [0, 0, 1, 2]
+    assert (split.num_documents, split.num_windows, split.num_truncated, split.num_unanswerable) == (3, 4, 1, 1)
+    batch = {name: tensor.tolist() for name, tensor in Questions(split).__getitems__([0, 1, 2, 3]).items()}
+    letters = ["<ab<cdef", "<ab<efgh", "<xy<uv<<", "<q<w<<<<"]
+    assert batch == {
+        "inputs": [[EOS if letter == "<" else ord(letter) for letter in row] for row in letters],
+        "lengths": [8, 8, 6, 4],
+        "contexts": [4, 4, 4, 3],
+        "starts": [0, 5, 0, 3],  # the answer is not whole in the first window
+        "ends": [0, 6, 0, 3],
+        "rows": [0, 1, 2, 3],
+    }
+    assert split.num_tokens == 26
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 60)), min_size=1, max_size=5),
+    max_length=st.integers(4, 40),
+    max_question=st.integers(1, 30),
+    stride=st.none() | st.integers(1, 39),
+)
+def test_windows_read_every_token_of_a_context(sizes, max_length, max_question, stride):
+    texts = [Question("q" * asked, "".join(chr(97 + i % 26) for i in range(size)), [], []) for asked, size in sizes]
+    split = tokenise_questions(texts, BYTES).cut(max_length, max_question, stride)
+    assert split.sizes.max() <= max_length
+    assert split.lengths[:, 0].min() >= 1
+    for row, (_, size) in enumerate(sizes):
+        own = split.window_rows == row
+        read = [range(b, b + n) for b, n in zip(split.window_starts[own], split.window_lengths[own], strict=True)]
+        assert set().union(*read) == set(range(size))
+        assert all(len(part) and part.stop <= size for part in read)
+        assert all(one.stop < other.stop for one, other in pairwise(read))  # each reads on
+    every = Questions(split).__getitems__(list(range(split.num_windows)))
+    for window in range(split.num_windows):
+        row, begin = split.window_rows[window], split.window_starts[window]
+        part = every["inputs"][window, every["contexts"][window] : every["lengths"][window]].tolist()
+        assert bytes(part).decode() == texts[row].context[begin : begin + len(part)]
+
+
+def prepared(files, folder, **options):
+    settings = {"seq_len": 32, "batch_size": 2, "validation_fraction": 0, "test_fraction": 0} | options
+    tokenizer, source = settings.pop("tokenizer", ByteTokenizer()), settings.pop("source", None) or SquadFiles(files)
+    data = QuestionDataModule(source, tokenizer, cache_dir=str(folder / "cache"), **settings)
+    data.prepare()
+    return data
+
+
+def test_every_window_is_trained_on_once_an_epoch(tmp_path):
+    asked = [
+        {"question": "q", "context": "abcde" * n, "answers": {"text": [], "answer_start": []}} for n in range(1, 9)
+    ]
+    data = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path)
+    split = data.splits["train"]
+    rows = [row for batch in data.train_dataloader() for row in batch["rows"].tolist()]
+    assert sorted(rows) == list(range(split.num_windows))
+    assert split.num_windows > 8
+    again = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, stride=3)
+    assert (again.fingerprint, again.is_prepared(again.tokenizer)) == (data.fingerprint, True)  # cut when it is opened
+    assert again.splits["train"].num_windows > split.num_windows
+    fewer = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, max_examples=3)
+    assert fewer.splits["train"].num_documents == 3
+
+
+def test_questions_about_one_context_stay_on_one_side_of_the_hold_out(tmp_path):
+    contexts = [" ".join(f"word{n}-{i}" for i in range(20)) for n in range(30)]
+    answer = {"text": [], "answer_start": []}
+    asked = [
+        {"question": question, "context": context, "answers": answer}
+        for context in contexts
+        for question in ("What?", "Which one?", "And who?")
+    ]
+    data = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, validation_fraction=0.2, test_fraction=0.2)
+    contexts = [{split.context(row) for row in range(split.num_documents)} for split in data.splits.values()]
+    assert [len(one) for one in contexts] == [18, 6, 6]
+    assert len(set.union(*contexts)) == 30
+
+
+# Files.
+
+
+def published(*paragraphs) -> dict:
+    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": list(paragraphs)}]}
+
+
+PARAGRAPH = {
+    "context": CONTEXT,
+    "qas": [
+        {
+            "id": "1",
+            "question": "When did it open?",
+            "answers": [{"text": "1999", "answer_start": 19}, {"text": "in 1999", "answer_start": 16}],
+            "is_impossible": False,
+        },
+        {"id": "2", "question": "Who?", "answers": [], "plausible_answers": [{"text": "x", "answer_start": 9}]},
+    ],
+}
+ROW = {"id": "1", "title": "t", "context": CONTEXT, "question": "When did it open?"}
+ROW |= {"answers": {"text": ["1999", "in 1999"], "answer_start": [19, 16]}}
+UNANSWERABLE = ROW | {"question": "Who?", "answers": {"text": [], "answer_start": []}}
+
+
+def write(folder: Path, name: str, content) -> str:
+    path = folder / name
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, content)))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(content), path)
+    else:
+        path.write_text(json.dumps(content))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["train-v2.0.json", "rows.jsonl", "rows.json", "rows.parquet"])
+def test_every_layout_holds_the_same_questions(tmp_path, name):
+    rows = SquadFiles(write(tmp_path, name, published(PARAGRAPH) if "v2" in name else [ROW, UNANSWERABLE]))
+    assert rows.load_questions()["train"].to_dict() == {
+        "text": ["When did it open?", "Who?"],
+        "pair": [CONTEXT, CONTEXT],
+        "answers": [["1999", "in 1999"], []],
+        "starts": [[19, 16], []],
+    }
+    assert rows.load()["train"].to_dict() == {"text": [CONTEXT]}
+
+
+def test_a_folder_as_it_is_published_has_two_splits(tmp_path):
+    write(tmp_path, "train-v1.1.json", published(PARAGRAPH))
+    write(tmp_path, "dev-v1.1.json", published(PARAGRAPH, PARAGRAPH))
+    source = SquadFiles(str(tmp_path))
+    assert {name: len(rows) for name, rows in source.load_questions().items()} == {"validation": 4, "train": 2}
+    assert source.has_own_splits
+    first = source.fingerprint()
+    write(tmp_path, "dev-v1.1.json", published(PARAGRAPH))
+    assert source.fingerprint() != first
+    data = prepared(str(tmp_path), tmp_path, test_fraction=0.0)
+    assert data.splits["validation"].answers() == [["1999", "in 1999"], []]
+    np.testing.assert_array_equal(data.splits["train"].spans, [[20, 23], [-1, -1]])  # é has two bytes
+
+
+def changed(**values):
+    return published({**PARAGRAPH, "qas": [PARAGRAPH["qas"][0] | values]})
+
+
+MISTAKES = {
+    "question 1 has no question": changed(question=" "),
+    "question 1 has no context": published({**PARAGRAPH, "context": None}),
+    "the context of question 1 has no answer '1998' at character 19": changed(
+        answers=[{"text": "1998", "answer_start": 19}]
+    ),
+    "has no answer '1999' at character 18": changed(answers=[{"text": "1999", "answer_start": 18}]),
+    "has no answer 'Café' at character -45": changed(answers=[{"text": "Café", "answer_start": -45}]),
+    "has no answer ' ' at character 3": changed(answers=[{"text": " ", "answer_start": 3}]),
+    "an answer of question 1 is '1999' at None, not a text and a number": changed(answers=[{"text": "1999"}]),
+    "half of a surrogate pair": changed(question="\ud800"),
+    "has no list of objects 'answers'": changed(answers={"text": ["1999"], "answer_start": [19]}),
+    "has no list of objects 'qas'": published({"context": CONTEXT, "qas": [1]}),
+    "has no list of objects 'paragraphs'": {"data": [{}]},
+    "rows have the columns question, context, answers": [{"question": "q", "context": "c"}],
+    "the answers of row 1 are not two lists": [ROW | {"answers": ["1999"]}],
+    "the answers of row 1 are not two lists of": [ROW | {"answers": {"text": ["1999"], "answer_start": []}}],
+    "not JSON": "[",
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_in_files(tmp_path, message):
+    path = tmp_path / "train.json"
+    path.write_text(MISTAKES[message] if message == "not JSON" else json.dumps(MISTAKES[message]))
+    with pytest.raises(ArgumentError) as caught:
+        SquadFiles(str(path)).load_questions()
+    assert caught.value.path[0] == "files"
+    assert message in str(caught.value)
+
+
+ARGUMENTS = {
+    "stride=32: must be less than seq_len=32": {"stride": 32},
+    "stride=0: must be at least 1": {"stride": 0},
+    "max_question_length=0: must be at least 1": {"max_question_length": 0},
+    "max_examples=0: must be at least 1": {"max_examples": 0},
+    "seq_len=3: must be at least 4": {"seq_len": 3},
+    "source='docstrings': has no questions about contexts": {"source": Docstrings()},
+}
+
+
+@pytest.mark.parametrize("message", ARGUMENTS)
+def test_mistakes_in_arguments(tmp_path, message):
+    with pytest.raises(ArgumentError) as caught:
+        prepared(write(tmp_path, "rows.jsonl", [ROW]), tmp_path, **ARGUMENTS[message])
+    assert message in str(caught.value)
+
+
+def test_texts_have_no_questions(tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("a")
+    for source in (SquadFiles(str(book)), LocalOrHub(str(book), TextFiles, SquadFiles(str(book)))):
+        with pytest.raises(ArgumentError, match=r"^files=.*no questions"):
+            source.load_questions()
+    with pytest.raises(ArgumentError, match=r"^files=.*no class labels"):
+        LocalOrHub(str(book), SquadFiles, TextFiles(str(book))).load_examples()

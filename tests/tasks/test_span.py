@@ -1,0 +1,248 @@
+"""Extractive question answering: loss, spans and no answer by hand, exact match and F1 by torchmetrics."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from torch import nn
+from torchmetrics.text import SQuAD
+
+from tasks.fixed import Fixed
+from tinyformer.data import ByteTokenizer, Question, TextTokenizer, tokenise_questions
+from tinyformer.errors import ArgumentError
+from tinyformer.tasks import SpanExtraction
+from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
+from tinyformer.tasks.span import best_spans
+
+# Two windows of [eos, question, eos, context, ...]; the second is shorter, and does not hold its answer.
+SCORES = torch.tensor(
+    [
+        [[0.0, 0.5], [9, 9], [9, 9], [1, 0], [2, -1], [0, 3]],
+        [[1.0, 0.5], [9, 9], [9, 9], [1, 2], [0.5, 0], [9, 9]],
+    ]
+)
+BATCH = {
+    "inputs": torch.zeros(2, 6, dtype=torch.long),
+    "lengths": torch.tensor([6, 5]),
+    "contexts": torch.tensor([3, 3]),
+    "starts": torch.tensor([4, 0]),
+    "ends": torch.tensor([5, 0]),
+    "rows": torch.tensor([0, 1]),
+}
+
+
+def nats(scores, target):
+    return math.log(math.fsum(math.exp(score) for score in scores)) - target
+
+
+def test_loss_and_accuracy_by_hand():
+    expected = [
+        (nats([0, 1, 2, 0], 2) + nats([0.5, 0, -1, 3], 3)) / 2,
+        (nats([1, 1, 0.5], 1) + nats([0.5, 2, 0], 0.5)) / 2,
+    ]
+    task, network = SpanExtraction(), Fixed(SCORES)
+    assert task.loss(network, BATCH).item() == pytest.approx(sum(expected) / 2)
+    found, targets = task.nats(network, BATCH)
+    assert found.tolist() == pytest.approx(expected)
+    assert targets.tolist() == [1, 1]
+    metrics = task.metrics(task.score(network, BATCH), None)
+    assert metrics == {"loss": pytest.approx(sum(expected) / 2), "accuracy": 0.5}  # the end of the second is wrong
+
+
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 3), seq=st.integers(1, 9), longest=st.integers(1, 12))
+def test_the_best_span_is_that_of_all_spans(seed, rows, seq, longest):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(0, 4, (rows, 2, seq), generator=generator).float()  # with many ties
+    allowed = torch.rand(rows, seq, generator=generator) < 0.7
+    for row, found in enumerate(zip(*(part.tolist() for part in best_spans(logits, allowed, longest)), strict=True)):
+        spans = [
+            (float(logits[row, 0, i] + logits[row, 1, j]), -i, -j)
+            for i in range(seq)
+            for j in range(i, min(seq, i + longest))
+            if allowed[row, i] and allowed[row, j]
+        ]
+        score, first, last = max(spans, default=(-math.inf, 0, 0))
+        assert found == (score, -first, -last)
+
+
+# Answers over the windows of a context.
+
+
+class Spelled(nn.Module):
+    """Scores each byte by a table: as the first and as the last of an answer; other bytes have 0."""
+
+    def __init__(self, null=0.0, **scores):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(300, 2))
+        with torch.no_grad():
+            self.table[ByteTokenizer().build([]).eos_id] = null / 2
+            for letter, score in scores.items():
+                self.table[ord(letter)] = torch.tensor(score)
+
+    def forward(self, tokens, mask):
+        return self.table[tokens]
+
+
+def answers(network, *contexts, max_length=200, **options):
+    questions = [Question("abc", context, [], []) for context in contexts]
+    split = tokenise_questions(questions, ByteTokenizer().build([])).cut(max_length)
+    return SpanExtraction(**options).answer(network, split), split
+
+
+@pytest.mark.parametrize("max_length", [200, 20, 16])
+def test_the_best_span_over_all_windows_is_the_answer(max_length):
+    network = Spelled(x=(5.0, 0), y=(0, 5.0), a=(99.0, 99))  # the question's letters are not in a context
+    long = "." * 30 + "x--y" + "." * 25 + "y" + "." * 20
+    (one, other, none), split = answers(network, long, "yx", "...", max_length=max_length)
+    assert (one.text, one.score, one.row) == ("x--y", 10.0, 0)
+    assert (other.text, other.score) == ("y", 5.0)  # an answer does not end before it begins; the first of two
+    assert (none.text, none.score) == (".", 0.0)
+    assert split.num_windows == 3 if max_length == 200 else split.num_windows > 8
+    assert answers(network, long, max_answer_length=3)[0][0].score == 5.0
+
+
+def test_no_answer_by_hand():
+    network = Spelled(null=7.0, x=(5.0, 0), y=(0, 5.0))
+    for threshold, expected in [
+        (None, ["xy", "x", "."]),  # scores 10, 5 and 0
+        (0.0, ["xy", "", ""]),
+        (2.0, ["xy", "x", ""]),  # 7 - 5 is not more than 2
+        (1.99, ["xy", "", ""]),
+        (-3.0, ["xy", "", ""]),  # 7 - 10 is not more than -3
+        (-3.01, ["", "", ""]),
+        (7.0, ["xy", "x", "."]),
+    ]:
+        found, _ = answers(network, "..xy", ".x.", "..", no_answer_threshold=threshold)
+        assert [one.text for one in found] == expected, threshold
+        assert [one.null_score for one in found] == [7.0] * 3
+
+
+class Counting(nn.Module):
+    """The score of no answer is the number of z in the window."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens, mask):
+        scores = torch.zeros(*tokens.shape, 2)
+        scores[:, 0] = (tokens == ord("z")).sum(dim=1, keepdim=True) / 2
+        return scores
+
+
+def test_the_score_of_no_answer_is_the_smallest_of_all_windows():
+    (found,), split = answers(Counting(), "zzzzzz....", max_length=11)  # windows of 6 tokens, 3 tokens apart
+    assert split.num_windows == 3
+    assert found.null_score == 0.0
+
+
+def test_a_context_without_tokens_has_no_answer():
+    nothing = Tokenizer(models.WordLevel({"<eos>": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    nothing.pre_tokenizer = pre_tokenizers.Split(Regex(".+"), "removed")
+    split = tokenise_questions([Question("q", "c", ["c"], [0])], TextTokenizer(nothing)).cut(8)
+    (found,) = SpanExtraction().answer(Spelled(), split)
+    assert (found.text, found.score, split.spans.tolist()) == ("", -math.inf, [[-1, -1]])
+
+
+def test_final_metrics_and_what_the_question_adds():
+    questions = [
+        Question("a", "the x. y", ["x."], [4]),
+        Question("b", "the x. y", ["y"], [7]),
+        Question("c", "x, y!", [], []),
+        Question("d", "x, y!", ["y!", "x"], [3, 0]),
+    ]
+    split = tokenise_questions(questions, ByteTokenizer().build([])).cut(32)
+    task = SpanExtraction(no_answer_threshold=50)
+    metrics = task.final_metrics(Spelled(x=(5.0, 5.0)), split, split.tokenizer)
+    assert [one.text for one in task.predictions] == ["x"] * 4
+    assert metrics == {
+        "exact_match": 0.5,  # of the first and the last
+        "f1": 0.5,
+        "f1_answerable": pytest.approx(2 / 3),
+        "f1_unanswerable": 0.0,
+        "exact_match_without_question": 0.5,  # one of two questions about each context
+        "f1_without_question": pytest.approx((2 * 2 / 3 + 1) / 4),  # "x. y" for the first context
+    }
+    assert "F1 50.0%" in str(task.describe(metrics | {"accuracy": 0.0}, split))
+    single = tokenise_questions(questions[:1], split.tokenizer).cut(32)
+    assert task.final_metrics(Spelled(), single, split.tokenizer)["f1_without_question"] is None
+
+
+def test_questions_without_an_answer_need_a_threshold():
+    split = tokenise_questions([Question("a", "b", [], []), Question("a", "b", ["b"], [0])], ByteTokenizer().build([]))
+    SpanExtraction(no_answer_threshold=0).require_answers({"train": split.cut(9)})
+    with pytest.raises(
+        ArgumentError, match="1 of 2 questions of the train split have no answer; no_answer_threshold=0"
+    ):
+        SpanExtraction().require_answers({"train": split.cut(9)})
+    with pytest.raises(ArgumentError, match="max_answer_length=0"):
+        SpanExtraction(max_answer_length=0)
+
+
+# Exact match and F1.
+
+WORDS = st.lists(
+    st.sampled_from(["the", "The", "a", "cat", "Cat.", "cats", "an", "(dog)", "dog", "-", "é"]), max_size=6
+)
+TEXTS = WORDS.map(" ".join)
+ANSWERS = WORDS.map(lambda words: " ".join([*words, "dog"]))  # with a word that counts
+
+
+@given(st.lists(st.tuples(TEXTS, st.lists(ANSWERS, min_size=1, max_size=3)), min_size=1, max_size=8))
+def test_exact_match_and_f1_are_those_of_torchmetrics(rows):
+    metric = SQuAD()
+    metric.update(
+        [{"id": str(i), "prediction_text": prediction} for i, (prediction, _) in enumerate(rows)],
+        [
+            {"id": str(i), "answers": {"text": texts, "answer_start": [0] * len(texts)}}
+            for i, (_, texts) in enumerate(rows)
+        ],
+    )
+    exact, f1 = zip(*(answer_scores(*row) for row in rows), strict=True)
+    expected = {name: value.item() / 100 for name, value in metric.compute().items()}
+    assert {"exact_match": sum(exact) / len(rows), "f1": sum(f1) / len(rows)} == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "texts", "expected"),
+    [
+        ("The Cat!", ["cat"], (1, 1)),  # case, articles, punctuation
+        ("a cat and the dog", ["cat dog", "bird"], (0, 4 / 5)),  # two of three words, two of two
+        ("cat cat", ["cat"], (0, 2 / 3)),  # a word counts as often as both have it
+        ("dog", ["cat", "dog"], (1, 1)),  # the best of several
+        ("u.s.", ["US"], (1, 1)),
+        ("", [], (1, 1)),  # no answer, and none given
+        ("the", [], (1, 1)),  # which has no words that count
+        ("cat", [], (0, 0)),
+        ("", ["cat"], (0, 0)),
+        ("", ["the", "cat"], (0, 0)),  # an answer without words does not make the question unanswerable
+        ("the", ["the"], (1, 1)),
+    ],
+)
+def test_scores_by_hand(prediction, texts, expected):
+    assert answer_scores(prediction, texts) == pytest.approx(expected)
+
+
+SHORT = st.lists(st.sampled_from(["x", "y", "z"]), min_size=1, max_size=4)
+
+
+@given(
+    st.lists(st.sampled_from(["x", "y", "z", "w"]), min_size=1, max_size=7),
+    st.lists(st.lists(SHORT, max_size=2), min_size=1, max_size=3),
+)
+def test_no_answer_of_the_context_alone_scores_higher(words, questions):
+    context, texts = " ".join(words), [[" ".join(answer) for answer in answers] for answers in questions]
+    spans = {" ".join(words[i:j]) for i, j in itertools.combinations(range(len(words) + 1), 2)} | {""}
+    f1 = max(sum(answer_scores(span, own)[1] for own in texts) for span in spans) / len(texts)
+    given_texts = {text for own in texts for text in own} | {""}
+    exact = max(sum(answer_scores(text, own)[0] for own in texts) for text in given_texts) / len(texts)
+    assert scores_without_question([context] * len(texts), texts) == pytest.approx((exact, f1), abs=1e-6)
+
+
+def test_contexts_are_answered_one_by_one():
+    exact, f1 = scores_without_question(["a cat", "a cat", "b dog"], [["cat"], ["the bird"], ["dog"]])
+    assert (exact, f1) == pytest.approx((2 / 3, 2 / 3))

@@ -1,0 +1,168 @@
+"""`task=span` from the command line: a run, its files, its checkpoint, its analyses, and what is refused."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from programs import SMALL, Program, Trained, results_of
+
+import tinyformer
+from tinyformer.errors import ArgumentError
+from tinyformer.model import SpanModel
+
+SQUAD = "task=span data=squad data.files=squad tokenizer=byte model.max_seq_len=48 hydra.run.dir=run"
+CITIES = ["Rome", "Oslo", "Bonn", "Lima", "Kyiv", "Doha"]
+
+
+def paragraph(number: int, has_answer: bool = True) -> dict:
+    """A paragraph with two questions; with 20 to 60 letters, some of them take several windows."""
+    home, work = CITIES[number % 6], CITIES[(number + 1 + number // 6) % 6]
+    context = f"{'So it is. ' * (number % 4)}She lives in {home}, and works in {work}."
+    asked = [("Where does she live?", home), ("Where does she work?", work)]
+    answers = [
+        [{"text": text, "answer_start": context.index(text)}] if has_answer or not index else []
+        for index, (_, text) in enumerate(asked)
+    ]
+    questions = [{"id": f"{number}{i}", "question": asked[i][0], "answers": answers[i]} for i in (0, 1)]
+    return {"context": context, "qas": questions}
+
+
+def write_squad(numbers: dict[str, range], **options: bool) -> None:
+    Path("squad").mkdir(exist_ok=True)
+    for split, chosen in numbers.items():
+        paragraphs = [paragraph(number, **options) for number in chosen]
+        content = {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
+        Path("squad", f"{split}-v1.1.json").write_text(json.dumps(content))
+
+
+@pytest.fixture(autouse=True)
+def squad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_squad({"train": range(20), "dev": range(20, 26), "test": range(26, 30)})
+
+
+def ran(program: Program, script: str, *overrides: str) -> str:
+    ended = program(script, *overrides)
+    assert ended.code == 0, ended.err
+    return ended.out
+
+
+def table(path: str) -> list[dict[str, str]]:
+    with Path(path).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
+    out = ran(program, "train.py", SMALL, SQUAD, "data.stride=10")
+    assert "without question  F1 50.0%, exact match 50.0% at most" in out
+    results = results_of("run")
+    names = ("loss", "accuracy", "exact_match", "f1", "f1_without_question")
+    assert {f"{split}/{name}" for split in ("val", "test") for name in names} <= results.keys()
+    worst = table("run/worst_examples.csv")
+    assert len(worst) == 8  # questions of the test split
+    scores = [float(row["f1"]) for row in worst]
+    assert scores == sorted(scores)
+    assert sum(scores) / 8 == pytest.approx(results["test/f1"])
+    assert all(row["prediction"] in row["context"] and row["answer"] in CITIES for row in worst)
+    assert table("run/attention/heads.csv")[-1]["induction"]
+    assert Path("run/attention/step_000004.png").exists()
+    ran(program, "train.py", "resume=run trainer.max_steps=6")
+    assert results_of("run")["steps"] == 6
+    checkpoint = "run/checkpoints/last.ckpt"
+    ran(program, "evaluate.py", f"checkpoint={checkpoint} data.files=squad hydra.run.dir=evaluated")
+    for name in names:
+        assert results_of("evaluated")[f"val/{name}"] == pytest.approx(results_of("run")[f"val/{name}"], abs=1e-5)
+    model = tinyformer.load(checkpoint)
+    assert isinstance(model, SpanModel)
+    predicted = table("evaluated/worst_examples.csv")
+    found = model.answer([row["question"] for row in predicted], [row["context"] for row in predicted], stride=10)
+    assert [one.text for one in found] == [row["prediction"] for row in predicted]
+    assert model.logits("a text").shape == (1, 7, 2)
+    for arguments in (("", "c"), ("q", ["a", "b"]), (["q", "r"], ["a", " "]), ([], "c")):
+        with pytest.raises(ArgumentError, match=r"^(questions|contexts)="):
+            model.answer(*arguments)
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_read_the_question(program: Program) -> None:
+    write_squad({"train": range(100), "dev": range(100, 110), "test": range(110, 130)})
+    settings = "model.max_seq_len=96 model.d_model=32 trainer.max_steps=300 trainer.val_check_interval=100"
+    ran(program, "train.py", SMALL, SQUAD, settings, "data.batch_size=20 callbacks.attention=null")
+    results = results_of("run")
+    assert results["test/f1"] >= results["test/f1_without_question"] + 0.3
+
+
+def test_no_answer(program: Program) -> None:
+    write_squad({"train": range(20), "dev": range(20, 26), "test": range(26, 30)}, has_answer=False)
+    ended = program("train.py", SMALL, SQUAD)
+    assert (ended.code, ended.out) == (2, "")
+    assert "task.objective.no_answer_threshold=null: 20 of 40 questions of the train split have no answer" in ended.err
+    assert not Path("run").exists()
+    out = ran(program, "train.py", SMALL, SQUAD, "task.objective.no_answer_threshold=-1000")
+    assert "no answer              F1 100.0% of 6 questions without an answer, 0.0% of the others" in out
+    checkpoint = "checkpoint=run/checkpoints/last.ckpt data.files=squad task.objective.no_answer_threshold=1000"
+    ran(program, "evaluate.py", checkpoint, "hydra.run.dir=evaluated")
+    assert results_of("run")["val/f1_unanswerable"] == 1.0
+    assert results_of("evaluated")["val/f1_unanswerable"] == 0.0
+
+
+def test_its_checkpoint_and_other_tasks(program: Program, trained: Trained, book: Path) -> None:
+    ran(program, "train.py", SMALL, SQUAD, "callbacks.attention=null trainer.max_steps=1 trainer.val_check_interval=1")
+    checkpoint = "run/checkpoints/last.ckpt"
+    for script, arguments, message in [
+        (
+            "evaluate.py",
+            f"checkpoint={checkpoint} data=text data.files=book.txt",
+            "text: has no questions about contexts",
+        ),
+        ("evaluate.py", f"checkpoint={checkpoint} data.files=squad generate.prompt=a", "cannot generate text"),
+        ("train.py", f"init_from={checkpoint} task=seq2seq", "is of class Transformer, and this run trains Enc"),
+    ]:
+        ended = program(script, arguments)
+        assert (ended.code, ended.out) == (2, ""), ended.err
+        assert message in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("analysis", ["heads", "importance", "prune", "residual", "maps"])
+def test_analyses(program: Program, analysis: str) -> None:
+    ran(program, "train.py", SMALL, SQUAD, "callbacks.attention=null")
+    number = "analysis.num_windows=8 " if analysis != "prune" else ""
+    evaluated = f"checkpoint=run/checkpoints/last.ckpt data.files=squad analysis={analysis} {number}"
+    ran(program, "evaluate.py", evaluated, "callbacks.attention=null hydra.run.dir=evaluated")
+    assert list(Path("evaluated").glob(f"{analysis}*"))
+
+
+@pytest.mark.slow
+def test_it_starts_from_a_masked_language_model_of_the_same_questions(program: Program) -> None:
+    masked = SQUAD.replace("task=span", "task=masked_lm 'data.validation_fraction=0.1'")
+    ran(program, "train.py", SMALL, masked.replace("dir=run", "dir=masked"), "callbacks.attention=null")
+    start = "init_from=masked/checkpoints/last.ckpt freeze_encoder=true"
+    ran(program, "train.py", "data.batch_size=4 trainer.max_steps=4", SQUAD.replace("tokenizer=byte ", ""), start)
+    assert results_of("run")["num_parameters"] == 2 * 16 + 2
+
+
+MISTAKES = {
+    "data.files=none: the file does not exist": SQUAD.replace("files=squad", "files=none"),
+    "source=text: has no questions about contexts": "task=span data=text data.files=squad",
+    "data=induction: has no questions about contexts for task=span": "task=span data=induction",
+    "data.files=squad: files for sst2 have no questions": "task=span data=sst2 data.files=squad",
+    "data.files=squad: files for squad have no class labels": "task=classification data=squad data.files=squad",
+    "source=squad: has no pairs": "task=seq2seq data=squad data.files=squad",
+    "data=induction: has no pairs": "task=seq2seq data=induction",
+    "data.stride=48: must be less than model.max_seq_len=48": f"{SQUAD} data.stride=48",
+    "data.max_question_length=0: must be at least 1": f"{SQUAD} data.max_question_length=0",
+    "model.max_seq_len=3: must be at least 4": f"{SQUAD} model.max_seq_len=3",
+    "task.objective.max_answer_length=0: must be at least 1": f"{SQUAD} task.objective.max_answer_length=0",
+    "data.num_functions=1: must be at least 2": "task=span data.num_functions=1",
+    "generate.prompt=Who?: SpanExtraction cannot generate text": f"{SQUAD} generate.prompt=Who?",
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes(message: str, program: Program) -> None:
+    ended = program("train.py", SMALL, MISTAKES[message])
+    assert (ended.code, ended.out) == (2, ""), ended.err
+    assert message in ended.err
+    assert not Path("run").exists()

@@ -1,0 +1,199 @@
+"""Questions about contexts as the data of a run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+from torch.utils.data import DataLoader
+
+from tinyformer.batch import Batch
+from tinyformer.data.base import SourceDataModule, share
+from tinyformer.data.cache import Recipe, write_meta
+from tinyformer.data.documents import iterate_rows
+from tinyformer.data.questions import EXTRA_TOKENS, QuestionLoader, Questions, QuestionSplit, QuestionTexts, token_spans
+from tinyformer.data.similar_lengths import EvaluationBatches
+from tinyformer.data.sources import QuestionSource, Source
+from tinyformer.data.stream import TokenSplit, with_progress, write_split
+from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.tokenizer_recipes import TokenizerRecipe
+from tinyformer.errors import ArgumentError, argument_path, require_at_least
+
+_FORMAT = 1  # increase it when the same input would give other files
+
+
+@dataclass(frozen=True)
+class PreparedQuestions:
+    """Tokenised questions, opened.
+
+    Attributes:
+        tokenizer: the tokenizer of questions and contexts.
+        splits: by name.
+        fingerprint: `QuestionRecipe.key`.
+    """
+
+    tokenizer: TextTokenizer
+    splits: dict[str, QuestionTexts]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class QuestionRecipe(Recipe[PreparedQuestions]):
+    """Everything that determines the tokenised questions of a `QuestionSource`.
+
+    Args:
+        max_examples: upper bound of the questions of the first split (the training split, or "all"), drawn by `seed`.
+    """
+
+    max_examples: int | None = None
+
+    def _parts(self) -> list[Any]:
+        return [*super()._parts(), self.max_examples, self.whole, "questions", _FORMAT]
+
+    def _prepared(
+        self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
+    ) -> PreparedQuestions:
+        opened = {
+            name: QuestionTexts(
+                stream.ids,
+                np.asarray(stream.offsets[:-1]).reshape(-1, 2),
+                np.diff(stream.offsets).reshape(-1, 2) - 1,
+                np.load(folder / f"{name}.spans.npy"),
+                pa.ipc.open_file(pa.memory_map(str(folder / f"{name}.arrow"))).read_all(),
+                tokenizer,
+                stream.num_bytes,
+                stream.num_unknown,
+            )
+            for name, stream in splits.items()
+        }
+        return PreparedQuestions(tokenizer, opened, self.key)
+
+    def _build(self, folder: Path) -> None:
+        with argument_path("source"):
+            own = cast(QuestionSource, self.source).load_questions()
+        splits = self._divide(own, keep_whole=True)
+        first, rows = next(iter(splits.items()))
+        if self.max_examples is not None:
+            chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
+            splits[first] = rows.select(np.sort(chosen))
+        with argument_path("tokenizer"):
+            tokenizer = self.tokenizer.build(_texts(splits[first]))
+        folder.mkdir()
+        counts = {}
+        for name, rows in splits.items():
+            texts = with_progress(_texts(rows), 2 * len(rows), name)
+            counts[name] = write_split(texts, tokenizer, folder, name)
+            np.save(folder / f"{name}.spans.npy", _spans(rows, tokenizer))
+            table = rows.with_format("arrow")[:]
+            with pa.ipc.new_file(str(folder / f"{name}.arrow"), table.schema) as file:
+                file.write_table(table)
+        write_meta(folder, tokenizer, counts)
+
+
+def _texts(rows: datasets.Dataset) -> Iterator[str]:
+    """Each question and its context, in order."""
+    return chain.from_iterable(iterate_rows(rows))
+
+
+def _spans(rows: datasets.Dataset, tokenizer: TextTokenizer) -> Int64[np.ndarray, "questions 2"]:
+    return token_spans(tokenizer, *(list(rows[column]) for column in ("pair", "answers", "starts")))
+
+
+class QuestionDataModule(SourceDataModule):
+    """Batches of questions with their contexts, and where the answers are.
+
+    Args:
+        source: where the questions come from: a `QuestionSource`.
+        tokenizer: a recipe, built on questions and contexts of the training split, or a finished tokenizer.
+        seq_len: maximum number of tokens of a question and a part of its context, with an `eos` before each.
+        batch_size: windows in a batch, on each device.
+        stride: tokens from the beginning of a window of a long context to that of the next; see `QuestionTexts.cut`.
+        max_question_length: tokens of a question; longer ones are truncated.
+        validation_fraction: share of the training questions to hold out, unless the source has a validation split.
+        test_fraction: the same for testing.
+        group_near_copies: keep near-copies on one side of the hold-out, such as the questions about one context.
+        max_examples: maximum number of training questions; they are drawn at random, by `seed`.
+        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
+        num_workers: see `DataModule`.
+        seed: determines which questions are held out, and the order of training.
+
+    Raises:
+        ArgumentError: the source has no questions, or a value is out of range.
+    """
+
+    splits: dict[str, QuestionSplit]
+    row = "window"
+    varying_length = True
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: TokenizerRecipe,
+        seq_len: int,
+        batch_size: int,
+        *,
+        stride: int | None = None,
+        max_question_length: int = 64,
+        validation_fraction: float | int = 0.05,
+        test_fraction: float | int = 0.05,
+        group_near_copies: bool = True,
+        max_examples: int | None = None,
+        cache_dir: str | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
+        super().__init__(
+            source,
+            tokenizer,
+            seq_len,
+            validation_fraction=validation_fraction,
+            test_fraction=test_fraction,
+            group_near_copies=group_near_copies,
+            cache_dir=cache_dir,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        if not isinstance(source, QuestionSource):
+            reason = "has no questions about contexts; docstring_questions and files in SQuAD's layout have"
+            raise ArgumentError("source", source.name, reason)
+        works = {"max_examples": 1000, "stride": 128, "max_question_length": 64}
+        numbers = {"max_examples": max_examples, "stride": stride, "max_question_length": max_question_length}
+        require_at_least(1, works, **numbers)
+        if stride is not None and stride >= seq_len:
+            reason = f"must be less than `seq_len`={seq_len}, or what lies between two windows would not be read"
+            raise ArgumentError("stride", stride, reason, {"stride": seq_len // 2})
+        self._stride, self._max_question_length, self._max_examples = stride, max_question_length, max_examples
+
+    def prepare(self, whole: bool = False) -> None:
+        """Tokenise the questions, or open what was tokenised before.
+
+        Args:
+            whole: hold nothing out: all questions become the one split "all", to evaluate on other than the run's data.
+
+        Raises:
+            ArgumentError: the source or the tokenizer cannot be read.
+        """
+        prepared = self._recipe(whole).prepare(self.cache_dir)
+        self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
+        limits = self.seq_len, self._max_question_length, self._stride
+        self.splits = {name: split.cut(*limits) for name, split in prepared.splits.items()}
+
+    def _recipe(self, whole: bool) -> QuestionRecipe:
+        hold_out = self._hold_out(whole)
+        return QuestionRecipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **hold_out)
+
+    def _training_loader(self, **settings: Any) -> QuestionLoader:
+        self._require_rows("train", self.splits["train"].num_documents)
+        return QuestionLoader(self.splits["train"], **settings)
+
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        questions = self.splits[split]
+        self._require_rows(split, questions.num_documents)
+        return share(EvaluationBatches(Questions(questions), questions.sizes, self.batch_size), None, rank, world_size)

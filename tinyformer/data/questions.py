@@ -1,0 +1,246 @@
+"""Questions and windows of their contexts as token sequences in batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Int64, UInt
+
+from tinyformer.batch import Batch
+from tinyformer.data.similar_lengths import SimilarLengthLoader
+from tinyformer.data.squad import Question, from_questions
+from tinyformer.data.tokenizer import TextTokenizer
+
+EXTRA_TOKENS = 2
+"""Tokens of a window beside those of question and context: `eos` before each."""
+
+
+@dataclass(frozen=True)
+class QuestionTexts:
+    """The tokenised questions of one split, each with its context.
+
+    Attributes:
+        ids: a stream of texts, each after an `eos`: a question, its context, the next question, and so on.
+        begins: the index in `ids` of the `eos` before question and context.
+        lengths: the number of tokens of question and context.
+        spans: the first and the last token of the first answer, counted in the context; -1 where there is none.
+        table: the columns `text` (the question), `pair` (its context), `answers` and `starts`.
+        tokenizer: the tokenizer of the ids.
+        num_bytes: length of questions and contexts in UTF-8.
+        num_unknown: number of `<unk>` tokens.
+    """
+
+    ids: UInt[np.ndarray, " tokens"]
+    begins: Int64[np.ndarray, "questions 2"]
+    lengths: Int64[np.ndarray, "questions 2"]
+    spans: Int64[np.ndarray, "questions 2"]
+    table: pa.Table
+    tokenizer: TextTokenizer
+    num_bytes: int
+    num_unknown: int
+
+    def cut(self, max_length: int, max_question_length: int = 64, stride: int | None = None) -> "QuestionSplit":
+        """The windows in which a model of limited length reads the questions.
+
+        Args:
+            max_length: maximum number of tokens of a window.
+            max_question_length: maximum number of tokens of a question, and at most half of the window.
+            stride: number of tokens of the context from the beginning of a part to that of the next, at most the length
+                of a part; None: half of it.
+        """
+        longest = min(max_question_length, (max_length - EXTRA_TOKENS) // 2)
+        question, context = np.minimum(self.lengths[:, 0], longest), self.lengths[:, 1]
+        room = max_length - EXTRA_TOKENS - question
+        step = np.maximum(room // 2, 1) if stride is None else np.minimum(room, stride)
+        numbers = 1 + -(-np.maximum(context - room, 0) // step)
+        rows = np.repeat(np.arange(len(context)), numbers)
+        starts = (np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)) * step[rows]
+        texts = vars(self) | {"lengths": np.stack([question, context], axis=1)}
+        return QuestionSplit(
+            **texts,
+            num_truncated=int((question < self.lengths[:, 0]).sum()),
+            window_rows=rows,
+            window_starts=starts,
+            window_lengths=np.minimum(context[rows] - starts, room[rows]),
+        )
+
+
+@dataclass(frozen=True)
+class QuestionSplit(QuestionTexts):
+    """The questions of one split, of whose contexts a model reads one window or several.
+
+    A window is the sequence `[eos, *question, eos, *part]`, where the part is a piece of the context. The parts of a
+    long context overlap.
+
+    Attributes:
+        num_truncated: number of questions that were truncated.
+        window_rows: the question of each window.
+        window_starts: the token of the context at which its part begins.
+        window_lengths: the number of tokens of its part.
+    """
+
+    num_truncated: int
+    window_rows: Int64[np.ndarray, " windows"]
+    window_starts: Int64[np.ndarray, " windows"]
+    window_lengths: Int64[np.ndarray, " windows"]
+
+    @property
+    def num_documents(self) -> int:
+        """Number of questions."""
+        return len(self.begins)
+
+    @property
+    def num_windows(self) -> int:
+        """Number of windows."""
+        return len(self.window_rows)
+
+    @property
+    def sizes(self) -> Int64[np.ndarray, " windows"]:
+        """Number of tokens of each window."""
+        return EXTRA_TOKENS + self.lengths[self.window_rows, 0] + self.window_lengths
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all windows."""
+        return int(self.sizes.sum())
+
+    @property
+    def num_targets(self) -> int:
+        """Number of tokens that a model reads in one pass over the windows."""
+        return self.num_tokens
+
+    @property
+    def num_unanswerable(self) -> int:
+        """Number of questions whose context has no answer."""
+        return sum(not answers for answers in self.answers())
+
+    def question(self, row: int) -> str:
+        """A question."""
+        return self.table["text"][row].as_py()
+
+    def context(self, row: int) -> str:
+        """The whole context of a question."""
+        return self.table["pair"][row].as_py()
+
+    def answers(self) -> list[list[str]]:
+        """The answers to each question."""
+        return self.table["answers"].to_pylist()
+
+    def text_of(self, row: int, first: int, last: int) -> str:
+        """The part of a question's context that some tokens of it stand for, without white space around it."""
+        context = self.context(row)
+        (offsets,) = self.tokenizer.offsets([context])
+        return context[offsets[first, 0] : offsets[last, 1]].strip()
+
+
+def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) -> QuestionTexts:
+    """Questions in memory, tokenised.
+
+    Args:
+        questions: the questions, at least one.
+        tokenizer: encodes them.
+    """
+    table = from_questions(questions).data.table
+    texts = [text for one in questions for text in (one.question, one.context)]
+    encoded = [[tokenizer.eos_id, *ids] for ids in tokenizer.encode_batch(texts)]
+    sizes = np.array([len(ids) for ids in encoded])
+    ids = np.concatenate(encoded).astype(np.uint32)
+    return QuestionTexts(
+        ids,
+        (sizes.cumsum() - sizes).reshape(-1, 2),
+        sizes.reshape(-1, 2) - 1,
+        token_spans(tokenizer, *(table[column].to_pylist() for column in ("pair", "answers", "starts"))),
+        table,
+        tokenizer,
+        num_bytes=sum(len(text.encode()) for text in texts),
+        num_unknown=int((ids == tokenizer.unk_id).sum()) if tokenizer.unk_id is not None else 0,
+    )
+
+
+def token_spans(
+    tokenizer: TextTokenizer, contexts: list[str], answers: list[list[str]], starts: list[list[int]]
+) -> Int64[np.ndarray, "questions 2"]:
+    """The first and the last token of each question's first answer; -1 where it has none, or none that has a token.
+
+    Args:
+        tokenizer: encodes the contexts.
+        contexts: of the questions; equal ones that follow each other are encoded once.
+        answers: to each question.
+        starts: the index in the context of the first character of each answer.
+    """
+    spans, encoded = np.full((len(contexts), 2), -1, np.int64), ("", np.zeros((0, 2), np.int64))
+    for row, (context, texts, begins) in enumerate(zip(contexts, answers, starts, strict=True)):
+        if not texts:
+            continue
+        if context != encoded[0]:
+            encoded = context, tokenizer.offsets([context])[0]
+        token_begins, token_ends = encoded[1].T
+        # The tokens that share a character with the answer.
+        first = int(np.searchsorted(token_ends, begins[0], side="right"))
+        last = int(np.searchsorted(token_begins, begins[0] + len(texts[0]), side="left")) - 1
+        if first <= last:
+            spans[row] = first, last
+    return spans
+
+
+class Questions(torch.utils.data.Dataset):
+    """Batches of the windows of a split, padded on the right with `eos`.
+
+    A batch has, beside the tokens of each window (`inputs`) and their number (`lengths`), where its part of the context
+    begins (`contexts`) and where the answer's first and last token are (`starts`, `ends`): 0, the first `eos`, where
+    the window does not hold the whole answer.
+
+    Args:
+        split: the questions.
+    """
+
+    def __init__(self, split: QuestionSplit) -> None:
+        self._split, self._ids = split, split.ids.view(np.ndarray)
+
+    def __len__(self) -> int:
+        return self._split.num_windows
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """The windows with these indices as one batch, padded to the longest of them."""
+        split, windows = self._split, np.asarray(indices)
+        rows, part, size = (each[windows] for each in (split.window_rows, split.window_starts, split.window_lengths))
+        (question_begin, context_begin), length = split.begins[rows].T, split.lengths[rows, 0]
+        contexts = length + EXTRA_TOKENS
+        place = np.arange((contexts + size).max())
+        positions = np.where(
+            place < contexts[:, None] - 1,
+            question_begin[:, None] + place,
+            (context_begin + 1 + part - contexts)[:, None] + place,
+        )
+        ids = self._ids.take(positions, mode="clip").astype(np.int64)
+        is_eos = (place == contexts[:, None] - 1) | (place >= (contexts + size)[:, None])
+        ids = np.where(is_eos, split.tokenizer.eos_id, ids)
+        first, last = split.spans[rows].T
+        holds_answer = (first >= part) & (last < part + size) & (first >= 0)
+        starts, ends = (np.where(holds_answer, token - part + contexts, 0) for token in (first, last))
+        arrays = {"inputs": ids, "lengths": contexts + size, "contexts": contexts, "starts": starts, "ends": ends}
+        tensors = {name: torch.from_numpy(array) for name, array in (arrays | {"rows": windows}).items()}
+        return tensors  # type: ignore[return-value]
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+
+class QuestionLoader(SimilarLengthLoader):
+    """Batches of training windows of similar length, every window once an epoch.
+
+    Args:
+        split: the questions, with at least one window for each rank.
+        batch_size: maximum number of windows in a batch, on each rank.
+        settings: further arguments of `SimilarLengthLoader`.
+    """
+
+    def __init__(self, split: QuestionSplit, batch_size: int, **settings: Any) -> None:
+        super().__init__(split.sizes, batch_size, **settings)
+        self._questions = Questions(split)
+
+    def _rows(self, epoch: int) -> Questions:
+        return self._questions

@@ -1,0 +1,100 @@
+"""Exact match and F1 of answers, as SQuAD's evaluation measures them."""
+
+import math
+import re
+import string
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def answer_words(answer: str) -> list[str]:
+    """The words of an answer that count: in lower case, without punctuation and articles."""
+    return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
+
+
+def answer_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 of a prediction, each of the answer that it agrees with best; from 0 to 1, by `torchmetrics`.
+
+    As in SQuAD 2.0 (Rajpurkar et al. 2018, arXiv 1806.03822), a question without an answer has the empty answer, and
+    answers without words that count are left out where there are others. Of two texts of which one has no words, F1 is
+    1 if both have none, else 0.
+
+    Args:
+        prediction: the predicted answer; empty if the model gives none.
+        answers: the answers of people; none where the context has no answer.
+    """
+    from torchmetrics.functional.text import squad  # noqa: PLC0415 -- half a second that most runs do not need
+
+    texts = [answer for answer in answers if answer_words(answer)] or [""]
+    target: dict[str, Any] = {"id": "", "answers": {"text": texts, "answer_start": [0] * len(texts)}}
+    scores = squad([{"id": "", "prediction_text": prediction}], [target])
+    return float(scores["exact_match"]) / 100, float(scores["f1"]) / 100
+
+
+def scores_without_question(contexts: Sequence[str], answers: Sequence[Sequence[str]]) -> tuple[float, float]:
+    """The highest exact match and F1 of answers that depend on the context alone, from 0 to 1.
+
+    For each context, the one answer is taken that scores best over all questions about it: for exact match among the
+    answers to these questions, for F1 among all spans of words of the context; both may be the empty answer. No model
+    that does not read the question scores higher, and to reach it a model would have to know the answers. Where
+    contexts have a single question each, it is 1.
+
+    Args:
+        contexts: of the questions.
+        answers: to each question; none where the context has no answer.
+    """
+    of_context: dict[str, list[Sequence[str]]] = defaultdict(list)
+    for context, texts in zip(contexts, answers, strict=True):
+        of_context[context].append(texts)
+    exact, f1 = [], []
+    for context, several in of_context.items():
+        words = [{tuple(answer_words(text)) for text in texts} - {()} or {()} for texts in several]
+        exact.append(max(Counter(answer for own in words for answer in own).values()))
+        empty = sum(() in own for own in words)
+        f1.append(max(float(empty), float(_span_f1(answer_words(context), words).max(initial=0.0))))
+    return sum(exact) / len(answers), math.fsum(f1) / len(answers)
+
+
+def _span_f1(context: Sequence[str], answers: Sequence[set[tuple[str, ...]]]) -> Float[np.ndarray, "words lengths"]:
+    """The F1 of each span of words of a context, by its first word and its length, summed over several questions.
+
+    Args:
+        context: the words of the context.
+        answers: to each question, as words.
+    """
+    # A longer span has a lower F1 than the best of the answers themselves.
+    longest = min(len(context), 2 * sum(max(map(len, own)) for own in answers))
+    total = np.zeros((len(context), longest))
+    first, length = np.arange(len(context))[:, None], np.arange(longest)
+    word = first + length
+    inside, word = word < len(context), np.minimum(word, len(context) - 1)
+    for own in answers:
+        best = np.zeros_like(total)
+        for answer in filter(None, own):
+            # A word is shared with the answer, unless the span has as many of it before as the answer has at all.
+            is_shared = inside & (_before(context, answer)[word] < first)
+            shared = is_shared.cumsum(axis=1)
+            best = np.maximum(best, 2 * shared / (1 + length + len(answer)))
+        total += np.where(inside, best, 0)
+    return total
+
+
+def _before(context: Sequence[str], answer: Sequence[str]) -> Float[np.ndarray, " words"]:
+    """For each word that an answer has n times, the index of its n-th last occurrence before; -1 where there is none.
+
+    It is infinite for words that the answer does not have.
+    """
+    counts, seen = Counter(answer), defaultdict[str, list[int]](list)
+    before = np.full(len(context), np.inf)
+    for index, word in enumerate(context):
+        if number := counts[word]:
+            before[index] = seen[word][-number] if len(seen[word]) >= number else -1
+            seen[word].append(index)
+    return before

@@ -1,0 +1,237 @@
+"""Extractive question answering: the answer to a question is a span of its context."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from tinyformer.batch import Batch
+from tinyformer.data import Questions, QuestionSplit, TextTokenizer
+from tinyformer.data.similar_lengths import EvaluationBatches
+from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.nn import AttentionMask
+from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
+from tinyformer.tasks.task import Task
+
+NUM_WINDOWS = 32
+"""Windows that are answered at a time."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer that a model finds.
+
+    Attributes:
+        row: the number of the question in its split.
+        text: the answer; empty if the model holds that the context has none.
+        score: the sum of the scores of the answer's first and last token.
+        null_score: that of the first token of the sequence, which stands for no answer; over several windows, the
+            smallest one.
+    """
+
+    row: int
+    text: str
+    score: float
+    null_score: float
+
+
+class SpanExtraction(Task):
+    """The first and the last token of the answer are predicted, each by a softmax over the tokens of the context.
+
+    The model reads `[eos, *question, eos, *context]`. The loss is the mean of the two cross-entropies (Devlin et al.
+    2019, arXiv 1810.04805). The first token of the sequence is the target of windows without the answer. The predicted
+    answer is the span with the highest sum of two scores, start ≤ end, over all windows of the context.
+
+    Args:
+        max_answer_length: maximum number of tokens of a predicted answer.
+        no_answer_threshold: the model gives no answer if the score of none exceeds that of the best span by more than
+            this, as in SQuAD 2.0; None: it always answers.
+
+    Attributes:
+        predictions: those that the last `final_metrics` scored; of the test split, where a run has one.
+
+    Raises:
+        ArgumentError: `max_answer_length` is less than 1.
+    """
+
+    monitor = "accuracy"
+    higher_is_better = True
+    tests_best = True
+    unit = "window"
+
+    def __init__(self, max_answer_length: int = 30, no_answer_threshold: float | int | None = None) -> None:
+        require_at_least(1, {"max_answer_length": 30}, max_answer_length=max_answer_length)
+        self.max_answer_length, self.no_answer_threshold = max_answer_length, no_answer_threshold
+        self.predictions: list[Prediction] = []
+
+    def require_answers(self, splits: Mapping[str, QuestionSplit]) -> None:
+        """Refuse questions without an answer, unless the model may give none.
+
+        Raises:
+            ArgumentError: a split has such questions.
+        """
+        for name, split in splits.items():
+            number = split.num_unanswerable if self.no_answer_threshold is None else 0
+            if number:
+                reason = f"{number:,} of {split.num_documents:,} questions of the {name} split have no answer"
+                raise ArgumentError("no_answer_threshold", None, reason, {"no_answer_threshold": 0.0})
+
+    def mask(self, batch: Batch) -> AttentionMask:
+        """A bidirectional mask that hides padding."""
+        return AttentionMask(lengths=batch.get("lengths"))
+
+    def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch 2 seq"]:
+        """The scores of each token as the answer's first and last one, in fp32.
+
+        They are -inf outside of the context, but for the first token of the sequence.
+        """
+        scores = network(batch["inputs"], self.mask(batch)).float().mT
+        allowed = _in_context(batch)
+        allowed[:, 0] = True
+        return scores.masked_fill(~allowed.unsqueeze(1), -torch.inf)
+
+    def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
+        """Mean negative log-likelihood of the first and the last token of the answer, in nats."""
+        return self._nats(self.logits(network, batch), batch).mean()
+
+    def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """The negative log-likelihood of each answer, the mean of its two tokens; one target per window."""
+        nats = self._nats(self.logits(network, batch), batch)
+        return nats, torch.ones_like(batch["starts"])
+
+    @staticmethod
+    def _nats(logits: Float[Tensor, "batch 2 seq"], batch: Batch) -> Float[Tensor, " batch"]:
+        targets = torch.stack([batch["starts"], batch["ends"]], dim=1)
+        return F.cross_entropy(logits.mT, targets, reduction="none").mean(dim=1)
+
+    def zeros(self) -> dict[str, Tensor]:
+        """The scores of an empty batch."""
+        return {name: torch.zeros(()) for name in ("nats", "windows", "correct")}
+
+    def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """`nats`; `windows`: their number; `correct`: of how many the most probable first and last token are right."""
+        logits, targets = self.logits(network, batch), torch.stack([batch["starts"], batch["ends"]], dim=1)
+        correct = (logits.argmax(dim=2) == targets).all(dim=1)
+        windows = torch.full_like(correct, True)
+        sums = {"nats": self._nats(logits, batch).sum(), "windows": windows.sum(), "correct": correct.sum()}
+        return {name: value.to(torch.float32) for name, value in sums.items()}
+
+    def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
+        """`loss` (nats per window) and `accuracy`: the share of windows whose first and last token are both right."""
+        windows = float(sums["windows"])
+        return {"loss": float(sums["nats"]) / windows, "accuracy": float(sums["correct"]) / windows}
+
+    def final_metrics(
+        self, network: nn.Module, split: QuestionSplit, tokenizer: TextTokenizer
+    ) -> dict[str, float | None]:
+        """`exact_match` and `f1` of the predicted answers, from 0 to 1, see `answer_scores`.
+
+        - `f1_without_question` and `exact_match_without_question`: the most that is reached without reading the
+          question, see `scores_without_question`; None unless contexts have two questions on average.
+        - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
+        """
+        self.predictions, answers = self.answer(network, split), split.answers()
+        scores = [answer_scores(one.text, answers[one.row]) for one in self.predictions]
+        exact, f1 = (sum(column) / len(scores) for column in zip(*scores, strict=True))
+        blind: tuple[float | None, float | None] = (None, None)
+        contexts = split.table["pair"].to_pylist()
+        if len(contexts) >= 2 * len(set(contexts)):
+            blind = scores_without_question(contexts, answers)
+        metrics = {"exact_match": exact, "f1": f1}
+        metrics |= dict(zip(("exact_match_without_question", "f1_without_question"), blind, strict=True))
+        with_answer = [one for one, texts in zip(scores, answers, strict=True) if texts]
+        if 0 < len(with_answer) < len(scores):
+            without = [one for one, texts in zip(scores, answers, strict=True) if not texts]
+            for name, part in (("f1_answerable", with_answer), ("f1_unanswerable", without)):
+                metrics[name] = sum(score for _, score in part) / len(part)
+        return metrics
+
+    @torch.no_grad()
+    def answer(self, network: nn.Module, split: QuestionSplit) -> list[Prediction]:
+        """The predicted answer to each question of a split.
+
+        Args:
+            network: the model.
+            split: the questions.
+        """
+        device, was_training = next(network.parameters()).device, network.training
+        network.eval()
+        spans = [(-torch.inf, 0, -1)] * split.num_documents
+        null_scores = [torch.inf] * split.num_documents
+        batches = EvaluationBatches(Questions(split), split.sizes, NUM_WINDOWS)
+        for index in range(len(batches)):
+            batch = batches[index]
+            moved: Any = {name: tensor.to(device) for name, tensor in batch.items()}  # type: ignore[attr-defined]
+            logits = self.logits(network, moved)
+            found = best_spans(logits, _in_context(moved), self.max_answer_length)
+            columns = (batch["rows"], *found, logits[:, :, 0].sum(dim=1), batch["contexts"])
+            for window, score, first, last, null, context in zip(*(c.tolist() for c in columns), strict=True):
+                row, shift = int(split.window_rows[window]), int(split.window_starts[window]) - context
+                spans[row] = max(spans[row], (score, first + shift, last + shift), key=lambda span: span[0])
+                null_scores[row] = min(null_scores[row], null)
+        network.train(was_training)
+        return [
+            self._prediction(split, row, *span, null)
+            for row, (span, null) in enumerate(zip(spans, null_scores, strict=True))
+        ]
+
+    def _prediction(
+        self, split: QuestionSplit, row: int, score: float, first: int, last: int, null_score: float
+    ) -> Prediction:
+        threshold = self.no_answer_threshold
+        has_none = first > last or (threshold is not None and null_score - score > threshold)
+        return Prediction(row, "" if has_none else split.text_of(row, first, last), score, null_score)
+
+    def describe(self, metrics: Mapping[str, float | None], split: QuestionSplit) -> dict[str, str | None]:
+        """Exact match and F1 beside the best that is possible without the question, for the summary."""
+        answers = blind = none = None
+        if metrics.get("f1") is not None:
+            answers = f"F1 {metrics['f1']:.1%}, exact match {metrics['exact_match']:.1%}, "
+            answers += f"of {split.num_documents:,} questions"
+        if metrics.get("f1_without_question") is not None:
+            exact = metrics["exact_match_without_question"]
+            blind = f"F1 {metrics['f1_without_question']:.1%}, exact match {exact:.1%} at most"
+        if metrics.get("f1_unanswerable") is not None:
+            none = f"F1 {metrics['f1_unanswerable']:.1%} of {split.num_unanswerable:,} questions without an answer, "
+            none += f"{metrics['f1_answerable']:.1%} of the others"
+        return {
+            "both ends": f"{metrics['accuracy']:.1%} of {split.num_windows:,} windows right",
+            "answers": answers,
+            "without question": blind,
+            "no answer": none,
+            "truncated": f"{split.num_truncated:,} questions" if split.num_truncated else None,
+        }
+
+
+def _in_context(batch: Batch) -> Bool[Tensor, "batch seq"]:
+    """Whether each token belongs to the context."""
+    position = torch.arange(batch["inputs"].shape[1], device=batch["inputs"].device)
+    return (position >= batch["contexts"].unsqueeze(1)) & (position < batch["lengths"].unsqueeze(1))
+
+
+def best_spans(
+    logits: Float[Tensor, "batch 2 seq"], allowed: Bool[Tensor, "batch seq"], max_length: int
+) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"], Int[Tensor, " batch"]]:
+    """The span i ≤ j < i + max_length with the highest start score of i plus end score of j, in each row.
+
+    Of equal sums, the first and shortest span is taken; a row without allowed tokens has the score -inf.
+
+    Args:
+        logits: scores of each token as the first and as the last one.
+        allowed: the tokens of which a span may consist.
+        max_length: maximum number of tokens of a span.
+
+    Returns:
+        The score, the first and the last token.
+    """
+    starts, ends = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf).unbind(dim=1)
+    max_length = min(max_length, starts.shape[1])
+    # The sum for each first token and length; behind the last token there is none.
+    sums = starts.unsqueeze(2) + F.pad(ends, (0, max_length - 1), value=-torch.inf).unfold(1, max_length, 1)
+    scores, index = sums.flatten(1).max(dim=1)
+    first = index // max_length
+    return scores, first, first + index % max_length
