@@ -6,6 +6,7 @@ run at full size, for two steps. `outputs/…` and `multirun/…` are runs that 
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -36,6 +37,7 @@ BLOCKS = [(kind, block) for page in PAGES.values() for kind, block in FENCE.find
 PYTHON = {block for kind, block in BLOCKS if kind == "python"}
 LOADING = sorted(block for block in PYTHON if "tinyformer.load" in block and "outputs/…" in block)
 TRANSLATING = [block for block in PYTHON if "outputs/translate" in block]
+ANSWERING = [block for block in PYTHON if "outputs/span" in block]
 CAPTURING = [block for block in PYTHON if "capture_attention(" in block]
 TRAINING = [block for block in PYTHON if "compose_run(" in block]
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
@@ -151,7 +153,7 @@ def adapted(line: str, full_size: bool = False) -> str:
         line = line.replace(written, run)
     if "train.py" not in line:
         return line
-    is_own_text = re.search(r"\bdata=|data\.files=|resume=|task=seq2seq|dates", line)
+    is_own_text = re.search(r"\bdata=|data\.files=|resume=|task=seq2seq|dates|span", line)
     has_text = is_own_text or (full_size and not re.search("shake|speed", line))
     if not has_text:
         labelled = "task=classification" in line
@@ -180,6 +182,11 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
         Path(folder).mkdir()
         for split in ("train", "validation", "test"):
             Path(folder, f"{split}.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in lines))
+    asked = {"question": "What sees birds?", "answers": [{"text": "the cat", "answer_start": 0}]}
+    paragraphs = [{"context": f"the cat sees {n} birds", "qas": [asked]} for n in range(20)]
+    Path("squad").mkdir()
+    for split in ("train", "dev"):
+        Path("squad", f"{split}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     monkeypatch.syspath_prepend(str(Path.cwd()))
     if not trained.exists():
         text = "data=text data.files=book.txt tokenizer=byte trainer.max_steps=4 hydra.run.dir=outputs/run"
@@ -306,6 +313,16 @@ def test_translating_in_python(program: Program, place: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
+def test_answering_in_python(program: Program, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = ANSWERING
+    questions = "task=span data.num_contexts=40 data.num_held_out=2 trainer.max_steps=2 hydra.run.dir=outputs/span"
+    assert program("train.py", *SMALL_RUN, questions).code == 0
+    capsys.readouterr()
+    exec(block, {})
+    assert capsys.readouterr().out.strip() in re.search(r'context = "(.*)"', block)[1]
+
+
+@pytest.mark.slow
 def test_training_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = TRAINING
     small = [*SMALL_RUN, "data=text", "data.files=book.txt", "trainer.max_steps=2"]
@@ -320,7 +337,7 @@ def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_python_block_is_run() -> None:
-    assert {*LOADING, *TRANSLATING, *CAPTURING, *TRAINING, *MINE} == PYTHON
+    assert {*LOADING, *TRANSLATING, *ANSWERING, *CAPTURING, *TRAINING, *MINE} == PYTHON
     classes = {part for block in MINE for part in block.split("\n\n\n")[1:]}
     assert all(part.strip() in MINE[-1] for part in classes)  # commands run with the whole
 
