@@ -1,5 +1,6 @@
 """Runs on a CUDA device from the first step to the last picture, and what a step costs there."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ TASKS = {
     "masked documents": f"{TEXT} task=masked_lm data.document_mask=true",
     "classification": "task=classification data=text data.files=reviews.csv data.label_column=label tokenizer=byte",
     "pairs": "task=seq2seq data=text data.files=pairs.csv tokenizer=byte",
+    "questions": "task=span data=squad data.files=questions.json data.validation_fraction=0.1 tokenizer=byte",
 }
-FILES = {"classification": "reviews.csv", "pairs": "pairs.csv"}
+FILES = {"classification": "reviews.csv", "pairs": "pairs.csv", "questions": "questions.json"}
 
 MOST_GRAPHS = {"masked documents": 5}
 """Where flex runs, it is also compiled for pseudo-perplexity, whose masks and numbers of rows are others."""
@@ -33,6 +35,9 @@ def texts(tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     pairs = [f"word {n},{n} is the word" for n in range(200)]
     (tmp_path / "pairs.csv").write_text("\n".join(["source,target", *pairs]) + "\n")
+    asked = [{"id": str(n), "question": "who?", "answers": [{"text": f"x{n}", "answer_start": 3}]} for n in range(100)]
+    paragraphs = [{"context": f"by x{n}", "qas": [one]} for n, one in enumerate(asked)]
+    (tmp_path / "questions.json").write_text(json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]}))
 
 
 @pytest.mark.parametrize("compiled", ["false", "auto"])
