@@ -235,14 +235,17 @@ SHORT = st.lists(st.sampled_from(["x", "y", "z"]), min_size=1, max_size=4)
     st.lists(st.lists(SHORT, max_size=2), min_size=1, max_size=3),
 )
 def test_no_answer_of_the_context_alone_scores_higher(words, questions):
+    max_words = 2 if len(words) > 5 else 9
     context, texts = " ".join(words), [[" ".join(answer) for answer in answers] for answers in questions]
-    spans = {" ".join(words[i:j]) for i, j in itertools.combinations(range(len(words) + 1), 2)} | {""}
+    spans = {
+        " ".join(words[i:j]) for i, j in itertools.combinations(range(len(words) + 1), 2) if j - i <= max_words
+    } | {""}
     f1 = max(sum(answer_scores(span, own)[1] for own in texts) for span in spans) / len(texts)
     given_texts = {text for own in texts for text in own} | {""}
     exact = max(sum(answer_scores(text, own)[0] for own in texts) for text in given_texts) / len(texts)
-    assert scores_without_question([context] * len(texts), texts) == pytest.approx((exact, f1), abs=1e-6)
+    assert scores_without_question([context] * len(texts), texts, max_words) == pytest.approx((exact, f1), abs=1e-6)
 
 
 def test_contexts_are_answered_one_by_one():
-    exact, f1 = scores_without_question(["a cat", "a cat", "b dog"], [["cat"], ["the bird"], ["dog"]])
+    exact, f1 = scores_without_question(["a cat", "a cat", "b dog"], [["cat"], ["the bird"], ["dog"]], 30)
     assert (exact, f1) == pytest.approx((2 / 3, 2 / 3))

@@ -38,7 +38,9 @@ def answer_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float
     return float(scores["exact_match"]) / 100, float(scores["f1"]) / 100
 
 
-def scores_without_question(contexts: Sequence[str], answers: Sequence[Sequence[str]]) -> tuple[float, float]:
+def scores_without_question(
+    contexts: Sequence[str], answers: Sequence[Sequence[str]], max_words: int
+) -> tuple[float, float]:
     """The highest exact match and F1 of answers that depend on the context alone, from 0 to 1.
 
     For each context, the one answer is taken that scores best over all questions about it: for exact match among the
@@ -49,6 +51,7 @@ def scores_without_question(contexts: Sequence[str], answers: Sequence[Sequence[
     Args:
         contexts: of the questions.
         answers: to each question; none where the context has no answer.
+        max_words: number of words that a span has at most.
     """
     of_context: dict[str, list[Sequence[str]]] = defaultdict(list)
     for context, texts in zip(contexts, answers, strict=True):
@@ -58,19 +61,22 @@ def scores_without_question(contexts: Sequence[str], answers: Sequence[Sequence[
         words = [{tuple(answer_words(text)) for text in texts} - {()} or {()} for texts in several]
         exact.append(max(Counter(answer for own in words for answer in own).values()))
         empty = sum(() in own for own in words)
-        f1.append(max(float(empty), float(_span_f1(answer_words(context), words).max(initial=0.0))))
+        f1.append(max(float(empty), float(_span_f1(answer_words(context), words, max_words).max(initial=0.0))))
     return sum(exact) / len(answers), math.fsum(f1) / len(answers)
 
 
-def _span_f1(context: Sequence[str], answers: Sequence[set[tuple[str, ...]]]) -> Float[np.ndarray, "words lengths"]:
+def _span_f1(
+    context: Sequence[str], answers: Sequence[set[tuple[str, ...]]], max_words: int
+) -> Float[np.ndarray, "words lengths"]:
     """The F1 of each span of words of a context, by its first word and its length, summed over several questions.
 
     Args:
         context: the words of the context.
         answers: to each question, as words.
+        max_words: number of words that a span has at most.
     """
     # A longer span has a lower F1 than the best of the answers themselves.
-    longest = min(len(context), 2 * sum(max(map(len, own)) for own in answers))
+    longest = min(len(context), max_words, 2 * sum(max(map(len, own)) for own in answers))
     total = np.zeros((len(context), longest))
     first, length = np.arange(len(context))[:, None], np.arange(longest)
     word = first + length
