@@ -46,7 +46,9 @@ def head_grid(
     """
     # Each head has the column of its name, so that pruned heads leave a gap.
     columns = sorted({name for row in names for name in row}, key=lambda name: (len(name), name))
-    figure, axes = _canvas(max(5.0, 1.2 + 0.62 * len(columns)), 1.3 + 0.42 * len(values))
+    labels = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
+    margin = 0.075 * max(0, *(len(label) - 3 for label in labels))  # inches, of labels with a kind of attention
+    figure, axes = _canvas(margin + max(5.0, 1.2 + 0.62 * len(columns)), 1.3 + 0.42 * len(values))
     finite = [value for row in values for value in row if math.isfinite(value)] or [0.0]
     largest = max(map(abs, finite)) or 1.0
     norm = Normalize(-largest, largest) if diverging else Normalize(min(*finite, 0.0), max(finite) or 1.0)
@@ -60,7 +62,6 @@ def head_grid(
             axes.text(x + 0.48, layer + 0.47, _number(value, largest), color="white" if is_dark else "black", **style)
     axes.set(xlim=(0, len(columns)), ylim=(len(values), 0), xlabel="head", ylabel="layer")
     axes.set_xticks([i + 0.48 for i in range(len(columns))], columns)
-    labels = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
     axes.set_yticks([i + 0.47 for i in range(len(values))], labels)
     axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
     _simplify(axes)

@@ -193,22 +193,18 @@ def inputs_without_padding(subject: Subject) -> list[tuple[Any, ...]]:
 
 def _figures(kind: Kind, ranks: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Figure]:
     """The two measures of `rank_by_depth` of one stack, by the name of their file."""
-    of_stack = f" of the {kind[0]}" if kind else ""
     charts = {
         "rank": (
-            f"Distance of the residual stream{of_stack} from rank 1 (0: all tokens have the same vector)",
+            "Distance of the residual stream from rank 1 (0: all tokens have the same vector)",
             *("relative distance to rank 1", "log"),
         ),
-        "token_cosine": (
-            f"Mean cosine similarity of the tokens of a sequence{', ' + kind[0] if kind else ''}",
-            *("mean cosine similarity", "linear"),
-        ),
+        "token_cosine": ("Mean cosine similarity of the tokens of a sequence", "mean cosine similarity", "linear"),
     }
     return {
         "_".join([*kind, chart]): lines(
             {name: (range(len(values)), [v[index] for v in values]) for name, values in ranks.items()},
             title,
-            "layers",
+            f"layers of the {kind[0]}" if kind else "layers",
             ylabel,
             yscale,
         )

@@ -9,6 +9,7 @@ const drawing = byId("lines");
 const rows = { keys: byId("source"), queries: byId("target") };
 const aligned = {};
 let lines = [];
+let linesAt = {}; // by axis and token
 
 const restingWords = "Point at a token or a line, or move along a row with the arrow keys.";
 
@@ -63,6 +64,7 @@ function drawLines() {
     line.node = document.createElementNS("http://www.w3.org/2000/svg", "line");
     line.node.setAttribute("stroke-opacity", line.value);
   }
+  linesAt = Object.fromEntries(["queries", "keys"].map((axis) => [axis, Map.groupBy(lines, (line) => line[axis])]));
   drawing.replaceChildren(...lines.map((line) => line.node));
   placeLines();
 }
@@ -87,7 +89,8 @@ function alignToken(lengths) {
   const { axis, token } = shown;
   for (const side of ["queries", "keys"]) markTokens(aligned[side], side, lengths);
   keepStop(rows[axis], aligned[axis][token]);
-  for (const line of lines) line.node.classList.toggle("chosen", line[axis] === token);
+  for (const node of drawing.querySelectorAll(".chosen")) node.classList.remove("chosen");
+  for (const line of linesAt[axis].get(token) ?? []) line.node.classList.add("chosen");
   if (alignment.classList.contains("single")) byId("aligned").textContent = byId("sentence").textContent;
 }
 
