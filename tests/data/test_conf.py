@@ -6,7 +6,15 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from tinyformer.data import LabelledDataModule, LabelledSource, PairDataModule, PairSource, TextDataModule
+from tinyformer.data import (
+    LabelledDataModule,
+    LabelledSource,
+    PairDataModule,
+    PairSource,
+    QuestionDataModule,
+    QuestionSource,
+    TextDataModule,
+)
 
 CONF = Path(__file__).parents[2] / "conf"
 REQUIRED = {"text": ["data.files=[a.txt,b.txt]"], "hub": ["data.path=owner/name"], "file": ["tokenizer.path=t.json"]}
@@ -40,6 +48,8 @@ def test_every_choice_of_data_builds_its_source_and_modules(build):
             columns = [config.data.get(name) for name in ("source_column", "target_column")]
             with_columns = ("text", "opus_books", "cnn_dailymail", "wmt14")
             assert list(pairs.source.pair_columns) == columns or choice not in with_columns
+        if isinstance(text.source, QuestionSource):
+            assert isinstance(instantiate(config.data.questions, _convert_="all"), QuestionDataModule)
         if not isinstance(text.source, LabelledSource):
             continue
         examples = instantiate(config.data.examples, _convert_="all")

@@ -92,7 +92,8 @@ def test_the_arguments_and_the_library_determine_the_questions(library):
     [
         ({"num_contexts": 0}, "num_contexts=0: must be at least 1"),
         ({"num_functions": 1}, "num_functions=1: must be at least 2"),
-        ({"num_held_out": 10**5}, "num_held_out=100000: must be at most 10000"),
+        ({"num_contexts": 10**6, "num_functions": 20}, "num_contexts=1000000: must be at most 500000"),
+        ({"num_held_out": 10**6}, "num_held_out=1000000: must be at most 277777"),
         ({"num_functions": 5}, "num_functions=5: must be at most 4, the number of functions that are held out"),
     ],
 )

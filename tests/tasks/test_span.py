@@ -162,12 +162,16 @@ def test_final_metrics_and_what_the_question_adds():
     assert metrics == {
         "exact_match": 0.5,  # of the first and the last
         "f1": 0.5,
+        "num_answered": 4,
         "f1_answerable": pytest.approx(2 / 3),
         "f1_unanswerable": 0.0,
         "exact_match_without_question": 0.5,  # one of two questions about each context
         "f1_without_question": pytest.approx((2 * 2 / 3 + 1) / 4),  # "x. y" for the first context
     }
     assert "F1 50.0%" in str(task.describe(metrics | {"accuracy": 0.0}, split))
+    first = split.first(2)
+    assert task.final_metrics(Spelled(x=(5.0, 5.0)), first, split.tokenizer)["num_answered"] == 2
+    assert (first.num_windows, first.answers(), len(task.predictions)) == (2, [["x."], ["y"]], 2)
     single = tokenise_questions(questions[:1], split.tokenizer).cut(32)
     assert task.final_metrics(Spelled(), single, split.tokenizer)["f1_without_question"] is None
 

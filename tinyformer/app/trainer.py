@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_value
 from tinyformer.app.errors import ConfigError
-from tinyformer.data import DataModule, PairSplit
+from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.base import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
@@ -79,9 +79,9 @@ class Settings:
         return self.arguments["limit_val_batches"]
 
     def decoded_part(self, data: DataModule, name: str) -> Split:
-        """A split; of pairs, as many as are in the batches that are scored."""
+        """A split; of pairs or questions, as many as are in the batches that are scored."""
         split = data.splits[name]
-        if self.limit is None or not isinstance(split, PairSplit):
+        if self.limit is None or not isinstance(split, PairSplit | QuestionSplit):
             return split
         batches = len(data.evaluation_dataloader(name))
         scored = int(self.limit * batches) if isinstance(self.limit, float) else self.limit

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import lightning
 import numpy as np
@@ -18,6 +18,7 @@ from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 
 
+@runtime_checkable
 class Split(Protocol):
     """What every kind of split has."""
 

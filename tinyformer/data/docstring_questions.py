@@ -21,6 +21,9 @@ PREFIX = "def "
 HELD_OUT_SHARE = 0.1
 """The share of the functions that only the validation split names, and of those that only the test split names."""
 
+MAX_LINES = 10**7
+"""Lines of all contexts of a split, at most."""
+
 _FORMAT = 1  # increase it when the same arguments would give other questions
 
 
@@ -54,8 +57,9 @@ class DocstringQuestions:
         works = {"num_contexts": 10_000, "num_functions": 6, "num_held_out": 100}
         require_at_least(1, works, num_contexts=num_contexts, num_held_out=num_held_out)
         require_at_least(2, works, num_functions=num_functions)
-        require_at_most(10**6, works, num_contexts=num_contexts)
-        require_at_most(10**4, works, num_held_out=num_held_out)
+        # Of lines, some 60 bytes each; a held-out context is repeated for each of its questions.
+        require_at_most(MAX_LINES // num_functions, works, num_contexts=num_contexts)
+        require_at_most(MAX_LINES // num_functions**2, works, num_held_out=num_held_out)
         self.num_contexts, self.num_functions = num_contexts, num_functions
         self.num_held_out, self.seed, self._library = num_held_out, seed, Library()
 
@@ -111,9 +115,10 @@ class DocstringQuestions:
         for _ in range(num_contexts):
             chosen = [names[index] for index in rng.choice(len(names), self.num_functions, replace=False)]
             lines = [f"{PREFIX}{name}: {summary_of[name]}" for name in chosen]
+            context = "\n".join(lines)
             for index in rng.permutation(self.num_functions)[:num_asked]:
                 # From the line of the function, since a summary may also stand within another.
                 line = len("\n".join(["", *lines[:index]]))
                 name, start = chosen[index], line + len(f"{PREFIX}{chosen[index]}: ")
-                questions.append(Question(f"What does {name} do?", "\n".join(lines), [summary_of[name]], [start]))
+                questions.append(Question(f"What does {name} do?", context, [summary_of[name]], [start]))
         return from_questions(questions)

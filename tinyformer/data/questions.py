@@ -1,7 +1,7 @@
 """Questions and windows of their contexts as token sequences in batches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,13 @@ class QuestionSplit(QuestionTexts):
     window_rows: Int64[np.ndarray, " windows"]
     window_starts: Int64[np.ndarray, " windows"]
     window_lengths: Int64[np.ndarray, " windows"]
+
+    def first(self, number: int) -> "QuestionSplit":
+        """The first questions of the split, with their windows; all of them if it has fewer."""
+        is_kept = self.window_rows < number
+        rows = {name: getattr(self, name)[:number] for name in ("begins", "lengths", "spans")}
+        windows = {name: getattr(self, name)[is_kept] for name in ("window_rows", "window_starts", "window_lengths")}
+        return replace(self, table=self.table.slice(0, number), **rows, **windows)
 
     @property
     def num_documents(self) -> int:

@@ -128,7 +128,7 @@ class SpanExtraction(Task):
     def final_metrics(
         self, network: nn.Module, split: QuestionSplit, tokenizer: TextTokenizer
     ) -> dict[str, float | None]:
-        """`exact_match` and `f1` of the predicted answers, from 0 to 1, see `answer_scores`.
+        """`exact_match` and `f1` of the predicted answers, from 0 to 1, see `answer_scores`; and `num_answered`.
 
         - `f1_without_question` and `exact_match_without_question`: the most that is reached without reading the
           question, see `scores_without_question`; None unless contexts have two questions on average.
@@ -141,7 +141,7 @@ class SpanExtraction(Task):
         contexts = split.table["pair"].to_pylist()
         if len(contexts) >= 2 * len(set(contexts)):
             blind = scores_without_question(contexts, answers, self.max_answer_length)  # a word has a token at least
-        metrics = {"exact_match": exact, "f1": f1}
+        metrics = {"exact_match": exact, "f1": f1, "num_answered": len(scores)}
         metrics |= dict(zip(("exact_match_without_question", "f1_without_question"), blind, strict=True))
         with_answer = [one for one, texts in zip(scores, answers, strict=True) if texts]
         if 0 < len(with_answer) < len(scores):
@@ -191,12 +191,12 @@ class SpanExtraction(Task):
         answers = blind = none = None
         if metrics.get("f1") is not None:
             answers = f"F1 {metrics['f1']:.1%}, exact match {metrics['exact_match']:.1%}, "
-            answers += f"of {split.num_documents:,} questions"
+            answers += f"of {metrics['num_answered']:,} questions"
         if metrics.get("f1_without_question") is not None:
             exact = metrics["exact_match_without_question"]
             blind = f"F1 {metrics['f1_without_question']:.1%}, exact match {exact:.1%} at most"
         if metrics.get("f1_unanswerable") is not None:
-            none = f"F1 {metrics['f1_unanswerable']:.1%} of {split.num_unanswerable:,} questions without an answer, "
+            none = f"F1 {metrics['f1_unanswerable']:.1%} of questions without an answer, "
             none += f"{metrics['f1_answerable']:.1%} of the others"
         return {
             "both ends": f"{metrics['accuracy']:.1%} of {split.num_windows:,} windows right",
