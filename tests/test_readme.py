@@ -231,6 +231,13 @@ def test_every_adaptation_and_every_piece_of_evidence_is_of_a_command() -> None:
     assert set(RUNS) >= FAST
 
 
+def make_translator(program: Program) -> None:
+    """The run that commands call `outputs/translate`."""
+    pairs = "task=seq2seq data=text data.files=verses_es_en trainer.max_steps=2 hydra.run.dir=outputs/translate"
+    ended = program("train.py", *SMALL_RUN, pairs)
+    assert ended.code == 0, ended.err
+
+
 def make_sweep(program: Program) -> None:
     """The folder that commands call `multirun/…`."""
     sweep = "attention=mha,gqa data=text data.files=book.txt trainer.max_steps=2 hydra.sweep.dir=multirun/sweep"
@@ -244,6 +251,9 @@ def test_command(line: str, program: Program, place: Path) -> None:
     script, arguments = words_of(adapted(line))
     if script == "evaluate.py":
         own = [] if any(word.startswith("data=") for word in arguments) else ["data.files=book.txt"]
+        if "outputs/translate" in line:
+            make_translator(program)
+            own = ["data.files=verses_es_en"]
         ended = program(script, *arguments, *own, "generate.num_tokens=3", "hydra.run.dir=evaluation", split=False)
         assert ended.code == 0, ended.err
         done = Evaluation(ended, results_of("evaluation"), Path("evaluation"))
@@ -305,8 +315,7 @@ def test_loading_in_python(block: str, place: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_translating_in_python(program: Program, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = TRANSLATING
-    pairs = "task=seq2seq data=text data.files=verses_es_en trainer.max_steps=2 hydra.run.dir=outputs/translate"
-    assert program("train.py", *SMALL_RUN, pairs).code == 0
+    make_translator(program)
     capsys.readouterr()
     exec(block, {})
     assert len(ast.literal_eval(capsys.readouterr().out)) == 1
@@ -365,5 +374,5 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
 
 def test_the_pictures_are_there() -> None:
     pictures = [(page, path) for page, text in PAGES.items() for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)]
-    assert len(pictures) == 8
+    assert len(pictures) == 9
     assert all((ROOT / page).parent.joinpath(path).stat().st_size > 5_000 for page, path in pictures)
