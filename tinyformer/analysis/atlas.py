@@ -38,7 +38,7 @@ SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 def write_atlas(
     path: str | Path,
-    maps: Sequence[Float[Tensor, "_heads queries keys"]],
+    maps: Sequence[Float[Tensor, "_heads _queries _keys"]],
     tokens: Sequence[str] | Mapping[str, Axes],
     measures: Mapping[str, Sequence[Sequence[float | None]]],
     names: Sequence[Sequence[str]] | None = None,
