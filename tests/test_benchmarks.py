@@ -16,6 +16,9 @@ from measure import PLAIN
 from peers import PEERS
 from programs import ROOT, SMALL
 
+import tinyformer
+from tinyformer.beam_search import Beam
+
 
 def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
     """What a benchmark prints on the CPU, in a folder."""
@@ -103,12 +106,27 @@ def test_what_translates_dates_is_compared_with_simpler_ways(tmp_path: Path) -> 
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     printed = run_benchmark("alignment", tmp_path, ["dates/checkpoints/best.ckpt"])
     assert printed.count("% of the copied digits of 10 test pairs") == 2
+
+
+@pytest.mark.slow
+def test_a_language_model_translates_by_continuing(tmp_path: Path) -> None:
     english = {"uno": "one", "dos": "two", "tres": "three", "cuatro": "four", "cinco": "five"}
-    pairs = [(" ".join(four), " ".join(map(english.get, four))) for four in permutations(english, 4)]
+    pairs = [(" ".join(few), " ".join(map(english.get, few))) for n in (2, 3, 4) for few in permutations(english, n)]
     rows = [("source", "target"), *pairs]
     (tmp_path / "pairs").mkdir()
     for split in ("train", "validation", "test"):
         (tmp_path / "pairs" / f"{split}.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows))
-    printed = run_benchmark("translation", tmp_path, ["pairs"])
+    sizes = "model.num_layers=2 model.num_heads=2 model.d_model=32 model.max_seq_len=64 tokenizer.vocab_size=270"
+    command = f"experiment=translate_lm_cpu data.files=pairs hydra.run.dir=lm trainer.max_steps=300 {sizes}"
+    subprocess.run([sys.executable, str(ROOT / "train.py"), *command.split()], cwd=tmp_path, check=True)
+    printed = run_benchmark("translation", tmp_path, ["pairs", "lm/checkpoints/last.ckpt"])
     scores = [float(line.split("BLEU ")[1].split(",")[0]) for line in printed.splitlines()]
     assert scores[2] > 90 > scores[0]
+    assert len(scores) == 5
+    translate = runpy.run_path(str(ROOT / "benchmarks" / "translation.py"))["translate"]
+    model, sources = tinyformer.load(tmp_path / "lm/checkpoints/last.ckpt"), [source for source, _ in pairs[::20]]
+    continued = model.generate([f"{source}\n" for source in sources], num_tokens=32, temperature=0)
+    found = translate(model, sources, Beam(1))
+    assert [f"{source}\n{target}" for source, target in zip(sources, found, strict=True)] == continued
+    assert len(set(found)) > 1
+    assert translate(model, sources, Beam(3)) == translate(model, sources, Beam(3), use_cache=False)

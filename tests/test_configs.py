@@ -16,7 +16,7 @@ from tinyformer.nn import Transformer
 CONF = ROOT / "conf"
 CHOICES = [(file.parent.name, file.stem) for file in sorted(CONF.glob("*/[!_]*.yaml"))]
 NEEDED = {
-    **{choice: ["data.files=book.txt"] for choice in ("text", "translate_cpu")},
+    **{choice: ["data.files=book.txt"] for choice in ("text", "translate_cpu", "translate_lm_cpu")},
     "hub": ["data.path=owner/name"],
     "file": ["tokenizer.path=tokenizer.json"],
     "encoder_decoder": ["task=seq2seq"],

@@ -176,7 +176,7 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     Path("mine.py").write_text(MINE[-1])
     rows = [(f"film {n} is {('dull', 'fine')[n % 2]}", n % 2) for n in range(200)]
     Path("reviews.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "stars"), *rows]))
-    pairs = [("es", "en"), *((f"uno {n}", f"one {n}") for n in range(40))]
+    pairs = [("es", "en"), *((f"uno {n}", f"one {n}") for n in range(200))]
     Path("pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
     for folder, lines in {"sst2": rows, "verses_es_en": [("source", "target"), *pairs[1:]]}.items():
         Path(folder).mkdir()
