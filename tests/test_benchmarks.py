@@ -130,3 +130,13 @@ def test_a_language_model_translates_by_continuing(tmp_path: Path) -> None:
     assert [f"{source}\n{target}" for source, target in zip(sources, found, strict=True)] == continued
     assert len(set(found)) > 1
     assert translate(model, sources, Beam(3)) == translate(model, sources, Beam(3), use_cache=False)
+
+
+@pytest.mark.slow
+def test_a_name_says_more_of_a_summary_than_the_first_sentence_does(tmp_path: Path) -> None:
+    printed = run_benchmark("summaries", tmp_path, [])
+    sentence, constant, name = (float(line.split("ROUGE-L ")[1].split(",")[0]) for line in printed.splitlines())
+    assert name > sentence > constant > 5
+    words_of = runpy.run_path(str(ROOT / "benchmarks" / "summaries.py"))["words_of"]
+    names = ["get_content_type", "HTTPServer", "__init__", "sha256", "readIntoBuffer"]
+    assert list(map(words_of, names)) == ["get content type", "http server", "init", "sha 256", "read into buffer"]

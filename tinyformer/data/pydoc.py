@@ -67,6 +67,11 @@ class Library:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node.name, text
 
+    def names(self) -> Iterator[tuple[str, str]]:
+        """The names of modules, classes and functions, each with its docstring."""
+        for file, node, text in self._documented():
+            yield file.stem if isinstance(node, ast.Module) else node.name, text
+
     def _documented(self) -> Iterator[tuple[Path, _Documented, str]]:
         for file in self.files:
             try:
