@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 import tinyformer
 from tinyformer.analysis import TokenPair, capture_pair
-from tinyformer.data import Dates, TextTokenizer
+from tinyformer.data import Dates, PairTokens, TextTokenizer
 from tinyformer.model import Seq2SeqModel
 from tinyformer.nn import EncoderDecoder
 
@@ -41,7 +41,7 @@ def copied_digits(source: str, target: str) -> Copied:
 def token_pair(tokenizer: TextTokenizer, source: str, target: str) -> TokenPair:
     """A pair as the network reads it; its tokens are characters."""
     source_ids, ids = tokenizer.encode_batch([source, target])
-    return TokenPair.of(source_ids, ids, tokenizer.eos_id, len(source_ids) + len(ids) + 1)
+    return TokenPair.of(source_ids, ids, PairTokens(tokenizer.eos_id, tokenizer.eos_id), len(source_ids) + len(ids) + 1)
 
 
 def hits(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.nn import AttentionMask, Cache, Context, EncoderDecoder
 
@@ -51,7 +52,7 @@ def beam_search(
     network: EncoderDecoder,
     source: Int[Tensor, "batch source_seq"],
     lengths: Int[Tensor, " batch"],
-    token: int,
+    tokens: PairTokens,
     beam: Beam | None = None,
     max_tokens: int | None = None,
     use_cache: bool = True,
@@ -62,7 +63,7 @@ def beam_search(
         network: the model; in evaluation mode while it decodes.
         source: token ids of the sources, padded on the right.
         lengths: number of tokens of each source.
-        token: the token that a target begins with and ends at.
+        tokens: those that begin and end a target, and those that are never part of one.
         beam: see `Beam`; `Beam()` unless given.
         max_tokens: maximum number of tokens of a target, the last one included; by default what the model's context
             holds.
@@ -79,20 +80,20 @@ def beam_search(
     try:
         context = network.encode(source, AttentionMask(lengths=lengths))
         cache = Cache(len(network.decoder.layers), max_tokens) if use_cache else None
-        return _search(network, context, cache, token, beam or Beam(), max_tokens)
+        return _search(network, context, cache, tokens, beam or Beam(), max_tokens)
     finally:
         network.train(was_training)
 
 
 def _search(
-    network: EncoderDecoder, context: Context, cache: Cache | None, token: int, beam: Beam, max_tokens: int
+    network: EncoderDecoder, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
 ) -> list[list[int]]:
     """See `beam_search`; rows of a batch are the hypotheses of the first source, of the second, and so on."""
     batch, beams, device = len(context.vectors), beam.beams, context.vectors.device
     context = _select(context, torch.arange(batch, device=device).repeat_interleave(beams))
     best = [_Hypothesis() for _ in range(batch)]
     searched = list(range(batch))
-    targets = torch.full((batch, beams, 1), token, device=device)
+    targets = torch.full((batch, beams, 1), special.start, device=device)
     # At first all hypotheses of a source are the same, so that only one of them counts.
     sums = torch.full((batch, beams), -torch.inf, device=device)
     sums[:, 0] = 0.0
@@ -100,11 +101,12 @@ def _search(
     for length in range(1, max_tokens + 1):
         unread = targets if cache is None else targets[:, :, -1:]
         logits = network.decode(unread.flatten(0, 1), context, cache=cache)[:, -1]
-        totals = sums.unsqueeze(-1) + logits.float().log_softmax(dim=-1).unflatten(0, (-1, beams))
+        log_p = _permitted(logits.float().log_softmax(dim=-1), special, length)
+        totals = sums.unsqueeze(-1) + log_p.unflatten(0, (-1, beams))
         # Twice as many candidates as hypotheses, since all of the best may end here.
         sums, places = totals.flatten(1).topk(2 * beams)
         parents, tokens = places // totals.shape[-1], places % totals.shape[-1]
-        ends, norm = tokens == token, beam.norm(length)
+        ends, norm = tokens == special.eos, beam.norm(length)
         closes = ends | (length == max_tokens)
         scores = (sums / norm).masked_fill(~closes, -torch.inf)[:, :beams]
         highest, place = scores.max(dim=1, keepdim=True)
@@ -113,7 +115,7 @@ def _search(
         found = torch.cat([before, tokens.gather(1, place)], dim=1).tolist()
         for source, (score,), text in zip(searched, highest.tolist(), found, strict=True):
             if score > best[source].score:
-                best[source] = _Hypothesis(score, text[:-1] if text[-1] == token else text)
+                best[source] = _Hypothesis(score, text[:-1] if text[-1] == special.eos else text)
         ended = torch.cat([ended, scores], dim=1).topk(beams).values
         sums, places = sums.masked_fill(ends, -torch.inf).topk(beams)
         goes_on = _unfinished(ended, sums / norm)
@@ -128,7 +130,18 @@ def _search(
         targets = torch.cat([targets.flatten(0, 1)[rows], tokens.flatten().unsqueeze(1)], dim=1)
         targets = targets.unflatten(0, (-1, beams))
         sums, ended, searched = sums[goes_on], ended[goes_on], [searched[row] for row in goes_on.tolist()]
-    return [list(one.tokens) for one in best]
+    return [special.without_bos(list(one.tokens)) for one in best]
+
+
+def _permitted(log_p: Float[Tensor, "rows vocab_size"], special: PairTokens, length: int) -> Tensor:
+    """The log-probabilities of the token at a place of the target, from 1, without those that cannot be there."""
+    if length == 1 and special.forced_bos is not None:
+        forced = torch.full_like(log_p, -torch.inf)
+        forced[:, special.forced_bos] = 0.0  # certain, as in transformers
+        return forced
+    if special.suppressed:
+        log_p[:, list(special.suppressed)] = -torch.inf
+    return log_p
 
 
 def _unfinished(

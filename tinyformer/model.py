@@ -15,11 +15,11 @@ from torch import Tensor
 from tinyformer.app.checks import check_types
 from tinyformer.app.config import register_head_resolver
 from tinyformer.app.errors import cause_of
-from tinyformer.app.parts import make_network
+from tinyformer.app.parts import make_network, require_known_tokens
 from tinyformer.app.scores import register_score
 from tinyformer.app.start import tokenizer_of
 from tinyformer.app.stored_config import admit_config
-from tinyformer.beam_search import Beam
+from tinyformer.beam_search import Beam, beam_search
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
 from tinyformer.data import Question, TextTokenizer, tokenise_questions
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
@@ -74,13 +74,16 @@ def load(
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
     task = instantiate(config.task.objective, _convert_="all")
     network.to(device, dtype)
-    is_text_only, has_spans = isinstance(task, Seq2Seq | SpanExtraction), isinstance(network.readout, SpanReadout)
+    has_spans = isinstance(network.readout, SpanReadout)
     belongs = isinstance(network, task.network_class) and isinstance(task, SpanExtraction) == has_spans
-    if not belongs or (tokenizer is None and is_text_only):
+    if not belongs or (tokenizer is None and has_spans):
         names = f"{type(network).__name__} and a {type(task).__name__}"
         raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
+    require_known_tokens(task, network)
     if isinstance(network, EncoderDecoder):
-        assert tokenizer is not None
+        if tokenizer is None and task.special_tokens.eos is None:
+            reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
+            raise ArgumentError("checkpoint", str(checkpoint), reason)
         return Seq2SeqModel(network.eval(), tokenizer, task)
     assert isinstance(network, Transformer)
     if isinstance(task, SpanExtraction):
@@ -94,12 +97,12 @@ class Seq2SeqModel:
 
     Args:
         network: the model, in evaluation mode.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer; a model without one, such as Marian's, takes token ids.
         task: the task that it was trained for.
     """
 
     network: EncoderDecoder
-    tokenizer: TextTokenizer
+    tokenizer: TextTokenizer | None
     task: Seq2Seq
 
     def generate(
@@ -114,10 +117,44 @@ class Seq2SeqModel:
             length_offset: see `Beam`.
 
         Raises:
-            ArgumentError: a setting is out of range.
+            ArgumentError: a setting is out of range, or the model has no tokenizer.
         """
+        if self.tokenizer is None:
+            raise ArgumentError("texts", "…", "the model has no tokenizer; generate_ids takes token ids")
         texts = [texts] if isinstance(texts, str) else texts
         return self.task.decode_texts(self.network, texts, self.tokenizer, Beam(beams, length_penalty, length_offset))
+
+    def generate_ids(
+        self,
+        source: Int[Tensor, "batch source_seq"],
+        lengths: Int[Tensor, " batch"] | None = None,
+        beams: int = 4,
+        length_penalty: float = 1.0,
+        length_offset: float = 0.0,
+        max_tokens: int | None = None,
+    ) -> list[list[int]]:
+        """The token ids of the target of each source, without those that begin and end it.
+
+        Args:
+            source: token ids, with those that begin and end a source, padded on the right.
+            lengths: the number of tokens of each source without padding; by default, all of them.
+            beams: see `Beam`.
+            length_penalty: see `Beam`.
+            length_offset: see `Beam`.
+            max_tokens: maximum number of tokens of a target, see `beam_search`.
+
+        Raises:
+            ArgumentError: a setting is out of range, a source is longer than the context, or an id is unknown.
+        """
+        require_token_ids("source", source, self.network.vocab_size)
+        source = source.to(self.network.encoder.token_embedding.weight.device)
+        lengths = torch.full((len(source),), source.shape[1]) if lengths is None else lengths
+        if lengths.shape != source.shape[:1] or not bool(((lengths > 0) & (lengths <= source.shape[1])).all()):
+            reason = f"must hold {len(source)} lengths from 1 to {source.shape[1]}"
+            raise ArgumentError("lengths", lengths.tolist(), reason)
+        tokens = self.task.special_tokens.with_eos(self.tokenizer.eos_id if self.tokenizer else None)
+        beam = Beam(beams, length_penalty, length_offset)
+        return beam_search(self.network, source, lengths.to(source.device), tokens, beam, max_tokens)
 
 
 class Model:
@@ -230,21 +267,26 @@ class Model:
     def _rows(self, texts: Any) -> list[list[int]]:
         """The token ids of each text."""
         if isinstance(texts, Tensor):
-            return self._validated(texts).tolist()
+            require_token_ids("texts", texts, self.network.encoder.vocab_size)
+            return texts.tolist()
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
             raise ArgumentError("texts", texts, "must be a text, a list of texts, or token ids of shape (batch, seq)")
         return [[self.tokenizer.eos_id, *ids] for ids in self.tokenizer.encode_batch(texts)]
 
-    def _validated(self, ids: Tensor) -> Tensor:
-        largest = self.network.encoder.vocab_size - 1
-        if ids.ndim != 2 or len(ids) == 0:
-            raise ArgumentError("texts.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
-        if ids.is_floating_point() or ids.is_complex():
-            raise ArgumentError("texts.dtype", ids.dtype, "token ids must be integers")
-        for unknown in ids[(ids < 0) | (ids > largest)].tolist():
-            raise ArgumentError("texts", unknown, f"token ids go from 0 to {largest}")
-        return ids
+
+def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
+    """Refuse a tensor that does not hold sequences of token ids.
+
+    Raises:
+        ArgumentError: it has another shape or dtype, or an id is not in the vocabulary.
+    """
+    if ids.ndim != 2 or len(ids) == 0:
+        raise ArgumentError(f"{argument}.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
+    if ids.is_floating_point() or ids.is_complex():
+        raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
+    for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
+        raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
 
 
 class SpanModel(Model):

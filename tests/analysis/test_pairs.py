@@ -21,6 +21,7 @@ from tinyformer.analysis.residual import distance_to_rank_one, token_cosine
 from tinyformer.batch import IGNORED
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
+from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Residual
 
@@ -141,7 +142,7 @@ def test_a_pruned_checkpoint_computes_the_gated_model_and_decodes(tmp_path, num_
     assert found.scalars["analysis/pruned_loss"] == pytest.approx(expected.mean)
     assert (subject.task.logits(smaller, batch) - logits).abs().max() < 1e-5 * logits.abs().max()
     searches = [
-        beam_search(smaller, batch["source"], batch["source_lengths"], EOS, Beam(2), 8, use_cache)
+        beam_search(smaller, batch["source"], batch["source_lengths"], PairTokens(EOS, EOS), Beam(2), 8, use_cache)
         for use_cache in (0, 1)
     ]
     assert searches[0] == searches[1]
@@ -243,7 +244,7 @@ def test_the_pair_that_is_shown(tmp_path, settings, source, target, line):
     assert cross["keys"] == [*source, "<eos>"]
     if target is None:
         ids = torch.tensor([[*TOKENIZER.encode(source), EOS]])
-        (found_ids,) = beam_search(network, ids, torch.tensor([4]), EOS, subject.task.beam)
+        (found_ids,) = beam_search(network, ids, torch.tensor([4]), PairTokens(EOS, EOS), subject.task.beam)
         assert cross["queries"] == TOKENIZER.token_strings([*found_ids, EOS])[: network.max_seq_len]
     else:
         assert cross["queries"] == [*target, "<eos>"][: settings.get("num_tokens")]

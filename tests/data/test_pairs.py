@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tinyformer.batch import IGNORED
-from tinyformer.data import ByteTokenizer, Docstrings, PairDataModule, Pairs, TextFiles
+from tinyformer.data import ByteTokenizer, Docstrings, PairDataModule, Pairs, SpecialTokens, TextFiles
 from tinyformer.errors import ArgumentError
 
 EOS = ByteTokenizer().build([]).eos_id
@@ -106,3 +106,26 @@ def test_mistakes(tmp_path, message):
 def test_a_source_without_pairs():
     with pytest.raises(ArgumentError, match="has no pairs of a source and a target"):
         PairDataModule(Docstrings(), ByteTokenizer(), 16, 2)
+
+
+def test_the_tokens_around_texts_are_those_of_the_model(tmp_path):
+    """As BART's: the decoder starts with one token, and every text with another."""
+    special = SpecialTokens(decoder_start=250, bos=251, eos=252)
+    split = prepared(tmp_path, write(tmp_path), seq_len=5, special_tokens=special).splits["train"]
+    batch = {name: tensor.tolist() for name, tensor in Pairs(split).__getitems__([2, 1]).items()}
+    d, c, y, v = (ord(letter) for letter in "dcyv")
+    assert batch == {
+        "source": [[251, d, d + 1, d + 2, 252], [251, c, 252, 252, 252]],
+        "source_lengths": [5, 3],
+        "inputs": [[250, 251, v, 252, 252], [250, 251, y, y + 1, ord("w")]],
+        "targets": [[251, v, 252, IGNORED, IGNORED], [251, y, y + 1, ord("w"), 252]],
+        "rows": [2, 1],
+    }
+    assert (split.source(2), split.target(1), split.num_truncated) == ("def", "yzw", 1)
+    tokens = split.tokens
+    assert (tokens.source([1, 2, 3, 4], 5), tokens.inputs([1])) == ([251, 1, 2, 3, 252], [250, 251, 1])
+    for options in ({"eos": -1}, {"suppressed": [3, -2]}):
+        with pytest.raises(ArgumentError, match="must be at least 0"):
+            SpecialTokens(**options)
+    with pytest.raises(ArgumentError, match="bos=251: must be below 200"):
+        SpecialTokens(bos=251).require_known(200)

@@ -145,7 +145,9 @@ REFERENCES = values(
     block.feed_forward block.norm feed_forward.d_model feed_forward.d_ff task.labels task.masking task.masking.rate
     task.masking.mask_share task.masking.random_share task.masking.whole_words task.readout.tied task.readout.norm
     task.objective.pseudo_perplexity_tokens task.datamodule model.num_encoder_layers model.shared_embedding
-    block.cross_attention_residual.skip block.cross_attention_residual.branch
+    block.cross_attention_residual.skip block.cross_attention_residual.branch model.readout_bias model.scaled_readout
+    model.special_tokens.eos model.special_tokens.decoder_start model.special_tokens.bos
+    model.special_tokens.forced_bos model.special_tokens.suppressed
     """
 )
 """Keys that only refer to another key, or do not concern the network."""

@@ -24,6 +24,7 @@ from tinyformer.analysis.plots import head_maps
 from tinyformer.analysis.probe import HeadMeasures, capture_weights, make_probes, measure_heads
 from tinyformer.analysis.subject import Findings, Subject, by_layer, fullest
 from tinyformer.batch import Batch, tensors
+from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.tasks import Seq2Seq
@@ -156,20 +157,21 @@ class HeadMaps:
         """
         network = cast(EncoderDecoder, subject.network)
         pairs = [pair for batch in subject.batches for pair in pairs_of(batch)]
-        num_tokens, eos = self._length(subject), subject.tokenizer.eos_id
+        num_tokens, task = self._length(subject), cast(Seq2Seq, subject.task)
+        tokens = task.special_tokens.with_eos(subject.tokenizer.eos_id)
         text, target = self._tokens(subject, "text", self.text), self._tokens(subject, "target", self.target)
         with subject.precision():
             if text is None:
-                pair = _first_that_fits(pairs, num_tokens, eos)
+                pair = _first_that_fits(pairs, num_tokens, tokens)
             elif target is None:
-                pair = decoded_pair(network, text, eos, cast(Seq2Seq, subject.task).beam, num_tokens)
+                pair = decoded_pair(network, text, tokens, task.beam, num_tokens)
             else:
-                pair = TokenPair.of(text, target, eos, num_tokens).to(pairs[0].source.device)
+                pair = TokenPair.of(text, target, tokens, num_tokens).to(pairs[0].source.device)
             captured = capture_pair(network, pair)
         maps = [weights[0] for of_kind in captured.values() for weights in of_kind]
         measures = measure_pairs(network, pairs, subject.precision())
         extents = [
-            _extent(ids[0].tolist(), None if given is None else [*given, eos])
+            _extent(ids[0].tolist(), None if given is None else tokens.predicted(given))
             for ids, given in ((pair.source, text), (pair.target, target))
         ]
         extent = "{} source and {} target".format(*extents)
@@ -217,10 +219,10 @@ def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:
     return f"{len(tokens)} of the text's {len(text):,}" if text and len(text) > len(tokens) else str(len(tokens))
 
 
-def _first_that_fits(pairs: Sequence[TokenPair], num_tokens: int, eos: int) -> TokenPair:
+def _first_that_fits(pairs: Sequence[TokenPair], num_tokens: int, tokens: PairTokens) -> TokenPair:
     """The first pair with at most `num_tokens` on each side; the first of all, cut, where there is none."""
     fitting = (pair for pair in pairs if max(pair.source.shape[1], pair.target.shape[1]) <= num_tokens)
     if (pair := next(fitting, None)) is not None:
         return pair
-    source, target = pairs[0].source[0, :-1].tolist(), pairs[0].predicted[0, :-1].tolist()
-    return TokenPair.of(source, target, eos, num_tokens).to(pairs[0].source.device)
+    source, target = (tokens.without_bos(ids[0, :-1].tolist()) for ids in (pairs[0].source, pairs[0].predicted))
+    return TokenPair.of(source, target, tokens, num_tokens).to(pairs[0].source.device)

@@ -16,7 +16,7 @@ from tinyformer.analysis.measures import MEASURES, measure_layers
 from tinyformer.analysis.probe import HeadMeasures, map_names
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.beam_search import Beam, beam_search
-from tinyformer.data import TextTokenizer
+from tinyformer.data import PairTokens, TextTokenizer
 from tinyformer.nn import EncoderDecoder
 
 OF_KIND = {"encoder": MEASURES, "decoder": MEASURES, "cross": CROSS_MEASURES}
@@ -39,8 +39,8 @@ class TokenPair(NamedTuple):
     """A source and a target, without padding.
 
     Attributes:
-        source: token ids, with the `eos` at the end.
-        target: token ids, with the `eos` at the beginning, as the decoder reads them.
+        source: token ids, with those around the text, see `PairTokens`.
+        target: token ids, as the decoder reads them.
         predicted: the token ids that the decoder predicts: those of the target one further, and then the `eos`.
     """
 
@@ -49,17 +49,17 @@ class TokenPair(NamedTuple):
     predicted: Int[Tensor, "1 seq"]
 
     @classmethod
-    def of(cls, source: Sequence[int], target: Sequence[int], eos: int, num_tokens: int) -> "TokenPair":
-        """The pair of two texts, each cut to `num_tokens` tokens with its `eos`.
+    def of(cls, source: Sequence[int], target: Sequence[int], tokens: PairTokens, num_tokens: int) -> "TokenPair":
+        """The pair of two texts, each cut to `num_tokens` tokens with those around it.
 
         Args:
             source: token ids of the source.
             target: token ids of the target.
-            eos: the token that ends a text.
+            tokens: those around texts.
             num_tokens: the largest number of tokens of each.
         """
-        ended = [*source[: num_tokens - 1], eos], [eos, *target][:num_tokens], [*target, eos][:num_tokens]
-        return cls(*(torch.tensor([ids]) for ids in ended))
+        sides = tokens.source(source, num_tokens), tokens.inputs(target), tokens.predicted(target)
+        return cls(*(torch.tensor([ids[:num_tokens]]) for ids in sides))
 
     def to(self, device: torch.device) -> "TokenPair":
         """The pair on a device."""
@@ -90,23 +90,23 @@ def queries_of_pairs(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
 
 
 def decoded_pair(
-    network: EncoderDecoder, source: Sequence[int], eos: int, beam: Beam, num_tokens: int | None = None
+    network: EncoderDecoder, source: Sequence[int], tokens: PairTokens, beam: Beam, num_tokens: int | None = None
 ) -> TokenPair:
     """A source with the target that the model finds for it, on the network's device.
 
     Args:
         network: the model.
         source: token ids of the source.
-        eos: the token that ends a text.
+        tokens: those around texts.
         beam: how the target is searched.
-        num_tokens: the largest number of tokens of each, with the `eos`; by default what the context holds.
+        num_tokens: the largest number of tokens of each, with those around it; by default what the context holds.
     """
     device = network.encoder.token_embedding.weight.device
     num_tokens = min(num_tokens or network.max_seq_len, network.max_seq_len)
-    ids = torch.tensor([[*source[: num_tokens - 1], eos]], device=device)
+    ids = torch.tensor([tokens.source(source, num_tokens)], device=device)
     lengths = torch.tensor([ids.shape[1]], device=device)
-    (target,) = beam_search(network, ids, lengths, eos, beam, num_tokens)
-    return TokenPair.of(source, target, eos, num_tokens).to(device)
+    (target,) = beam_search(network, ids, lengths, tokens, beam, num_tokens)
+    return TokenPair.of(source, target, tokens, num_tokens).to(device)
 
 
 def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, CapturedMaps]:

@@ -23,6 +23,7 @@ from tinyformer.app.parts import (
     make_network,
     make_seeded_network,
     make_task,
+    require_known_tokens,
     require_network_of,
 )
 from tinyformer.app.sample import describe_prompts, print_generated, refuse_prompts
@@ -108,6 +109,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     refuse_prompts(config.generate, task)
     require_fitting(make_network(config, data.tokenizer, "meta"), checkpoint)  # before memory is allocated
     network = make_seeded_network(config, data.tokenizer)
+    require_known_tokens(task, network)
     load_weights(network, checkpoint)
     mask = evaluation_mask(task, data, split)
     analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None

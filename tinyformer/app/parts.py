@@ -94,6 +94,17 @@ def require_network_of(task: Task, config: DictConfig) -> None:
         raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
 
 
+def require_known_tokens(task: Task, network: Network) -> None:
+    """Refuse special tokens that the vocabulary of a network does not have.
+
+    Raises:
+        ArgumentError: an id is too large.
+    """
+    if isinstance(task, Seq2Seq):
+        with argument_path("model", "special_tokens"):
+            task.special_tokens.require_known(network.vocab_size)
+
+
 def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:
     """The task's mask of the first batch of a split.
 

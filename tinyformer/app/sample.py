@@ -64,7 +64,7 @@ def describe_prompts(
     """The line of the summary about prompts longer than the model's context; None if there are none."""
     prompts, part = _prompts(settings), "last"
     if isinstance(task, Seq2Seq):
-        part, max_seq_len = "first", max_seq_len - 1  # a source ends with a token of its own
+        part, max_seq_len = "first", max_seq_len - task.special_tokens.with_eos(tokenizer.eos_id).num_added
     long = [index for index, prompt in enumerate(prompts) if len(tokenizer.encode(prompt)) > max_seq_len]
     names = [f"prompt {index + 1}: " if len(prompts) > 1 else "" for index in long]
     return "\n".join(f"{name}only its {part} {max_seq_len} tokens fit" for name in names) or None

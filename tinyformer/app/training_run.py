@@ -22,7 +22,13 @@ from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
-from tinyformer.app.parts import evaluation_mask, make_task, require_cross_attention, require_network_of
+from tinyformer.app.parts import (
+    evaluation_mask,
+    make_task,
+    require_cross_attention,
+    require_known_tokens,
+    require_network_of,
+)
 from tinyformer.app.resume import is_first_process
 from tinyformer.app.sample import check_generation, describe_prompts, print_generated, refuse_prompts
 from tinyformer.app.scores import register_score
@@ -103,6 +109,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     require_network_of(task, config)
     refuse_prompts(config.generate, task)
     network = make_starting_network(config, data.tokenizer, start)
+    require_known_tokens(task, network)
     mask = evaluation_mask(task, data, "validation")
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data)

@@ -20,6 +20,7 @@ from tinyformer.data.pydoc import Pydoc
 from tinyformer.data.question_module import QuestionDataModule, QuestionRecipe
 from tinyformer.data.questions import QuestionLoader, Questions, QuestionSplit, QuestionTexts, tokenise_questions
 from tinyformer.data.sources import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source, TextFiles
+from tinyformer.data.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.splits import hold_out
 from tinyformer.data.squad import Question, SquadFiles
 from tinyformer.data.storage import default_cache_dir
@@ -68,6 +69,7 @@ __all__ = [
     "PairRecipe",
     "PairSource",
     "PairSplit",
+    "PairTokens",
     "Pairs",
     "PreparedExamples",
     "PreparedText",
@@ -82,6 +84,7 @@ __all__ = [
     "Questions",
     "ResumableLoader",
     "Source",
+    "SpecialTokens",
     "SquadFiles",
     "Summaries",
     "TextDataModule",

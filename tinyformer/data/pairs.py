@@ -18,6 +18,7 @@ from tinyformer.data.cache import Recipe, write_meta
 from tinyformer.data.documents import iterate_rows
 from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
 from tinyformer.data.sources import PairSource, Source
+from tinyformer.data.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.stream import TokenSplit, with_progress, write_split
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
@@ -92,8 +93,9 @@ class PairSplit:
     Attributes:
         ids: a stream of texts, each after an `eos`.
         begins: the index in `ids` of the `eos` before the source and before the target of each pair.
-        lengths: the number of tokens of source and target, each with one `eos`, after truncation.
+        lengths: the number of tokens of source and target, each with the tokens around it, after truncation.
         tokenizer: the tokenizer of the ids.
+        tokens: those around the texts.
         num_bytes: length of the raw texts in UTF-8 before truncation.
         num_unknown: number of `<unk>` tokens before truncation.
         num_truncated: number of pairs of which a text was truncated.
@@ -104,6 +106,7 @@ class PairSplit:
     begins: Int64[np.ndarray, "pairs 2"]
     lengths: Int64[np.ndarray, "pairs 2"]
     tokenizer: TextTokenizer
+    tokens: PairTokens
     num_bytes: int
     num_unknown: int
     num_truncated: int
@@ -116,7 +119,7 @@ class PairSplit:
 
     @property
     def num_tokens(self) -> int:
-        """Number of scored tokens: those of the targets, with the `eos` that ends each."""
+        """Number of scored tokens: those of the targets, with the tokens around each."""
         return int(self.lengths[:, 1].sum())
 
     @property
@@ -138,15 +141,14 @@ class PairSplit:
 
     def _text_ids(self, row: int, side: int) -> list[int]:
         begin = self.begins[row, side] + 1
-        return self.ids[begin : begin + self.lengths[row, side] - 1].tolist()
+        return self.ids[begin : begin + self.lengths[row, side] - self.tokens.num_added].tolist()
 
 
 class Pairs(torch.utils.data.Dataset):
     """Batches of the pairs of a split, padded on the right.
 
-    A batch has the tokens of each source and then `eos` (`source`), its length (`source_lengths`), `eos` and then the
-    tokens of the target, as the decoder reads them (`inputs`), and the same tokens one further, `eos` at their end, as
-    it predicts them (`targets`).
+    A batch has each source (`source`), its length (`source_lengths`), the target as the decoder reads it (`inputs`),
+    and the same one token further, as it predicts it (`targets`); see `PairTokens`.
 
     Args:
         split: the pairs.
@@ -160,11 +162,12 @@ class Pairs(torch.utils.data.Dataset):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         """The pairs with these indices as one batch, padded to the longest source and the longest target."""
-        rows, eos = np.asarray(indices), self._split.tokenizer.eos_id
+        rows, tokens = np.asarray(indices), self._split.tokens
         (source_begin, begin), (source_lengths, lengths) = self._split.begins[rows].T, self._split.lengths[rows].T
-        source = self._texts(source_begin, source_lengths, padding=eos)
+        source = self._texts(source_begin, source_lengths, padding=tokens.eos)
         shifted = self._texts(begin, lengths, padding=IGNORED)
-        inputs = np.concatenate([np.full((len(rows), 1), eos), np.where(shifted == IGNORED, eos, shifted)[:, :-1]], 1)
+        read = np.where(shifted == IGNORED, tokens.eos, shifted)[:, :-1]
+        inputs = np.concatenate([np.full((len(rows), 1), tokens.start), read], 1)
         return {
             "source": torch.from_numpy(source),
             "source_lengths": torch.from_numpy(source_lengths),
@@ -176,10 +179,13 @@ class Pairs(torch.utils.data.Dataset):
     def _texts(
         self, begins: Int64[np.ndarray, " batch"], lengths: Int64[np.ndarray, " batch"], padding: int
     ) -> Int64[np.ndarray, "batch seq"]:
-        """The tokens of texts, each followed by `eos`."""
+        """The tokens of texts, each followed by `eos`, and after `bos` if there is one."""
+        tokens = self._split.tokens
         place, last = np.arange(lengths.max()), lengths[:, None] - 1
-        ids = self._ids.take(begins[:, None] + 1 + place, mode="clip").astype(np.int64)
-        return np.select([place < last, place == last], [ids, self._split.tokenizer.eos_id], padding)
+        num_before = tokens.num_added - 1
+        ids = self._ids.take(begins[:, None] + 1 + place - num_before, mode="clip").astype(np.int64)
+        where = [np.broadcast_to(place < num_before, ids.shape), place < last, place == last]
+        return np.select(where, [tokens.bos or 0, ids, tokens.eos], padding)
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
@@ -219,9 +225,10 @@ class PairDataModule(SourceDataModule):
     Args:
         source: where the pairs come from: a `PairSource`.
         tokenizer: a recipe, built on sources and targets of the training split, or a finished tokenizer.
-        seq_len: maximum number of tokens of a source, and of a target, with the `eos` that ends them.
+        seq_len: maximum number of tokens of a source, and of a target, with the tokens around them.
         batch_size: pairs in a batch, on each device.
         too_long: what to do with pairs of which a text is longer: "truncate" it, "skip" the pair, or "error".
+        special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
         validation_fraction: share of the training pairs to hold out, unless the source has a validation split.
         test_fraction: the same for testing.
         group_near_copies: keep near-copies of pairs on one side of the hold-out.
@@ -246,6 +253,7 @@ class PairDataModule(SourceDataModule):
         batch_size: int,
         *,
         too_long: TooLong = "truncate",
+        special_tokens: SpecialTokens | None = None,
         validation_fraction: float | int = 0.05,
         test_fraction: float | int = 0.05,
         group_near_copies: bool = True,
@@ -254,7 +262,9 @@ class PairDataModule(SourceDataModule):
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        require_at_least(2, {"seq_len": 128}, seq_len=seq_len)  # a token and its `eos`
+        self._special_tokens = special_tokens or SpecialTokens()
+        num_added = 1 if self._special_tokens.bos is None else 2
+        require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # a token and those around it
         super().__init__(
             source,
             tokenizer,
@@ -292,20 +302,22 @@ class PairDataModule(SourceDataModule):
 
     def _split(self, name: str, stream: TokenSplit) -> PairSplit:
         begins = np.asarray(stream.offsets[:-1]).reshape(-1, 2)
-        lengths = np.diff(stream.offsets).reshape(-1, 2)
+        tokens = self._special_tokens.with_eos(self.tokenizer.eos_id)
+        # In the stream, each text has the tokenizer's `eos` before it.
+        lengths = np.diff(stream.offsets).reshape(-1, 2) + (tokens.num_added - 1)
         is_long = np.asarray((lengths > self.seq_len).any(axis=1))
-        num_long = int(is_long.sum())
+        num_long, room = int(is_long.sum()), self.seq_len - tokens.num_added
         if num_long and self._too_long == "error":
             row = int(is_long.argmax())
-            source, target = (lengths[row] - 1).tolist()
+            source, target = (lengths[row] - tokens.num_added).tolist()
             reason = (
-                f"pair {row + 1} of the {name} split has {source} and {target} tokens, and {self.seq_len - 1} fit, the "
-                f"first of {num_long:,} such pairs"
+                f"pair {row + 1} of the {name} split has {source} and {target} tokens, and {room} fit, the first of "
+                f"{num_long:,} such pairs"
             )
             raise ArgumentError("too_long", "error", reason, {"too_long": "truncate"})
         skips = num_long if self._too_long == "skip" else 0
         if skips and skips == len(is_long):
-            reason = f"leaves no pair of the {name} split, of which all are longer than {self.seq_len - 1} tokens"
+            reason = f"leaves no pair of the {name} split, of which all are longer than {room} tokens"
             raise ArgumentError("too_long", "skip", reason, {"too_long": "truncate"})
         if skips:
             begins, lengths = begins[~is_long], lengths[~is_long]
@@ -314,6 +326,7 @@ class PairDataModule(SourceDataModule):
             begins,
             np.minimum(lengths, self.seq_len),
             self.tokenizer,
+            tokens,
             stream.num_bytes,
             stream.num_unknown,
             num_truncated=num_long - skips,

@@ -54,11 +54,18 @@ class SinusoidalPosition(_Fp32Tables):
 
     PE(pos, 2i) = sin(pos / base^(2i / d_model)), PE(pos, 2i + 1) = cos(pos / base^(2i / d_model)) (arXiv 1706.03762).
     The embeddings are first multiplied by √d_model, as in §3.4, since their initial values are much smaller than 1.
+
+    Args:
+        max_seq_len: number of positions.
+        d_model: width of the residual stream.
+        base: the longest wavelength is 2π times this.
+        interleaved: whether sines and cosines alternate, as in the paper; else all sines come first, as in its code and
+            in Marian.
     """
 
     table: Tensor
 
-    def __init__(self, max_seq_len: int, d_model: int, base: float = 10_000.0) -> None:
+    def __init__(self, max_seq_len: int, d_model: int, base: float = 10_000.0, interleaved: bool = True) -> None:
         super().__init__()
         if d_model % 2:
             reason = "must be even for sinusoidal positional encodings"
@@ -67,7 +74,8 @@ class SinusoidalPosition(_Fp32Tables):
         self.scale = math.sqrt(d_model)
         self.max_seq_len = max_seq_len
         angles = _angles(max_seq_len, d_model, base)
-        table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+        waves = [angles.sin(), angles.cos()]
+        table = torch.stack(waves, dim=-1).flatten(-2) if interleaved else torch.cat(waves, dim=-1)
         self.register_buffer("table", table.float(), persistent=False)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"], offset: int = 0) -> Float[Tensor, "batch seq d_model"]:

@@ -25,18 +25,22 @@ class TokenReadout(nn.Module):
         token_embedding: the encoder's token embedding.
         tied: whether the output matrix is the embedding matrix (Press & Wolf 2017, arXiv 1608.05859).
         bias: whether the logits have a bias.
+        scaled: whether the vectors are divided by √d_model first, as in T5 (Raffel et al. 2019, arXiv 1910.10683).
     """
 
-    def __init__(self, token_embedding: nn.Embedding, tied: bool = True, bias: bool = False) -> None:
+    def __init__(
+        self, token_embedding: nn.Embedding, tied: bool = True, bias: bool = False, scaled: bool = False
+    ) -> None:
         super().__init__()
         vocab_size, d_model = token_embedding.weight.shape
+        self.scale = d_model**-0.5 if scaled else None
         self.proj = nn.Linear(d_model, vocab_size, bias)
         if tied:
             self.proj.weight = token_embedding.weight
 
     def features(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
-        """The vectors that the output matrix is applied to: the encoder's own."""
-        return x
+        """The vectors that the output matrix is applied to: the encoder's own, or scaled."""
+        return x if self.scale is None else x * self.scale
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None

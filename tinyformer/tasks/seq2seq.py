@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tinyformer.batch import Batch
 from tinyformer.beam_search import Beam, beam_search
-from tinyformer.data import Pairs, PairSplit, TextTokenizer
+from tinyformer.data import Pairs, PairSplit, SpecialTokens, TextTokenizer
 from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
@@ -46,6 +46,7 @@ class Seq2Seq(TokenTask):
         label_smoothing: share of the target probability that is spread evenly over the vocabulary during training
             (Szegedy et al. 2015, arXiv 1512.00567).
         num_decoded: number of pairs, from the beginning of the split, that are decoded; None for all.
+        special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
 
     Attributes:
         beam: how targets are searched.
@@ -59,12 +60,21 @@ class Seq2Seq(TokenTask):
     tests_best = True
     network_class = EncoderDecoder
 
-    def __init__(self, label_smoothing: float = 0.0, num_decoded: int | None = None) -> None:
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        num_decoded: int | None = None,
+        special_tokens: SpecialTokens | None = None,
+    ) -> None:
         if not 0 <= label_smoothing < 1:
             reason = "must be at least 0 and below 1"
             raise ArgumentError("label_smoothing", label_smoothing, reason, {"label_smoothing": 0.1})
         require_at_least(0, num_decoded=num_decoded)
         self.label_smoothing, self.num_decoded = label_smoothing, num_decoded
+        if not isinstance(special_tokens, SpecialTokens | None):
+            name = type(special_tokens).__name__
+            raise ArgumentError("special_tokens", name, "must be a tinyformer.data.SpecialTokens")
+        self.special_tokens = special_tokens or SpecialTokens()
         self.beam = Beam()
         self.outputs: list[Output] = []
 
@@ -105,7 +115,7 @@ class Seq2Seq(TokenTask):
         for index in range(len(batches)):
             batch = batches[index]
             source, lengths = batch["source"].to(device), batch["source_lengths"].to(device)
-            targets = beam_search(network, source, lengths, split.tokenizer.eos_id, self.beam)
+            targets = beam_search(network, source, lengths, split.tokens, self.beam)
             decoded |= zip(batch["rows"].tolist(), targets, strict=True)
         decode = split.tokenizer.decode
         return [Output(split.source(row), split.target(row), decode(decoded[row])) for row in range(number)]
@@ -121,12 +131,12 @@ class Seq2Seq(TokenTask):
             tokenizer: the model's.
             beam: how targets are searched; by default `beam` of the task.
         """
-        device, room = next(network.parameters()).device, network.max_seq_len - 1
+        device, tokens = next(network.parameters()).device, self.special_tokens.with_eos(tokenizer.eos_id)
         outputs = []
         for ids in tokenizer.encode_batch(texts):
-            source = torch.tensor([[*ids[:room], tokenizer.eos_id]], device=device)
+            source = torch.tensor([tokens.source(ids, network.max_seq_len)], device=device)
             lengths = torch.tensor([source.shape[1]], device=device)
-            (target,) = beam_search(network, source, lengths, tokenizer.eos_id, beam or self.beam)
+            (target,) = beam_search(network, source, lengths, tokens, beam or self.beam)
             outputs.append(tokenizer.decode(target))
         return outputs
 

@@ -88,8 +88,8 @@ class PairProbing:
     """
 
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
-        self.sizes, self.tokenizer = sizes, data.tokenizer
         pairs = cast(PairSplit, data.splits[split])
+        self.sizes, self.tokenizer, self.tokens = sizes, data.tokenizer, pairs.tokens
         self.pairs = [_pair(pairs, row) for row in range(min(sizes.num_windows, pairs.num_documents))]
         # The first pair that fits, or else the shortest.
         longest = pairs.lengths.max(axis=1)
@@ -123,8 +123,8 @@ class PairProbing:
         }
 
     def _decoded(self, network: EncoderDecoder) -> TokenPair:
-        source, eos = self.tokenizer.encode(str(self.sizes.probe_text)), self.tokenizer.eos_id
-        return decoded_pair(network, source, eos, Beam(1), self.sizes.num_tokens)
+        source = self.tokenizer.encode(str(self.sizes.probe_text))
+        return decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
 
 
 def _pair(pairs: PairSplit, row: int) -> TokenPair:
