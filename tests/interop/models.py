@@ -19,7 +19,7 @@ from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, sav
 from tinyformer.convert.exporting import export_model
 from tinyformer.convert.importing import import_model
 from tinyformer.data import TextTokenizer
-from tinyformer.nn import AttentionMask, Transformer
+from tinyformer.nn import AttentionMask
 
 CONF = ROOT / "conf"
 VOCAB, SEQ = 53, 19
@@ -52,12 +52,54 @@ NEOX: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0},
     "use_parallel_residual": False,
 }
+T5: dict[str, Any] = {
+    "d_model": 42,
+    "d_kv": 10,
+    "d_ff": 50,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 11,
+    "layer_norm_epsilon": 1e-3,
+    "n_positions": SEQ + 2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+BART: dict[str, Any] = {
+    "d_model": 42,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 7,
+    "decoder_attention_heads": 7,
+    "encoder_ffn_dim": 50,
+    "decoder_ffn_dim": 50,
+    "max_position_embeddings": SEQ + 2,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_bos_token_id": 0,
+}
+MARIAN: dict[str, Any] = BART | {
+    "scale_embedding": True,
+    "pad_token_id": VOCAB - 1,
+    "decoder_start_token_id": VOCAB - 1,
+    "bad_words_ids": [[VOCAB - 1]],
+    "eos_token_id": 0,
+    "bos_token_id": None,
+    "forced_bos_token_id": None,
+}
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",
     "GPTNeoX": "GPTNeoXForCausalLM",
     "Llama": "LlamaForCausalLM",
     "Mistral": "MistralForCausalLM",
     "Bert": "BertForMaskedLM",
+    "T5": "T5ForConditionalGeneration",
+    "Bart": "BartForConditionalGeneration",
+    "Marian": "MarianMTModel",
 }
 
 
@@ -90,6 +132,16 @@ def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
         torch.manual_seed(0)
         model = getattr(library, architecture or CLASSES[family])(config)
         randomise(model)
+        for name, bias in model.named_buffers():
+            if name == "final_logits_bias":
+                bias.normal_()
+        if family == "T5" and fields.get("tie_word_embeddings") is False:
+            # As in files of version 1.1, and unlike a model that the library makes of their config.
+            model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) / 6)
+        if family == "Marian":  # whose positions are not trained, and not saved
+            with torch.no_grad():
+                for stack in (model.model.encoder, model.model.decoder):
+                    stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
     return model.eval()
 
 
@@ -106,7 +158,7 @@ def checkpoint_of(source: Path | str, path: Path) -> Checkpoint:
     return load_checkpoint(path)
 
 
-def network_of(checkpoint: Checkpoint) -> Transformer:
+def network_of(checkpoint: Checkpoint) -> Any:
     """The network of a checkpoint, its vocabulary as large as its embedding."""
     config = OmegaConf.create(admit_config(checkpoint))
     config.model.vocab_size = len(checkpoint.weights["encoder.token_embedding.weight"])

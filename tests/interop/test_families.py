@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from interop.models import BERT, GPT2, LLAMA, NEOX, transformers
+from interop.models import BART, BERT, GPT2, LLAMA, MARIAN, NEOX, T5, transformers
 from tinyformer.errors import ArgumentError
 from tinyformer.interop import FAMILIES, Family
 from tinyformer.interop.bert import OUTPUT, OUTPUT_BIAS, read_weights
@@ -23,15 +23,21 @@ SIZES: dict[str, dict[str, Any]] = {
     "llama": LLAMA | {"vocab_size": 53},
     "mistral": LLAMA | {"vocab_size": 53},
     "bert": BERT | {"vocab_size": 53},
+    "t5": T5 | {"vocab_size": 53},
+    "bart": BART | {"vocab_size": 53},
+    "marian": MARIAN | {"vocab_size": 53},
 }
 
 ALIASES = {
-    "hidden_size": "n_embd",
-    "max_position_embeddings": "n_positions",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    **{model_type: {"hidden_size": "d_model"} for model_type in ("t5", "bart", "marian")},
 }
-"""Other names that GPT-2's code uses for its fields."""
+"""Other names that a family's code uses for its fields."""
 
 WITHOUT_EFFECT = {
     "use_cache",
@@ -41,6 +47,8 @@ WITHOUT_EFFECT = {
     "is_encoder_decoder",
     "is_decoder",  # of models that always are
     "rope_parameters",  # see `read_rope`
+    *("is_gated_act", "dense_act_fn", "scale_decoder_outputs"),  # see `t5.read_fields`
+    *("activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "initializer_factor"),  # act in training only
 }
 ANOTHER_OUTPUT = {"num_labels", "problem_type", "classifier_dropout", "hidden_dropout"}
 """Fields of models with another output layer."""
@@ -56,8 +64,7 @@ def known(family: Family) -> set[str]:
 def test_every_field_that_their_code_reads_is_handled(family: Family) -> None:
     module = importlib.import_module(f"transformers.models.{family.model_type}.modeling_{family.model_type}")
     read = {name for name in re.findall(r"config\.([a-z]\w*)", inspect.getsource(module)) if "summary" not in name}
-    if family.model_type == "gpt2":
-        read = {ALIASES.get(name, name) for name in read}
+    read = {ALIASES.get(family.model_type, {}).get(name, name) for name in read}
     assert {"vocab_size"} < read
     assert read - known(family) - WITHOUT_EFFECT - ANOTHER_OUTPUT == set()
 
@@ -66,16 +73,23 @@ def test_every_field_that_their_code_reads_is_handled(family: Family) -> None:
 def test_defaults_are_those_of_transformers(family: Family) -> None:
     config = getattr(transformers(), family.architecture).config_class()
     defaults = {field.theirs: field.default for field in family.fields if field.default is not REQUIRED}
-    theirs = config.to_dict() | {"rope_theta": 10_000.0}
+    # Their config classes lack the last two, of which one is T5's default in older versions.
+    theirs = config.to_dict() | {"rope_theta": 10_000.0, "n_positions": 512, "forced_bos_token_id": None}
     filled = {"num_key_value_heads": None, "head_dim": None} if family.model_type == "llama" else {"head_dim": None}
-    assert {name: (theirs | filled)[name] for name in defaults} == defaults
-    expected = family.fixed | {name: value for name, value in DEFAULTS.items() if name in family.fixed}
+    if family.model_type in ("t5", "marian"):  # sizes of the decoder are those of the encoder
+        filled = {"num_decoder_layers": None, "decoder_vocab_size": None}
+    if family.covers({"feed_forward_proj": "gated-gelu"}):
+        defaults.pop("feed_forward_proj", None)
+    assert {name: (theirs | filled).get(name) for name in defaults} == defaults
+    unsupported = DEFAULTS | {"scale_embedding": False}
+    expected = family.fixed | {name: value for name, value in unsupported.items() if name in family.fixed}
     assert all(theirs[name] == only for name, only in expected.items() if name in theirs)
 
 
 def settings(model_type: str, **changes: Any) -> dict[str, Any]:
-    family = next(family for family in FAMILIES if family.model_type == model_type)
-    return family.settings(SIZES[model_type] | changes)
+    fields = SIZES[model_type] | changes
+    family = next(family for family in FAMILIES if family.model_type == model_type and family.covers(fields))
+    return family.settings(fields)
 
 
 def test_rope_theta_is_read_from_old_and_new_files() -> None:
@@ -106,6 +120,23 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps=nan: must be a finite number."),
     ("llama", {"rms_norm_eps": 10**400}, f"rms_norm_eps=1{'0' * 400}: must be a finite number."),
     ("gpt2", {"activation_function": []}, "activation_function=[]: must be a name."),
+    ("t5", {"feed_forward_proj": "tanh"}, "feed_forward_proj='tanh': must be one of gelu_new, "),
+    ("t5", {"feed_forward_proj": "gated-"}, "feed_forward_proj='gated-': must be one of gated-gelu, "),
+    ("t5", {"feed_forward_proj": ["gated-gelu"]}, "feed_forward_proj=['gated-gelu']: must be a name."),
+    ("t5", {"dense_act_fn": "silu"}, "dense_act_fn='silu': contradicts feed_forward_proj=relu; "),
+    ("t5", {"feed_forward_proj": "gated-silu", "is_gated_act": 0}, "is_gated_act=0: contradicts feed_forward_proj="),
+    ("t5", {"is_encoder_decoder": False}, f"is_encoder_decoder=False: {UNSUPPORTED}; "),
+    ("t5", {"scale_decoder_outputs": "no"}, "tie_word_embeddings='no': must be true or false."),
+    ("t5", {"num_decoder_layers": 2.5}, "num_decoder_layers=2.5: must be a whole number."),
+    ("t5", {"eos_token_id": [1]}, "eos_token_id=[1]: must be a whole number."),
+    ("bart", {"decoder_attention_heads": 6}, "decoder_attention_heads=6: must be 7, as encoder_attention_heads is: "),
+    ("bart", {"decoder_ffn_dim": 51}, "decoder_ffn_dim=51: must be 50, as encoder_ffn_dim is: both stacks have the"),
+    ("bart", {"scale_embedding": True}, f"scale_embedding=True: {UNSUPPORTED}; "),
+    ("bart", {"bad_words_ids": [[1, 2]]}, "bad_words_ids=[[1, 2]]: is supported for words of one token only"),
+    ("bart", {"suppress_tokens": [1, "a"]}, "suppress_tokens=[1, 'a']: must be a list of token ids."),
+    ("marian", {"scale_embedding": False}, f"scale_embedding=False: {UNSUPPORTED}; "),
+    ("marian", {"decoder_vocab_size": 54}, "decoder_vocab_size=54: must be 53, as vocab_size is: both stacks have"),
+    ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False: changes what"),
 ]
 
 
@@ -137,7 +168,7 @@ def test_activations_are_those_of_transformers() -> None:
 
 def test_rotary_frequencies_in_older_files_are_ignored() -> None:
     llama = next(family for family in FAMILIES if family.model_type == "llama")
-    assert llama.read({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, 1, 1) == ({}, [])
+    assert llama.read({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, {"encoder": 1}, 1) == ({}, [])
 
 
 def test_bert_uses_the_output_bias_of_the_tied_layer() -> None:

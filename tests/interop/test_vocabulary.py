@@ -110,6 +110,7 @@ PANICS = json.dumps(
     [
         ({"tokenizer.json": "{"}, "tokenizer.json is not JSON"),
         ({"tokenizer.model": "x"}, "tokenizer.model is not supported without a tokenizer.json"),
+        ({"spiece.model": "x"}, "spiece.model is not supported without a tokenizer.json"),
         ({"tokenizer.json": words().to_str()}, "no token that separates texts; tokenizer_config.json must name one as"),
         ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is not a JSON object"),
         ({"tokenizer.json": PANICS}, "tokenizer.json cannot be read by the tokenizers library"),
@@ -137,10 +138,12 @@ def test_settings_of_wordpiece(tmp_path: Path) -> None:
     assert encoded("The 世界 Élan") == ["the", "[UNK]", "élan"]
 
 
-def test_a_post_processor_survives_export_and_import(tmp_path: Path) -> None:
+@pytest.mark.parametrize("around", [([3], []), ([], [3])])
+def test_a_post_processor_survives_export_and_import(around: tuple[list[int], list[int]], tmp_path: Path) -> None:
     own = words("</s>", "<s>")
     own.post_processor = processors.ByteLevel()
-    files = tokenizer_files(TextTokenizer(own), 9)
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 3)
+    files = tokenizer_files(TextTokenizer(own), 9, ids, around)
     both = files["tokenizer.json"]["post_processor"]["processors"]
     assert [processor["type"] for processor in both] == ["ByteLevel", "TemplateProcessing"]
     names = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token")

@@ -1,9 +1,8 @@
-"""Our encoders and decoders compute what models of Hugging Face's transformers do with the same random weights.
+"""Our encoders compute what models of Hugging Face's transformers do with the same random weights.
 
-GPT-2, BERT, Llama and Mistral are compared in tests/interop.
+GPT-2, BERT, Llama, Mistral, T5, BART and Marian are compared in tests/interop.
 """
 
-import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,49 +18,39 @@ from nn.attention_cases import error
 from tinyformer.nn import (
     Attention,
     AttentionMask,
-    Decoder,
     Encoder,
-    EncoderDecoder,
     FeedForward,
     GatedFeedForward,
     LatentAttention,
     LayerNorm,
-    LearnedPosition,
-    PostNormBlock,
     PreNormBlock,
     RMSNorm,
     RotaryPosition,
-    Shared,
-    T5Position,
-    TokenReadout,
 )
 
 VOCAB, LAYERS, D_MODEL, D_FF, SEQ = 53, 3, 42, 50, 37
-LENGTHS = torch.tensor([SEQ, 23])
 # Sequences are longer than windows, and no number is round.
 WINDOW, BASE, HEAD_DIM = 8, 700.0, 10
 
 CAUSAL = AttentionMask(causal=True)
-PADDED = AttentionMask(lengths=LENGTHS)
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Twins:
-    """Their model; its weights under our names; our encoder, still without them; and the mask of both."""
+    """Their model; its weights under our names; and our encoder, still without them."""
 
     theirs: nn.Module
     weights: Weights
     ours: Encoder
-    mask: AttentionMask = CAUSAL
 
 
 def rotary() -> Callable[..., nn.Module]:
     return partial(RotaryPosition, SEQ + 2, base=BASE)
 
 
-def hugging_face(family: str, model: str | None = None, **config: Any) -> nn.Module:
+def hugging_face(family: str, **config: Any) -> nn.Module:
     """A model of theirs with random weights; none of them is 0 or 1, which could hide a mistake."""
     import transformers  # takes seconds, so not while tests are collected
 
@@ -71,7 +60,7 @@ def hugging_face(family: str, model: str | None = None, **config: Any) -> nn.Mod
     )
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
-        theirs: nn.Module = getattr(transformers, model or f"{family}Model")(made)
+        theirs: nn.Module = getattr(transformers, f"{family}Model")(made)
         for weight in theirs.parameters():
             if weight.ndim == 1:
                 weight.add_(0.5 * torch.randn_like(weight))  # to the ones of a norm and the zeros of a bias
@@ -139,47 +128,12 @@ LLAMA_SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
 }
 GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": HEAD_DIM}
-T5_SIZES = {
-    "d_model": D_MODEL,
-    "d_kv": HEAD_DIM,
-    "d_ff": D_FF,
-    "num_layers": LAYERS,
-    "num_heads": 3,
-    "relative_attention_num_buckets": 16,
-    "relative_attention_max_distance": 19,
-}
 LLAMA_NAMES = """
     embed_tokens token_embedding ^norm final_norm input_layernorm attention_norm
     post_attention_layernorm feed_forward_norm self_attn attention mlp feed_forward
 """
 LLAMA: dict[str, Any] = {"norm": RMSNorm, "feed_forward": partial(GatedFeedForward, D_MODEL, D_FF)}
 GROUPS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": HEAD_DIM}
-
-
-def t5() -> Twins:
-    """The encoder. Distances pass both the exact buckets and the last one."""
-    theirs = hugging_face(
-        "T5",
-        "T5EncoderModel",
-        **T5_SIZES,
-        feed_forward_proj="gelu",
-    ).encoder
-    weights = rename(
-        named(theirs),
-        r"""
-        embed_tokens token_embedding block layers final_layer_norm final_norm layer\.0\.layer_norm
-        attention_norm layer\.1\.layer_norm feed_forward_norm
-        layer\.0\.SelfAttention\.relative_attention_bias attention.position.embedding
-        layer\.0\.SelfAttention\.(\w) attention.\1_proj layer\.1\.DenseReluDense\.wi feed_forward.up_proj
-        layer\.1\.DenseReluDense\.wo feed_forward.down_proj
-        """,
-    )
-    table = "layers.{}.attention.position.embedding.weight"
-    weights |= {table.format(layer): weights[table.format(0)] for layer in range(LAYERS)}
-
-    position = Shared(partial(T5Position, 3, num_buckets=16, max_distance=19))
-    ours = make(num_heads=3, head_dim=HEAD_DIM, score="dot", norm=RMSNorm, position=position)
-    return Twins(theirs, weights, ours, PADDED)
 
 
 def qwen3() -> Twins:
@@ -264,25 +218,18 @@ def deepseek_v2() -> Twins:
     return Twins(theirs, weights, ours)
 
 
-MODELS: dict[str, Callable[[], Twins]] = {"t5": t5, "qwen3": qwen3, "gpt-oss": gpt_oss, "deepseek-v2": deepseek_v2}
+MODELS: dict[str, Callable[[], Twins]] = {"qwen3": qwen3, "gpt-oss": gpt_oss, "deepseek-v2": deepseek_v2}
 
 
 def tokens() -> Tensor:
     return torch.randint(VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1))
 
 
-def real(mask: AttentionMask) -> Tensor:
-    """Which tokens are not padding."""
-    return torch.ones(2, SEQ, dtype=torch.bool) if mask.lengths is None else torch.arange(SEQ) < mask.lengths[:, None]
-
-
-def states_and_gradient(
-    embedding: nn.Module, forward: Callable[[], Tensor], mask: AttentionMask
-) -> tuple[Tensor, Tensor]:
-    """The last hidden states of the real tokens, and the gradient of the embedded tokens."""
+def states_and_gradient(embedding: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """The last hidden states, and the gradient of the embedded tokens."""
     embedded: list[Tensor] = []
     hook = embedding.register_forward_hook(lambda module, args, output: embedded.append(output))
-    states = forward()[real(mask)]
+    states = forward()
     hook.remove()
     upstream = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
     return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
@@ -291,168 +238,11 @@ def states_and_gradient(
 @pytest.mark.parametrize("name", MODELS)
 def test_hidden_states_and_gradients_are_theirs(name):
     twins = MODELS[name]()
-    theirs, ours, mask = twins.theirs, twins.ours.eval(), twins.mask
+    theirs, ours = twins.theirs, twins.ours.eval()
     ours.load_state_dict(twins.weights)  # strict about names and shapes
     assert theirs.config._attn_implementation == "eager"
 
-    def forward() -> Tensor:
-        return theirs(input_ids=tokens(), attention_mask=real(mask).long()).last_hidden_state
-
-    expected = states_and_gradient(theirs.get_input_embeddings(), forward, mask)
-    actual = states_and_gradient(ours.token_embedding, lambda: ours(tokens(), mask), mask)
+    expected = states_and_gradient(theirs.get_input_embeddings(), lambda: theirs(tokens()).last_hidden_state)
+    actual = states_and_gradient(ours.token_embedding, lambda: ours(tokens(), CAUSAL))
     for one, other in zip(actual, expected, strict=True):
         assert error(one, other) <= 1e-5
-
-
-# Encoder–decoders.
-
-
-@dataclass(frozen=True)
-class Translators:
-    """Their encoder–decoder, its weights under our names, and ours, still without them."""
-
-    theirs: nn.Module
-    weights: Weights
-    ours: EncoderDecoder
-
-
-def make_translator(
-    side: Callable[[], dict[str, Any]], norm: Callable[..., nn.Module], cross: Callable[..., nn.Module]
-) -> EncoderDecoder:
-    """An encoder–decoder; `side` makes the arguments of each of its stacks."""
-    sizes = (VOCAB, LAYERS, D_MODEL, SEQ + 2)
-    decoder = Decoder(*sizes, norm=norm, cross_attention=cross, **side())
-    return EncoderDecoder(Encoder(*sizes, norm=norm, **side()), decoder, TokenReadout)
-
-
-def with_embedding(weights: Weights, name: str) -> Weights:
-    """The weights, with one embedding for both sides and the readout."""
-    embedding = weights.pop(name)
-    shared = ("encoder.token_embedding", "decoder.token_embedding", "readout.proj")
-    return weights | {f"{part}.weight": embedding for part in shared}
-
-
-def t5_translator() -> Translators:
-    theirs = hugging_face(
-        "T5",
-        **T5_SIZES,
-        feed_forward_proj="gated-silu",
-    )
-    weights = rename(
-        named(theirs),
-        r"""
-        block layers final_layer_norm final_norm layer\.0\.layer_norm attention_norm
-        (encoder.*)layer\.1\.layer_norm \1feed_forward_norm (decoder.*)layer\.1\.layer_norm \1cross_attention_norm
-        layer\.2\.layer_norm feed_forward_norm
-        layer\.0\.SelfAttention\.relative_attention_bias attention.position.embedding
-        layer\.0\.SelfAttention\.(\w) attention.\1_proj layer\.1\.EncDecAttention\.(\w) cross_attention.\1_proj
-        layer\.[12]\.DenseReluDense\.wi_0 feed_forward.gate_proj layer\.[12]\.DenseReluDense\.wi_1 feed_forward.up_proj
-        layer\.[12]\.DenseReluDense\.wo feed_forward.down_proj
-        """,
-    )
-    for side in ("encoder", "decoder"):
-        tables = [f"{side}.layers.{layer}.attention.position.embedding.weight" for layer in range(LAYERS)]
-        weights |= dict.fromkeys(tables, weights[tables[0]])
-
-    def attention(**options: Any) -> Callable[..., nn.Module]:
-        return partial(Attention, D_MODEL, 3, head_dim=HEAD_DIM, score="dot", backend="eager", **options)
-
-    def side() -> dict[str, Any]:
-        position = Shared(partial(T5Position, 3, num_buckets=16, max_distance=19))
-        feed_forward = partial(GatedFeedForward, D_MODEL, D_FF)
-        return {"block": partial(PreNormBlock, D_MODEL, attention(position=position), feed_forward, RMSNorm)}
-
-    return Translators(theirs, with_embedding(weights, "shared.weight"), make_translator(side, RMSNorm, attention()))
-
-
-def bart_family(family: str, activation: str) -> Translators:
-    """BART normalises its embeddings; Marian does not, and its positions are not trained."""
-    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in BART_SIZES.items()}
-    theirs = hugging_face(
-        family,
-        d_model=D_MODEL,
-        max_position_embeddings=SEQ + 2,
-        activation_function=activation,
-        decoder_start_token_id=0,
-        **sides,
-    )
-    weights = rename(
-        named(theirs),
-        r"""
-        embed_positions position.embedding layernorm_embedding embedding_norm self_attn_layer_norm attention_norm
-        encoder_attn_layer_norm cross_attention_norm final_layer_norm feed_forward_norm self_attn attention
-        encoder_attn cross_attention out_proj o_proj fc1 feed_forward.up_proj fc2 feed_forward.down_proj
-        """,
-    )
-    for name, table in weights.items():
-        if name.endswith("position.embedding.weight"):
-            weights[name] = table[-(SEQ + 2) :]  # BART leaves the first two rows out
-    attention = partial(Attention, D_MODEL, 6, bias=True, backend="eager")
-    feed_forward = partial(FeedForward, D_MODEL, D_FF, activation=activation, bias=True)
-
-    def side() -> dict[str, Any]:
-        return {
-            "block": partial(PostNormBlock, D_MODEL, attention, feed_forward, LayerNorm),
-            "position": partial(LearnedPosition, SEQ + 2, D_MODEL),
-            "embedding_norm": family == "Bart",
-        }
-
-    return Translators(theirs, with_embedding(weights, "shared.weight"), make_translator(side, LayerNorm, attention))
-
-
-BART_SIZES = {"layers": LAYERS, "attention_heads": 6, "ffn_dim": D_FF}
-TRANSLATORS: dict[str, Callable[[], Translators]] = {
-    "t5": t5_translator,
-    "bart": partial(bart_family, "Bart", "gelu"),
-    "marian": partial(bart_family, "Marian", "silu"),
-}
-
-
-@pytest.mark.parametrize("name", TRANSLATORS)
-def test_decoders_attend_to_the_source_as_theirs(name):
-    twins = TRANSLATORS[name]()
-    theirs, ours = twins.theirs, twins.ours.eval()
-    ours.load_state_dict(twins.weights)
-    target = tokens()[:, :19].flip(0)
-    is_real = real(PADDED)
-    embedded: dict[nn.Module, list[Tensor]] = {
-        theirs.get_encoder().get_input_embeddings(): [],
-        ours.encoder.token_embedding: [],
-    }
-    hooks = [
-        embedding.register_forward_hook(lambda module, args, output: embedded[module].append(output))
-        for embedding in embedded
-    ]
-    expected = theirs(
-        input_ids=tokens(), attention_mask=is_real.long(), decoder_input_ids=target, output_attentions=True
-    )
-    with capture_cross(ours) as maps:
-        found = ours.decoder(target, CAUSAL, context=ours.encode(tokens(), PADDED))
-    for hook in hooks:
-        hook.remove()
-    assert error(found, expected.last_hidden_state) <= 1e-5
-    for one, other in zip(maps, expected.cross_attentions, strict=True):
-        assert error(one, other) <= 1e-5
-    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
-    # Of the source's embedded tokens, which the encoder takes first, through the cross-attention.
-    gradients = [
-        torch.autograd.grad(states, outputs[0], upstream)[0][is_real]
-        for states, outputs in zip((expected.last_hidden_state, found), embedded.values(), strict=True)
-    ]
-    assert error(gradients[1], gradients[0]) <= 1e-5
-
-
-@contextlib.contextmanager
-def capture_cross(network: EncoderDecoder) -> Iterator[list[Tensor]]:
-    """The exact weights of every cross-attention in a forward pass."""
-    maps: list[Tensor] = []
-    layers = network.attentions_by_kind()["cross"]
-    hooks = [
-        layer.call_point.register_forward_hook(
-            lambda module, args, call, layer=layer: maps.append(layer.maps_of_call(call).weights)
-        )
-        for layer in layers
-    ]
-    yield maps
-    for hook in hooks:
-        hook.remove()

@@ -10,13 +10,14 @@ from omegaconf import OmegaConf
 
 from tinyformer.app.errors import config_keys
 from tinyformer.app.sweep import compose_sweep
-from tinyformer.interop import FAMILIES, Family
-from tinyformer.nn import Transformer
+from tinyformer.interop import FAMILIES, Depths, Family
+from tinyformer.nn import Network
 
 Plain: TypeAlias = dict[str, Any]
 """A config as plain containers."""
 
 EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
+DECODER_EMBEDDING = "decoder.token_embedding.weight"
 
 FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
 
@@ -38,6 +39,13 @@ def compose_family(config_dir: Path, family: Family, settings: Plain) -> Plain:
     return plain
 
 
+def network_class(config_dir: Path, family: Family) -> str:
+    """The class of a family's network."""
+    file = config_dir / "network" / f"{family.groups.get('network', 'transformer')}.yaml"
+    node: Any = OmegaConf.load(file)
+    return str(node["_target_"])
+
+
 @functools.cache
 def _base_config(config_dir: Path, overrides: tuple[str, ...]) -> Plain:
     (_, config), *_ = compose_sweep(config_dir, "train", overrides)
@@ -46,7 +54,13 @@ def _base_config(config_dir: Path, overrides: tuple[str, ...]) -> Plain:
     return plain
 
 
-def meta_network(config: Plain) -> Transformer:
+def depths_of(model: Plain) -> Depths:
+    """The number of layers of each stack, given the values of the `model` group."""
+    depth, encoder = model["num_layers"], model.get("num_encoder_layers")
+    return {"encoder": encoder if isinstance(encoder, int) else depth, "decoder": depth}
+
+
+def meta_network(config: Plain) -> Network:
     """The network of a config on the meta device, without memory for its weights.
 
     Raises:

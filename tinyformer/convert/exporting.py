@@ -15,9 +15,26 @@ from tinyformer.app.keys import key_of
 from tinyformer.app.start import tokenizer_of
 from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, require_fitting
-from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
-from tinyformer.errors import argument_path
-from tinyformer.interop import FAMILIES, Difference, Family, find_differences, tokenizer_files, write_folder
+from tinyformer.convert.configs import (
+    EMBEDDING,
+    FAMILY_NAMES,
+    OUTPUT,
+    Plain,
+    compose_family,
+    depths_of,
+    meta_network,
+    network_class,
+)
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.interop import (
+    FAMILIES,
+    Difference,
+    Family,
+    find_differences,
+    special_ids,
+    tokenizer_files,
+    write_folder,
+)
 from tinyformer.interop.family import Fields
 
 WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
@@ -49,23 +66,28 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
     own = OmegaConf.create(_with_sizes(checkpoint, config))
     written = OmegaConf.to_container(own, resolve=False)
     function = _function_of(own)
-    candidates = [_as_family(family, own, function, config_dir) for family in FAMILIES]
+    # A network of another class differs in one thing, its class, which would make it the nearest.
+    kind = function["network"]["_target_"]
+    families = [family for family in FAMILIES if network_class(config_dir, family) == kind] or FAMILIES
+    candidates = [_as_family(family, own, function, config_dir) for family in families]
     family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
     if lacking := _relevant(differences):
         raise ConfigError(
             f"{_key(lacking[0], written)}={_shown(lacking[0].own)} has no counterpart in {family.name}, the nearest of "
             f"{FAMILY_NAMES}: there it is {_shown(lacking[0].other)}."
         )
-    network, num_layers = meta_network(config), config["model"]["num_layers"]
+    network = meta_network(config)
+    resolved: Any = OmegaConf.to_container(OmegaConf.create(config).model, resolve=True)
+    depths = depths_of(resolved)
     dtype, shapes = checkpoint.weights[EMBEDDING].dtype, {name: w.shape for name, w in network.state_dict().items()}
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
     full = replace(checkpoint, weights=zeros | checkpoint.weights)
     require_fitting(network, full)
-    weights = family.write(full.weights, num_layers, config["model"]["num_heads"])
+    weights = family.write(full.weights, depths, config["model"]["num_heads"])
     if config["model"]["tied_readout"]:
-        del weights[family.name_of(OUTPUT, num_layers)]
+        del weights[family.name_of(OUTPUT, depths)]
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
-    write_folder(folder, _files(fields, family, checkpoint, config["model"]["max_seq_len"]), weights)
+    write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
     left_out = sorted({f"{_key(one, written)}={_shown(one.own)}" for one in differences if one.name in TRAINING_ONLY})
     return [
         f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}.",
@@ -91,9 +113,14 @@ def _as_family(
     family: Family, own: DictConfig, function: Plain, config_dir: Path
 ) -> tuple[Family, Fields, Plain, list[Difference]]:
     """A family's fields that come nearest to a config, the config that they make, and how the two configs differ."""
-    fields = family.describe({one.ours: OmegaConf.select(own, one.ours) for one in family.fields})
+    fields = family.describe({one.ours: _plain(OmegaConf.select(own, one.ours)) for one in family.fields})
     config = compose_family(config_dir, family, family.settings(fields))
     return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
+
+
+def _plain(value: Any) -> Any:
+    """A value of a config, a list as a list."""
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _function_of(config: DictConfig) -> Plain:
@@ -129,11 +156,21 @@ def _shown(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), default=str).strip('"')
 
 
-def _files(fields: Fields, family: Family, checkpoint: Checkpoint, max_seq_len: int) -> dict[str, Plain]:
-    """The JSON files of a folder."""
-    if not checkpoint.tokenizer:
+def _files(fields: Fields, family: Family, checkpoint: Checkpoint, model: Plain) -> dict[str, Plain]:
+    """The JSON files of a folder, given the values of the `model` group."""
+    tokenizer = tokenizer_of(checkpoint) if checkpoint.tokenizer else None
+    if "cross_attention" in family.groups:
+        if tokenizer is None and model["special_tokens"]["eos"] is None:
+            reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
+            raise ArgumentError("checkpoint", str(checkpoint.path), reason)
+        special, decoding = special_ids(model["special_tokens"], tokenizer.eos_id if tokenizer else None)
+        files = {"config.json": fields | special, "generation_config.json": decoding}
+        start = [] if special["bos_token_id"] is None else [special["bos_token_id"]]
+        around = (start, [special["eos_token_id"]])
+    elif tokenizer is None:
         return {"config.json": fields}
-    tokenizer = tokenizer_of(checkpoint)
-    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
-    generation = {"generation_config.json": special} if family.generates else {}
-    return {"config.json": fields | special, **generation, **tokenizer_files(tokenizer, max_seq_len)}
+    else:
+        special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
+        generation = {"generation_config.json": special} if family.generates else {}
+        files, around = {"config.json": fields | special, **generation}, ([tokenizer.eos_id], [])
+    return files | (tokenizer_files(tokenizer, model["max_seq_len"], special, around) if tokenizer else {})

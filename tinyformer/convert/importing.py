@@ -9,11 +9,21 @@ import torch
 from tinyformer.app.plain_values import LIMIT, LIMITS
 from tinyformer.app.stored_config import describe_config
 from tinyformer.checkpoint import Checkpoint, first_not_finite, save_network
-from tinyformer.convert.configs import EMBEDDING, FAMILY_NAMES, OUTPUT, Plain, compose_family, meta_network
+from tinyformer.convert.configs import (
+    DECODER_EMBEDDING,
+    EMBEDDING,
+    FAMILY_NAMES,
+    OUTPUT,
+    Plain,
+    compose_family,
+    depths_of,
+    meta_network,
+)
+from tinyformer.data import SpecialTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.interop import FAMILIES, Family, find_folder, read_config, read_tensors, read_tokenizer
+from tinyformer.interop import FAMILIES, Depths, Family, find_folder, read_config, read_tensors, read_tokenizer
 from tinyformer.interop.family import Fields, Weights
-from tinyformer.nn import Transformer
+from tinyformer.nn import Network
 
 
 def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
@@ -43,6 +53,7 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     for key, value in settings.items():  # before a network of these sizes is made
         if isinstance(value, int) and value > (limit := LIMITS.get(key, LIMIT)):
             raise ArgumentError("source", source, f"config.json asks for {key}={value:,}, more than {limit:,}")
+    _require_known_tokens(settings, source)
     config = compose_family(config_dir, family, settings)
     tokenizer = read_tokenizer(folder, fields)
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
@@ -54,14 +65,14 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     tensors, dtypes = read_tensors(folder)
     if problem := first_not_finite(tensors):
         raise ArgumentError("source", source, problem)
-    if settings["model.num_layers"] > len(tensors):  # before a network of these layers is made
-        reason = (
-            f"config.json asks for {settings['model.num_layers']:,} layers, and the files hold {len(tensors):,} tensors"
-        )
+    depths = depths_of(config["model"])
+    if (depth := max(depths.values())) > len(tensors):  # before a network of these layers is made
+        reason = f"config.json asks for {depth:,} layers, and the files hold {len(tensors):,} tensors"
         raise ArgumentError("source", source, reason)
     network = meta_network(config)
-    weights = _our_weights(tensors, family, fields, settings, network, folder)
-    heads = f"{settings['model.num_layers']} layers of {settings['model.num_heads']} heads"
+    weights = _our_weights(tensors, family, fields, settings, network, depths, folder)
+    stacks = " + ".join(str(len(stack.layers)) for stack in network.stacks())
+    heads = f"{stacks} layers of {settings['model.num_heads']} heads"
     lines = [f"{family.name}, {network.num_parameters():,} parameters in {heads}, saved in {path}."]
     # Assigned, since the network is on the meta device.
     network.load_state_dict(weights, assign=True)
@@ -73,10 +84,24 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     lines += [family.note] if family.note else []
     if tokenizer is None:
         return [*lines, "It has no tokenizer, so programs that read text refuse it; in Python it takes token ids."]
-    return [
-        *lines,
-        f"To analyse its heads: python evaluate.py checkpoint={path} data=text data.files=FILE analysis=heads",
-    ]
+    program = f"python evaluate.py checkpoint={path} data=text"
+    if len(network.stacks()) > 1:
+        return [*lines, f"To score pairs of texts, and see its heads: {program} data.files=PAIRS"]
+    return [*lines, f"To analyse its heads: {program} data.files=FILE analysis=heads"]
+
+
+def _require_known_tokens(settings: Plain, source: str) -> None:
+    """Refuse special tokens that the vocabulary does not have.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    keys = {key: key.rpartition(".")[2] for key in settings if key.startswith("model.special_tokens.")}
+    try:
+        SpecialTokens(**{name: settings[key] for key, name in keys.items()}).require_known(settings["model.vocab_size"])
+    except ArgumentError as error:
+        reason = f"its special token {error.path[0]}={error.value} {error.reason}"
+        raise ArgumentError("source", source, reason) from error
 
 
 @contextlib.contextmanager
@@ -90,46 +115,55 @@ def _field_names(folder: Path) -> Iterator[None]:
 
 
 def _family_of(fields: Fields, folder: Path) -> Family:
-    family = next((one for one in FAMILIES if one.model_type == fields.get("model_type")), None)
+    of_type = [one for one in FAMILIES if one.model_type == fields.get("model_type")]
+    family = next((one for one in of_type if one.covers(fields)), None)
     if family is None:
-        supported = f"{FAMILY_NAMES} are supported ({', '.join(one.model_type for one in FAMILIES)})"
+        supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(one.model_type for one in FAMILIES))})"
         reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
         raise ArgumentError("source", folder, reason)
     return family
 
 
 def _our_weights(
-    tensors: Weights, family: Family, fields: Fields, settings: Plain, network: Transformer, folder: Path
+    tensors: Weights,
+    family: Family,
+    fields: Fields,
+    settings: Plain,
+    network: Network,
+    depths: Depths,
+    folder: Path,
 ) -> Weights:
     """Their weights under our names.
 
     Raises:
         ArgumentError: a weight is missing, has another shape, or has no place in the network.
     """
-    num_layers, expected = settings["model.num_layers"], network.state_dict()
-    weights, others = family.read(tensors, num_layers, settings["model.num_heads"])
-    if settings["model.tied_readout"] and EMBEDDING in weights:
-        if not torch.equal(weights.setdefault(OUTPUT, weights[EMBEDDING]), weights[EMBEDDING]):
-            reason = (
-                f"{family.name_of(OUTPUT, num_layers)} differs from {family.name_of(EMBEDDING, num_layers)}, although "
-                "config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
-            )
+    expected = network.state_dict()
+    weights, others = family.read(tensors, depths, settings["model.num_heads"])
+    tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
+    for name in tied if EMBEDDING in weights else ():
+        if name not in expected:  # one stack has no second embedding
+            continue
+        if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
+            reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
+            if name == OUTPUT:
+                reason += ", although config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
             raise ArgumentError("source", folder, reason)
-        weights[OUTPUT] = weights[EMBEDDING]
+        weights[name] = weights[EMBEDDING]
     architecture = f"config.json says architectures={fields.get('architectures')}"
     for name in sorted(expected.keys() - weights.keys()):
-        reason = f"has no {family.name_of(name, num_layers)}, which {family.architecture} has; {architecture}"
+        reason = f"has no {family.name_of(name, depths)}, which {family.architecture} has; {architecture}"
         raise ArgumentError("source", folder, reason)
     for name in [*sorted(weights.keys() - expected.keys()), *others]:
         reason = (
-            f"has {family.name_of(name, num_layers)}, which has no place in {family.architecture} as config.json "
+            f"has {family.name_of(name, depths)}, which has no place in {family.architecture} as config.json "
             f"describes it; {architecture}"
         )
         raise ArgumentError("source", folder, reason)
     for name, weight in weights.items():
         if weight.shape != expected[name].shape:
             reason = (
-                f"{family.name_of(name, num_layers)} does not fit config.json: it gives {name} the shape "
+                f"{family.name_of(name, depths)} does not fit config.json: it gives {name} the shape "
                 f"{list(weight.shape)} instead of {list(expected[name].shape)}"
             )
             raise ArgumentError("source", folder, reason)

@@ -57,7 +57,7 @@ def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
     ]
     defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
     full = {name: _plain(value) for name, value in (defaults | node).items()}
-    if full.get("head_dim", 0) is None and full.get("num_heads"):
+    if full.get("head_dim", 0) is None and full.get("num_heads") and full.get("d_model"):
         full["head_dim"] = full["d_model"] // full["num_heads"]
     return full
 

@@ -15,6 +15,9 @@ Fields: TypeAlias = dict[str, Any]
 
 Weights: TypeAlias = dict[str, Tensor]
 
+Depths: TypeAlias = Mapping[str, int]
+"""The number of layers of each stack, "encoder" and "decoder"."""
+
 REQUIRED = object()
 """The default of a field that has none."""
 
@@ -23,6 +26,7 @@ KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
     float: ("a finite number", (int, float)),
     bool: ("true or false", (bool,)),
     str: ("a name", (str,)),
+    list: ("a list of token ids", (list,)),
 }
 """Types of fields: a name for errors, and the Python types of their JSON values."""
 
@@ -89,6 +93,8 @@ class Field:
 
     def _is_of_kind(self, value: Any) -> bool:
         is_kind = isinstance(value, KINDS[self.kind][1]) and isinstance(value, bool) is (self.kind is bool)
+        if self.kind is list:
+            return is_kind and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
         return is_kind and (self.kind is not float or abs(value) <= sys.float_info.max)  # JSON in Python has NaN
 
 
@@ -108,9 +114,10 @@ class Module:
     transposed: bool = False
     by_head: bool = False
 
-    def names(self, num_layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Their name and ours of the weight and the bias in every layer."""
-        for layer in range(num_layers) if "{}" in self.theirs else [0]:
+        stack = self.ours[0].partition(".")[0]
+        for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
                 ours = tuple(f"{name.format(layer)}.{part}" for name in self.ours)
                 yield f"{self.theirs.format(layer)}.{part}", ours
@@ -152,7 +159,7 @@ class Family:
         modules: its modules, with ours.
         values: further values of our config, by key.
         fixed: fields that change what it computes, with the only supported value, which is also the default.
-        outside: prefix of the output layer's modules, which do not have `prefix`.
+        outside: prefixes of the output layer's tensors, which do not have `prefix`.
         unused: prefixes and suffixes of tensors that do not affect its output.
         read_fields: flattens nested fields.
         write_fields: the reverse of `read_fields`.
@@ -160,6 +167,7 @@ class Family:
         write_weights: the reverse of `read_weights`.
         generates: whether it can generate text.
         note: a sentence about what an import changes, if anything.
+        covers: whether a `config.json` of its `model_type` is one of this family, where several have this type.
     """
 
     name: str
@@ -171,7 +179,7 @@ class Family:
     modules: tuple[Module, ...]
     values: Mapping[str, Any] = field(default_factory=dict)
     fixed: Fields = field(default_factory=dict)
-    outside: str = "lm_head."
+    outside: str | tuple[str, ...] = "lm_head."
     unused: tuple[str, ...] = ()
     read_fields: Callable[[Fields], Fields] = unchanged
     write_fields: Callable[[Fields], Fields] = unchanged
@@ -179,6 +187,7 @@ class Family:
     write_weights: Callable[[Weights], Weights] = unchanged
     generates: bool = True
     note: str = ""
+    covers: Callable[[Fields], bool] = lambda fields: True
 
     def settings(self, fields: Fields) -> dict[str, Any]:
         """The values of our config by key, without keys that keep their defaults.
@@ -192,8 +201,15 @@ class Family:
             if value != only and value is not None:
                 reason = "changes what the model computes and is not supported"
                 raise ArgumentError(f"fields.{name}", value, reason, {name: only})
-        values = dict(self.values) | {one.ours: one.read(fields) for one in self.fields}
-        return {key: value for key, value in values.items() if value is not None}
+        read: dict[str, tuple[str, Any]] = {}
+        for one in self.fields:
+            if (value := one.read(fields)) is None:
+                continue
+            first, known = read.setdefault(one.ours, (one.theirs, value))
+            if value != known:
+                reason = f"must be {known}, as {first} is: both stacks have the same size here"
+                raise ArgumentError(f"fields.{one.theirs}", value, reason, {one.theirs: known})
+        return dict(self.values) | {key: value for key, (_, value) in read.items()}
 
     def describe(self, values: Mapping[str, Any]) -> Fields:
         """The fields of a `config.json` from values of our config by key; fields without a value are left out."""
@@ -204,36 +220,36 @@ class Family:
         }
         return {"architectures": [self.architecture], "model_type": self.model_type, **self.write_fields(written)}
 
-    def read(self, tensors: Weights, num_layers: int, num_heads: int) -> tuple[Weights, list[str]]:
+    def read(self, tensors: Weights, depths: Depths, num_heads: int) -> tuple[Weights, list[str]]:
         """The weights under our names, and the names of tensors that do not belong to this family.
 
         Args:
             tensors: the tensors of the files.
-            num_layers: the number of layers.
+            depths: the number of layers.
             num_heads: the number of query heads.
         """
         plain = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
         remaining = self.read_weights({name: w for name, w in plain.items() if not self._is_unused(name)})
         weights: Weights = {}
         for module in self.modules:
-            for theirs, ours in module.names(num_layers):
+            for theirs, ours in module.names(depths):
                 if theirs in remaining:
                     weights |= zip(ours, module.read(remaining.pop(theirs), num_heads), strict=False)
         return weights, sorted(remaining)
 
-    def write(self, weights: Weights, num_layers: int, num_heads: int) -> Weights:
+    def write(self, weights: Weights, depths: Depths, num_heads: int) -> Weights:
         """The weights under their names."""
         written = {
             theirs: module.write([weights[name] for name in ours], num_heads)
             for module in self.modules
-            for theirs, ours in module.names(num_layers)
+            for theirs, ours in module.names(depths)
             if all(name in weights for name in ours)
         }
         return {self._full(name): tensor for name, tensor in self.write_weights(written).items()}
 
-    def name_of(self, ours: str, num_layers: int) -> str:
+    def name_of(self, ours: str, depths: Depths) -> str:
         """Their name of the tensor that contains one of our weights."""
-        pairs = (pair for module in self.modules for pair in module.names(num_layers))
+        pairs = (pair for module in self.modules for pair in module.names(depths))
         return self._full(next((theirs for theirs, names in pairs if ours in names), ours))
 
     def _full(self, name: str) -> str:

@@ -23,6 +23,10 @@ MAX_NAME = 255
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
 
+DECODING = "generation_config.json"
+OF_DECODING = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids", "suppress_tokens")
+"""The file of newer versions that says how a model decodes, and the fields that are read from it."""
+
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 """Dtypes of weights that are not quantised, and their names."""
 
@@ -39,20 +43,21 @@ def find_folder(name: str) -> Path:
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         reason = f"is not a folder; a folder with {CONFIG} and {WEIGHTS} works, or the name of a model on the Hub"
         raise ArgumentError("name", name, reason)
-    return hub.model_folder(name, [CONFIG, WEIGHTS, INDEX, SHARDS, *TOKENIZER_FILES])
+    return hub.model_folder(name, [CONFIG, DECODING, WEIGHTS, INDEX, SHARDS, *TOKENIZER_FILES])
 
 
 def read_config(folder: Path) -> Fields:
-    """The fields of a folder's `config.json`.
+    """The fields of a folder's `config.json`, and those of `generation_config.json` that name special tokens.
 
     Raises:
-        ArgumentError: it does not exist or cannot be read.
+        ArgumentError: the former does not exist, or one of them cannot be read.
     """
     if not (folder / CONFIG).is_file():
         reason = f"has no {CONFIG}; a folder written by save_pretrained of transformers has one"
         raise ArgumentError("folder", str(folder), reason)
     with argument_path(passed={"path": "folder"}):
-        return read_json(folder / CONFIG)
+        decoding = read_json(folder / DECODING) if (folder / DECODING).is_file() else {}
+        return read_json(folder / CONFIG) | {name: decoding[name] for name in OF_DECODING if name in decoding}
 
 
 def read_tensors(folder: Path) -> tuple[Weights, str]:

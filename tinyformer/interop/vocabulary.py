@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
 from tinyformer.interop.json_file import read_json
 
-SENTENCEPIECE = "tokenizer.model"
+SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 
@@ -56,7 +56,7 @@ FORMATS: dict[tuple[str, ...], Callable[[Path, Fields], Tokenizer]] = {
 }
 """Readers by the files that they need; the first whose files exist is used."""
 
-TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPECIAL, SENTENCEPIECE)
+TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPECIAL, *SENTENCEPIECE)
 
 
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
@@ -73,9 +73,9 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     """
     names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
     if names is None:
-        if (folder / SENTENCEPIECE).is_file():
+        if found := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
             reason = (
-                f"{SENTENCEPIECE} is not supported without a tokenizer.json, which "
+                f"{found} is not supported without a tokenizer.json, which "
                 "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers writes"
             )
             raise ArgumentError("folder", str(folder), reason)
@@ -91,8 +91,9 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
         first = _first_token(tokenizer, settings, fields)
         first_id = tokenizer.token_to_id(first) if first else None
         if first is not None and first_id is not None:
-            # TextTokenizer adds the first token itself.
-            spec["post_processor"] = _without(spec["post_processor"], _starting_with(first, first_id))
+            # These tokens are added here, and not by the tokenizer.
+            for added in (_around({first: first_id}, {}), _around({}, {first: first_id})):
+                spec["post_processor"] = _without(spec["post_processor"], added)
         tokenizer = Tokenizer.from_str(json.dumps(spec))
     try:
         return TextTokenizer(tokenizer, first)
@@ -119,24 +120,36 @@ def _told_by_library(folder: Path, name: str) -> Iterator[None]:
         raise ArgumentError("folder", str(folder), reason) from error
 
 
-def tokenizer_files(tokenizer: TextTokenizer, max_seq_len: int) -> dict[str, dict[str, Any]]:
-    """The JSON files of a tokenizer by name; a text that it encodes starts with the same token as here."""
+def tokenizer_files(
+    tokenizer: TextTokenizer, max_seq_len: int, ids: Fields, around: tuple[Sequence[int], Sequence[int]]
+) -> dict[str, dict[str, Any]]:
+    """The JSON files of a tokenizer by name; a text that it encodes gets the same tokens as here.
+
+    Args:
+        tokenizer: the tokenizer.
+        max_seq_len: the model's context, in tokens.
+        ids: the fields `bos_token_id`, `eos_token_id` and `pad_token_id` of the model.
+        around: the tokens before and after a text.
+    """
     spec = json.loads(tokenizer.to_json())
     spec.pop("eos_token", None)
     plain = Tokenizer.from_str(json.dumps(spec))
-    eos = plain.id_to_token(tokenizer.eos_id)
-    assert eos is not None
-    added, own = _starting_with(eos, tokenizer.eos_id), spec["post_processor"]
+    bos, eos, pad = (
+        None if (number := ids[f"{name}_token_id"]) is None else plain.id_to_token(number)
+        for name in ("bos", "eos", "pad")
+    )
+    names = [{str(plain.id_to_token(number)): number for number in side} for side in around]
+    added, own = _around(*names), spec["post_processor"]
     if own is None:
         spec["post_processor"] = added
     elif not _adds_tokens(own):
         spec["post_processor"] = {"type": "Sequence", "processors": [own, added]}
     special = {
         "eos_token": eos,
-        "bos_token": eos,
-        "cls_token": eos,
+        "bos_token": bos,
+        "cls_token": bos or eos,
         "sep_token": eos,
-        "pad_token": eos,
+        "pad_token": pad,
         "unk_token": None if tokenizer.unk_id is None else plain.id_to_token(tokenizer.unk_id),
         "mask_token": None if tokenizer.mask_id is None else plain.id_to_token(tokenizer.mask_id),
     }
@@ -172,15 +185,20 @@ def _special_token(settings: Fields, name: str) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _starting_with(token: str, token_id: int) -> dict[str, Any]:
-    """A post-processor that puts a token before a text, and before the second text of a pair."""
-    start = {"SpecialToken": {"id": token, "type_id": 0}}
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
+def _around(before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
+    """A post-processor that puts tokens before and after a text, and the second text of a pair."""
+
+    def template(text: str) -> list[dict[str, Any]]:
+        start, end = ([{"SpecialToken": {"id": token, "type_id": 0}} for token in side] for side in (before, after))
+        return [*start, {"Sequence": {"id": text, "type_id": 0}}, *end]
+
     return {
         "type": "TemplateProcessing",
-        "single": [start, first],
-        "pair": [start, first, start, second],
-        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+        "single": template("A"),
+        "pair": [*template("A"), *template("B")],
+        "special_tokens": {
+            token: {"id": token, "ids": [number], "tokens": [token]} for token, number in (before | after).items()
+        },
     }
 
 

@@ -1,0 +1,331 @@
+"""T5, BART and Marian: the same states, logits, attention maps and decoded targets, or a refusal in a sentence."""
+
+import copy
+import functools
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import tinyformer
+from interop.models import (
+    BART,
+    CONF,
+    MARIAN,
+    SEQ,
+    T5,
+    VOCAB,
+    change_config,
+    checkpoint_of,
+    exported,
+    network_of,
+    theirs,
+    tokens,
+    transformers,
+)
+from tinyformer.analysis import capture_attention
+from tinyformer.convert.exporting import export_model
+from tinyformer.model import Seq2SeqModel
+from tinyformer.nn import AttentionMask, EncoderDecoder
+
+slow = pytest.mark.slow
+
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "t5": ("T5", T5),
+    "t5-v1.1": ("T5", T5 | GATED),
+    "t5-of-other-activations": ("T5", T5 | {"feed_forward_proj": "gelu_new", "num_decoder_layers": 3}),
+    "t5-gated-by-silu": ("T5", T5 | {"feed_forward_proj": "gated-silu"}),
+    "bart": ("Bart", BART),
+    "bart-of-one-head": ("Bart", BART | dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1)),
+    "marian": ("Marian", MARIAN | {"activation_function": "swish"}),
+}
+
+LENGTHS = torch.tensor([SEQ, 11])
+TARGET = tokens().flip(0)[:, :13]
+
+
+@functools.cache
+def model_of(variant: str) -> Any:
+    family, fields = VARIANTS[variant]
+    return theirs(family, **fields, attn_implementation="eager")
+
+
+def saved(variant: str, folder: Path) -> Path:
+    model_of(variant).save_pretrained(folder)
+    # The library forgets it, since nothing in T5 depends on it; the files of t5-small have it.
+    change_config(folder, **({"n_positions": SEQ + 2} if VARIANTS[variant][0] == "T5" else {}))
+    return folder
+
+
+def is_real() -> Tensor:
+    return torch.arange(SEQ) < LENGTHS[:, None]
+
+
+def error(ours: Tensor, expected: Tensor) -> float:
+    return float((ours - expected).detach().abs().max())
+
+
+def require_the_same(model: Any, network: EncoderDecoder) -> None:
+    """States of both stacks, logits, maps of every head, and the gradient through the cross-attention."""
+    expected = model(
+        input_ids=tokens(),
+        attention_mask=is_real().long(),
+        decoder_input_ids=TARGET,
+        output_attentions=True,
+        output_hidden_states=True,
+    )
+    context = network.encode(tokens(), AttentionMask(lengths=LENGTHS))
+    with capture_attention(network) as maps:
+        logits = network(tokens(), TARGET, AttentionMask(lengths=LENGTHS))
+    states = network.decoder(TARGET, AttentionMask(causal=True), context=context)
+    assert float(expected.logits.detach().std()) > 0.1
+    assert error(logits, expected.logits) <= 1e-5
+    assert error(states, expected.decoder_hidden_states[-1]) <= 1e-5
+    assert error(context.vectors[is_real()], expected.encoder_last_hidden_state[is_real()]) <= 1e-5
+
+    of_theirs = (*expected.encoder_attentions, *expected.decoder_attentions, *expected.cross_attentions)
+    real = is_real()[:, None, :, None]  # queries: those of padding are not compared
+    for name, ours, other in zip(network.layer_names(), maps, of_theirs, strict=True):
+        difference = (ours - other).detach().abs()
+        assert float((difference * real if name.startswith("encoder") else difference).max()) <= 1e-5
+
+    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
+    base = getattr(model, "model", model).encoder
+    gradients = [
+        torch.autograd.grad(output, weight, upstream)[0]
+        for output, weight in (
+            (logits, network.encoder.layers[0].feed_forward.down_proj.weight),
+            (expected.logits, base.block[0].layer[1].DenseReluDense.wo.weight)
+            if hasattr(base, "block")
+            else (expected.logits, base.layers[0].fc2.weight),
+        )
+    ]
+    assert error(*gradients) <= 1e-5 * float(gradients[1].abs().max())
+
+
+def fast(*names: str) -> Any:
+    """All variants, of which these are in the fast tier."""
+    return pytest.mark.parametrize(
+        "variant", [one if one in names else pytest.param(one, marks=slow) for one in VARIANTS]
+    )
+
+
+@fast("t5", "t5-v1.1", "bart", "marian")
+def test_states_logits_maps_and_gradients_are_the_same(variant: str, tmp_path: Path) -> None:
+    network = network_of(checkpoint_of(saved(variant, tmp_path / "model"), tmp_path / "in.ckpt"))
+    require_the_same(model_of(variant), network)
+
+
+@fast("t5", "bart")
+def test_an_import_is_exported_again_with_the_same_logits(variant: str, tmp_path: Path) -> None:
+    checkpoint_of(saved(variant, tmp_path / "model"), tmp_path / "in.ckpt")
+    again, model = exported(tmp_path / "in.ckpt", tmp_path / "out"), model_of(variant)
+    again.set_attn_implementation("eager")
+    given = {"input_ids": tokens(), "decoder_input_ids": TARGET}
+    with torch.no_grad():
+        assert torch.equal(again(**given).logits, model(**given).logits)
+    names = {"eos_token_id", "decoder_start_token_id", "forced_bos_token_id"}
+    assert {name: getattr(again.generation_config, name) for name in names} == {
+        name: getattr(model.generation_config, name) for name in names
+    }
+    never = [[token] for token in again.generation_config.suppress_tokens or []]
+    assert never == (model.generation_config.bad_words_ids or [])
+
+
+@functools.cache
+def decisive(variant: str) -> Any:
+    """The model with other weights, so that the next token depends on the last, and not on the position alone."""
+    model = copy.deepcopy(model_of(variant))
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(3)
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias -= model(input_ids=tokens(), decoder_input_ids=tokens()).logits.mean(dim=(0, 1))
+            model.final_logits_bias[:, model.config.eos_token_id] -= 5
+        else:
+            model.shared.weight *= 4
+            model.decoder.final_layer_norm.weight.normal_()
+    return model
+
+
+SEARCHES = [(variant, *search) for variant in VARIANTS for search in ((1, 1.0), (3, 0.7))]
+SEARCHES += [("marian", *search) for search in product((2, 5), (0.0, 0.7, 1.0))]
+
+
+@pytest.mark.parametrize(
+    ("variant", "beams", "length_penalty"),
+    [one if one in SEARCHES[:3] + SEARCHES[-4:-3] else pytest.param(*one, marks=slow) for one in SEARCHES],
+)
+def test_greedy_and_beam_search_find_the_same_targets(
+    variant: str, beams: int, length_penalty: float, tmp_path: Path
+) -> None:
+    model, folder = decisive(variant), tmp_path / "model"
+    model.save_pretrained(folder)
+    checkpoint_of(folder, tmp_path / "in.ckpt")
+    ours = tinyformer.load(tmp_path / "in.ckpt")
+    assert isinstance(ours, Seq2SeqModel)
+    special, settings = ours.task.special_tokens, model.generation_config
+    assert (special.eos, special.decoder_start) == (settings.eos_token_id, settings.decoder_start_token_id)
+    penalty = {} if beams == 1 else {"length_penalty": length_penalty, "early_stopping": False}
+    searched = {"num_beams": beams, "max_new_tokens": 9, "do_sample": False, "forced_eos_token_id": None} | penalty
+    unended = ours.generate_ids(tokens(), LENGTHS, beams, length_penalty, max_tokens=9)
+    found, words = list(unended), sorted({token for target in unended for token in target})
+    for end in [*words[:3], *words[-1:]]:  # tokens that end some of the targets
+        ours.task.special_tokens = replace(special, eos=end)
+        own = ours.generate_ids(tokens(), LENGTHS, beams, length_penalty, max_tokens=9)
+        expected = model.generate(tokens(), attention_mask=is_real().long(), eos_token_id=end, **searched)
+        for one, other in zip(own, expected[:, 1:].tolist(), strict=True):
+            cut = other[: other.index(end)] if end in other else other
+            assert one == (cut[1:] if special.bos is not None and cut[:1] == [special.bos] else cut)
+        found += own
+    assert len(set(map(len, found))) > 1
+    assert len(words) > 2
+
+
+# Texts and their tokenizers.
+
+WORDS = ["the", "cat", "sees", "a", "bird", "and", "mouse", "translate", "to", "Spanish"]
+PROMPTS = ["the cat sees a", "mouse to Spanish"]
+
+
+def t5_tokenizer() -> Any:
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -3.0), *((f"▁{word}", -2.0) for word in WORDS)]
+    return transformers().T5Tokenizer(vocab=[*pieces, *((chr(97 + i), -4.0) for i in range(26))], extra_ids=5)
+
+
+def bart_tokenizer() -> Any:
+    vocab = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "Ġ": 4, "<mask>": 5}
+    vocab |= {chr(97 + i): 6 + i for i in range(26)} | {"S": 32, "Ġa": 33, "Ġt": 34}
+    return transformers().BartTokenizer(vocab=vocab, merges=[("Ġ", "a"), ("Ġ", "t")])
+
+
+@pytest.mark.parametrize(
+    ("variant", "tokenizer_of"), [("t5", t5_tokenizer), pytest.param("bart", bart_tokenizer, marks=slow)]
+)
+def test_a_text_is_answered_with_the_same_text(variant: str, tokenizer_of: Any, tmp_path: Path) -> None:
+    model, tokenizer, folder = copy.deepcopy(decisive(variant)), tokenizer_of(), tmp_path / "model"
+    if variant == "bart":  # which else finds ids that the tokenizer does not have
+        model.final_logits_bias[:, len(tokenizer) :] -= 9
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    change_config(folder, **({"n_positions": 40} if variant == "t5" else {}))
+    assert checkpoint_of(folder, tmp_path / "in.ckpt").tokenizer
+    export_model(tmp_path / "in.ckpt", tmp_path / "out", CONF)
+    ours = tinyformer.load(tmp_path / "in.ckpt")
+    searched = {"num_beams": 2, "max_length": ours.network.max_seq_len + 1, "early_stopping": False}
+    texts = set()
+    for where in (folder, tmp_path / "out"):
+        again = transformers().AutoTokenizer.from_pretrained(where)
+        loaded = transformers().AutoModelForSeq2SeqLM.from_pretrained(where)
+        for prompt in PROMPTS:
+            source = again(prompt, return_tensors="pt")["input_ids"]
+            assert source.tolist() == tokenizer(prompt, return_tensors="pt")["input_ids"].tolist()
+            target = loaded.generate(source, do_sample=False, forced_eos_token_id=None, **searched)[0]
+            (text,) = ours.generate(prompt, beams=2)
+            plain = re.sub("<.*?>", "", text)  # the library leaves out special tokens within a text, too
+            assert plain == tokenizer.decode(target, skip_special_tokens=True)
+            texts.add(plain)
+    assert len("".join(texts)) > 9
+
+
+# Files as they are published, and files of strangers.
+
+
+def change_weights(folder: Path, **changed: Tensor | None) -> None:
+    file = folder / "model.safetensors"
+    weights = {name: weight for name, weight in (load_file(file) | changed).items() if weight is not None}
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, file, metadata={"format": "pt"})
+
+
+def test_older_files_of_bart_have_no_output_layer(tmp_path: Path) -> None:
+    """As facebook/bart-base: no prefix, no bias of the logits, and the embedding under three names."""
+    model, folder = copy.deepcopy(model_of("bart")), tmp_path / "model"
+    model.model.save_pretrained(folder)
+    embedding = load_file(folder / "model.safetensors")["shared.weight"]
+    own = {f"{stack}.embed_tokens.weight": embedding.clone() for stack in ("encoder", "decoder")}
+    change_weights(folder, **own, **{"encoder.version": torch.tensor([2.0])})
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    change_config(folder, architectures=["BartModel"], forced_bos_token_id=0)
+    model.final_logits_bias.zero_()
+    require_the_same(model, network_of(checkpoint_of(folder, tmp_path / "in.ckpt")))
+
+
+@pytest.mark.parametrize("variant", ["t5", "t5-v1.1"])
+def test_older_files_of_t5(variant: str, tmp_path: Path) -> None:
+    """As google-t5/t5-small and google/t5-v1_1-small, which transformers 4 wrote."""
+    folder = saved(variant, tmp_path / "model")
+    embedding = load_file(folder / "model.safetensors")["shared.weight"]
+    table = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    change_weights(folder, **{"decoder.embed_tokens.weight": embedding.clone(), table: torch.zeros(8, 3)})
+    newer = ("scale_decoder_outputs", "is_gated_act", "dense_act_fn", "tie_word_embeddings", "is_decoder")
+    change_config(folder, without=newer, **({"tie_word_embeddings": False} if variant == "t5-v1.1" else {}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    change_config(folder, pad_token_id=0, decoder_start_token_id=0)
+    require_the_same(model_of(variant), network_of(checkpoint_of(folder, tmp_path / "in.ckpt")))
+
+
+HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
+    ("t5", {"num_layers": 9999}, {}, "config.json asks for 9,999 layers, and the files hold"),
+    ("t5", {"num_decoder_layers": 9999}, {}, "config.json asks for 9,999 layers, and the files hold"),
+    ("t5", {"num_decoder_layers": 1}, {}, "decoder.block.1.layer.0.SelfAttention.k.weight, which has no place"),
+    ("t5", {"num_layers": 4}, {}, "has no encoder.block.3.layer"),
+    ("t5", {"d_kv": 2**40}, {}, "config.json asks for attention.head_dim=1,099,511,627,776, more than 1,048,576"),
+    ("t5", {"relative_attention_num_buckets": 2**30}, {}, "config.json asks for position.num_buckets=1,073,741,824"),
+    ("t5", {"relative_attention_num_buckets": 12}, {}, "position.embedding.weight the shape [8, 3] instead of [12, 3]"),
+    ("t5", {"relative_attention_num_buckets": 7}, {}, "position.num_buckets=7: must be a positive multiple of 4"),
+    ("t5", {"d_ff": 51}, {}, "does not fit config.json: it gives"),
+    ("t5", {"feed_forward_proj": "gated-gelu"}, {}, "is_gated_act=False: contradicts feed_forward_proj"),
+    ("t5", {"eos_token_id": VOCAB}, {}, "its special token eos=53 must be below 53, the size of the vocabulary"),
+    ("t5", {"eos_token_id": -1}, {}, "its special token eos=-1 must be at least 0"),
+    ("t5", {}, {"lm_head.weight": torch.ones(VOCAB, 42)}, "lm_head.weight differs from encoder.embed_tokens.weight"),
+    ("t5", {}, {"shared.weight": None}, "has no decoder.embed_tokens.weight, which T5ForConditional"),
+    ("t5", {}, {"encoder.embed_tokens.weight": torch.ones(3, 3)}, "decoder.embed_tokens.weight differs from encoder"),
+    ("t5", {}, {"encoder.final_layer_norm.weight": torch.tensor(1.0)}, "encoder.final_layer_norm.weight does not fit"),
+    ("bart", {"max_position_embeddings": SEQ}, {}, "embed_positions.weight does not fit config.json"),
+    ("bart", {"max_position_embeddings": 10**9}, {}, "model.max_seq_len=1,000,000,000, more than 1,048,576"),
+    ("bart", {"model_type": "marian", "scale_embedding": True}, {}, "layernorm_embedding"),
+    ("bart", {}, {"final_logits_bias": torch.ones(VOCAB, 1)}, "lm_head.bias does not fit config.json"),
+    ("bart", {}, {"final_logits_bias": torch.ones(())}, "lm_head.bias does not fit config.json"),
+    ("bart", {}, {"model.encoder.embed_positions.weight": torch.ones(42)}, "embed_positions.weight does not fit"),
+    (
+        "bart",
+        {},
+        {"model.shared.weight": torch.ones(()), "final_logits_bias": None},
+        "has no lm_head.bias, which BartForCond",
+    ),
+    ("marian", {"d_model": 43}, {}, "model.d_model=43: must be even for sinusoidal"),
+    ("marian", {"encoder_layers": True}, {}, "encoder_layers=True: must be a whole number"),
+]
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: f"{case[0]}-{[*case[1], *case[2]][0]}")
+def test_files_of_strangers_are_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
+    variant, fields, weights, sentence = case
+    folder = saved(variant, tmp_path / "model")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    change_config(folder, **fields)
+    change_weights(folder, **weights)
+    with pytest.raises(ValueError, match=r"\.$") as caught:
+        checkpoint_of(folder, tmp_path / "in.ckpt")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_generation_config_is_read_or_refused(tmp_path: Path) -> None:
+    folder = saved("t5", tmp_path / "model")
+    for contents, sentence in (
+        ("{", "generation_config.json': cannot be read as JSON"),
+        ('{"bad_words_ids": [[7, 8]]}', "bad_words_ids=[[7, 8]]: is supported for words of one token only"),
+        ('{"suppress_tokens": [99]}', "its special token suppressed=99 must be below 53"),
+        ('{"decoder_start_token_id": "x"}', "decoder_start_token_id='x': must be a whole number"),
+    ):
+        (folder / "generation_config.json").write_text(contents)
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            checkpoint_of(folder, tmp_path / "in.ckpt")
