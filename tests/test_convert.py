@@ -10,13 +10,27 @@ from typing import Any
 import pytest
 import torch
 from hub_server import HubServer
-from interop.models import BERT, GPT2, LLAMA, change_config, our_checkpoint, their_logits, theirs, tokens
+from interop.models import (
+    BERT,
+    GPT2,
+    LLAMA,
+    MARIAN,
+    T5,
+    VOCAB,
+    change_config,
+    our_checkpoint,
+    their_logits,
+    theirs,
+    tokens,
+)
+from interop.test_encoder_decoders import t5_tokenizer
 from programs import Ended, Program
 
 import tinyformer
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.convert.__main__ import main
 from tinyformer.data import BPETokenizer
+from tinyformer.model import Seq2SeqModel
 
 Run = Callable[..., Ended]
 
@@ -106,6 +120,52 @@ def test_a_model_without_a_tokenizer_takes_token_ids_in_python_alone(convert: Ru
     assert (ended.code, len(ended.err.splitlines())) == (2, 1)
     assert ended.err.startswith("Error: checkpoint=in.ckpt")
     assert "tokenizer" in ended.err
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_is_scored_prompted_fine_tuned_and_exported(convert: Run, program: Program) -> None:
+    theirs("T5", **T5).save_pretrained("t5")
+    t5_tokenizer().save_pretrained("t5")  # of fewer tokens than the embedding has rows, as T5's own
+    change_config(Path("t5"), n_positions=40)
+    ended = convert("hf", "t5", "in.ckpt")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("T5, ")
+    assert "in 3 + 2 layers of 3 heads" in ended.out
+    rows = [f"the cat sees {letter}\tthe bird and {letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    Path("pairs.tsv").write_text("\n".join(["source\ttarget", *rows]))
+    data = "data=text data.files=pairs.tsv generate.beams=1"
+    ended = program("evaluate.py", f"checkpoint=in.ckpt {data} generate.prompt=bird hydra.run.dir=scored")
+    assert ended.code == 0, ended.err
+    assert ended.out.rstrip().endswith(tinyformer.load("in.ckpt").generate("bird", beams=1)[0].strip())
+    assert Path("scored/attention/cross_000000.png").is_file()
+    steps = "trainer.max_steps=2 trainer.val_check_interval=2 callbacks.attention=null hydra.run.dir=tuned"
+    ended = program("train.py", f"init_from=in.ckpt task=seq2seq {data} {steps}")
+    assert ended.code == 0, ended.err
+    assert len(load_checkpoint("tuned/checkpoints/last.ckpt").weights["encoder.token_embedding.weight"]) == VOCAB
+    ended = program("evaluate.py", f"checkpoint=tuned/checkpoints/last.ckpt {data} hydra.run.dir=again")
+    assert ended.code == 0, ended.err
+    ended = convert("export", "tuned/checkpoints/last.ckpt", "out")
+    assert (ended.code, ended.out) == (0, "T5, saved in out: transformers loads it as T5ForConditionalGeneration.\n")
+
+
+def test_marian_takes_token_ids(convert: Run) -> None:
+    theirs("Marian", **MARIAN).save_pretrained("marian")
+    Path("marian/source.spm").write_bytes(b"x")
+    ended = convert("hf", "marian", "in.ckpt")
+    assert "Marian's two SentencePiece models are not read, since no fast tokenizer has them." in ended.out
+    assert "in Python it takes token ids" in ended.out
+    ours = tinyformer.load("in.ckpt")
+    assert isinstance(ours, Seq2SeqModel)
+    assert len(ours.generate_ids(tokens(), beams=1)) == 2
+    for ask, sentence in (
+        (lambda: ours.generate("a text"), "the model has no tokenizer; generate_ids takes token ids"),
+        (lambda: ours.generate_ids(tokens() + VOCAB), f"token ids go from 0 to {VOCAB - 1}"),
+        (lambda: ours.generate_ids(tokens(), torch.tensor([3])), "must hold 2 lengths from 1 to 19"),
+        (lambda: ours.generate_ids(tokens()[:, :0]), "must hold 2 lengths"),
+        (lambda: ours.generate_ids(tokens().repeat(1, 2)), "must be at most max_seq_len=21 tokens"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ask()
 
 
 WITHOUT_TORCH = """

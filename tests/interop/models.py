@@ -127,6 +127,7 @@ def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
     """A random model of theirs."""
     library = transformers()
     special = dict.fromkeys(["pad_token_id", "bos_token_id", "eos_token_id"])
+    decoding = {name: fields.pop(name) for name in ("forced_bos_token_id", "bad_words_ids") if name in fields}
     config = getattr(library, f"{family}Config")(**{"vocab_size": VOCAB, **special, **fields})
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -138,6 +139,8 @@ def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
         if family == "T5" and fields.get("tie_word_embeddings") is False:
             # As in files of version 1.1, and unlike a model that the library makes of their config.
             model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) / 6)
+        for name, value in decoding.items():  # which newer versions keep apart
+            setattr(model.generation_config, name, value)
         if family == "Marian":  # whose positions are not trained, and not saved
             with torch.no_grad():
                 for stack in (model.model.encoder, model.model.decoder):

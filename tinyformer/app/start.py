@@ -14,6 +14,7 @@ from tinyformer.app.resume import has_checkpoint, is_first_process, require_unus
 from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import relative_path
 from tinyformer.checkpoint import (
+    EMBEDDING,
     LAST,
     OWN_PREFIXES,
     Checkpoint,
@@ -84,6 +85,23 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
             f"resume={config.resume}: the run has made its {step} steps; trainer.max_steps={2 * step} continues it."
         )
     return start
+
+
+def keep_vocabulary(config: DictConfig, start: Start | None) -> None:
+    """Keep the rows of an embedding that the tokenizer has no tokens for: T5 has 32,128 rows and 32,100 tokens.
+
+    Args:
+        config: the config, whose `model.vocab_size` is set unless the user has.
+        start: the checkpoint that the run starts from, if any.
+
+    Raises:
+        ArgumentError: see `tokenizer_of`.
+    """
+    embedding = start.checkpoint.weights.get(EMBEDDING) if start is not None else None
+    if start is None or embedding is None or not embedding.ndim or config.model.vocab_size is not None:
+        return
+    if len(embedding) > tokenizer_of(start.checkpoint, start.key).vocab_size:
+        config.model.vocab_size = len(embedding)
 
 
 def continue_job(config: DictConfig, folder: Path) -> bool:

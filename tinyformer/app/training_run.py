@@ -32,7 +32,7 @@ from tinyformer.app.parts import (
 from tinyformer.app.resume import is_first_process
 from tinyformer.app.sample import check_generation, describe_prompts, print_generated, refuse_prompts
 from tinyformer.app.scores import register_score
-from tinyformer.app.start import Start, load_start, make_starting_network, prepare_data
+from tinyformer.app.start import Start, keep_vocabulary, load_start, make_starting_network, prepare_data
 from tinyformer.app.stored_config import describe_config
 from tinyformer.app.summary import (
     describe_events,
@@ -100,6 +100,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     config = copy.deepcopy(config)
     set_up_process()
     start = load_start(config, folder)
+    keep_vocabulary(config, start)
     stored = check_config(config, invocation.choices)
     settings = make_settings(config)
     compiled = compile_arguments(config, settings)

@@ -50,9 +50,9 @@ def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fie
     start = eos if tokens["decoder_start"] is None else tokens["decoder_start"]
     ids = {"bos_token_id": tokens["bos"], "eos_token_id": eos, "pad_token_id": start, "decoder_start_token_id": start}
     decoding = {"forced_bos_token_id": tokens["forced_bos"], SUPPRESSED: tokens["suppressed"] or None}
-    # A field that is left out of config.json has its default; null is none.
-    unset = {"forced_bos_token_id": None, "forced_eos_token_id": None}
-    return unset | ids, {name: value for name, value in (ids | decoding).items() if value is not None}
+    # BART's default is 2; null is none, as here.
+    unforced = {"forced_eos_token_id": None}
+    return unforced | ids, {name: value for name, value in (ids | decoding).items() if value is not None}
 
 
 def spread_embedding(weights: Weights) -> Weights:
