@@ -1,7 +1,7 @@
 """Convert Hugging Face models: `python -m tinyformer.convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
 
-GPT-2, GPT-NeoX, BERT, Llama and Mistral; `tinyformer/interop` maps their weights and config fields to ours. And
-checkpoints of earlier versions: `… upgrade old.ckpt new.ckpt`.
+GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian; `tinyformer/interop` maps their weights and config fields to
+ours. And checkpoints of earlier versions: `… upgrade old.ckpt new.ckpt`.
 """
 
 import argparse
@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyform
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Import and export Hugging Face's GPT-2, GPT-NeoX, BERT, Llama and Mistral; upgrade checkpoints.",
+        description="Import and export Hugging Face's GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian; "
+        "upgrade checkpoints.",
     )
     directions = parser.add_subparsers(dest="direction", required=True)
     importer = directions.add_parser("hf", help="turn a Hugging Face folder into a checkpoint for evaluate.py")

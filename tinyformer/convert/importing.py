@@ -85,9 +85,8 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     if tokenizer is None:
         return [*lines, "It has no tokenizer, so programs that read text refuse it; in Python it takes token ids."]
     program = f"python evaluate.py checkpoint={path} data=text"
-    if len(network.stacks()) > 1:
-        return [*lines, f"To score pairs of texts, and see its heads: {program} data.files=PAIRS"]
-    return [*lines, f"To analyse its heads: {program} data.files=FILE analysis=heads"]
+    file = "PAIRS" if len(network.stacks()) > 1 else "FILE"
+    return [*lines, f"To analyse its heads: {program} data.files={file} analysis=heads"]
 
 
 def _require_known_tokens(settings: Plain, source: str) -> None:

@@ -262,7 +262,7 @@ class PairDataModule(SourceDataModule):
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        self._special_tokens = special_tokens or SpecialTokens()
+        self._special_tokens = SpecialTokens.of(special_tokens)
         num_added = 1 if self._special_tokens.bos is None else 2
         require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # a token and those around it
         super().__init__(

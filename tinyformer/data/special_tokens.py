@@ -78,6 +78,17 @@ class SpecialTokens:
         for name, number in self.ids():
             require_at_least(0, {name: 0}, **{name: number})
 
+    @classmethod
+    def of(cls, given: object) -> "SpecialTokens":
+        """What was given as special tokens, or those by default.
+
+        Raises:
+            ArgumentError: it is something else.
+        """
+        if given is not None and not isinstance(given, cls):
+            raise ArgumentError("special_tokens", type(given).__name__, "must be tinyformer.data.SpecialTokens")
+        return cls() if given is None else given
+
     def ids(self) -> list[tuple[str, int]]:
         """Every id that is given, after the name of its argument."""
         names = ("eos", "decoder_start", "bos", "forced_bos")

@@ -71,10 +71,7 @@ class Seq2Seq(TokenTask):
             raise ArgumentError("label_smoothing", label_smoothing, reason, {"label_smoothing": 0.1})
         require_at_least(0, num_decoded=num_decoded)
         self.label_smoothing, self.num_decoded = label_smoothing, num_decoded
-        if not isinstance(special_tokens, SpecialTokens | None):
-            name = type(special_tokens).__name__
-            raise ArgumentError("special_tokens", name, "must be a tinyformer.data.SpecialTokens")
-        self.special_tokens = special_tokens or SpecialTokens()
+        self.special_tokens = SpecialTokens.of(special_tokens)
         self.beam = Beam()
         self.outputs: list[Output] = []
 
