@@ -18,7 +18,13 @@ from tinyformer.data import (
 
 CONF = Path(__file__).parents[2] / "conf"
 REQUIRED = {"text": ["data.files=[a.txt,b.txt]"], "hub": ["data.path=owner/name"], "file": ["tokenizer.path=t.json"]}
-RUN = ["+seed=3", "+model.max_seq_len=64", "+task.labels=null", "+task.masking=null"]
+RUN = [
+    "+seed=3",
+    "+model.max_seq_len=64",
+    "+model.special_tokens={_target_:tinyformer.data.SpecialTokens}",
+    "+task.labels=null",
+    "+task.masking=null",
+]
 
 
 def choices(group):
