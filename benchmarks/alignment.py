@@ -6,7 +6,8 @@
 The year and the day of an ISO date are copied from the source, digit by digit, so it is known which token of the source
 each of these digits comes from. For each head of the cross-attention: the share of copied digits in whose row the
 largest weight is on that token. The head is chosen on validation pairs, for the trained and for the untrained network
-by itself, and tested on ten test pairs. Prints both shares, and the pairs.
+by itself, and tested on ten test pairs; both are those of the run, which has not seen their dates nor their formats.
+Prints both shares, and the pairs.
 """
 
 import re
@@ -18,6 +19,7 @@ from jaxtyping import Float
 
 import tinyformer
 from tinyformer.analysis import TokenPair, capture_pair
+from tinyformer.checkpoint import load_checkpoint
 from tinyformer.data import Dates, PairTokens, TextTokenizer
 from tinyformer.model import Seq2SeqModel
 from tinyformer.nn import EncoderDecoder
@@ -57,9 +59,9 @@ def hits(
     return torch.cat(found, dim=-1).mean(dim=-1)
 
 
-def split_pairs(split: str) -> Iterator[tuple[str, str]]:
-    """The pairs of a split in whose source year and day are different numbers."""
-    for row in Dates().load_pairs()[split]:
+def split_pairs(split: str, seed: int) -> Iterator[tuple[str, str]]:
+    """The pairs of a split of the run with this seed, in whose source year and day are different numbers."""
+    for row in Dates(seed=seed).load_pairs()[split]:
         if str(int(row["pair"][-2:])) != row["pair"][:4]:
             yield row["text"], row["pair"]
 
@@ -68,7 +70,9 @@ def main() -> None:
     """Print the shares, and what the model makes of the tested pairs."""
     model = tinyformer.load(sys.argv[1])
     assert isinstance(model, Seq2SeqModel)
-    choosing, tested = list(split_pairs("validation"))[:NUM_CHOOSING], list(split_pairs("test"))[:NUM_TESTED]
+    seed = load_checkpoint(sys.argv[1]).stored["values"]["seed"]
+    choosing = list(split_pairs("validation", seed))[:NUM_CHOOSING]
+    tested = list(split_pairs("test", seed))[:NUM_TESTED]
     torch.manual_seed(0)
     untrained = tinyformer.load(sys.argv[1]).network
     for module in untrained.modules():
