@@ -39,7 +39,7 @@ MISTAKES = {
     "attention=gqaa": f"attention=gqaa: there is no such choice. Did you mean gqa? {CHOICES}",
     "attention=null": "Config group override must be a string or a list. Got NoneType: an axis without a choice",
     "num_heads=3": "num_heads: there is no such key. Did you mean model.num_heads",
-    "data.files=a.txt": "data.files: there is no such key. It belongs to data=sst2 or data=text.",
+    "data.files=a.txt": "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or data=sst2",
     "qqqqq=1": "qqqqq: there is no such key. --help lists the axes.",
     "generate.prompt=a, b": "Ambiguous value for argument 'generate.prompt=a, b'; quote what",
     "generate.prompt=a=b=c{": "generate.prompt=a=b=c{: ",
