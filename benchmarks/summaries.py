@@ -1,14 +1,15 @@
 """What a summariser of docstrings has to beat: the body's first sentence, a constant, and the function's name in words.
 
-    python benchmarks/summaries.py
+    python benchmarks/summaries.py [seed=1]
 
-On the test pairs of `experiment=summarise_cpu`, with the texts as its model reads them. The constant is the training
-summary that is most similar to others. The name is that of the function, class or module whose docstring it is, which
-the model is not told: `get_content_type` becomes "get content type". Prints ROUGE-1 and ROUGE-L of each, after half a
-minute.
+On the test pairs of `experiment=summarise_cpu`, which overrides change, with the texts as its model reads them. The
+constant is the training summary that is most similar to others. The name is that of the function, class or module whose
+docstring it is, which the model is not told: `get_content_type` becomes "get content type". Prints ROUGE-1 and ROUGE-L
+of each, after half a minute.
 """
 
 import re
+import sys
 from collections.abc import Sequence
 
 from hydra.utils import instantiate
@@ -54,7 +55,7 @@ def rouge(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]
 
 def main() -> None:
     """Print the scores."""
-    config, _ = compose_run("train", ["experiment=summarise_cpu"])
+    config, _ = compose_run("train", ["experiment=summarise_cpu", *sys.argv[1:]])
     data: PairDataModule = instantiate(config.datamodule, _convert_="all")
     data.prepare()
     test, names = data.splits["test"], names_by_pair()
