@@ -2,7 +2,7 @@
 
 from typing import NotRequired, TypedDict, cast
 
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 IGNORED = -100
@@ -17,7 +17,8 @@ class Batch(TypedDict):
     tokens attend within their own document only; `document_starts`: where they begin, see `AttentionMask`. `source`:
     the sequences from which those of `inputs` are predicted, such as sentences in another language, and
     `source_lengths`: their lengths. `contexts`: the position at which the context of a question begins, and `starts`
-    and `ends`: those of the first and the last token of its answer, 0 where there is none. `rows`: the number of each
+    and `ends`: those of the first and the last token of its answer, 0 where there is none. `answerable`: whether the
+    question has an answer, be it in another window of the context. `rows`: the number of each
     row in its split.
     """
 
@@ -32,6 +33,7 @@ class Batch(TypedDict):
     contexts: NotRequired[Int[Tensor, " batch"]]
     starts: NotRequired[Int[Tensor, " batch"]]
     ends: NotRequired[Int[Tensor, " batch"]]
+    answerable: NotRequired[Bool[Tensor, " batch"]]
     rows: NotRequired[Int[Tensor, " batch"]]
 
 

@@ -80,6 +80,7 @@ def test_batches_by_hand():
         "contexts": [4, 4, 4, 3],
         "starts": [0, 5, 0, 3],  # the answer is not whole in the first window
         "ends": [0, 6, 0, 3],
+        "answerable": [True, True, False, True],
         "rows": [0, 1, 2, 3],
     }
     assert split.num_tokens == 26

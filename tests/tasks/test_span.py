@@ -12,7 +12,7 @@ from torch import nn
 from torchmetrics.text import SQuAD
 
 from tasks.fixed import Fixed
-from tinyformer.data import ByteTokenizer, Question, TextTokenizer, tokenise_questions
+from tinyformer.data import ByteTokenizer, Question, Questions, TextTokenizer, tokenise_questions
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import SpanExtraction
 from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
@@ -50,7 +50,40 @@ def test_loss_and_accuracy_by_hand():
     assert found.tolist() == pytest.approx(expected)
     assert targets.tolist() == [1, 1]
     metrics = task.metrics(task.score(network, BATCH), None)
-    assert metrics == {"loss": pytest.approx(sum(expected) / 2), "accuracy": 0.5}  # the end of the second is wrong
+    assert metrics == {"loss": pytest.approx(sum(expected) / 2), "accuracy": 1.0, "num_judged": 1}
+
+
+def every_window(split):
+    return Questions(split).__getitems__(list(range(split.num_windows)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("threshold", "expected"),  # the number of windows right, and of those that accuracy is about
+    [(None, {"silent": (0, 2), "finder": (2, 2)}), (0.0, {"silent": (2, 4), "finder": (2, 4)})],
+)
+def test_windows_of_a_context_that_lack_its_answer_do_not_count(threshold, expected):
+    questions = [
+        Question("q", "." * 40 + "x", ["x"], [40]),  # in the last of its windows
+        Question("q", "x" + "." * 40, ["x"], [0]),
+        Question("q", "." * 10, [], []),  # two windows
+    ]
+    split = tokenise_questions(questions, ByteTokenizer().build([])).cut(11)
+    task, batch = SpanExtraction(no_answer_threshold=threshold), every_window(split)
+    assert split.num_windows > 15
+    networks = {"silent": Spelled(null=20.0, x=(5.0, 5.0)), "finder": Spelled(null=-1.0, x=(5.0, 5.0))}
+    for name, network in networks.items():
+        metrics = task.metrics(task.score(network, batch), split)
+        right, number = expected[name]
+        assert (metrics["accuracy"], metrics["num_judged"]) == (right / number, number), name
+
+
+@torch.no_grad()
+def test_accuracy_without_a_window_to_judge():
+    split = tokenise_questions([Question("q", "." * 40 + "long", ["." * 30], [0])], ByteTokenizer().build([])).cut(11)
+    task = SpanExtraction()
+    metrics = task.metrics(task.score(Spelled(), every_window(split)), split)
+    assert (metrics["accuracy"], metrics["num_judged"]) == (0.0, 0)
 
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 3), seq=st.integers(1, 9), longest=st.integers(1, 12))
@@ -168,7 +201,9 @@ def test_final_metrics_and_what_the_question_adds():
         "exact_match_without_question": 0.5,  # one of two questions about each context
         "f1_without_question": pytest.approx((2 * 2 / 3 + 1) / 4),  # "x. y" for the first context
     }
-    assert "F1 50.0%" in str(task.describe(metrics | {"accuracy": 0.0}, split))
+    lines = task.describe(metrics | {"accuracy": 0.5, "num_judged": 4}, split)
+    assert "F1 50.0%" in str(lines)
+    assert lines["both ends"] == "50.0% right of 4 windows with the answer or of questions without one"
     first = split.first(2)
     assert task.final_metrics(Spelled(x=(5.0, 5.0)), first, split.tokenizer)["num_answered"] == 2
     assert (first.num_windows, first.answers(), len(task.predictions)) == (2, [["x."], ["y"]], 2)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
-from jaxtyping import Int64, UInt
+from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
 from tinyformer.data.similar_lengths import SimilarLengthLoader
@@ -120,9 +121,14 @@ class QuestionSplit(QuestionTexts):
         return self.num_tokens
 
     @property
+    def is_answerable(self) -> Bool[np.ndarray, " questions"]:
+        """Whether the context of each question has an answer."""
+        return pc.list_value_length(self.table["answers"]).to_numpy() > 0
+
+    @property
     def num_unanswerable(self) -> int:
         """Number of questions whose context has no answer."""
-        return sum(not answers for answers in self.answers())
+        return int((~self.is_answerable).sum())
 
     def question(self, row: int) -> str:
         """A question."""
@@ -198,14 +204,14 @@ class Questions(torch.utils.data.Dataset):
 
     A batch has, beside the tokens of each window (`inputs`) and their number (`lengths`), where its part of the context
     begins (`contexts`) and where the answer's first and last token are (`starts`, `ends`): 0, the first `eos`, where
-    the window does not hold the whole answer.
+    the window does not hold the whole answer. `answerable` says whether the question has an answer at all.
 
     Args:
         split: the questions.
     """
 
     def __init__(self, split: QuestionSplit) -> None:
-        self._split, self._ids = split, split.ids.view(np.ndarray)
+        self._split, self._ids, self._is_answerable = split, split.ids.view(np.ndarray), split.is_answerable
 
     def __len__(self) -> int:
         return self._split.num_windows
@@ -229,7 +235,8 @@ class Questions(torch.utils.data.Dataset):
         holds_answer = (first >= part) & (last < part + size) & (first >= 0)
         starts, ends = (np.where(holds_answer, token - part + contexts, 0) for token in (first, last))
         arrays = {"inputs": ids, "lengths": contexts + size, "contexts": contexts, "starts": starts, "ends": ends}
-        tensors = {name: torch.from_numpy(array) for name, array in (arrays | {"rows": windows}).items()}
+        arrays |= {"answerable": self._is_answerable[rows], "rows": windows}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return tensors  # type: ignore[return-value]
 
     def __getitem__(self, index: int) -> Batch:

@@ -110,20 +110,34 @@ class SpanExtraction(Task):
 
     def zeros(self) -> dict[str, Tensor]:
         """The scores of an empty batch."""
-        return {name: torch.zeros(()) for name in ("nats", "windows", "correct")}
+        return {name: torch.zeros(()) for name in ("nats", "windows", "judged", "correct")}
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`nats`; `windows`: their number; `correct`: of how many the most probable first and last token are right."""
+        """The sums of a batch: the nats, and the numbers of windows.
+
+        `windows` are all of them, `judged` those that accuracy is about, see `metrics`, and `correct` those of the
+        latter of which the most probable first and last token are right.
+        """
         logits, targets = self.logits(network, batch), torch.stack([batch["starts"], batch["ends"]], dim=1)
-        correct = (logits.argmax(dim=2) == targets).all(dim=1)
-        windows = torch.full_like(correct, True)
-        sums = {"nats": self._nats(logits, batch).sum(), "windows": windows.sum(), "correct": correct.sum()}
+        judged = batch["starts"] > 0
+        if self.no_answer_threshold is not None:
+            judged = judged | ~batch["answerable"]
+        correct = judged & (logits.argmax(dim=2) == targets).all(dim=1)
+        sums = {"nats": self._nats(logits, batch).sum(), "windows": torch.ones_like(batch["starts"]).sum()}
+        sums |= {"judged": judged.sum(), "correct": correct.sum()}
         return {name: value.to(torch.float32) for name, value in sums.items()}
 
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
-        """`loss` (nats per window) and `accuracy`: the share of windows whose first and last token are both right."""
-        windows = float(sums["windows"])
-        return {"loss": float(sums["nats"]) / windows, "accuracy": float(sums["correct"]) / windows}
+        """`loss`, in nats per window; `accuracy`; and `num_judged`, the number of windows that accuracy is about.
+
+        Accuracy is the share of windows whose first and last token are both right, of the windows that hold the answer
+        and, with a `no_answer_threshold`, those of questions without one. The other windows of a long context are left
+        out: they may be most of them, and a model that finds no answer anywhere would have the highest share. It is 0
+        where there is no window to judge.
+        """
+        number = int(sums["judged"])
+        accuracy = float(sums["correct"]) / max(number, 1)
+        return {"loss": float(sums["nats"]) / float(sums["windows"]), "accuracy": accuracy, "num_judged": number}
 
     def final_metrics(
         self, network: nn.Module, split: QuestionSplit, tokenizer: TextTokenizer
@@ -189,6 +203,9 @@ class SpanExtraction(Task):
     def describe(self, metrics: Mapping[str, float | None], split: QuestionSplit) -> dict[str, str | None]:
         """Exact match and F1 beside the best that is possible without the question, for the summary."""
         answers = blind = none = None
+        windows = "windows with the answer"
+        if self.no_answer_threshold is not None:
+            windows += " or of questions without one"
         if metrics.get("f1") is not None:
             answers = f"F1 {metrics['f1']:.1%}, exact match {metrics['exact_match']:.1%}, "
             answers += f"of {metrics['num_answered']:,} questions"
@@ -199,7 +216,7 @@ class SpanExtraction(Task):
             none = f"F1 {metrics['f1_unanswerable']:.1%} of questions without an answer, "
             none += f"{metrics['f1_answerable']:.1%} of the others"
         return {
-            "both ends": f"{metrics['accuracy']:.1%} of {split.num_windows:,} windows right",
+            "both ends": f"{metrics['accuracy']:.1%} right of {metrics['num_judged']:,} {windows}",
             "answers": answers,
             "without question": blind,
             "no answer": none,
