@@ -134,18 +134,34 @@ def test_every_window_is_trained_on_once_an_epoch(tmp_path):
     assert fewer.splits["train"].num_documents == 3
 
 
-def test_questions_about_one_context_stay_on_one_side_of_the_hold_out(tmp_path):
-    contexts = [" ".join(f"word{n}-{i}" for i in range(20)) for n in range(30)]
-    answer = {"text": [], "answer_start": []}
+@pytest.mark.parametrize("group_near_copies", [True, False])
+def test_questions_about_one_context_stay_on_one_side_of_the_hold_out(tmp_path, group_near_copies):
+    contexts = [" ".join(f"word{n}-{i}" for i in range(8)) for n in range(30)]
+    questions = [" ".join(f"which{n}-{i}" for i in range(12)) for n in range(90)]  # longer than the contexts
     asked = [
-        {"question": question, "context": context, "answers": answer}
-        for context in contexts
-        for question in ("What?", "Which one?", "And who?")
+        {"question": question, "context": contexts[n % 30], "answers": {"text": [], "answer_start": []}}
+        for n, question in enumerate(questions)
     ]
-    data = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, validation_fraction=0.2, test_fraction=0.2)
-    contexts = [{split.context(row) for row in range(split.num_documents)} for split in data.splits.values()]
-    assert [len(one) for one in contexts] == [18, 6, 6]
-    assert len(set.union(*contexts)) == 30
+    settings = {"validation_fraction": 0.2, "test_fraction": 0.2, "group_near_copies": group_near_copies}
+    data = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, **settings)
+    held = [{split.context(row) for row in range(split.num_documents)} for split in data.splits.values()]
+    assert [len(one) for one in held] == [18, 6, 6]
+    assert len(set.union(*held)) == 30
+
+
+def test_contexts_that_are_near_copies_stay_on_one_side_of_the_hold_out(tmp_path):
+    words = [[f"word{n}-{i}" for i in range(20)] for n in range(20)]
+    asked = [
+        {"question": f"which{n}?", "context": " ".join([*own[:19], last]), "answers": {"text": [], "answer_start": []}}
+        for n, own in enumerate(words)
+        for last in ("one", "two")
+    ]
+    settings = {"validation_fraction": 0.2, "test_fraction": 0.2}
+    path = write(tmp_path, "rows.jsonl", asked)
+    for group, is_divided in ((True, False), (False, True)):
+        splits = prepared(path, tmp_path, group_near_copies=group, **settings).splits.values()
+        held = [{split.context(row).split()[0] for row in range(split.num_documents)} for split in splits]
+        assert (sum(map(len, held)) > 20) == is_divided
 
 
 # Files.

@@ -78,17 +78,20 @@ class Recipe(ABC, Generic[Prepared]):
             *(self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies),
         ]
 
-    def _divide(self, own: dict[str, datasets.Dataset], keep_whole: bool) -> dict[str, datasets.Dataset]:
+    def _divide(
+        self, own: dict[str, datasets.Dataset], keep_whole: bool, unit: str | None = None
+    ) -> dict[str, datasets.Dataset]:
         """The splits to tokenise; the first one is the training split, or "all".
 
         Args:
             own: the source's splits.
             keep_whole: see `hold_out`.
+            unit: see `hold_out`.
         """
         if self.whole:
             return {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}
         fractions = self.validation_fraction, self.test_fraction
-        splits = hold_out(own, *fractions, self.seed, self.group_near_copies, keep_whole)
+        splits = hold_out(own, *fractions, self.seed, self.group_near_copies, keep_whole, unit)
         return {split: splits[split] for split in SPLITS if split in splits}
 
     def _open(self, folder: Path) -> Prepared | None:

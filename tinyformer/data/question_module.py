@@ -24,7 +24,7 @@ from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 
-_FORMAT = 1  # increase it when the same input would give other files
+_FORMAT = 2  # increase it when the same input would give other files
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class QuestionRecipe(Recipe[PreparedQuestions]):
     def _build(self, folder: Path) -> None:
         with argument_path("source"):
             own = cast(QuestionSource, self.source).load_questions()
-        splits = self._divide(own, keep_whole=True)
+        splits = self._divide(own, keep_whole=True, unit="pair")  # else a context would be known by other questions
         first, rows = next(iter(splits.items()))
         if self.max_examples is not None:
             chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
@@ -116,7 +116,8 @@ class QuestionDataModule(SourceDataModule):
         max_question_length: tokens of a question; longer ones are truncated.
         validation_fraction: share of the training questions to hold out, unless the source has a validation split.
         test_fraction: the same for testing.
-        group_near_copies: keep near-copies on one side of the hold-out, such as the questions about one context.
+        group_near_copies: keep contexts that are near-copies on one side of the hold-out. The questions about one
+            context always are.
         max_examples: maximum number of training questions; they are drawn at random, by `seed`.
         cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
         num_workers: see `DataModule`.

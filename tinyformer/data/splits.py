@@ -18,6 +18,7 @@ def hold_out(
     seed: int,
     group_near_copies: bool,
     keep_whole: bool = False,
+    unit: str | None = None,
 ) -> dict[str, datasets.Dataset]:
     """The splits train, validation and test; those that a source lacks are taken from its training documents.
 
@@ -32,6 +33,8 @@ def hold_out(
         seed: determines which documents are held out.
         group_near_copies: find near-copies (see `near_copy_groups`), for which all texts are held in memory.
         keep_whole: never cut a document.
+        unit: a column whose equal values stay together, and among whose values near-copies are found; None: documents
+            are compared as a whole.
     """
     requested = {"validation": validation_fraction, "test": test_fraction}
     # From the decimal text, since int(100 * (1 - 0.05 - 0.05)) is 89.
@@ -40,9 +43,12 @@ def hold_out(
         return dict(splits)
     train = splits["train"]
     sizes = np.fromiter(map(len, iterate_texts(train)), np.int64, len(train))
+    number: dict[str, int] = {}
     groups = np.arange(len(train))
+    if unit is not None:
+        groups = np.array([number.setdefault(value, len(number)) for value in train[unit]])
     if group_near_copies and (keep_whole or _can_divide(sizes, fractions)):
-        groups = near_copy_groups(list(iterate_texts(train)))
+        groups = near_copy_groups(list(iterate_texts(train)) if unit is None else list(number))[groups]
     group_sizes = np.bincount(groups, weights=sizes).astype(np.int64)
     if not _can_divide(group_sizes, fractions):
         if not keep_whole:
