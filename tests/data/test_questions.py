@@ -52,10 +52,24 @@ def test_the_tokens_of_an_answer_stand_for_its_text(tokenizer, answer):
     start = CONTEXT.index(answer)
     split = tokenise_questions([Question("When?", CONTEXT, [answer, "The"], [start, 0])], tokenizer).cut(200)
     first, last = split.spans[0].tolist()
-    assert split.text_of(0, first, last) == answer
+    assert split.texts_of([(first, last)]) == [answer]
     (offsets,) = tokenizer.offsets([CONTEXT])
     shared = [i for i, (begin, end) in enumerate(offsets) if begin < start + len(answer) and end > start]
     assert shared == list(range(first, last + 1))
+
+
+def test_each_context_has_tokens_of_its_own_and_is_encoded_once(monkeypatch):
+    contexts = ["é in 1999", "in 1999", "é in 1999", "1999 é"]
+    asked = [Question("When?", context, ["1999"], [context.index("1999")]) for context in contexts]
+    encoded = []
+    offsets = TextTokenizer.offsets
+    monkeypatch.setattr(TextTokenizer, "offsets", lambda self, texts: encoded.extend(texts) or offsets(self, texts))
+    split = tokenise_questions(asked, BYTES).cut(32)
+    assert split.spans.tolist() == [[6, 9], [3, 6], [6, 9], [0, 3]]
+    assert encoded == ["é in 1999", "in 1999", "1999 é"]
+    encoded.clear()
+    assert split.texts_of([(3, 6), (2, 4), (0, 2), (0, -1)]) == ["in 1", "19", "é", ""]  # without white space around it
+    assert encoded == ["é in 1999", "in 1999"]
 
 
 def test_an_answer_that_no_token_stands_for_is_not_trained_on():
@@ -108,6 +122,28 @@ def test_windows_read_every_token_of_a_context(sizes, max_length, max_question, 
         row, begin = split.window_rows[window], split.window_starts[window]
         part = every["inputs"][window, every["contexts"][window] : every["lengths"][window]].tolist()
         assert bytes(part).decode() == texts[row].context[begin : begin + len(part)]
+
+
+@pytest.mark.parametrize(
+    ("stride", "max_length", "lost"),
+    [
+        (9, None, ["hi", "abcdefghijkl"]),  # windows of nine letters that share none
+        (8, None, ["abcdefghijkl"]),
+        (None, None, ["abcdefghijkl"]),
+        (None, 1, ["hi", "abcdefghijkl"]),
+        (None, 12, ["abcdefghijkl"]),
+    ],
+)
+def test_answers_that_no_window_holds_whole_are_counted(stride, max_length, lost):
+    context = "-abcdefghijklmnopqrs"
+    asked = [Question("q", context, [text], [context.index(text)]) for text in ("i", "hi", "abcdefghijkl")]
+    split = tokenise_questions([*asked, Question("q", context, [], [])], BYTES).cut(12, stride=stride)
+    assert split.num_lost(max_length) == len(lost)
+    if max_length is None:
+        every = Questions(split).__getitems__(list(range(split.num_windows)))
+        taught = {int(split.window_rows[row]) for row in every["rows"][every["starts"] > 0]}
+        assert [split.answers()[row][0] for row in range(3) if row not in taught] == lost
+    assert split.first(1).num_lost() == 0
 
 
 def prepared(files, folder, **options):
@@ -220,7 +256,8 @@ def test_a_folder_as_it_is_published_has_two_splits(tmp_path):
     first = source.fingerprint()
     write(tmp_path, "dev-v1.1.json", published(PARAGRAPH))
     assert source.fingerprint() != first
-    data = prepared(str(tmp_path), tmp_path, test_fraction=0.0)
+    data = prepared(str(tmp_path), tmp_path, test_fraction=0.0, stride=28)
+    assert data.document == "question"
     assert data.splits["validation"].answers() == [["1999", "in 1999"], []]
     np.testing.assert_array_equal(data.splits["train"].spans, [[20, 23], [-1, -1]])  # é has two bytes
 
@@ -261,7 +298,7 @@ def test_mistakes_in_files(tmp_path, message):
 
 
 ARGUMENTS = {
-    "stride=32: must be less than seq_len=32": {"stride": 32},
+    "stride=29: must be less than 29, or no two windows of seq_len=32 would share a token": {"stride": 29},
     "stride=0: must be at least 1": {"stride": 0},
     "max_question_length=0: must be at least 1": {"max_question_length": 0},
     "max_examples=0: must be at least 1": {"max_examples": 0},

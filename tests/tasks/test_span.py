@@ -16,7 +16,7 @@ from tinyformer.data import ByteTokenizer, Question, Questions, TextTokenizer, t
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import SpanExtraction
 from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
-from tinyformer.tasks.span import best_spans
+from tinyformer.tasks.span import NUM_WINDOWS, best_spans
 
 # Two windows of [eos, question, eos, context, ...]; the second is shorter, and does not hold its answer.
 SCORES = torch.tensor(
@@ -138,6 +138,13 @@ def test_the_best_span_over_all_windows_is_the_answer(max_length):
     assert answers(network, long, max_answer_length=3)[0][0].score == 5.0
 
 
+def test_of_equal_scores_the_first_span_is_taken_whatever_the_order_of_windows():
+    contexts = ["." * begin + "x" + "." * (60 - begin) + "z" for begin in range(0, 50, 5)]
+    found, split = answers(Spelled(x=(5.0, 5.0), z=(5.0, 5.0)), *contexts, max_length=9)
+    assert split.num_windows > 8 * NUM_WINDOWS
+    assert [one.text for one in found] == ["x"] * len(contexts)
+
+
 def test_no_answer_by_hand():
     network = Spelled(null=7.0, x=(5.0, 0), y=(0, 5.0))
     for threshold, expected in [
@@ -204,6 +211,9 @@ def test_final_metrics_and_what_the_question_adds():
     lines = task.describe(metrics | {"accuracy": 0.5, "num_judged": 4}, split)
     assert "F1 50.0%" in str(lines)
     assert lines["both ends"] == "50.0% right of 4 windows with the answer or of questions without one"
+    assert lines["out of reach"] is None
+    lines = SpanExtraction(max_answer_length=1).describe({"accuracy": 0.5, "num_judged": 3}, split)
+    assert lines["out of reach"] == "2 of 3 answers: longer than max_answer_length=1, or whole in no window"
     first = split.first(2)
     assert task.final_metrics(Spelled(x=(5.0, 5.0)), first, split.tokenizer)["num_answered"] == 2
     assert (first.num_windows, first.answers(), len(task.predictions)) == (2, [["x."], ["y"]], 2)

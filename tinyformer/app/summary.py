@@ -8,7 +8,7 @@ from typing import Any
 
 from tinyformer.analysis import Event
 from tinyformer.app.errors import printable
-from tinyformer.data import PairSplit
+from tinyformer.data import PairSplit, QuestionSplit
 from tinyformer.files import atomic_write
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
@@ -58,11 +58,13 @@ def describe_split(
 
 
 def describe_too_long(split: Any) -> str:
-    """How many pairs of a split were longer than the context, and what became of them; empty where none was."""
-    if not isinstance(split, PairSplit):
-        return ""
-    numbers = {"truncated": split.num_truncated, "skipped": split.num_skipped}
-    return "".join(f", {count(number, 'pair')} {word}" for word, number in numbers.items() if number)
+    """What of the pairs or questions of a split did not fit into the context; empty where all did."""
+    facts: list[tuple[int, str, str]] = []
+    if isinstance(split, PairSplit):
+        facts = [(split.num_truncated, "pair", "truncated"), (split.num_skipped, "pair", "skipped")]
+    elif isinstance(split, QuestionSplit):
+        facts = [(split.num_truncated, "question", "truncated"), (split.num_lost(), "answer", "whole in no window")]
+    return "".join(f", {count(number, noun)} {fate}" for number, noun, fate in facts if number)
 
 
 def is_partial(limit: float | None) -> bool:

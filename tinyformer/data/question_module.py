@@ -129,6 +129,7 @@ class QuestionDataModule(SourceDataModule):
 
     splits: dict[str, QuestionSplit]
     row = "window"
+    document = "question"
     varying_length = True
 
     def __init__(
@@ -167,9 +168,11 @@ class QuestionDataModule(SourceDataModule):
         works = {"max_examples": 1000, "stride": 128, "max_question_length": 64}
         numbers = {"max_examples": max_examples, "stride": stride, "max_question_length": max_question_length}
         require_at_least(1, works, **numbers)
-        if stride is not None and stride >= seq_len:
-            reason = f"must be less than `seq_len`={seq_len}, or what lies between two windows would not be read"
-            raise ArgumentError("stride", stride, reason, {"stride": seq_len // 2})
+        room = seq_len - EXTRA_TOKENS - 1  # of the context, beside a question of one token
+        if stride is not None and stride >= max(room, 2):
+            reason = f"must be less than {room}, or no two windows of `seq_len`={seq_len} would share a token, and an "
+            reason += "answer would be cut wherever two of them meet"
+            raise ArgumentError("stride", stride, reason, {"stride": max(room // 2, 1)})
         self._stride, self._max_question_length, self._max_examples = stride, max_question_length, max_examples
 
     def prepare(self, whole: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Questions and windows of their contexts as token sequences in batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,7 +50,8 @@ class QuestionTexts:
             max_length: maximum number of tokens of a window.
             max_question_length: maximum number of tokens of a question, and at most half of the window.
             stride: number of tokens of the context from the beginning of a part to that of the next, at most the length
-                of a part; None: half of it.
+                of a part; None: half of it. An answer that is longer than what two parts share may be whole in none,
+                see `QuestionSplit.num_lost`.
         """
         longest = min(max_question_length, (max_length - EXTRA_TOKENS) // 2)
         question, context = np.minimum(self.lengths[:, 0], longest), self.lengths[:, 1]
@@ -130,6 +131,18 @@ class QuestionSplit(QuestionTexts):
         """Number of questions whose context has no answer."""
         return int((~self.is_answerable).sum())
 
+    def num_lost(self, max_length: int | None = None) -> int:
+        """Number of answers that no window holds whole, so that all windows are taught to have none.
+
+        Args:
+            max_length: those of more tokens are counted as well.
+        """
+        (first, last), part = self.spans[self.window_rows].T, self.window_starts
+        holds = (first >= 0) & (first >= part) & (last < part + self.window_lengths)
+        if max_length is not None:
+            holds &= last - first < max_length
+        return int(np.setdiff1d(np.flatnonzero(self.is_answerable), self.window_rows[holds]).size)
+
     def question(self, row: int) -> str:
         """A question."""
         return self.table["text"][row].as_py()
@@ -142,11 +155,18 @@ class QuestionSplit(QuestionTexts):
         """The answers to each question."""
         return self.table["answers"].to_pylist()
 
-    def text_of(self, row: int, first: int, last: int) -> str:
-        """The part of a question's context that some tokens of it stand for, without white space around it."""
-        context = self.context(row)
-        (offsets,) = self.tokenizer.offsets([context])
-        return context[offsets[first, 0] : offsets[last, 1]].strip()
+    def texts_of(self, spans: Sequence[tuple[int, int]]) -> list[str]:
+        """The part of each question's context that some of its tokens stand for, without white space around it.
+
+        Args:
+            spans: the first and the last token, counted in the context, for each question; empty where last < first.
+        """
+        texts = [""] * len(spans)
+        contexts = self.table["pair"].slice(0, len(spans)).to_pylist()
+        for row, offsets in _with_offsets(self.tokenizer, contexts, [first <= last for first, last in spans]):
+            first, last = spans[row]
+            texts[row] = contexts[row][offsets[first, 0] : offsets[last, 1]].strip()
+        return texts
 
 
 def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) -> QuestionTexts:
@@ -180,23 +200,33 @@ def token_spans(
 
     Args:
         tokenizer: encodes the contexts.
-        contexts: of the questions; equal ones that follow each other are encoded once.
+        contexts: of the questions.
         answers: to each question.
         starts: the index in the context of the first character of each answer.
     """
-    spans, encoded = np.full((len(contexts), 2), -1, np.int64), ("", np.zeros((0, 2), np.int64))
-    for row, (context, texts, begins) in enumerate(zip(contexts, answers, starts, strict=True)):
-        if not texts:
-            continue
-        if context != encoded[0]:
-            encoded = context, tokenizer.offsets([context])[0]
-        token_begins, token_ends = encoded[1].T
+    spans = np.full((len(contexts), 2), -1, np.int64)
+    for row, offsets in _with_offsets(tokenizer, contexts, list(map(bool, answers))):
+        begin, (token_begins, token_ends) = starts[row][0], offsets.T
         # The tokens that share a character with the answer.
-        first = int(np.searchsorted(token_ends, begins[0], side="right"))
-        last = int(np.searchsorted(token_begins, begins[0] + len(texts[0]), side="left")) - 1
+        first = int(np.searchsorted(token_ends, begin, side="right"))
+        last = int(np.searchsorted(token_begins, begin + len(answers[row][0]), side="left")) - 1
         if first <= last:
             spans[row] = first, last
     return spans
+
+
+def _with_offsets(
+    tokenizer: TextTokenizer, contexts: Sequence[str], is_needed: Sequence[bool]
+) -> Iterator[tuple[int, Int64[np.ndarray, "tokens 2"]]]:
+    """The rows that are needed, each with the characters of its context's tokens; a context is encoded once."""
+    rows_of: dict[str, list[int]] = {}
+    for row, context in enumerate(contexts):
+        if is_needed[row]:
+            rows_of.setdefault(context, []).append(row)
+    for context, rows in rows_of.items():
+        (offsets,) = tokenizer.offsets([context])
+        for row in rows:
+            yield row, offsets
 
 
 class Questions(torch.utils.data.Dataset):

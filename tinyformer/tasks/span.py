@@ -47,7 +47,7 @@ class SpanExtraction(Task):
     answer is the span with the highest sum of two scores, start ≤ end, over all windows of the context.
 
     Args:
-        max_answer_length: maximum number of tokens of a predicted answer.
+        max_answer_length: maximum number of tokens of a predicted answer; bytes and characters are more than words.
         no_answer_threshold: the model gives no answer if the score of none exceeds that of the best span by more than
             this, as in SQuAD 2.0; None: it always answers.
 
@@ -185,24 +185,27 @@ class SpanExtraction(Task):
             columns = (batch["rows"], *found, logits[:, :, 0].sum(dim=1), batch["contexts"])
             for window, score, first, last, null, context in zip(*(c.tolist() for c in columns), strict=True):
                 row, shift = int(split.window_rows[window]), int(split.window_starts[window]) - context
-                spans[row] = max(spans[row], (score, first + shift, last + shift), key=lambda span: span[0])
+                if score > -torch.inf:  # else the window has no token of the context
+                    # Of equal scores the first and shortest span, as in `best_spans`, whatever the windows' order.
+                    best, begin, end = spans[row]
+                    _, begin, end = min((-best, begin, end), (-score, first + shift, last + shift))
+                    spans[row] = max(best, score), begin, end
                 null_scores[row] = min(null_scores[row], null)
         network.train(was_training)
-        return [
-            self._prediction(split, row, *span, null)
-            for row, (span, null) in enumerate(zip(spans, null_scores, strict=True))
+        threshold = torch.inf if self.no_answer_threshold is None else self.no_answer_threshold
+        chosen = [
+            (0, -1) if null - score > threshold else (first, last)
+            for (score, first, last), null in zip(spans, null_scores, strict=True)
         ]
-
-    def _prediction(
-        self, split: QuestionSplit, row: int, score: float, first: int, last: int, null_score: float
-    ) -> Prediction:
-        threshold = self.no_answer_threshold
-        has_none = first > last or (threshold is not None and null_score - score > threshold)
-        return Prediction(row, "" if has_none else split.text_of(row, first, last), score, null_score)
+        answers = zip(split.texts_of(chosen), spans, null_scores, strict=True)
+        return [Prediction(row, text, score, null) for row, (text, (score, _, _), null) in enumerate(answers)]
 
     def describe(self, metrics: Mapping[str, float | None], split: QuestionSplit) -> dict[str, str | None]:
         """Exact match and F1 beside the best that is possible without the question, for the summary."""
-        answers = blind = none = None
+        answers = blind = none = out_of_reach = None
+        if lost := split.num_lost(self.max_answer_length):
+            out_of_reach = f"{lost:,} of {split.num_documents - split.num_unanswerable:,} answers: longer than "
+            out_of_reach += f"max_answer_length={self.max_answer_length}, or whole in no window"
         windows = "windows with the answer"
         if self.no_answer_threshold is not None:
             windows += " or of questions without one"
@@ -220,7 +223,7 @@ class SpanExtraction(Task):
             "answers": answers,
             "without question": blind,
             "no answer": none,
-            "truncated": f"{split.num_truncated:,} questions" if split.num_truncated else None,
+            "out of reach": out_of_reach,
         }
 
 
