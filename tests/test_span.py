@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from programs import SMALL, Program, Trained, results_of
 
 import tinyformer
@@ -54,7 +55,8 @@ def table(path: str) -> list[dict[str, str]]:
 
 
 def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
-    out = ran(program, "train.py", SMALL, SQUAD, "data.stride=10")
+    out = ran(program, "train.py", SMALL, SQUAD, "data.stride=10 data.max_question_length=8")
+    assert ", 40 questions truncated" in out
     assert "without question  F1 50.0%, exact match 50.0% at most" in out
     results = results_of("run")
     names = ("loss", "accuracy", "exact_match", "f1", "f1_without_question")
@@ -76,12 +78,27 @@ def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     model = tinyformer.load(checkpoint)
     assert isinstance(model, SpanModel)
     predicted = table("evaluated/worst_examples.csv")
-    found = model.answer([row["question"] for row in predicted], [row["context"] for row in predicted], stride=10)
+    found = model.answer([row["question"] for row in predicted], [row["context"] for row in predicted])
     assert [one.text for one in found] == [row["prediction"] for row in predicted]
     assert model.logits("a text").shape == (1, 7, 2)
-    for arguments in (("", "c"), ("q", ["a", "b"]), (["q", "r"], ["a", " "]), ([], "c")):
+    for arguments in (("", "c"), ("q", ["a", "b"]), (["q", "r"], ["a", " "]), ([], "c"), ("q", 5), (None, "c")):
         with pytest.raises(ArgumentError, match=r"^(questions|contexts)="):
             model.answer(*arguments)
+    for arguments in (("\ud800", "c"), ("q", "c", 2.5), ("q", "c", True), ("q", "c", 0), ("q", "c", 2**70)):
+        with pytest.raises(ArgumentError, match=r"surrogate pair|^stride=.*positive integer"):
+            model.answer(*arguments)
+    for key, value in (("stride", "x"), ("max_question_length", -1), ("max_question_length", True)):
+        refuse_changed(checkpoint, "values", f"data.{key}", value, f"data.{key}={value!r} is no positive integer")
+
+
+def refuse_changed(checkpoint: str | Path, part: str, key: str, value: object, message: str) -> None:
+    """A checkpoint with another value or class at a key is not loaded."""
+    raw = torch.load(checkpoint, weights_only=True)
+    raw["tinyformer"][part][key] = value
+    torch.save(raw, "other.ckpt")
+    with pytest.raises(ArgumentError) as caught:
+        tinyformer.load("other.ckpt")
+    assert message in str(caught.value)
 
 
 @pytest.mark.slow
@@ -110,6 +127,10 @@ def test_no_answer(program: Program) -> None:
 def test_its_checkpoint_and_other_tasks(program: Program, trained: Trained, book: Path) -> None:
     ran(program, "train.py", SMALL, SQUAD, "callbacks.attention=null trainer.max_steps=1 trainer.val_check_interval=1")
     checkpoint = "run/checkpoints/last.ckpt"
+    objective = "task.objective", "tinyformer.tasks.SpanExtraction"
+    refuse_changed(
+        trained.last, "classes", *objective, "Transformer and a SpanExtraction, which do not belong together"
+    )
     for script, arguments, message in [
         (
             "evaluate.py",
@@ -151,7 +172,7 @@ MISTAKES = {
     "data.files=squad: files for squad have no class labels": "task=classification data=squad data.files=squad",
     "source=squad: has no pairs": "task=seq2seq data=squad data.files=squad",
     "data=induction: has no pairs": "task=seq2seq data=induction",
-    "data.stride=48: must be less than model.max_seq_len=48": f"{SQUAD} data.stride=48",
+    "data.stride=45: must be less than 45, or no two windows of model.max_seq_len=48": f"{SQUAD} data.stride=45",
     "data.max_question_length=0: must be at least 1": f"{SQUAD} data.max_question_length=0",
     "model.max_seq_len=3: must be at least 4": f"{SQUAD} model.max_seq_len=3",
     "task.objective.max_answer_length=0: must be at least 1": f"{SQUAD} task.objective.max_answer_length=0",

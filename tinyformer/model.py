@@ -9,7 +9,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from jaxtyping import Float, Int
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from tinyformer.app.checks import check_types
@@ -22,7 +22,8 @@ from tinyformer.app.stored_config import admit_config
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
 from tinyformer.data import Question, TextTokenizer, tokenise_questions
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.data.files import SURROGATE
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.generation import Sampling, generate
 from tinyformer.nn import EncoderDecoder, SpanReadout, Transformer
 from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
@@ -87,7 +88,7 @@ def load(
         return Seq2SeqModel(network.eval(), tokenizer, task)
     assert isinstance(network, Transformer)
     if isinstance(task, SpanExtraction):
-        return SpanModel(network, tokenizer, task)
+        return SpanModel(network, tokenizer, task, **_stored_windows(config, checkpoint))
     return Model(network, tokenizer, task)
 
 
@@ -290,9 +291,28 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
 
 
 class SpanModel(Model):
-    """A trained model that answers questions with spans of their contexts; made by `load`."""
+    """A trained model that answers questions with spans of their contexts; made by `load`.
+
+    Args:
+        network: the model.
+        tokenizer: its tokenizer.
+        task: the task that it was trained for.
+        max_question_length: maximum number of tokens of a question, of which the beginning is read.
+        stride: see `tinyformer.data.QuestionTexts.cut`.
+    """
 
     task: SpanExtraction
+
+    def __init__(
+        self,
+        network: Transformer,
+        tokenizer: TextTokenizer | None,
+        task: SpanExtraction,
+        max_question_length: int = 64,
+        stride: int | None = None,
+    ) -> None:
+        super().__init__(network, tokenizer, task)
+        self.max_question_length, self.stride = max_question_length, stride
 
     def answer(
         self, questions: str | Sequence[str], contexts: str | Sequence[str], stride: int | None = None
@@ -300,25 +320,57 @@ class SpanModel(Model):
         """The answer to each question; its text is empty where the model holds that the context has none.
 
         Args:
-            questions: the questions; of one that takes more than half of the model's context length, the beginning is
-                read.
+            questions: the questions; of long ones the beginning is read, as in the model's run.
             contexts: the context of each question, of any length; a single one is that of all.
-            stride: see `tinyformer.data.QuestionTexts.cut`.
+            stride: see `tinyformer.data.QuestionTexts.cut`; None: that of the model's run.
 
         Raises:
-            ArgumentError: a text is empty, or there are not as many contexts as questions.
+            ArgumentError: a text is empty or no text, there are not as many contexts as questions, or the stride is no
+                positive integer.
         """
-        questions = [questions] if isinstance(questions, str) else list(questions)
-        contexts = [contexts] * len(questions) if isinstance(contexts, str) else list(contexts)
-        require_at_least(1, stride=stride)
-        if len(contexts) != len(questions):
-            raise ArgumentError("contexts", contexts, f"must be one text, or {len(questions)}, as many as `questions`")
-        for name, texts in (("questions", questions), ("contexts", contexts)):
-            if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-                raise ArgumentError(name, texts, "must be a text, or a list of texts, none of them empty")
-        asked = [Question(question, context, [], []) for question, context in zip(questions, contexts, strict=True)]
-        split = tokenise_questions(asked, self.tokenizer).cut(self.max_seq_len, self.max_seq_len, stride)
+        asked, told = _texts("questions", questions), _texts("contexts", contexts)
+        told = told * len(asked) if isinstance(contexts, str) else told
+        if len(told) != len(asked):
+            raise ArgumentError("contexts", contexts, f"must be one text, or {len(asked)}, as many as `questions`")
+        stride = self.stride if stride is None else stride
+        if stride is not None and not _is_positive(stride):
+            raise ArgumentError("stride", stride, "must be a positive integer", {"stride": self.max_seq_len // 2})
+        rows = [Question(question, context, [], []) for question, context in zip(asked, told, strict=True)]
+        split = tokenise_questions(rows, self.tokenizer).cut(self.max_seq_len, self.max_question_length, stride)
         return self.task.answer(self.network, split)
+
+
+def _texts(argument: str, value: Any) -> list[str]:
+    """One text or several.
+
+    Raises:
+        ArgumentError: it is something else, or one of them is empty or cannot be encoded.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not texts or not all(isinstance(one, str) and one.strip() for one in texts):
+        raise ArgumentError(argument, value, "must be a text, or a list of texts, none of them empty")
+    if any(map(SURROGATE.search, texts)):
+        raise ArgumentError(argument, value, "holds half of a surrogate pair, which is no text")
+    return list(texts)
+
+
+def _is_positive(value: Any) -> bool:
+    """Whether a value is a positive integer that fits into 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
+
+
+def _stored_windows(config: DictConfig, checkpoint: str | Path) -> dict[str, Any]:
+    """How the run of a checkpoint cut contexts into windows: arguments of `SpanModel`.
+
+    Raises:
+        ArgumentError: a value of the file is no positive integer.
+    """
+    names = [name for name in ("max_question_length", "stride") if OmegaConf.select(config, f"data.{name}") is not None]
+    found = {name: OmegaConf.select(config, f"data.{name}") for name in names}
+    for name, value in found.items():
+        if not _is_positive(value):
+            raise ArgumentError("checkpoint", str(checkpoint), f"its data.{name}={value!r:.60} is no positive integer")
+    return found
 
 
 def _without_padding(
