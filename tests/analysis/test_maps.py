@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.pair_subjects import loud_encoder_decoder, pair_subject
 from analysis.subjects import CAUSAL, TOKENIZER, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import MEASURES, PATTERNS, HeadMaps, capture_attention, measure_layers, repeated_tokens
 from tinyformer.analysis.importance import head_importance
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import DifferentialAttention, prune_heads
+from tinyformer.nn import DifferentialAttention, ShawPosition, T5Position, prune_heads
 
 
 def captured(network, tokens, rows=None):
@@ -90,6 +91,23 @@ def test_page_and_picture_show_the_maps_of_the_model(tmp_path):
     picture = found.figures["maps"]
     lowest = max(label.top for label in picture.labels)
     assert [label.text for label in picture.labels if label.top == lowest] == list(text[:24]) * 4
+
+
+LEARNED = {
+    "t5": {"attention_position": lambda head_dim: T5Position(4)},
+    "relative": {"attention_position": ShawPosition},
+    "sink": {"sink": True},
+    "general": {"score": "general"},
+    "additive": {"score": "additive"},
+}
+
+
+@pytest.mark.parametrize("options", LEARNED.values(), ids=LEARNED)
+def test_maps_of_scores_with_parameters_of_their_own(tmp_path, options):
+    one_stack, pair = make_subject(loud_transformer(**options)), pair_subject(loud_encoder_decoder(**options))
+    assert list(HeadMaps(num_windows=1)(one_stack, tmp_path).figures) == ["maps"]
+    found = HeadMaps(num_windows=1)(pair, tmp_path)
+    assert list(found.figures) == ["encoder_maps", "decoder_maps", "cross_maps"]
 
 
 def test_more_tokens_than_the_context_are_refused(tmp_path):

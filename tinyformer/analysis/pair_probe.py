@@ -109,6 +109,7 @@ def decoded_pair(
     return TokenPair.of(source, target, tokens, num_tokens).to(device)
 
 
+@torch.no_grad()
 def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, CapturedMaps]:
     """The exact attention weights of each layer, by the kind of attention, in evaluation mode."""
     calls = iter(attention_calls(network, pair.source, pair.target))

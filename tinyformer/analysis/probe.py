@@ -94,6 +94,7 @@ class HeadMeasures:
         return [*kinds, "layer", "head", *self.values], rows
 
 
+@torch.no_grad()
 def measure_heads(
     network: Transformer, probes: Sequence[Probe], rows: int, precision: AbstractContextManager[object]
 ) -> HeadMeasures:
@@ -156,6 +157,7 @@ def map_names(layer: BaseAttention) -> list[str]:
     return [f"{head:02d}{letter}" for head in layer.head_map.ids for letter in letters]
 
 
+@torch.no_grad()
 def capture_weights(
     network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
 ) -> CapturedMaps:
