@@ -12,6 +12,9 @@ from tinyformer.analysis.charts import confusion_grid, head_grid, lines
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 
 
+LONG = "Importance of each head: mean |∂ loss / ∂ gate| (of the first pairs), nats per character of the target"
+
+
 def names_of(*counts):
     return [[str(head) for head in range(count)] for count in counts]
 
@@ -91,6 +94,21 @@ def test_a_grid_is_legible(layers, heads, scale):
     assert len(axes.texts) == layers * heads
     for text, cell in zip(axes.texts, axes.patches, strict=True):
         assert text.get_window_extent().width < cell.get_window_extent().width
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: head_grid([[0.5] * 4] * 2, names_of(4, 4), LONG),
+        lambda: head_grid([[0.5] * 4] * 2, names_of(4, 4), LONG, layers=[("encoder", 0), ("cross", 10)]),
+        lambda: lines({"one": ([0, 1, 2], [3e-4, 2.0, 4.0])}, LONG, "layers", "distance", "log"),
+    ],
+    ids=["grid", "grid of kinds", "lines"],
+)
+def test_a_title_wider_than_the_chart_stays_within_it(draw):
+    figure = draw()
+    check_readable(figure)
+    assert figure.axes[0].get_title(loc="left") == LONG
 
 
 @pytest.mark.parametrize("names", [["no", "yes"], [f"class number {i}" for i in range(12)]], ids=["2", "12"])

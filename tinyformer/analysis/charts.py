@@ -63,7 +63,7 @@ def head_grid(
     axes.set(xlim=(0, len(columns)), ylim=(len(values), 0), xlabel="head", ylabel="layer")
     axes.set_xticks([i + 0.48 for i in range(len(columns))], columns)
     axes.set_yticks([i + 0.47 for i in range(len(values))], labels)
-    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
     _simplify(axes)
     return figure
 
@@ -116,7 +116,7 @@ def lines(
     axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
     if yscale == "log":
         _set_log_ticks(axes, [value for _, y in series.values() for value in y if value > 0])
-    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left")
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(series) > 1:
         axes.legend(fontsize=FONT_POINTS, frameon=False)
