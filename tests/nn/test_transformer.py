@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nn.model_cases import make_transformer, token_ids
-from tinyformer.nn import AttentionMask
+from tinyformer.nn import AttentionMask, RelativePosition, ShawPosition, T5Position
 from tinyformer.nn.init import init_weights
 
 CAUSAL = AttentionMask(causal=True)
@@ -68,6 +68,19 @@ def test_xavier_draws_projections_as_torch_does_and_embeddings_by_their_width(ti
     init_weights(linear, num_branches=4, init="xavier")
     torch.manual_seed(1)
     assert torch.equal(linear.weight, nn.init.xavier_uniform_(torch.empty(5, 9)))
+
+
+@pytest.mark.parametrize("init", ["normal", "xavier"])
+@pytest.mark.parametrize("position", [lambda head_dim: T5Position(4), ShawPosition], ids=["t5", "shaw"])
+def test_tables_of_relative_positions_have_the_given_deviation(position, init):
+    torch.manual_seed(0)
+    made = make_transformer(d_model=128, attention_position=position)
+    model = type(made)(made.encoder, lambda embedding: made.readout, init_std=0.05, init=init)
+    relative = [module for module in model.modules() if isinstance(module, RelativePosition)]
+    tables = [part.weight for module in relative for part in module.modules() if isinstance(part, nn.Embedding)]
+    assert tables
+    # The smallest has 32 · 4 numbers: the standard error of their std is 6 %.
+    assert [table.std().item() for table in tables] == pytest.approx([0.05] * len(tables), rel=0.25)
 
 
 # Tying and the state.

@@ -29,7 +29,7 @@ class EncoderDecoder(Network):
         encoder: of the source.
         decoder: of the target.
         readout: factory of the readout, called with the decoder's `token_embedding`.
-        init_std: standard deviation of the initial weights, for `init="normal"`.
+        init_std: standard deviation of the initial weights, see `init_weights`.
         shared_embedding: whether source and target have one token embedding, as with one vocabulary for both.
         pruned_heads: `[kind, layer, head]` of the heads to remove, see `KINDS` and `prune_heads`.
         init: how weights are initialised: a name in `INITIALISATIONS`.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from torch import nn
 
 from tinyformer.errors import require_at_least, require_choice
+from tinyformer.nn.position import RelativePosition
 
 RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")
 """Linear layers whose output is added to the residual stream."""
@@ -27,14 +28,16 @@ def xavier(model: nn.Module, num_branches: int, std: float) -> None:
     """Glorot & Bengio 2010: U(-a, a) with a = √(6 / (fan_in + fan_out)), so that variances pass through a layer.
 
     Each projection is a matrix of its own, also those of queries, keys and values, which `torch.nn.MultiheadAttention`
-    initialises as one. Embeddings, and a readout that is tied to one, are N(0, 1 / d_model), as in the code of the
-    original transformer: multiplied by √d_model (arXiv 1706.03762, §3.4) they have a variance of 1. `num_branches` and
-    `std` have no influence.
+    initialises as one. Embeddings of tokens and positions, and a readout that is tied to one, are N(0, 1 / d_model), as
+    in the code of the original transformer: multiplied by √d_model (arXiv 1706.03762, §3.4) they have a variance of 1.
+    The tables of relative positions, which act on the scores of single heads, are N(0, std²), as with `normal`.
+    `num_branches` has no influence.
     """
+    relative = {part for module in model.modules() if isinstance(module, RelativePosition) for part in module.modules()}
     embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+            nn.init.normal_(module.weight, std=std if module in relative else module.embedding_dim**-0.5)
         elif isinstance(module, nn.Linear) and not any(module.weight is weight for weight in embeddings):
             nn.init.xavier_uniform_(module.weight)
 
@@ -48,7 +51,7 @@ def init_weights(model: nn.Module, num_branches: int, std: float = 0.02, init: s
     Args:
         model: the module whose weights are initialised.
         num_branches: residual branches of all its layers: two in each, or three with cross-attention.
-        std: the standard deviation of `normal`.
+        std: the standard deviation of `normal`, and of the tables of relative positions with either.
         init: a name in `INITIALISATIONS`.
 
     Raises:

@@ -23,7 +23,7 @@ class Transformer(Network):
     Args:
         encoder: the encoder.
         readout: factory of the readout, called with the encoder's `token_embedding`.
-        init_std: standard deviation of the initial weights, for `init="normal"`.
+        init_std: standard deviation of the initial weights, see `init_weights`.
         pruned_heads: `[layer, head]` pairs of the heads to remove, see `prune_heads`.
         init: how weights are initialised: a name in `INITIALISATIONS`.
     """
