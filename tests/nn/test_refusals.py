@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch import nn
 
 from tinyformer.errors import ArgumentError
@@ -48,12 +49,15 @@ def attention(**options: object) -> Attention:
     return Attention(8, 4, **options)
 
 
-def transformer(pruned_heads: list[list[int]]) -> Transformer:
-    return Transformer(encoder(), TokenReadout, pruned_heads=pruned_heads)
+def transformer(pruned_heads: list[list[int]], **others: object) -> Transformer:
+    residual = partial(Residual, branch=others.get("encoder.block.attention_residual.branch", 1))
+    return Transformer(encoder(block=block(attention_residual=residual)), TokenReadout, pruned_heads=pruned_heads)
 
 
-def encoder_decoder(pruned_heads: list[list[str | int]]) -> EncoderDecoder:
-    sizes = {"vocab_size": 5, "num_layers": 2, "d_model": 8, "max_seq_len": 4, "block": block(), "norm": LayerNorm}
+def encoder_decoder(pruned_heads: list[list[str | int]], **others: object) -> EncoderDecoder:
+    residual = partial(Residual, branch=others.get("decoder.block.cross_attention_residual.branch", 1))
+    sizes = {"vocab_size": 5, "num_layers": 2, "d_model": 8, "max_seq_len": 4, "norm": LayerNorm}
+    sizes["block"] = block(cross_attention_residual=residual)
     decoder = Decoder(**sizes, cross_attention=partial(Attention, 8, 2))
     return EncoderDecoder(encoder(num_layers=1), decoder, TokenReadout, pruned_heads=pruned_heads)
 
@@ -73,6 +77,7 @@ def pairs(argument: str, value: str, num_heads: int) -> str:
 
 WINDOWS: list[object] = [0, [], [4, 0], [None, -2]]
 NO_PAIRS = [[2, 0], [0, 2], [-1, 0], [0, -1], [0], [0, 1, 1]]
+NO_NUMBERS = [[True, 0], [0, True]]
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LayerNorm(8, eps=-1), "eps=-1: must be at least 0; eps=1e-05 works."),
@@ -137,12 +142,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: transformer([[1, 0], [0, 1], [1, 1]]),
         "pruned_heads=[[1, 0], [0, 1], [1, 1]]: leaves no head in layer 1; "
-        "encoder.block.attention_residual.branch=[1, 0] works.",
+        "encoder.block.attention_residual.branch=[1, 0] pruned_heads=[[1, 0], [0, 1]] works.",
     ),
     (
         lambda: encoder_decoder([["cross", 1, 0], ["cross", 1, 1]]),
         "pruned_heads=[['cross', 1, 0], ['cross', 1, 1]]: leaves no head in cross layer 1; "
-        "decoder.block.cross_attention_residual.branch=[1, 0] works.",
+        "decoder.block.cross_attention_residual.branch=[1, 0] pruned_heads=[['cross', 1, 0]] works.",
     ),
     (
         lambda: encoder_decoder([["encoder", 0, 0], ["encoder", 0, 1], ["decoder", 0, 1]]),
@@ -160,7 +165,7 @@ REFUSED += [
 ]
 REFUSED += [
     (lambda pair=pair: attention(ablated_heads=[[0, 0], pair], num_layers=2), pairs("ablated_heads", str(pair), 4))
-    for pair in NO_PAIRS
+    for pair in [*NO_PAIRS, *NO_NUMBERS]
     if pair != [0, 2]
 ]
 KIND = "must hold [kind, layer, head] with a kind of encoder, decoder, cross"
@@ -179,7 +184,10 @@ REFUSED += [
     )
     for entry, has in NO_HEADS.items()
 ]
-REFUSED += [(lambda pair=pair: transformer([[0, 0], pair]), pairs("pruned_heads", str(pair), 2)) for pair in NO_PAIRS]
+REFUSED += [
+    (lambda pair=pair: transformer([[0, 0], pair]), pairs("pruned_heads", str(pair), 2))
+    for pair in [*NO_PAIRS, *NO_NUMBERS]
+]
 
 
 @pytest.mark.parametrize(("call", "sentence"), REFUSED, ids=[sentence.split(":")[0] for _, sentence in REFUSED])
@@ -192,3 +200,30 @@ def test_a_refusal_names_argument_value_reason_and_cure(call: Callable[[], objec
 def test_the_sizes_next_to_those_refused_work() -> None:
     assert encoder(num_layers=1)(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 8)
     assert T5Position(2, num_buckets=4, max_distance=3).embedding.weight.shape == (4, 2)
+
+
+@pytest.mark.parametrize("pair", [[[0], 1], [0, [1]], [0.0, 1], [0, 1.0], [None, 0]], ids=str)
+def test_what_is_no_address_of_a_head_is_refused(pair: list[object]) -> None:
+    refused = (ArgumentError, TypeCheckError)  # the latter where the tests run with a type checker
+    with pytest.raises(refused):
+        transformer([pair])
+    with pytest.raises(refused):
+        attention(ablated_heads=[pair], num_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("build", "pruned_heads"),
+    [
+        (transformer, [[1, 0], [0, 1], [1, 1]]),
+        (transformer, [[0, 0], [0, 1], [1, 1], [1, 0]]),
+        (encoder_decoder, [["cross", 1, 0], ["cross", 1, 1], ["cross", 0, 1]]),
+        (encoder_decoder, [["decoder", 1, 0], ["decoder", 1, 1], ["encoder", 0, 1], ["encoder", 0, 0]]),
+        (encoder_decoder, [["cross", layer, head] for layer in (0, 1) for head in (0, 1)] + [["decoder", 1, 0]]),
+    ],
+    ids=["layer", "layers", "cross", "no residual of its own", "all of a kind"],
+)
+def test_what_works_instead_of_pruning_whole_layers_works(build, pruned_heads):
+    with pytest.raises(ArgumentError) as caught:
+        build(pruned_heads)
+    works = caught.value.works
+    assert sorted(build(**works).pruned_heads()) == sorted(works["pruned_heads"])

@@ -84,6 +84,7 @@ def ablated_in_layer(
         if own_kind and own_kind[0] != kind and kind is not None and own_kind[0] in KINDS and len(own_kind) == 1:
             continue  # of another kind, whose layers check it
         is_head = isinstance(layer, int) and isinstance(head, int) and 0 <= layer < num_layers and 0 <= head < num_heads
+        is_head = is_head and bool not in (type(layer), type(head))  # True equals 1
         if own_kind != ([] if kind is None else [kind]) or not is_head:
             raise not_a_head("ablated_heads", entry, num_layers, num_heads, kind)
         if layer == layer_index:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -65,19 +64,22 @@ def prune_model(network: Network, pruned_heads: Sequence[Sequence[str | int]]) -
     layers = dict(zip(network.layer_addresses(), network.attentions(), strict=True))
     heads: dict[Address, set[int]] = defaultdict(set)
     for entry in pruned_heads:
-        layer = layers.get(tuple(entry[:-1]))
+        # Whatever else equals a number, such as True, or has no hash, such as a list, is no part of an address.
+        layer = layers.get(tuple(entry[:-1])) if all(type(part) in (int, str) for part in entry) else None
         if layer is None or entry[-1] not in layer.head_map.ids:
             kinds = [kind for kind in KINDS if (kind, 0) in layers]
             kind = next((kind for kind in kinds if kind in entry), kinds[0]) if kinds else None
             of_kind = [layer for address, layer in layers.items() if kind is None or address[0] == kind]
             raise not_a_head("pruned_heads", entry, len(of_kind), of_kind[-1].num_heads, kind)
         heads[tuple(entry[:-1])].add(int(entry[-1]))
+    emptied = [address for address, of_layer in heads.items() if len(of_layer) == layers[address].num_heads]
+    if emptied:
+        entries = [list(entry) for entry in pruned_heads]
+        kept = {(*address, max(heads[address])) for address in emptied}
+        others = [entry for entry in entries if tuple(entry) not in kept]
+        works = {**_without_attention(emptied, layers), "pruned_heads": others}
+        raise ArgumentError("pruned_heads", entries, f"leaves no head in {layer_title(emptied[0])}", works)
     for address, of_layer in heads.items():
-        if len(of_layer) == layers[address].num_heads:
-            entries = [list(entry) for entry in pruned_heads]
-            others = [entry for entry in entries if entry != [*address, max(of_layer)]]
-            works = _without_attention(address, layers) or {"pruned_heads": others}
-            raise ArgumentError("pruned_heads", entries, f"leaves no head in {layer_title(address)}", works)
         prune_heads(layers[address], of_layer)
 
 
@@ -85,12 +87,14 @@ RESIDUALS = {(): "encoder.block.attention_residual", ("cross",): "decoder.block.
 """The residual connection of the layers of a kind, where it is of no other kind."""
 
 
-def _without_attention(address: Address, layers: Collection[Address]) -> dict[str, Any]:
-    """What removes the attention of a whole layer, if there is an argument for it."""
-    *kind, index = address
-    if (residual := RESIDUALS.get(tuple(map(str, kind)))) is None:
-        return {}
-    return {f"{residual}.branch": [int(other[-1] != index) for other in layers if list(other[:-1]) == kind]}
+def _without_attention(emptied: Collection[Address], layers: Collection[Address]) -> dict[str, list[int]]:
+    """What removes the attention of whole layers, as far as there are arguments for it."""
+    works = {}
+    for kind, residual in RESIDUALS.items():
+        of_kind = [address for address in layers if address[:-1] == kind]
+        if not set(of_kind).isdisjoint(emptied):
+            works[f"{residual}.branch"] = [int(address not in emptied) for address in of_kind]
+    return works
 
 
 def _keep_rows(linear: nn.Linear, indices: list[int], num_heads: int) -> None:
