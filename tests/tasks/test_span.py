@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +15,7 @@ from torchmetrics.text import SQuAD
 from tasks.fixed import Fixed
 from tinyformer.data import ByteTokenizer, Question, Questions, TextTokenizer, tokenise_questions
 from tinyformer.errors import ArgumentError
-from tinyformer.tasks import SpanExtraction
+from tinyformer.tasks import SpanExtraction, answer_metrics
 from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
 from tinyformer.tasks.span import NUM_WINDOWS, best_spans
 
@@ -289,10 +290,40 @@ def test_no_answer_of_the_context_alone_scores_higher(words, questions):
     spans = {
         " ".join(words[i:j]) for i, j in itertools.combinations(range(len(words) + 1), 2) if j - i <= max_words
     } | {""}
-    f1 = max(sum(answer_scores(span, own)[1] for own in texts) for span in spans) / len(texts)
     given_texts = {text for own in texts for text in own} | {""}
+    f1 = max(sum(answer_scores(span, own)[1] for own in texts) for span in spans | given_texts) / len(texts)
     exact = max(sum(answer_scores(text, own)[0] for own in texts) for text in given_texts) / len(texts)
     assert scores_without_question([context] * len(texts), texts, max_words) == pytest.approx((exact, f1), abs=1e-6)
+
+
+PLACES = st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), min_size=1, max_size=6)
+
+
+@given(st.text("ab -–.", min_size=1, max_size=12), PLACES)
+def test_f1_is_no_lower_than_exact_match_even_of_parts_of_words(context, places):
+    texts = [[context[begin : begin + size]] for begin, size in places]
+    exact, f1 = scores_without_question([context] * len(texts), texts, 30)
+    assert f1 is not None
+    assert f1 >= exact - 1e-9
+
+
+def test_f1_without_the_question_of_many_long_spans_is_not_computed(monkeypatch):
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in rng.integers(0, 50, 600)]
+    context, texts = " ".join(words), [[" ".join(words[i : i + 5])] for i in range(0, 500, 100)]
+    monkeypatch.setattr(answer_metrics, "BLOCK", 600)
+    whole = scores_without_question([context] * 5, texts, 200)
+    monkeypatch.setattr(answer_metrics, "BLOCK", 7)
+    assert scores_without_question([context] * 5, texts, 200) == pytest.approx(whole)
+    monkeypatch.setattr(answer_metrics, "MAX_COMPARISONS", 600 * 50 * 5)  # fewer than there are
+    assert scores_without_question([context] * 5, texts, 200) == (0.2, None)
+    split = tokenise_questions([Question("a", "x y", ["y"], [2])] * 2, ByteTokenizer().build([])).cut(32)
+    metrics = {"accuracy": 0.5, "num_judged": 2, "exact_match_without_question": 0.2, "f1_without_question": None}
+    assert SpanExtraction().describe(metrics, split)["without question"] == "exact match 20.0% at most"
+    monkeypatch.undo()
+    words = [f"w{i}" for i in range(10_000)]  # 80 s and 2 GB, if it were computed
+    texts = [[" ".join(words[i : i + 15])] for i in range(0, 1500, 15)]
+    assert scores_without_question([" ".join(words)] * 100, texts, 5000) == (0.01, None)
 
 
 def test_contexts_are_answered_one_by_one():

@@ -145,13 +145,14 @@ class SpanExtraction(Task):
         """`exact_match` and `f1` of the predicted answers, from 0 to 1, see `answer_scores`; and `num_answered`.
 
         - `f1_without_question` and `exact_match_without_question`: the most that is reached without reading the
-          question, see `scores_without_question`; None unless contexts have two questions on average.
+          question, see `scores_without_question`; None unless contexts have two questions on average, and the F1 of
+          very long contexts with many questions.
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
         self.predictions, answers = self.answer(network, split), split.answers()
         scores = [answer_scores(one.text, answers[one.row]) for one in self.predictions]
         exact, f1 = (sum(column) / len(scores) for column in zip(*scores, strict=True))
-        blind: tuple[float | None, float | None] = (None, None)
+        blind: tuple[float | None, float | None] = (None, None)  # exact match, F1
         contexts = split.table["pair"].to_pylist()
         if len(contexts) >= 2 * len(set(contexts)):
             blind = scores_without_question(contexts, answers, self.max_answer_length)  # a word has a token at least
@@ -212,9 +213,10 @@ class SpanExtraction(Task):
         if metrics.get("f1") is not None:
             answers = f"F1 {metrics['f1']:.1%}, exact match {metrics['exact_match']:.1%}, "
             answers += f"of {metrics['num_answered']:,} questions"
-        if metrics.get("f1_without_question") is not None:
-            exact = metrics["exact_match_without_question"]
-            blind = f"F1 {metrics['f1_without_question']:.1%}, exact match {exact:.1%} at most"
+        if metrics.get("exact_match_without_question") is not None:
+            f1 = metrics["f1_without_question"]
+            blind = f"F1 {f1:.1%}, " if f1 is not None else ""
+            blind += f"exact match {metrics['exact_match_without_question']:.1%} at most"
         if metrics.get("f1_unanswerable") is not None:
             none = f"F1 {metrics['f1_unanswerable']:.1%} of questions without an answer, "
             none += f"{metrics['f1_answerable']:.1%} of the others"
