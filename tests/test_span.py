@@ -9,6 +9,7 @@ import torch
 from programs import SMALL, Program, Trained, results_of
 
 import tinyformer
+from tinyformer.app import training_run
 from tinyformer.errors import ArgumentError
 from tinyformer.model import SpanModel
 
@@ -124,9 +125,14 @@ def test_no_answer(program: Program) -> None:
     assert results_of("evaluated")["val/f1_unanswerable"] == 0.0
 
 
-def test_its_checkpoint_and_other_tasks(program: Program, trained: Trained, book: Path) -> None:
+def test_its_checkpoint_and_other_tasks(
+    program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = []
+    monkeypatch.setattr(training_run, "find_memory_shortage", lambda *facts: longest.append(facts[-1]))
     ran(program, "train.py", SMALL, SQUAD, "callbacks.attention=null trainer.max_steps=1 trainer.val_check_interval=1")
     checkpoint = "run/checkpoints/last.ckpt"
+    assert longest == [48]  # tokens of a window, not of a whole context
     objective = "task.objective", "tinyformer.tasks.SpanExtraction"
     refuse_changed(
         trained.last, "classes", *objective, "Transformer and a SpanExtraction, which do not belong together"

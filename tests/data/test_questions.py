@@ -166,8 +166,13 @@ def test_every_window_is_trained_on_once_an_epoch(tmp_path):
     again = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, stride=3)
     assert (again.fingerprint, again.is_prepared(again.tokenizer)) == (data.fingerprint, True)  # cut when it is opened
     assert again.splits["train"].num_windows > split.num_windows
-    fewer = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, max_examples=3)
-    assert fewer.splits["train"].num_documents == 3
+    drawn = [
+        prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, max_examples=3, seed=seed).splits["train"]
+        for seed in range(4)
+    ]
+    contexts = [[rows.context(row) for row in range(3)] for rows in drawn]
+    assert [rows.num_documents for rows in drawn] == [3] * 4
+    assert len(set(map(tuple, contexts))) > 1  # they are drawn at random
 
 
 @pytest.mark.parametrize("group_near_copies", [True, False])
@@ -226,7 +231,7 @@ UNANSWERABLE = ROW | {"question": "Who?", "answers": {"text": [], "answer_start"
 
 def write(folder: Path, name: str, content) -> str:
     path = folder / name
-    if path.suffix == ".jsonl":
+    if path.suffix == ".jsonl" or name == "lines.json":
         path.write_text("\n".join(map(json.dumps, content)))
     elif path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(content), path)
@@ -235,7 +240,7 @@ def write(folder: Path, name: str, content) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["train-v2.0.json", "rows.jsonl", "rows.json", "rows.parquet"])
+@pytest.mark.parametrize("name", ["train-v2.0.json", "rows.jsonl", "rows.json", "lines.json", "rows.parquet"])
 def test_every_layout_holds_the_same_questions(tmp_path, name):
     rows = SquadFiles(write(tmp_path, name, published(PARAGRAPH) if "v2" in name else [ROW, UNANSWERABLE]))
     assert rows.load_questions()["train"].to_dict() == {

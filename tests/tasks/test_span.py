@@ -146,6 +146,20 @@ def test_of_equal_scores_the_first_span_is_taken_whatever_the_order_of_windows()
     assert [one.text for one in found] == ["x"] * len(contexts)
 
 
+class Dropped(Spelled):
+    """Scores nothing while it is trained."""
+
+    def forward(self, tokens, mask):
+        return super().forward(tokens, mask) * (not self.training)
+
+
+@pytest.mark.parametrize("was_training", [True, False])
+def test_answers_are_those_of_evaluation_mode(was_training):
+    network = Dropped(x=(5.0, 5.0)).train(was_training)
+    assert answers(network, "...x..")[0][0].text == "x"
+    assert network.training == was_training
+
+
 def test_no_answer_by_hand():
     network = Spelled(null=7.0, x=(5.0, 0), y=(0, 5.0))
     for threshold, expected in [
@@ -229,6 +243,9 @@ def test_questions_without_an_answer_need_a_threshold():
         ArgumentError, match="1 of 2 questions of the train split have no answer; no_answer_threshold=0"
     ):
         SpanExtraction().require_answers({"train": split.cut(9)})
+    answered = tokenise_questions([Question("a", "b", ["b"], [0])], split.tokenizer).cut(9)
+    with pytest.raises(ArgumentError, match="of the validation split have no answer"):
+        SpanExtraction().require_answers({"train": answered, "validation": split.cut(9)})
     with pytest.raises(ArgumentError, match="max_answer_length=0"):
         SpanExtraction(max_answer_length=0)
 

@@ -62,7 +62,7 @@ from tinyformer.app.trainer import (
     training_trainer,
 )
 from tinyformer.checkpoint import FORMAT, load_checkpoint, load_weights
-from tinyformer.data import DataModule
+from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
@@ -230,7 +230,8 @@ def memory_warning(
     data: DataModule,
 ) -> str | None:
     """A sentence where the attention weights of a step will not fit into memory."""
-    free, lengths = free_memory(settings.device), getattr(data.splits["train"], "lengths", None)
+    free, split = free_memory(settings.device), data.splits["train"]
+    lengths = split.sizes if isinstance(split, QuestionSplit) else getattr(split, "lengths", None)
     longest = None if lengths is None else int(lengths.max(initial=1))
     facts = (settings.device, settings.dtype, mask, data.batch_size, free, longest)
     shortage = find_memory_shortage(network, kernels, *facts)

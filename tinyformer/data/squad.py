@@ -99,13 +99,27 @@ def _read(file: Path) -> Iterator[Question]:
     def refuse(reason: str) -> ArgumentError:
         return ArgumentError("files", str(file), reason)
 
-    document = parse_json(file) if file.suffix.lower() == ".json" else None
+    document = _one_value(file) if file.suffix.lower() == ".json" else None
     if isinstance(document, dict) and "data" in document:
         yield from _published(document, refuse)
         return
     for number, values in enumerate(read_rows(file, _Rows(COLUMNS)), start=1):
         question, context, answers = values
         yield make_question(question, context, answers, f"row {number}", refuse)
+
+
+def _one_value(file: Path) -> Any:
+    """The one value of a JSON file; None where more follow, one on each line.
+
+    Raises:
+        ArgumentError: the file is not JSON.
+    """
+    try:
+        return parse_json(file)
+    except ArgumentError as error:
+        if getattr(error.__cause__, "msg", None) == "Extra data":  # json's words for what follows a value
+            return None
+        raise
 
 
 class _Rows(Layout):
