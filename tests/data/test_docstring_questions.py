@@ -21,6 +21,8 @@ class Kept:
         "Seen before, under this name."
     def same(self):
         "Returns the number 5 as it is."
+    def similar(self):
+        "Returns a number 6 as it is"
     def __init__(self):
         "Makes an object of it."
     def short(self):
@@ -56,7 +58,7 @@ def test_the_answer_is_the_summary_of_the_function_that_is_asked_about(library):
             names[split] |= summary_of.keys()
     assert [len(splits[split]) for split in ("train", "validation", "test")] == [50, 30, 30]
     functions = {*(f"function_{i}" for i in range(40)), "method"}
-    assert set.union(*names.values()) == functions  # `same` has the summary of another, the others have none
+    assert set.union(*names.values()) == functions  # `same` and `similar` have those of others, the rest none
     assert sum(map(len, names.values())) == len(functions)
     assert [len(names[split]) for split in ("validation", "test")] == [4, 4]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tinyformer.data.documents import from_columns
 from tinyformer.data.pydoc import Library
-from tinyformer.data.squad import Question, from_questions
+from tinyformer.data.squad import Question, answer_words, from_questions
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 
 MIN_WORDS = 3
@@ -24,7 +24,7 @@ HELD_OUT_SHARE = 0.1
 MAX_LINES = 10**7
 """Lines of all contexts of a split, at most."""
 
-_FORMAT = 1  # increase it when the same arguments would give other questions
+_FORMAT = 2  # increase it when the same arguments would give other questions
 
 
 class DocstringQuestions:
@@ -93,14 +93,17 @@ class DocstringQuestions:
         return splits
 
     def _summaries(self) -> dict[str, str]:
-        """The first line of the first docstring of each name; of several names with one summary, the first is kept."""
+        """The first line of the first docstring of each name; of several names with one summary, the first is kept.
+
+        Summaries are one if their words that count are, else what is held out could be a summary of training.
+        """
         summary_of: dict[str, str] = {}
         for name, docstring in self._library.functions():
             summary, blank, _ = (*docstring.split("\n", 2), "", "")[:3]
             if not blank.strip() and len(summary.split()) >= MIN_WORDS and not name.startswith("__"):
                 summary_of.setdefault(name, summary.strip())
-        name_of = {summary: name for name, summary in reversed(summary_of.items())}
-        return {name: summary for summary, name in name_of.items()}
+        name_of = {tuple(answer_words(summary)): name for name, summary in reversed(summary_of.items())}
+        return {name: summary_of[name] for name in name_of.values()}
 
     def _questions(
         self,

@@ -1,5 +1,7 @@
 """Questions whose answers are spans of a context, in the layouts of SQuAD: its JSON files, and rows as on the Hub."""
 
+import re
+import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,14 @@ from tinyformer.errors import ArgumentError
 
 COLUMNS = ("question", "context", "answers")
 """The columns of a row; `answers` has the keys `text` and `answer_start`, with a list each."""
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def answer_words(answer: str) -> list[str]:
+    """The words of an answer that count in SQuAD's evaluation: in lower case, without punctuation and articles."""
+    return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
 
 
 @dataclass(frozen=True)

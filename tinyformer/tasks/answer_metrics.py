@@ -1,8 +1,6 @@
 """Exact match and F1 of answers, as SQuAD's evaluation measures them."""
 
 import math
-import re
-import string
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
+from tinyformer.data.squad import answer_words
 
 MAX_COMPARISONS = 10**9
 """Spans, times answers, for which F1 without the question is computed: 10 to 30 s on one core. 2,000 contexts of 120
@@ -22,11 +19,6 @@ PAIR = 250
 
 BLOCK = 256
 """First words of spans that are compared at a time, which bounds the memory."""
-
-
-def answer_words(answer: str) -> list[str]:
-    """The words of an answer that count: in lower case, without punctuation and articles."""
-    return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
 
 
 def answer_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
