@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 from playwright.sync_api import expect
 
 from analysis.atlas_pages import (
@@ -34,7 +35,7 @@ def open_cross_head(page, head=1):
 
 
 def drawn_lines(page):
-    """The opacity of each line, by the target and the source token whose middles it joins."""
+    """The opacity of each visible line, by the target and the source token whose middles it joins."""
     found = page.evaluate("""() => {
         const middles = (row) => [...document.querySelectorAll(`#${row} button`)].map((one) => {
             const box = one.getBoundingClientRect();
@@ -50,10 +51,12 @@ def drawn_lines(page):
         return [...document.querySelectorAll("#lines line")].map((line) => [
             nearest(target, left + line.x2.baseVal.value),
             nearest(source, left + line.x1.baseVal.value),
-            Number(getComputedStyle(line).strokeOpacity) * Number(getComputedStyle(line).opacity),
+            getComputedStyle(line).display === "none"
+                ? 0
+                : Number(getComputedStyle(line).strokeOpacity) * Number(getComputedStyle(line).opacity),
         ]);
     }""")
-    return {(target, source): opacity for target, source, opacity in found}
+    return {(target, source): opacity for target, source, opacity in found if opacity}
 
 
 def test_the_overview_shows_the_heads_of_the_chosen_kind_and_their_measures(pair):
@@ -88,40 +91,44 @@ def test_the_overview_shows_the_heads_of_the_chosen_kind_and_their_measures(pair
     ]
 
 
-def test_lines_join_the_tokens_and_are_as_opaque_as_the_weights(pair):
+def test_lines_join_the_tokens_of_the_larger_weights_and_are_as_opaque_as_the_map(pair):
     open_cross_head(pair)
     assert pair.locator("#source button").all_inner_texts() == [one.replace(" ", "␣") for one in SOURCE]
     assert pair.locator("#target button").all_inner_texts() == TARGET
     expected = {
-        (query, key): float(CROSS[1][query, key])
+        (query, key): float(CROSS[1][query, key]) ** 0.5
         for query in range(len(TARGET))
         for key in range(len(SOURCE))
-        if CROSS[1][query, key] >= 1 / 255
+        if CROSS[1][query, key] >= 1 / len(SOURCE)
     }
     assert drawn_lines(pair) == pytest.approx(expected, abs=1e-4)
     pair.get_by_role("button", name="Previous").click()
+    expect(pair.locator("#head-title")).to_have_text("Cross layer 0 head 0")
     assert drawn_lines(pair).keys() != expected.keys()
 
 
 def test_a_token_shows_its_own_lines_and_their_numbers(pair):
     open_cross_head(pair)
-    pair.locator("#target button").nth(2).hover()
-    weights = CROSS[1][2]
+    pair.locator("#target button").nth(1).hover()
+    weights = CROSS[1][1]
     best = int(weights.argmax())
-    title = f"Target token {token(2, TARGET)} attends to"
+    title = f"Target token {token(1, TARGET)} attends to"
     first = f"{title}: source token {token(best, SOURCE)} {float(weights[best]):.4f}, "
     expect(pair.locator("#aligned")).to_have_text(re.compile(re.escape(first)))
     expect(pair.locator("#token-title")).to_have_text(title)
     for index, value in shown_rows(pair).items():
         assert value == pytest.approx(float(weights[index]), abs=ROUNDING)
-    lines = drawn_lines(pair)
-    for (query, key), opacity in lines.items():
-        assert opacity == pytest.approx(float(CROSS[1][query, key]) * (1 if query == 2 else 0.12), abs=1e-4)
+    expected = {(1, key): float(weight) ** 0.5 for key, weight in enumerate(weights) if weight >= 1 / 255}
+    assert min(expected.values()) < len(SOURCE) ** -0.5  # its smaller weights, too, and no line of another token
+    assert drawn_lines(pair) == pytest.approx(expected, abs=1e-3)
+    shades = "all => all.map((one) => Number(one.style.getPropertyValue('--weight')))"
+    assert pair.locator("#source button").evaluate_all(shades) == pytest.approx(weights.sqrt().tolist(), abs=1e-3)
     # A source token shows the target tokens that attend to it; without the pointer all lines are shown again.
     pair.locator("#source button").nth(4).hover()
     expect(pair.locator("#token-title")).to_have_text(f"Source token {token(4, SOURCE)} is attended to by")
     pair.mouse.move(2, 2)
-    assert max(drawn_lines(pair).values()) == pytest.approx(float(CROSS[1].max()), abs=1e-4)
+    assert max(drawn_lines(pair).values()) == pytest.approx(float(CROSS[1].max()) ** 0.5, abs=1e-4)
+    assert len({query for query, _ in drawn_lines(pair)}) == len(TARGET)
 
 
 def test_a_line_at_the_pointer_shows_its_number(pair):
@@ -160,6 +167,19 @@ def test_the_alignment_works_by_keyboard(pair):
     expect(pair.get_by_role("button", name="layer 0 head 1")).to_be_focused()
 
 
+@pytest.mark.parametrize(("tokens", "gap"), [(["En", "el", "principio"], True), (["En", "␣el", "␣principio"], False)])
+def test_words_are_apart_where_tokens_hold_no_spaces(open_atlas, tokens, gap):
+    kinds = {"encoder": Axes(tokens, tokens), "cross": Axes(tokens, tokens)}
+    maps = [PAIR_MAPS[0][:, :3, :3] / 2] * 2
+    page = open_atlas(maps, kinds, {}, addresses=[("encoder", 0), ("cross", 0)])
+    boxes = [page.locator("#texts bdi").nth(index).bounding_box() for index in (0, 1)]
+    assert (boxes[1]["x"] - boxes[0]["x"] - boxes[0]["width"] > 3) is gap
+    page.get_by_role("radio", name="encoder").check()
+    page.locator(".thumbnail").first.click()
+    boxes = [page.locator("#strip bdi").nth(index).bounding_box() for index in (0, 1)]
+    assert (boxes[1]["x"] - boxes[0]["x"] - boxes[0]["width"] > 3) is gap
+
+
 def test_an_address_opens_its_kind_and_other_kinds_have_no_alignment(open_atlas):
     page = open_atlas(
         PAIR_MAPS, PAIR_KINDS, PAIR_MEASURES, addresses=PAIR_ADDRESSES, fragment="#encoder-layer-1-head-0"
@@ -176,6 +196,39 @@ def test_an_address_opens_its_kind_and_other_kinds_have_no_alignment(open_atlas)
     open_cross_head(page, 0)
     expect(page.locator("#alignment")).to_be_visible()
     assert page.locator("#queries button").count() == len(TARGET)
+
+
+def test_an_even_head_shows_all_of_its_lines_faintly(open_atlas):
+    kinds = {"encoder": PAIR_KINDS["encoder"], "cross": PAIR_KINDS["cross"]}
+    even = torch.full((1, len(TARGET), len(SOURCE)), 1 / len(SOURCE))
+    page = open_atlas([PAIR_MAPS[0], even], kinds, {}, addresses=[("encoder", 0), ("cross", 0)])
+    open_cross_head(page, 0)
+    assert list(drawn_lines(page).values()) == pytest.approx([len(SOURCE) ** -0.5] * even.numel(), abs=1e-4)
+    expect(page.locator("#alignment")).to_contain_text(f"at least 1 / {len(SOURCE)}, an even spread")
+
+
+def test_a_chosen_token_scrolls_to_its_strongest_partner_and_stays_selected(open_atlas):
+    sides = [[f"{letter}{number}" for number in range(100)] for letter in "st"]
+    backwards = torch.eye(100).flip(0).unsqueeze(0)  # the first target token attends to the last source token
+    kinds = {"encoder": Axes(sides[0], sides[0]), "cross": Axes(sides[1], sides[0])}
+    page = open_atlas([backwards, backwards], kinds, {}, addresses=[("encoder", 0), ("cross", 0)])
+    open_cross_head(page, 0)
+    token_5, partner = page.locator("#target button").nth(5), page.locator("#source button").nth(94)
+    token_5.hover()
+    expect(partner).not_to_be_in_viewport()
+    page.keyboard.press("Tab")
+    token_5.click()
+    expect(partner).to_be_in_viewport()
+    page.mouse.move(300, page.locator("#target").bounding_box()["y"] + 8)  # over another token
+    page.mouse.move(320, page.locator("#target").bounding_box()["y"] + 8)
+    expect(page.locator("#token-title")).to_have_text(f"Target token {token(5, sides[1])} attends to")
+    # By keyboard the token with the focus stays in view, and its partner comes into view where both have room.
+    page.locator("#target button").nth(5).focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#target button").nth(6)).to_be_in_viewport()
+    page.locator("#target button").nth(64).focus()
+    for one in (page.locator("#target button").nth(64), page.locator("#source button").nth(35)):
+        expect(one).to_be_in_viewport(ratio=1)
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])

@@ -51,7 +51,8 @@ def write_atlas(
     The page opens on thumbnails of all heads, ordered by layer or by a measure; those of an encoder–decoder by the kind
     of attention. A head opens as a map with its tokens; selecting a token shows which tokens it attends to, or which
     attend to it. The colour is the square root of the weight, from 0 to 1 in every map, as in `head_maps`. A head of
-    cross-attention also opens as an alignment: lines between the source and the target whose opacity is the weight.
+    cross-attention also opens as an alignment: lines between the source and the target whose opacity is the square root
+    of the weight.
 
     Args:
         path: the file; its folder is created.

@@ -82,6 +82,9 @@ function element(tag, attributes = {}, ...children) {
   return node;
 }
 
+// Whether tokens hold the spaces between words; if not, words need some space between tokens.
+const hasSpaces = (tokens) => tokens.some((token) => token.includes("␣"));
+
 const lineEnd = (token) => (token.includes("⏎") ? [element("br")] : []);
 
 const byId = (id) => document.getElementById(id);

@@ -49,7 +49,9 @@ function fillAxis(container, axis) {
 function makeAxis(container, axis) {
   const choose = (event) => {
     const button = event.target.closest("button");
-    if (button) select(axis, Number(button.dataset.token));
+    // In an alignment, a token with the focus stays selected, so that its row can be scrolled.
+    const isHeld = event.type === "pointerover" && [container, document.activeElement].every((one) => alignment.contains(one));
+    if (button && !isHeld) select(axis, Number(button.dataset.token));
   };
   for (const kind of ["pointerover", "focusin", "click"]) container.addEventListener(kind, choose);
   rove(container, alongTokens);
@@ -81,7 +83,7 @@ function showToken() {
   byId("band").className = axis;
   byId("band").style.setProperty("--at", token);
   strip.forEach((part, index) => {
-    part.style.setProperty("--weight", lengths[index]);
+    part.style.setProperty("--weight", Math.sqrt(weights[index]));
     part.classList.toggle("chosen", index === token);
   });
   const order = strongest(weights);
@@ -96,7 +98,7 @@ function showToken() {
   byId("all-weights").hidden = weights.length <= STRONGEST;
   const rows = shown.all ? order : order.slice(0, STRONGEST).filter((index) => weights[index] > 0);
   byId("weights").replaceChildren(...rows.map((index) => weightRow(other, index, weights[index], lengths[index])));
-  if (shown.head.kind.isCross) alignToken(lengths);
+  if (shown.head.kind.isCross) alignToken(weights);
 }
 
 function weightRow(axis, index, value, length) {
@@ -198,8 +200,9 @@ function layOut(kind) {
   byId("across").textContent = `${kind.isCross ? kind.sides.keys : "keys"}\u00a0→`;
   byId("down").textContent = `${kind.isCross ? kind.sides.queries : "queries"}\u00a0↓`;
   byId("alignment").hidden = !kind.isCross;
-  byId("strip").hidden = kind.isCross;
+  for (const part of ["strip", "strip-scale"]) byId(part).hidden = kind.isCross;
   strip = kind.isCross ? [] : kind.keys.map((token, index) => element("bdi", { "data-token": index }, token));
+  byId("strip").classList.toggle("words", !hasSpaces(kind.keys));
   byId("strip").replaceChildren(...strip.flatMap((part, index) => [part, ...lineEnd(kind.keys[index])]));
   if (kind.isCross) layOutAlignment();
   fit();

@@ -100,6 +100,7 @@ const MOVES = {
 
 function makeText(name, tokens) {
   const text = element("p", { class: "text" }, ...tokens.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
+  text.classList.toggle("words", !hasSpaces(tokens));
   return name ? [element("h3", {}, name), text] : [text];
 }
 
