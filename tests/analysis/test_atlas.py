@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.atlas_pages import HALF_STEP, HEADS, MAPS, MEASURES, NAMES, TOKENS, random_maps, stored
-from tinyformer.analysis import write_atlas
+from tinyformer.analysis import Axes, write_atlas
 from tinyformer.errors import ArgumentError
 
 
@@ -29,12 +29,25 @@ def test_invisible_characters_of_tokens_are_made_visible(tmp_path):
     assert data["kinds"][0]["keys"] == ["␣", "⏎", "⇥", "a␣b", r"\x00", r"\u202e", r"\ud800", "∅", "é", "漢", "🙂", "·⏎"]
 
 
+AXES = Axes(TOKENS, TOKENS)
 WRONG = {
     "no token": ({"maps": MAPS, "tokens": []}, "tokens=[]: must hold at least one token."),
     "too few tokens": ({"tokens": TOKENS[1:]}, "maps[0]=[2, 19, 19]: must be maps of [18, 18] for 18 tokens."),
     "scores": ({"maps": [MAPS[0], MAPS[1] * 3, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),
     "nan": ({"maps": [MAPS[0], MAPS[1] * math.nan, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),
     "heads": ({"measures": {"m": [[1.0], [1.0] * 3, [1.0]]}}, "measures['m']=[1, 3, 1]: must have as many entries"),
+    "a kind without a layer": (
+        {"maps": [MAPS[0]], "tokens": dict.fromkeys(["encoder", "cross"], AXES), "addresses": [("encoder", 0)]},
+        "tokens=['encoder', 'cross']: must be of kinds with heads, encoder.",
+    ),
+    "a kind without a head": (
+        {
+            "maps": [MAPS[0], MAPS[1][:0]],
+            "tokens": dict.fromkeys(["encoder", "cross"], AXES),
+            "addresses": [("encoder", 0), ("cross", 0)],
+        },
+        "tokens=['encoder', 'cross']: must be of kinds with heads, encoder.",
+    ),
     "names": ({"names": NAMES[:2]}, "names=[2, 3]: must have as many entries per layer as maps, [2, 3, 1]."),
     "equal names": ({"names": [["0", "0"], *NAMES[1:]]}, "names[0]=['0', '0']: must be unique within a layer."),
 }

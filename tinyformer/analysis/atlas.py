@@ -167,6 +167,9 @@ def _require_fit(
     if len(addresses) != len(maps) or not all(_kind(address) in kinds for address in addresses):
         reason = f"must be those of {len(maps)} layers, of the kinds of `tokens`"
         raise ArgumentError("addresses", list(map(list, addresses)), reason)
+    with_heads = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
+    if len(with_heads) < len(kinds):
+        raise ArgumentError("tokens", list(kinds), f"must be of kinds with heads, {', '.join(sorted(with_heads))}")
     for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
         queries, keys = (len(tokens) for tokens in kinds[_kind(address)])
         if list(layer.shape[1:]) != [queries, keys]:
