@@ -103,6 +103,8 @@ def test_values_of_another_sequence_are_those_that_v_proj_would_see(name):
     assert torch.equal(attention(x, context=context, value=context), same)
     parts = [attention(part, context=context, value=value, cache=cache) for part in x.split([1, 3], dim=1)]
     assert error(torch.cat(parts, dim=1), found) <= 1e-5
+    # Once the cache holds the keys and values, their sources have no influence.
+    assert error(attention(x, context=value, value=context, cache=cache), found) <= 1e-5
     assert torch.equal(attention.weights(x, context=context, value=value), weights)
     attention.v_proj.register_forward_pre_hook(lambda module, inputs: (value,))
     assert torch.equal(attention(x, context=context), found)

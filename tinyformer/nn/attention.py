@@ -112,7 +112,8 @@ class BaseAttention(SoftmaxAttention):
             context_mask: which tokens of the context each token of `x` may attend to; None for all.
             cache: keys and values of the tokens before `x`; those of `x` are appended. With a context, its keys and
                 values, which are projected if the cache is empty.
-            value: source of the values, a vector for each key; None for that of the keys.
+            value: source of the values, a vector for each key; None for that of the keys. A cache that holds a context
+                holds its values: then neither `context` nor `value` is projected again, whatever they are.
 
         Raises:
             ArgumentError: the cache holds tokens before `x`, and the mask is not causal; or `value` is not of the size
