@@ -116,6 +116,14 @@ def test_more_tokens_than_the_context_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("texts", [{"text": "a\ud800"}, {"text": "ab", "target": "\udfffb"}], ids=["text", "target"])
+def test_half_of_a_surrogate_pair_is_refused(tmp_path, texts):
+    argument, value = list(texts.items())[-1]
+    with pytest.raises(ArgumentError, match=re.escape(f"{argument}={value!r}: holds half of a surrogate pair")):
+        HeadMaps(**texts)(pair_subject(loud_encoder_decoder()), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_target_is_refused_where_there_is_one_text(tmp_path):
     with pytest.raises(ArgumentError, match=r"^target='b': a model of one text has no target.* target=None works"):
         HeadMaps(text="a", target="b")(make_subject(loud_transformer()), tmp_path)

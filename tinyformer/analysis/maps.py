@@ -25,7 +25,7 @@ from tinyformer.analysis.probe import HeadMeasures, capture_weights, make_probes
 from tinyformer.analysis.subject import Findings, Subject, by_layer, fullest
 from tinyformer.batch import Batch, tensors
 from tinyformer.data import PairTokens
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.tasks import Seq2Seq
 
@@ -194,9 +194,10 @@ class HeadMaps:
         """The tokens of a text, if it is given.
 
         Raises:
-            ArgumentError: there are none.
+            ArgumentError: there are none, or it holds half of a surrogate pair.
         """
-        tokens = None if text is None else subject.tokenizer.encode(text)
+        with argument_path(passed={"text": argument}):
+            tokens = None if text is None else subject.tokenizer.encode(text)
         if tokens == []:
             raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
         return tokens

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -40,15 +41,24 @@ BYTE_OF = _byte_alphabet()
 
 
 @contextlib.contextmanager
-def _telling(aim: str) -> Iterator[None]:
+def _telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
     """Turn what the library raises into a sentence.
+
+    Args:
+        aim: what is done.
+        texts: the texts that are encoded.
 
     Raises:
         ArgumentError: in place of a bare exception, or of a panic, which is no exception of Python's.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, MemoryError, TypeError):
+    except TypeError as error:  # which is what the library says of half of a surrogate pair
+        for text in texts:
+            if re.search("[\ud800-\udfff]", text):
+                raise ArgumentError("text", text, "holds half of a surrogate pair, which is no text") from error
+        raise
+    except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
         raise ArgumentError("tokenizer", "tokenizer.json", f"cannot {aim}: {str(error)[:200]}") from error
@@ -136,7 +146,8 @@ class TextTokenizer:
         """Token ids of each text, encoded on all cores.
 
         Raises:
-            ArgumentError: the library fails on a text, for instance since the vocabulary lacks the unknown token.
+            ArgumentError: the library fails on a text, for instance since the vocabulary lacks the unknown token,
+                or a text holds half of a surrogate pair.
         """
         if not self._context_free:
             return self._encode_whole(texts)
@@ -146,7 +157,7 @@ class TextTokenizer:
         return [list(chain.from_iterable(ids[start:stop])) for start, stop in bounds]
 
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
-        with _telling("encode a text"):
+        with _telling("encode a text", texts):
             return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def offsets(self, texts: Sequence[str]) -> list[Int64[np.ndarray, "tokens 2"]]:
@@ -155,7 +166,7 @@ class TextTokenizer:
         Raises:
             ArgumentError: see `encode_batch`.
         """
-        with _telling("encode a text"):
+        with _telling("encode a text", texts):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
 
@@ -163,7 +174,7 @@ class TextTokenizer:
         """The part of a text that its first `num_tokens` tokens encode."""
         if num_tokens <= 0:
             return ""
-        with _telling("encode a text"):
+        with _telling("encode a text", [text]):
             offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return text[: offsets[:num_tokens][-1][1]] if offsets else ""
 
