@@ -38,6 +38,30 @@ def loss_of(network, pair):
     return F.cross_entropy(logits[0], pair.predicted[0], reduction="sum")
 
 
+@torch.no_grad()
+def test_resampling_takes_the_output_for_the_pair_before_and_that_for_its_padding():
+    subject = pair_subject(loud_encoder_decoder())
+    for index, layer in enumerate(subject.layers):
+        (found,) = losses_without(subject, [(index, [1])], "resample")
+        expected = []
+        for batch in subject.batches:
+            seen = []
+            hook = layer.o_proj.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
+            subject.task.forward(subject.network, batch)
+            hook.remove()
+            for row, pair in enumerate(pairs_of(batch)):
+
+                def replaced(module, args, other=seen[0][row - 1]):
+                    heads = args[0].clone()
+                    heads[..., 8:16] = other[: heads.shape[1], 8:16]
+                    return (heads,)
+
+                hook = layer.o_proj.register_forward_pre_hook(replaced)
+                expected.append(loss_of(subject.network, pair))
+                hook.remove()
+        torch.testing.assert_close(found.nats, torch.stack(expected).to(found.nats), rtol=1e-4, atol=1e-4)
+
+
 def test_pairs_without_their_padding():
     pairs = all_pairs(pair_subject(loud_encoder_decoder()))
     assert [(pair.source.shape[1], pair.target.shape[1]) for pair in pairs] == LENGTHS
