@@ -1,8 +1,6 @@
 """Pairs of a source text and its target, such as a sentence and its translation, as token sequences in batches."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,15 +12,14 @@ from torch.utils.data import DataLoader
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import SourceDataModule, share
-from tinyformer.data.cache import Recipe, write_meta
-from tinyformer.data.documents import iterate_rows
 from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
 from tinyformer.data.sources import PairSource, Source
 from tinyformer.data.special_tokens import PairTokens, SpecialTokens
-from tinyformer.data.stream import TokenSplit, with_progress, write_split
+from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_choice
+from tinyformer.data.two_texts import TwoTextRecipe
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TooLong = Literal["truncate", "skip", "error"]
 
@@ -45,45 +42,20 @@ class PreparedPairs:
 
 
 @dataclass(frozen=True)
-class PairRecipe(Recipe[PreparedPairs]):
-    """Everything that determines the tokenised pairs of a `PairSource`.
-
-    Args:
-        max_examples: upper bound of the pairs of the first split (the training split, or "all"), drawn by `seed`.
-    """
-
-    max_examples: int | None = None
+class PairRecipe(TwoTextRecipe[PreparedPairs]):
+    """Everything that determines the tokenised pairs of a `PairSource`."""
 
     def _parts(self) -> list[Any]:
         columns = list(cast(PairSource, self.source).pair_columns)
         return [*super()._parts(), columns, self.max_examples, self.whole, "pairs", _FORMAT]
 
+    def _load(self) -> dict[str, datasets.Dataset]:
+        return cast(PairSource, self.source).load_pairs()
+
     def _prepared(
         self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
     ) -> PreparedPairs:
         return PreparedPairs(tokenizer, splits, self.key)
-
-    def _build(self, folder: Path) -> None:
-        with argument_path("source"):
-            own = cast(PairSource, self.source).load_pairs()
-        splits = self._divide(own, keep_whole=True)
-        first, rows = next(iter(splits.items()))
-        if self.max_examples is not None:
-            chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
-            splits[first] = rows.select(np.sort(chosen))
-        with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.build(_texts(splits[first]))
-        folder.mkdir()
-        counts = {}
-        for name, rows in splits.items():
-            texts = with_progress(_texts(rows), 2 * len(rows), name)
-            counts[name] = write_split(texts, tokenizer, folder, name)
-        write_meta(folder, tokenizer, counts)
-
-
-def _texts(rows: datasets.Dataset) -> Iterator[str]:
-    """The source and the target of each pair, in order."""
-    return chain.from_iterable(iterate_rows(rows))
 
 
 @dataclass(frozen=True)

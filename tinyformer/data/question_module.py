@@ -1,28 +1,24 @@
 """Questions about contexts as the data of a run."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import datasets
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
 from tinyformer.data.base import SourceDataModule, share
-from tinyformer.data.cache import Recipe, write_meta
-from tinyformer.data.documents import iterate_rows
 from tinyformer.data.questions import EXTRA_TOKENS, QuestionLoader, Questions, QuestionSplit, QuestionTexts, token_spans
 from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.data.sources import QuestionSource, Source
-from tinyformer.data.stream import TokenSplit, with_progress, write_split
+from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.data.two_texts import TwoTextRecipe
+from tinyformer.errors import ArgumentError, require_at_least
 
 _FORMAT = 2  # increase it when the same input would give other files
 
@@ -43,17 +39,23 @@ class PreparedQuestions:
 
 
 @dataclass(frozen=True)
-class QuestionRecipe(Recipe[PreparedQuestions]):
-    """Everything that determines the tokenised questions of a `QuestionSource`.
+class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
+    """Everything that determines the tokenised questions of a `QuestionSource`."""
 
-    Args:
-        max_examples: upper bound of the questions of the first split (the training split, or "all"), drawn by `seed`.
-    """
-
-    max_examples: int | None = None
+    unit = "pair"  # else a context would be known by other questions
 
     def _parts(self) -> list[Any]:
         return [*super()._parts(), self.max_examples, self.whole, "questions", _FORMAT]
+
+    def _load(self) -> dict[str, datasets.Dataset]:
+        return cast(QuestionSource, self.source).load_questions()
+
+    def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
+        columns = (list(rows[column]) for column in ("pair", "answers", "starts"))
+        np.save(folder / f"{name}.spans.npy", token_spans(tokenizer, *columns))
+        table = rows.with_format("arrow")[:]
+        with pa.ipc.new_file(str(folder / f"{name}.arrow"), table.schema) as file:
+            file.write_table(table)
 
     def _prepared(
         self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
@@ -72,36 +74,6 @@ class QuestionRecipe(Recipe[PreparedQuestions]):
             for name, stream in splits.items()
         }
         return PreparedQuestions(tokenizer, opened, self.key)
-
-    def _build(self, folder: Path) -> None:
-        with argument_path("source"):
-            own = cast(QuestionSource, self.source).load_questions()
-        splits = self._divide(own, keep_whole=True, unit="pair")  # else a context would be known by other questions
-        first, rows = next(iter(splits.items()))
-        if self.max_examples is not None:
-            chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
-            splits[first] = rows.select(np.sort(chosen))
-        with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.build(_texts(splits[first]))
-        folder.mkdir()
-        counts = {}
-        for name, rows in splits.items():
-            texts = with_progress(_texts(rows), 2 * len(rows), name)
-            counts[name] = write_split(texts, tokenizer, folder, name)
-            np.save(folder / f"{name}.spans.npy", _spans(rows, tokenizer))
-            table = rows.with_format("arrow")[:]
-            with pa.ipc.new_file(str(folder / f"{name}.arrow"), table.schema) as file:
-                file.write_table(table)
-        write_meta(folder, tokenizer, counts)
-
-
-def _texts(rows: datasets.Dataset) -> Iterator[str]:
-    """Each question and its context, in order."""
-    return chain.from_iterable(iterate_rows(rows))
-
-
-def _spans(rows: datasets.Dataset, tokenizer: TextTokenizer) -> Int64[np.ndarray, "questions 2"]:
-    return token_spans(tokenizer, *(list(rows[column]) for column in ("pair", "answers", "starts")))
 
 
 class QuestionDataModule(SourceDataModule):

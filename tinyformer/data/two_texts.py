@@ -1,0 +1,63 @@
+"""Rows of two texts in the cache folder: sources with their targets, questions with their contexts."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar
+
+import datasets
+import numpy as np
+
+from tinyformer.data.cache import Prepared, Recipe, write_meta
+from tinyformer.data.documents import iterate_rows
+from tinyformer.data.stream import with_progress, write_split
+from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.errors import argument_path
+
+
+@dataclass(frozen=True)
+class TwoTextRecipe(Recipe[Prepared]):
+    """Everything that determines the tokenised rows of a source whose rows have two texts.
+
+    Args:
+        max_examples: upper bound of the rows of the first split (the training split, or "all"), drawn by `seed`.
+
+    Attributes:
+        unit: the column whose equal texts are held out together, see `hold_out`.
+    """
+
+    max_examples: int | None = None
+
+    unit: ClassVar[str | None] = None
+
+    @abstractmethod
+    def _load(self) -> dict[str, datasets.Dataset]:
+        """The rows of the source's splits."""
+
+    def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
+        """Write what the rows of a split have beside their texts."""
+
+    def _build(self, folder: Path) -> None:
+        with argument_path("source"):
+            own = self._load()
+        splits = self._divide(own, keep_whole=True, unit=self.unit)
+        first, rows = next(iter(splits.items()))
+        if self.max_examples is not None:
+            chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
+            splits[first] = rows.select(np.sort(chosen))
+        with argument_path("tokenizer"):
+            tokenizer = self.tokenizer.build(_texts(splits[first]))
+        folder.mkdir()
+        counts = {}
+        for name, rows in splits.items():
+            texts = with_progress(_texts(rows), 2 * len(rows), name)
+            counts[name] = write_split(texts, tokenizer, folder, name)
+            self._write(folder, name, rows, tokenizer)
+        write_meta(folder, tokenizer, counts)
+
+
+def _texts(rows: datasets.Dataset) -> Iterator[str]:
+    """The two texts of each row, in order."""
+    return chain.from_iterable(iterate_rows(rows))
