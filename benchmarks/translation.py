@@ -22,7 +22,7 @@ from torch import Tensor
 
 import tinyformer
 from tinyformer.beam_search import Beam, beam_search
-from tinyformer.data import TextFiles
+from tinyformer.data import PairTokens, TextFiles
 from tinyformer.model import Model
 from tinyformer.nn import AttentionMask, Cache, Context, EncoderDecoder, Transformer
 from tinyformer.tasks.text_metrics import text_metrics
@@ -82,7 +82,8 @@ def translate(model: Model, sources: Sequence[str], beam: Beam, use_cache: bool 
     for length, alike in rows_of.items():
         for rows in torch.tensor(alike).split(MAX_HYPOTHESES // beam.beams):
             source = torch.tensor([prompts[row] for row in rows])
-            found = beam_search(network, source, torch.full_like(rows, length), end, beam, most, use_cache)
+            lengths = torch.full_like(rows, length)
+            found = beam_search(network, source, lengths, PairTokens(end, end), beam, most, use_cache)
             outputs |= zip(rows.tolist(), map(tokenizer.decode, found), strict=True)
     return [outputs[row] for row in range(len(sources))]
 
