@@ -24,7 +24,7 @@ import tinyformer
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import PairTokens, TextFiles
 from tinyformer.model import Model
-from tinyformer.nn import AttentionMask, Cache, Context, EncoderDecoder, Transformer
+from tinyformer.nn import AttentionMask, Cache, Context, Transformer
 from tinyformer.tasks.text_metrics import text_metrics
 
 NUM_PAIRS, NUM_ROUNDS = 10_000, 5
@@ -52,7 +52,7 @@ class Continuing:
         """Evaluation mode."""
         self.network.eval()
 
-    def train(self, mode: bool) -> None:
+    def train(self, mode: bool = True) -> None:
         """Training mode, or evaluation mode."""
         self.network.train(mode)
 
@@ -71,7 +71,7 @@ class Continuing:
 
 def translate(model: Model, sources: Sequence[str], beam: Beam, use_cache: bool = True) -> list[str]:
     """The translations by a causal language model of documents of two lines; sources of one length go together."""
-    tokenizer, network = model.tokenizer, cast(EncoderDecoder, Continuing(cast(Transformer, model.network)))
+    tokenizer, network = model.tokenizer, Continuing(cast(Transformer, model.network))
     end, line_break = tokenizer.eos_id, tokenizer.encode("\n")
     most = min(MAX_TOKENS, model.network.max_seq_len // 2)
     prompts = [[end, *ids[: most - 2], *line_break] for ids in tokenizer.encode_batch(sources)]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
-from tinyformer.nn import AttentionMask, Cache, Context, EncoderDecoder
+from tinyformer.nn import AttentionMask, Cache, Context, Encoder
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,37 @@ class Beam:
         return float(((num_tokens + self.length_offset) / (1 + self.length_offset)) ** self.length_penalty)
 
 
+@runtime_checkable
+class Decoding(Protocol):
+    """What the search needs of a network, such as `EncoderDecoder`: a context, and the logits of the next token."""
+
+    training: bool
+
+    @property
+    def decoder(self) -> Encoder:
+        """Its number of layers and its longest sequence are those of the cache."""
+        ...
+
+    def eval(self) -> Any:
+        """Evaluation mode."""
+
+    def train(self, mode: bool = True) -> Any:
+        """Training mode, or evaluation mode."""
+
+    def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask, /) -> Context:
+        """The context of the targets."""
+        ...
+
+    def decode(
+        self, tokens: Int[Tensor, "batch seq"], context: Context, /, *, cache: Cache | None = None
+    ) -> Float[Tensor, "batch new_seq vocab_size"]:
+        """The logits of the next token, at the last position at least."""
+        ...
+
+
 @torch.no_grad()
 def beam_search(
-    network: EncoderDecoder,
+    network: Decoding,
     source: Int[Tensor, "batch source_seq"],
     lengths: Int[Tensor, " batch"],
     tokens: PairTokens,
@@ -86,7 +114,7 @@ def beam_search(
 
 
 def _search(
-    network: EncoderDecoder, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
+    network: Decoding, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
 ) -> list[list[int]]:
     """See `beam_search`; rows of a batch are the hypotheses of the first source, of the second, and so on."""
     batch, beams, device = len(context.vectors), beam.beams, context.vectors.device
