@@ -21,8 +21,8 @@ import tinyformer
 from tinyformer.analysis import TokenPair, capture_pair
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.data import Dates, PairTokens, TextTokenizer
-from tinyformer.model import Seq2SeqModel
 from tinyformer.nn import EncoderDecoder
+from tinyformer.seq2seq_model import Seq2SeqModel
 
 NUM_CHOOSING, NUM_TESTED = 100, 10
 

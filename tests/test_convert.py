@@ -30,7 +30,7 @@ import tinyformer
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.convert.__main__ import main
 from tinyformer.data import BPETokenizer
-from tinyformer.model import Seq2SeqModel
+from tinyformer.seq2seq_model import Seq2SeqModel
 
 Run = Callable[..., Ended]
 

@@ -12,7 +12,7 @@ from programs import SMALL, Program, Trained, results_of
 import tinyformer
 from tinyformer.app import training_run
 from tinyformer.errors import ArgumentError
-from tinyformer.model import SpanModel
+from tinyformer.span_model import SpanModel
 
 SQUAD = "task=span data=squad data.files=squad tokenizer=byte model.max_seq_len=48 hydra.run.dir=run"
 CITIES = ["Rome", "Oslo", "Bonn", "Lima", "Kyiv", "Doha"]

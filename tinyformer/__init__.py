@@ -4,9 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tinyformer.model import Model, load
+    from tinyformer.loading import load
+    from tinyformer.model import Model
 
 __all__ = ["Model", "load"]
+
+_MODULES = {"Model": "tinyformer.model", "load": "tinyformer.loading"}
 
 
 def __dir__() -> list[str]:
@@ -17,4 +20,4 @@ def __getattr__(name: str) -> Any:
     """Import `tinyformer.load` and `tinyformer.Model` on first use, since torch takes seconds to import."""
     if name not in __all__:
         raise AttributeError(f"module 'tinyformer' has no attribute '{name}'")
-    return getattr(importlib.import_module("tinyformer.model"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

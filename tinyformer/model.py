@@ -1,161 +1,20 @@
-"""Trained models in Python: `load` a checkpoint, then encode, score and generate text."""
+"""A trained model of one stack in Python: it encodes, scores and generates text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from jaxtyping import Float, Int
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from tinyformer.app.checks import check_types
-from tinyformer.app.config import register_head_resolver
-from tinyformer.app.errors import cause_of
-from tinyformer.app.parts import make_network, require_known_tokens
-from tinyformer.app.scores import register_score
-from tinyformer.app.start import tokenizer_of
-from tinyformer.app.stored_config import admit_config
-from tinyformer.beam_search import Beam, beam_search
-from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
-from tinyformer.data import Question, TextTokenizer, tokenise_questions
-from tinyformer.data.files import SURROGATE
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
 from tinyformer.generation import Sampling, generate
-from tinyformer.nn import EncoderDecoder, SpanReadout, Transformer
-from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
+from tinyformer.nn import Transformer
+from tinyformer.tasks import Task
 
 Texts: TypeAlias = str | Sequence[str] | Tensor
 """A text, a list of texts, or token ids of shape (batch, seq)."""
-
-
-def load(
-    checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()
-) -> "Model | Seq2SeqModel":
-    """Load a checkpoint's model, in evaluation mode and in the dtype of its weights.
-
-    As in `evaluate.py`, the file is not trusted: reading it runs none of its code, and its config may only name classes
-    of this package.
-
-    Args:
-        checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`.
-        backend: attention backend: "auto" or a name in `tinyformer.nn.BACKENDS`, whatever the run used.
-        device: the device, as in torch: "cpu", "cuda", …
-        trusted: further classes that the checkpoint may use, such as "mine.Block".
-
-    Raises:
-        ArgumentError: the file cannot be read or names a class that is not trusted; the backend does not support the
-            model; the device does not exist.
-    """
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
-    with argument_path(passed={"path": "checkpoint"}):
-        stored = load_checkpoint(checkpoint)
-        plain = admit_config(stored, lambda key, name: name in trusted)
-        tokenizer = tokenizer_of(stored) if stored.tokenizer else None
-    register_head_resolver()
-    register_score(plain)
-    config = OmegaConf.create(plain)
-    config.attention.backend = backend
-    try:
-        for part in ("network", "task.objective"):
-            check_types(config, part)
-        require_fitting(make_network(config, tokenizer, "meta"), stored)  # before memory is allocated
-        with torch.random.fork_rng():  # which initialises the weights that the checkpoint's replace
-            network = make_network(config, tokenizer)
-    except InstantiationException as error:
-        cause = cause_of(error)
-        if isinstance(cause, ArgumentError) and cause.path[-1] == "backend":
-            cause.path = ("backend",)
-        raise cause from error
-    load_weights(network, stored)
-    dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
-    task = instantiate(config.task.objective, _convert_="all")
-    network.to(device, dtype)
-    has_spans = isinstance(network.readout, SpanReadout)
-    belongs = isinstance(network, task.network_class) and isinstance(task, SpanExtraction) == has_spans
-    if not belongs or (tokenizer is None and has_spans):
-        names = f"{type(network).__name__} and a {type(task).__name__}"
-        raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
-    require_known_tokens(task, network)
-    if isinstance(network, EncoderDecoder):
-        if tokenizer is None and task.special_tokens.eos is None:
-            reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
-            raise ArgumentError("checkpoint", str(checkpoint), reason)
-        return Seq2SeqModel(network.eval(), tokenizer, task)
-    assert isinstance(network, Transformer)
-    if isinstance(task, SpanExtraction):
-        return SpanModel(network, tokenizer, task, **_stored_windows(config, checkpoint))
-    return Model(network, tokenizer, task)
-
-
-@dataclass(frozen=True)
-class Seq2SeqModel:
-    """A trained encoder–decoder with its tokenizer and task; made by `load`.
-
-    Args:
-        network: the model, in evaluation mode.
-        tokenizer: its tokenizer; a model without one, such as Marian's, takes token ids.
-        task: the task that it was trained for.
-    """
-
-    network: EncoderDecoder
-    tokenizer: TextTokenizer | None
-    task: Seq2Seq
-
-    def generate(
-        self, texts: str | Sequence[str], beams: int = 4, length_penalty: float = 1.0, length_offset: float = 0.0
-    ) -> list[str]:
-        """The target of each source, such as its translation.
-
-        Args:
-            texts: the sources; of one that is too long, the beginning is read.
-            beams: see `Beam`.
-            length_penalty: see `Beam`.
-            length_offset: see `Beam`.
-
-        Raises:
-            ArgumentError: a setting is out of range, or the model has no tokenizer.
-        """
-        if self.tokenizer is None:
-            raise ArgumentError("texts", "…", "the model has no tokenizer; generate_ids takes token ids")
-        texts = [texts] if isinstance(texts, str) else texts
-        return self.task.decode_texts(self.network, texts, self.tokenizer, Beam(beams, length_penalty, length_offset))
-
-    def generate_ids(
-        self,
-        source: Int[Tensor, "batch source_seq"],
-        lengths: Int[Tensor, " batch"] | None = None,
-        beams: int = 4,
-        length_penalty: float = 1.0,
-        length_offset: float = 0.0,
-        max_tokens: int | None = None,
-    ) -> list[list[int]]:
-        """The token ids of the target of each source, without those that begin and end it.
-
-        Args:
-            source: token ids, with those that begin and end a source, padded on the right.
-            lengths: the number of tokens of each source without padding; by default, all of them.
-            beams: see `Beam`.
-            length_penalty: see `Beam`.
-            length_offset: see `Beam`.
-            max_tokens: maximum number of tokens of a target, see `beam_search`.
-
-        Raises:
-            ArgumentError: a setting is out of range, a source is longer than the context, or an id is unknown.
-        """
-        require_token_ids("source", source, self.network.vocab_size)
-        source = source.to(self.network.encoder.token_embedding.weight.device)
-        lengths = torch.full((len(source),), source.shape[1]) if lengths is None else lengths
-        if lengths.shape != source.shape[:1] or not bool(((lengths > 0) & (lengths <= source.shape[1])).all()):
-            reason = f"must hold {len(source)} lengths from 1 to {source.shape[1]}"
-            raise ArgumentError("lengths", lengths.tolist(), reason)
-        tokens = self.task.special_tokens.with_eos(self.tokenizer.eos_id if self.tokenizer else None)
-        beam = Beam(beams, length_penalty, length_offset)
-        return beam_search(self.network, source, lengths.to(source.device), tokens, beam, max_tokens)
 
 
 class Model:
@@ -288,89 +147,6 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
         raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
     for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
         raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
-
-
-class SpanModel(Model):
-    """A trained model that answers questions with spans of their contexts; made by `load`.
-
-    Args:
-        network: the model.
-        tokenizer: its tokenizer.
-        task: the task that it was trained for.
-        max_question_length: maximum number of tokens of a question, of which the beginning is read.
-        stride: see `tinyformer.data.QuestionTexts.cut`.
-    """
-
-    task: SpanExtraction
-
-    def __init__(
-        self,
-        network: Transformer,
-        tokenizer: TextTokenizer | None,
-        task: SpanExtraction,
-        max_question_length: int = 64,
-        stride: int | None = None,
-    ) -> None:
-        super().__init__(network, tokenizer, task)
-        self.max_question_length, self.stride = max_question_length, stride
-
-    def answer(
-        self, questions: str | Sequence[str], contexts: str | Sequence[str], stride: int | None = None
-    ) -> list[Prediction]:
-        """The answer to each question; its text is empty where the model holds that the context has none.
-
-        Args:
-            questions: the questions; of long ones the beginning is read, as in the model's run.
-            contexts: the context of each question, of any length; a single one is that of all.
-            stride: see `tinyformer.data.QuestionTexts.cut`; None: that of the model's run.
-
-        Raises:
-            ArgumentError: a text is empty or no text, there are not as many contexts as questions, or the stride is no
-                positive integer.
-        """
-        asked, told = _texts("questions", questions), _texts("contexts", contexts)
-        told = told * len(asked) if isinstance(contexts, str) else told
-        if len(told) != len(asked):
-            raise ArgumentError("contexts", contexts, f"must be one text, or {len(asked)}, as many as `questions`")
-        stride = self.stride if stride is None else stride
-        if stride is not None and not _is_positive(stride):
-            raise ArgumentError("stride", stride, "must be a positive integer", {"stride": self.max_seq_len // 2})
-        rows = [Question(question, context, [], []) for question, context in zip(asked, told, strict=True)]
-        split = tokenise_questions(rows, self.tokenizer).cut(self.max_seq_len, self.max_question_length, stride)
-        return self.task.answer(self.network, split)
-
-
-def _texts(argument: str, value: Any) -> list[str]:
-    """One text or several.
-
-    Raises:
-        ArgumentError: it is something else, or one of them is empty or cannot be encoded.
-    """
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, Sequence) or not texts or not all(isinstance(one, str) and one.strip() for one in texts):
-        raise ArgumentError(argument, value, "must be a text, or a list of texts, none of them empty")
-    if any(map(SURROGATE.search, texts)):
-        raise ArgumentError(argument, value, "holds half of a surrogate pair, which is no text")
-    return list(texts)
-
-
-def _is_positive(value: Any) -> bool:
-    """Whether a value is a positive integer that fits into 64 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
-
-
-def _stored_windows(config: DictConfig, checkpoint: str | Path) -> dict[str, Any]:
-    """How the run of a checkpoint cut contexts into windows: arguments of `SpanModel`.
-
-    Raises:
-        ArgumentError: a value of the file is no positive integer.
-    """
-    names = [name for name in ("max_question_length", "stride") if OmegaConf.select(config, f"data.{name}") is not None]
-    found = {name: OmegaConf.select(config, f"data.{name}") for name in names}
-    for name, value in found.items():
-        if not _is_positive(value):
-            raise ArgumentError("checkpoint", str(checkpoint), f"its data.{name}={value!r:.60} is no positive integer")
-    return found
 
 
 def _without_padding(

@@ -20,7 +20,7 @@ from interop.models import (
 from interop.test_export import TEXT, leaves, values
 from tinyformer.convert.exporting import export_model
 from tinyformer.data import BPETokenizer
-from tinyformer.model import load
+from tinyformer.loading import load
 
 slow = pytest.mark.slow
 

@@ -31,8 +31,8 @@ from interop.models import (
 )
 from tinyformer.analysis import capture_attention
 from tinyformer.convert.exporting import export_model
-from tinyformer.model import Seq2SeqModel
 from tinyformer.nn import AttentionMask, EncoderDecoder
+from tinyformer.seq2seq_model import Seq2SeqModel
 
 slow = pytest.mark.slow
 

@@ -1,0 +1,99 @@
+"""`load`: the trained model of a checkpoint, in Python."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.app.checks import check_types
+from tinyformer.app.config import register_head_resolver
+from tinyformer.app.errors import cause_of
+from tinyformer.app.parts import make_network, require_known_tokens
+from tinyformer.app.scores import register_score
+from tinyformer.app.start import tokenizer_of
+from tinyformer.app.stored_config import admit_config
+from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.model import Model
+from tinyformer.nn import EncoderDecoder, SpanReadout, Transformer
+from tinyformer.seq2seq_model import Seq2SeqModel
+from tinyformer.span_model import SpanModel, is_positive
+from tinyformer.tasks import SpanExtraction
+
+
+def load(
+    checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()
+) -> Model | Seq2SeqModel:
+    """Load a checkpoint's model, in evaluation mode and in the dtype of its weights.
+
+    As in `evaluate.py`, the file is not trusted: reading it runs none of its code, and its config may only name classes
+    of this package.
+
+    Args:
+        checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`.
+        backend: attention backend: "auto" or a name in `tinyformer.nn.BACKENDS`, whatever the run used.
+        device: the device, as in torch: "cpu", "cuda", …
+        trusted: further classes that the checkpoint may use, such as "mine.Block".
+
+    Raises:
+        ArgumentError: the file cannot be read or names a class that is not trusted; the backend does not support the
+            model; the device does not exist.
+    """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
+    with argument_path(passed={"path": "checkpoint"}):
+        stored = load_checkpoint(checkpoint)
+        plain = admit_config(stored, lambda key, name: name in trusted)
+        tokenizer = tokenizer_of(stored) if stored.tokenizer else None
+    register_head_resolver()
+    register_score(plain)
+    config = OmegaConf.create(plain)
+    config.attention.backend = backend
+    try:
+        for part in ("network", "task.objective"):
+            check_types(config, part)
+        require_fitting(make_network(config, tokenizer, "meta"), stored)  # before memory is allocated
+        with torch.random.fork_rng():  # which initialises the weights that the checkpoint's replace
+            network = make_network(config, tokenizer)
+    except InstantiationException as error:
+        cause = cause_of(error)
+        if isinstance(cause, ArgumentError) and cause.path[-1] == "backend":
+            cause.path = ("backend",)
+        raise cause from error
+    load_weights(network, stored)
+    dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
+    task = instantiate(config.task.objective, _convert_="all")
+    network.to(device, dtype)
+    has_spans = isinstance(network.readout, SpanReadout)
+    belongs = isinstance(network, task.network_class) and isinstance(task, SpanExtraction) == has_spans
+    if not belongs or (tokenizer is None and has_spans):
+        names = f"{type(network).__name__} and a {type(task).__name__}"
+        raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
+    require_known_tokens(task, network)
+    if isinstance(network, EncoderDecoder):
+        if tokenizer is None and task.special_tokens.eos is None:
+            reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
+            raise ArgumentError("checkpoint", str(checkpoint), reason)
+        return Seq2SeqModel(network.eval(), tokenizer, task)
+    assert isinstance(network, Transformer)
+    if isinstance(task, SpanExtraction):
+        return SpanModel(network, tokenizer, task, **_stored_windows(config, checkpoint))
+    return Model(network, tokenizer, task)
+
+
+def _stored_windows(config: DictConfig, checkpoint: str | Path) -> dict[str, Any]:
+    """How the run of a checkpoint cut contexts into windows: arguments of `SpanModel`.
+
+    Raises:
+        ArgumentError: a value of the file is no positive integer.
+    """
+    names = [name for name in ("max_question_length", "stride") if OmegaConf.select(config, f"data.{name}") is not None]
+    found = {name: OmegaConf.select(config, f"data.{name}") for name in names}
+    for name, value in found.items():
+        if not is_positive(value):
+            raise ArgumentError("checkpoint", str(checkpoint), f"its data.{name}={value!r:.60} is no positive integer")
+    return found
