@@ -136,6 +136,10 @@ def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
         for name, bias in model.named_buffers():
             if name == "final_logits_bias":
                 bias.normal_()
+        if family == "T5":  # which scales no scores: its initial queries are as small as scaled scores need
+            for name, weight in model.named_parameters():
+                if name.endswith(".q.weight"):
+                    weight.data /= math.sqrt(config.d_kv)
         if family == "T5" and fields.get("tie_word_embeddings") is False:
             # As in files of version 1.1, and unlike a model that the library makes of their config.
             model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) / 6)

@@ -82,6 +82,7 @@ def test_a_translator_of_ours_answers_a_text_with_the_same_text(tmp_path: Path) 
 REFUSED = values(
     """
     cross_attention.num_kv_heads=2 cross_attention.head_dim=6 cross_attention.qk_norm=true
+    cross_attention.v_head_dim=6 cross_attention.scale=0.3
     cross_attention.score=general cross_attention.softcap=3.0 cross_attention.sink=true cross_attention.gate=true
     block.cross_attention_residual.skip=0.5 block.cross_attention_residual.branch=0.5 model.shared_embedding=false
     model.scaled_readout=true model.tied_readout=false position.absolute.base=500 model.embedding_norm=true

@@ -122,6 +122,7 @@ def values(text: str) -> dict[str, str]:
 REFUSED = values(
     """
     model.embedding_norm=true model.pruned_heads=[[0,1]] attention.num_kv_heads=2 attention.head_dim=6
+    attention.v_head_dim=6 attention.scale=0.3
     attention.qk_norm=true attention.score=general attention.window=[5,null] attention.local_gaussian=true
     attention.softcap=3.0 attention.sink=true attention.gate=true attention.ablated_heads=[[0,1]]
     block.attention_residual.skip=0.5 block.attention_residual.branch=[1,0.5]

@@ -38,6 +38,10 @@ class Case:
             ids[0, self.k_seq // 4 :] += 1
             ids[:, self.k_seq // 2 :] += 1
             mask = replace(mask, documents=ids)
+        if "pattern" in self.mask:
+            shape = (self.batch, self.num_heads, self.q_seq, self.k_seq)
+            allowed = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.5
+            mask = replace(mask, allowed=allowed.to(device))
         return mask.within(max(1, self.k_seq // 3)) if "window" in self.mask else mask
 
 

@@ -21,12 +21,13 @@ pytestmark = [
 
 VARLEN = ("padded", "documents", "causal+documents", "window", "causal+window", "causal+documents+window")
 """Masks that flash computes by its kernel for packed sequences."""
-FLASH, FLEX = ("full", "causal", *VARLEN), (*MASKS, *VARLEN[1:])
+FLASH, FLEX = ("full", "causal", *VARLEN), (*MASKS, *VARLEN[1:], "pattern", "causal+padded+pattern")
 CROSS = ((1, 63), (63, 257), (257, 63))
 CASES = [
     *(("flash", Case(seq, seq, dim, mask)) for mask in FLASH for seq in (1, 63, 257) for dim in (32, 128)),
     *(("flash", Case(*sizes, 64, mask)) for mask in ("full", "padded") for sizes in CROSS),
     *(("flex", Case(seq, seq, dim, mask)) for mask in FLEX for seq in (63, 257) for dim in (32, 64, 128)),
+    *(("sdpa", Case(seq, seq, dim, "causal+padded+pattern")) for seq in (1, 63, 257, 1024) for dim in (32, 64, 128)),
     *(("sdpa", Case(seq, seq, dim, mask)) for mask in MASKS for seq in (1, 63, 257, 1024) for dim in (32, 64, 128)),
     *((name, Case(*sizes, 64, mask)) for name in ("flex", "sdpa") for mask in MASKS for sizes in CROSS),
 ]

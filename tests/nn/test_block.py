@@ -28,6 +28,9 @@ def as_torch(block: nn.Module) -> nn.TransformerEncoderLayer:
         32, 4, 128, dropout=0.0, activation="gelu", batch_first=True, norm_first=isinstance(block, PreNormBlock)
     )
     attention, feed_forward = block.attention, block.feed_forward
+    if isinstance(block.attention_norm, nn.Identity):
+        layer.norm1, layer.norm2 = nn.Identity(), nn.Identity()
+    norms = {"norm1": block.attention_norm, "norm2": block.feed_forward_norm}
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     layer.load_state_dict(
         {
@@ -39,19 +42,17 @@ def as_torch(block: nn.Module) -> nn.TransformerEncoderLayer:
             "linear1.bias": feed_forward.up_proj.bias,
             "linear2.weight": feed_forward.down_proj.weight,
             "linear2.bias": feed_forward.down_proj.bias,
-            "norm1.weight": block.attention_norm.weight,
-            "norm1.bias": block.attention_norm.bias,
-            "norm2.weight": block.feed_forward_norm.weight,
-            "norm2.bias": block.feed_forward_norm.bias,
+            **{f"{name}.{key}": value for name, norm in norms.items() for key, value in norm.state_dict().items()},
         }
     )
     return layer
 
 
 @BLOCKS
+@pytest.mark.parametrize("norm", [None, nn.Identity], ids=["layer_norm", "none"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_parity_with_transformer_encoder_layer(kind, causal):
-    block = randomised(block_factory(kind, bias=True)())
+def test_parity_with_transformer_encoder_layer(kind, causal, norm):
+    block = randomised(block_factory(kind, bias=True, norm=norm)())
     layer = as_torch(block)
     x, upstream = tokens().requires_grad_(), torch.randn(2, 7, 32)
     torch_mask = torch.ones(7, 7, dtype=torch.bool).triu(1) if causal else None
@@ -61,8 +62,8 @@ def test_parity_with_transformer_encoder_layer(kind, causal):
         (x, x),
         (block.attention.o_proj.weight, layer.self_attn.out_proj.weight),
         (block.feed_forward.up_proj.weight, layer.linear1.weight),
-        (block.attention_norm.weight, layer.norm1.weight),
-        (block.feed_forward_norm.bias, layer.norm2.bias),
+        *zip(block.attention_norm.parameters(), layer.norm1.parameters(), strict=True),
+        *zip(block.feed_forward_norm.parameters(), layer.norm2.parameters(), strict=True),
     ]
     ours = torch.autograd.grad(ours, [pair[0] for pair in pairs], upstream)
     theirs = torch.autograd.grad(theirs, [pair[1] for pair in pairs], upstream)

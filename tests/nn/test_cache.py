@@ -66,6 +66,18 @@ def assert_decodes(model: Transformer, chunks: list[int]) -> None:
     assert error(torch.cat(parts, dim=1), full) <= 1e-5
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@torch.no_grad()
+def test_a_mask_of_any_pattern_has_all_keys_and_the_queries_of_the_call(window):
+    model, cache, first, parts = make_model("gqa", "rotary", window=window), Cache(2), 0, []
+    pattern = torch.rand(1, 4, 11, 11, generator=torch.Generator().manual_seed(0)) < 0.5
+    for chunk in ids().split([5, 1, 1, 4], dim=1):
+        end = first + chunk.shape[1]
+        parts.append(model(chunk, AttentionMask(True, allowed=pattern[:, :, first:end, :end]), cache))
+        first = end
+    assert error(torch.cat(parts, dim=1), model(ids(), AttentionMask(True, allowed=pattern))) <= 1e-5
+
+
 def combinations():
     """Sharings, positions and windows; each sharing in each window, at one position or another, is fast."""
     positions = ["none", "learned", "sinusoidal", "rotary", "alibi", "t5", "shaw-keys"]

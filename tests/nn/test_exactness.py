@@ -19,7 +19,18 @@ EVERY_MASK = MASKS | {
     "documents+padded": lambda rows, seq, device: AttentionMask(
         lengths=torch.tensor([seq, seq // 2, 0]), documents=documents(rows, seq)
     ),
+    "pattern": lambda rows, seq, device: AttentionMask(allowed=pattern(1, 1, SHAPE.seq, seq)),
+    "pattern of heads+causal+padded": lambda rows, seq, device: AttentionMask(
+        True, torch.tensor([seq, seq // 2, 0]), allowed=pattern(rows, 4, SHAPE.seq, seq)
+    ),
 }
+
+
+def pattern(*shape: int) -> torch.Tensor:
+    """Half of all pairs at random, and no key for the third query."""
+    allowed = torch.rand(*shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    allowed[:, :, 2] = False
+    return allowed
 
 
 def assert_exact(name: str, mask: str, dtype: torch.dtype, *backends: str, cross: bool = False) -> None:
@@ -62,7 +73,7 @@ def test_gradients_that_cancel_in_fp32_are_exact_in_float64(name):
 CROSS = ("gqa", "mla+rotary", "differential", "gqa+general", "gqa+additive", "gqa+softcap", "sink", "gqa+sink+window")
 
 
-@pytest.mark.parametrize("mask", ["full", "causal", "padded", "causal+padded"])
+@pytest.mark.parametrize("mask", ["full", "causal", "padded", "causal+padded", "pattern"])
 @pytest.mark.parametrize("name", [*CROSS, "gate"])
 def test_cross_attention_is_exact(name, mask):
     assert_exact(name, mask, torch.float32, cross=True)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -91,8 +93,11 @@ def test_the_span_of_a_window(window, causal, span):
     lengths=st.none() | st.lists(st.integers(0, 6), min_size=1, max_size=3),
     window=st.none() | st.integers(1, 7),
     cut=st.none() | st.integers(1, 5),
+    axes=st.none() | st.lists(st.booleans(), min_size=4, max_size=4),
 )
-def test_each_cell_follows_the_definition_and_an_empty_row_is_announced(causal, q_seq, k_seq, lengths, window, cut):
+def test_each_cell_follows_the_definition_and_an_empty_row_is_announced(
+    causal, q_seq, k_seq, lengths, window, cut, axes
+):
     cut = None if q_seq > k_seq else cut
     batch = len(lengths or [0])
     mask = AttentionMask(
@@ -101,8 +106,13 @@ def test_each_cell_follows_the_definition_and_an_empty_row_is_announced(causal, 
         None if cut is None else torch.arange(k_seq).ge(cut).long().expand(batch, -1),
         window,
     )
+    expected = torch.ones(batch, 2, q_seq, k_seq, dtype=torch.bool)
+    if axes is not None:  # the others are of size 1
+        shape = [size if is_whole else 1 for size, is_whole in zip(expected.shape, axes, strict=True)]
+        pattern = torch.rand(shape, generator=torch.Generator().manual_seed(7)) < 0.7
+        mask = replace(mask, allowed=pattern[0, 0] if shape[:2] == [1, 1] else pattern)
+        expected &= pattern
     allowed = mask.dense(q_seq, k_seq, CPU)
-    expected = torch.ones(batch, 1, q_seq, k_seq, dtype=torch.bool)
     for b in range(batch):
         for row in range(q_seq):
             i = k_seq - q_seq + row
@@ -111,7 +121,7 @@ def test_each_cell_follows_the_definition_and_an_empty_row_is_announced(causal, 
                 is_real = lengths is None or j < lengths[b]
                 is_same = cut is None or (i < cut) == (j < cut)
                 is_near = window is None or (i - window < j if causal else -(window // 2) <= j - i < (window + 1) // 2)
-                expected[b, 0, row, j] = is_past and is_real and is_same and is_near
+                expected[b, :, row, j] &= is_past and is_real and is_same and is_near
     assert allowed is None or torch.equal(allowed.expand_as(expected), expected)
     assert allowed is not None or expected.all()
     assert mask.may_leave_rows_empty(q_seq, k_seq) or expected.any(-1).all()
@@ -139,6 +149,9 @@ def test_a_mask_without_its_first_keys_is_the_rest_of_it():
     for mask in (AttentionMask(True, torch.tensor([5, 3, 1])), AttentionMask(True, documents=documents, window=2)):
         rest = mask.without_first(2).dense(2, 3, CPU)
         assert torch.equal(rest, mask.dense(2, 5, CPU)[..., 2:])
+    pattern = torch.rand(1, 2, 2, 5) < 0.5
+    assert torch.equal(AttentionMask(allowed=pattern).without_first(2).allowed, pattern[..., 2:])
+    assert AttentionMask(allowed=pattern[..., :1]).without_first(2).dense(2, 3, CPU).shape == (1, 2, 2, 3)
     assert AttentionMask(True, window=3).without_first(2) == AttentionMask(True, window=3)
 
 

@@ -5,6 +5,7 @@ import torch
 
 from nn.attention_cases import error
 from nn.variants import attend_by_loops, make, projected, tokens
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     ALiBi,
     Attention,
@@ -86,6 +87,27 @@ def test_rotary_angles_are_exact_at_far_positions():
     second = position.rotate(torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 100_001, 4))[0, 0, -1]
     # An angle of 38,000 radians that passed through fp32 would be off by 2e-3.
     assert second[1].item() == pytest.approx(math.cos(100_000 / math.sqrt(7)), abs=1e-6)
+
+
+# What is relative: only the distance of query and key counts.
+
+
+@pytest.mark.parametrize("position", ["rotary", "rotary+qk_norm", "alibi", "t5", "relative_keys"])
+@pytest.mark.parametrize("score", ["", "+dot", "+general", "+additive"], ids=lambda score: score[1:] or "scaled_dot")
+@pytest.mark.parametrize("kind", ["gqa", "mla", "differential"])
+@torch.no_grad()
+def test_a_text_that_begins_20_positions_later_has_the_same_weights(kind, score, position):
+    name = f"{kind}{score}+{position}"
+    if score == "+additive" and "rotary" in position:
+        reason = r"^score='additive': depends on absolute positions .* alibi, t5, .*; score='scaled_dot' works"
+        with pytest.raises(ArgumentError, match=reason):
+            make(name)
+        return
+    attention, x = make(name), tokens(2, 31)
+    alone = attention.weights(x[:, 20:], AttentionMask(causal=True))
+    later = attention.weights(x, AttentionMask(True, documents=torch.arange(31).ge(20).long().expand(2, -1)))
+    assert (later[:, :, 20:, 20:] - alone).abs().max() <= 1e-5
+    assert (alone - alone.roll(1, dims=0)).abs().max() > 1e-2  # the weights depend on the text
 
 
 # What is added to the scores. `variants.attend_by_loops` knows neither of tinyformer nor of torch's kernels.

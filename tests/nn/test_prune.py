@@ -101,6 +101,14 @@ def test_pruned_heads_equal_closed_gates_in_output_gradient_and_maps(sharing, ex
         torch.testing.assert_close(ours, theirs[:, places], rtol=1e-10, atol=1e-10)
 
 
+@torch.no_grad()
+def test_a_mask_of_its_own_for_each_head_stays_with_its_head():
+    whole = make("gqa", "several")
+    pattern = torch.rand(1, NUM_HEADS, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask = AttentionMask(causal=True, allowed=pattern)
+    assert error(pruned(whole, [0, 3])(X, mask), gated(whole, [0, 3])(X, mask)) <= 1e-10
+
+
 # A pruned layer.
 
 

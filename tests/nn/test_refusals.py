@@ -1,5 +1,6 @@
 """What the parts of the network refuse, and what the sentence says: argument, value, reason, and a value that works."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +12,7 @@ from torch import nn
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     Attention,
+    AttentionMask,
     ClassReadout,
     Decoder,
     DifferentialAttention,
@@ -32,6 +34,7 @@ from tinyformer.nn import (
     Transformer,
     prune_heads,
 )
+from tinyformer.nn.score import DotScore
 
 EMBEDDING = nn.Embedding(5, 8)
 
@@ -83,6 +86,18 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LayerNorm(8, eps=-1), "eps=-1: must be at least 0; eps=1e-05 works."),
     (lambda: RMSNorm(8, eps=-1), "eps=-1: must be at least 0; eps=1e-06 works."),
     (lambda: SinusoidalPosition(2**20, 256), "max_seq_len=1048576: must be at most 524288; max_seq_len=256 works."),
+    (
+        lambda: AttentionMask(allowed=torch.ones(4, 4)),
+        "allowed.dtype=torch.float32: must be boolean, True where a query may attend; allowed.dtype=torch.bool works.",
+    ),
+    (
+        lambda: AttentionMask(allowed=torch.ones(4, dtype=torch.bool)),
+        "allowed.shape=(4,): must broadcast to batch num_heads q_seq k_seq, with 2 to 4 axes.",
+    ),
+    (
+        lambda: attention()(torch.zeros(1, 5, 8), AttentionMask(allowed=torch.ones(5, 4, dtype=torch.bool))),
+        "allowed.shape=(1, 1, 5, 4): must have 5 queries and 5 keys, or 1 for all of them.",
+    ),
     (lambda: encoder(num_layers=0), "num_layers=0: must be at least 1; num_layers=1 works."),
     (lambda: encoder(vocab_size=0), "vocab_size=0: must be at least 1; vocab_size=256 works."),
     (lambda: encoder(d_model=0), "d_model=0: must be at least 1; d_model=128 works."),
@@ -132,6 +147,18 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: attention(num_kv_heads=-2), "num_kv_heads=-2: must divide num_heads=4; num_kv_heads=1 works."),
     (lambda: attention(num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; num_kv_heads=2 works."),
     (lambda: attention(dropout=1.0), "dropout=1.0: must be at least 0 and below 1; dropout=0.1 works."),
+    (lambda: attention(v_head_dim=0), "v_head_dim=0: must be at least 1; v_head_dim=2 works."),
+    (lambda: LatentAttention(32, 4, v_head_dim=0), "v_head_dim=0: must be at least 1; v_head_dim=8 works."),
+    (lambda: Attention(64, 4, scale=0.0), "scale=0.0: must be above 0, and finite; scale=0.25 works."),
+    (lambda: Attention(64, 4, scale=math.inf), "scale=inf: must be above 0, and finite; scale=0.25 works."),
+    *(
+        (
+            lambda score=score: attention(score=score, scale=1.0),
+            "scale=1.0: is a factor of the scaled dot product, and score is another; scale=None works.",
+        )
+        for score in ("dot", "general", "additive", DotScore)
+    ),
+    (lambda: encoder(embedding_norm=True, norm=nn.Identity), "embedding_norm=True: needs a norm"),
     (lambda: attention(softcap=0.0), "softcap=0.0: must be above 0; softcap=50.0 works."),
     (lambda: attention(score="cosine"), "score='cosine': must be one of scaled_dot, dot, general, additive"),
     (lambda: attention(local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),

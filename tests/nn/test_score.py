@@ -26,11 +26,18 @@ def exact(name: str, **options) -> Attention:
     return make(name, **options).double()
 
 
-def assert_loops(attention: Attention, score, mask: AttentionMask = CAUSAL, **rest) -> None:
+def assert_loops(
+    attention: Attention,
+    score,
+    mask: AttentionMask = CAUSAL,
+    projecting: Attention | None = None,
+    tolerance: float = 1e-12,
+    **rest,
+) -> None:
     x = tokens(2, 9).double()
     may_attend = lambda i, j: bool(mask.dense(9, 9, torch.device("cpu"))[0, 0, i, j])  # noqa: E731
-    heads = attend_by_loops(*attention.project(x), score, may_attend=may_attend, **rest)
-    assert error(attention(x, mask), projected(heads, attention)) <= 1e-12
+    heads = attend_by_loops(*(projecting or attention).project(x), score, may_attend=may_attend, **rest)
+    assert error(attention(x, mask), projected(heads, attention)) <= tolerance
 
 
 # Score functions.
@@ -53,15 +60,32 @@ def test_the_scores_of_one_query_and_two_keys_by_hand():
     torch.testing.assert_close(additive.compare(q, k), torch.tensor([[[expected]]]))
 
 
-def test_dot_is_not_scaled():
-    attention = exact("gqa+dot")
-    assert_loops(attention, lambda h, q, k, i, j: float(q @ k))
+@pytest.mark.parametrize(
+    ("name", "options", "factor"),
+    [("gqa+dot", {}, 1), ("gqa+rotary", {"scale": 0.3}, 0.3), ("mla", {"scale": 1}, 1), ("mla", {}, 12**-0.5)],
+)
+def test_the_factor_of_the_dot_product(name, options, factor):
+    attention = exact(name, **options)
+    assert_loops(attention, lambda h, q, k, i, j: factor * float(q @ k))
 
 
-def test_general_has_a_matrix_for_each_head():
-    attention = exact("gqa+general")
+def rotated(k: np.ndarray, distance: int) -> np.ndarray:
+    """A key of 8 dimensions, rotated by the angles of a distance (arXiv 2104.09864)."""
+    turned = (k[:4] + 1j * k[4:]) * np.exp(1j * distance * 10_000 ** (-np.arange(4) / 4))
+    return np.concatenate([turned.real, turned.imag])
+
+
+@pytest.mark.parametrize("position", ["", "+rotary"], ids=["none", "rotary"])
+def test_general_has_a_matrix_for_each_head(position):
+    attention, plain = exact(f"gqa+general{position}"), exact("gqa")
+    plain.load_state_dict(attention.state_dict(), strict=False)
     matrices = attention.score.weight.detach().numpy()
-    assert_loops(attention, lambda h, q, k, i, j: float(np.einsum("d,de,e->", q, matrices[h], k)))
+
+    def score(h: int, q: np.ndarray, k: np.ndarray, i: int, j: int) -> float:
+        return float(np.einsum("d,de,e->", q, matrices[h], rotated(k, j - i) if position else k))
+
+    tolerance = 1e-6 if position else 1e-12  # rotary's tables are fp32
+    assert_loops(attention, score, projecting=plain, tolerance=tolerance)
 
 
 def test_additive_has_a_vector_for_each_head_and_no_scale():

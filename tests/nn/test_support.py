@@ -85,6 +85,7 @@ ON_CUDA = {
     "documents": ((Feature.DOCUMENTS,), "sdpa flash flex"),
     "padded-documents": ((Feature.PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS), "sdpa flex"),
     "window": ((Feature.WINDOW,), "sdpa flash flex"),
+    "pattern": ((Feature.PATTERN,), "sdpa flex"),
     "cached": ((Feature.UNEVEN,), "sdpa flex"),
     "dropout": ((Feature.DROPOUT,), "sdpa flash"),
     "dropout-padding": ((Feature.DROPOUT, Feature.PADDING), "sdpa"),
@@ -170,6 +171,7 @@ MASK_FEATURES = [
         {Feature.PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS},
     ),
     (AttentionMask(window=3), 9, {Feature.WINDOW}),
+    (AttentionMask(allowed=torch.ones(5, 9, dtype=torch.bool)), 5, {Feature.PATTERN}),
     (AttentionMask(window=3), 5, {Feature.WINDOW, Feature.UNEVEN}),
 ]
 

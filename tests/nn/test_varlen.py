@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -142,8 +141,8 @@ def test_the_kernel_of_torch_2_11_shares_heads_unasked(monkeypatch):
 def test_documents_whose_starts_are_known_are_packed_without_counting_them(monkeypatch):
     monkeypatch.setattr(Tensor, "nonzero", None)
     documents = torch.tensor([[1] * 9, [3] * 4 + [4] * 5, [6] * 1 + [7] * 7 + [9] * 1])
-    starts = torch.tensor([[0, 0, 0], [0, 4, 0], [0, 1, 8]])
-    padded = AttentionMask(True, documents=documents, document_starts=F.pad(starts, (0, 2)))
+    starts = torch.tensor([[0, 0, 0], [0, 4, 4], [0, 1, 8]])
+    padded = AttentionMask(True, documents=documents, document_starts=starts[:, [0, 1, 2, 2, 2]])
     assert_equals_eager(Case(9, 9, 8, "causal", batch=3), AttentionMask(True, documents=documents), padded)
     # Rows that were cut behind their seventh token.
     cut = AttentionMask(True, documents=documents[:, :7])
@@ -167,9 +166,12 @@ def test_torchs_own_kernel_takes_what_it_is_given(num_kv_heads):
         assert outputs[0].shape == (2, 4, 9, 11)
 
 
-def test_dropout_beside_a_mask_is_refused_and_never_left_out():
+def test_dropout_beside_a_mask_and_a_mask_of_any_pattern_are_refused_and_never_left_out():
     with FakeTensorMode():
         q, k, v = (torch.zeros(2, heads, 9, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
         mask = AttentionMask(lengths=torch.tensor([4, 0], device="cuda"))
         with pytest.raises(ValueError, match="cannot compute sinks, biases or dropout together with a mask on CUDA"):
             BACKENDS["flash"].compute(q, k, v, mask, Scoring(0.3), 0.1)
+        pattern = AttentionMask(allowed=torch.ones(1, 1, 9, 9, dtype=torch.bool, device="cuda"))
+        with pytest.raises(ValueError, match="cannot compute a mask of any pattern on CUDA"):
+            BACKENDS["flash"].compute(q, k, v, pattern, Scoring(0.3))

@@ -49,6 +49,8 @@ NAMES = (
     *("mla+rotary+qk_norm", "mla+alibi", "mla+relative_keys", "mla+sink+window", "mla+additive"),
     *("gqa+differential", "gqa+differential+rotary+qk_norm", "differential+t5", "gqa+differential+sink+window"),
     *("differential+general", "differential+softcap", "differential+local_gaussian"),
+    *("gqa+v_head_dim+rotary+sink+gate", "mqa+v_head_dim+alibi", "mla+v_head_dim+rotary", "differential+v_head_dim"),
+    *("gqa+general+rotary+qk_norm", "mla+general+rotary+qk_norm", "differential+general+rotary"),
 )
 """Variants and combinations, for which every law of attention is tested."""
 
@@ -57,6 +59,7 @@ SMALL = {
     "t5": {"position": ("T5Position", {"num_heads": NUM_HEADS, "num_buckets": 8, "max_distance": 10})},
     "relative": {"position": ("ShawPosition", {"max_distance": 3})},
     "relative_keys": {"position": ("ShawPosition", {"max_distance": 3, "values": False})},
+    "v_head_dim": {"v_head_dim": 12},
     "window": {"window": 4},
     "local_gaussian": {"window": 4, "local_gaussian": True},
     "softcap": {"softcap": 0.5},

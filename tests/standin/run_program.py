@@ -56,9 +56,9 @@ class StepCounter(L.Callback):
 def count_measurements() -> None:
     measure = AttentionTelemetry._measure
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         before = COUNTS.now()
-        measures = measure(*args)
+        measures = measure(*args, **options)
         REPORT["measurements"].append([after - start for start, after in zip(before, COUNTS.now(), strict=True)])
         return measures
 

@@ -59,6 +59,8 @@ def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
     full = {name: _plain(value) for name, value in (defaults | node).items()}
     if full.get("head_dim", 0) is None and full.get("num_heads") and full.get("d_model"):
         full["head_dim"] = full["d_model"] // full["num_heads"]
+    if full.get("v_head_dim", 0) is None:
+        full["v_head_dim"] = full["head_dim"]
     return full
 
 

@@ -15,14 +15,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.gate import HeadGate, OutputGate, ablated_in_layer
-from tinyformer.nn.heads import head_dim_of, split_heads
+from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.softmax import SoftmaxAttention
+from tinyformer.sizes import head_dim_of
 
 
 class QKV(NamedTuple):
@@ -41,12 +42,14 @@ class AttentionCall(NamedTuple):
         mask: which of these keys each query may attend to.
         is_cross: whether the keys are those of another sequence.
         num_behind: cached tokens that are outside of the window of every query, and not among the keys.
+        weights: attention weights to use in place of those of the softmax, one map per softmax; None for the latter.
     """
 
     qkv: QKV
     mask: AttentionMask
     is_cross: bool
     num_behind: int
+    weights: Float[Tensor, "batch maps q_seq k_seq"] | None = None
 
 
 class BaseAttention(SoftmaxAttention):
@@ -91,7 +94,7 @@ class BaseAttention(SoftmaxAttention):
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
         ablated = ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind)
         self.head_gate = HeadGate(num_heads, ablated)
-        self.call_point = nn.Identity()  # its hooks see each `AttentionCall`
+        self.call_point = nn.Identity()  # its hooks see each `AttentionCall`, and may replace it
         self._projects_values_apart = "value" in inspect.signature(self.project).parameters
 
     def forward(
@@ -120,7 +123,10 @@ class BaseAttention(SoftmaxAttention):
                 of the keys' source, or given to an attention whose keys and values cannot differ in their source.
         """
         call = self.call_point(self._call(x, mask, context, context_mask, cache, value))
-        heads = self.attend(call.qkv, call.mask, call.is_cross)
+        if call.weights is None:
+            heads = self.attend(call.qkv, call.mask, call.is_cross)
+        else:
+            heads = self.apply_weights(call.weights, call.qkv, call.is_cross)
         if self.output_gate is not None:
             heads = self.output_gate(heads, x)
         heads = self.head_gate(heads)
@@ -135,14 +141,21 @@ class BaseAttention(SoftmaxAttention):
     ) -> QKV:
         """Queries, keys and values, normalised and positioned.
 
-        With a cache, `cache.extend(..., window=self.window)` appends the new keys and values to the earlier ones. Those
-        of a context are projected into an empty cache, and taken from it afterwards. A subclass whose values can have
-        another source than its keys takes it as a further argument, `value`.
+        Queries pass through `transform_queries` before their positions. With a cache, `cache.extend(...,
+        window=self.window)` appends the new keys and values to the earlier ones. Those of a context are projected into
+        an empty cache, and taken from it afterwards. A subclass whose values can have another source than its keys
+        takes it as a further argument, `value`.
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
         """The output of each head."""
         return self.softmax_attention(*qkv, mask, is_cross)
+
+    def apply_weights(
+        self, weights: Float[Tensor, "batch maps q_seq k_seq"], qkv: QKV, is_cross: bool
+    ) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+        """The output of each head, given the weights of `attention_maps`; a subclass overrides it with `attend`."""
+        return self.weighted_values(weights, qkv.v, is_cross)
 
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
@@ -193,6 +206,7 @@ class BaseAttention(SoftmaxAttention):
         is_cross = context is not None
         of_values: dict[str, Any] = {} if value is None else {"value": self._source_of_values(value, x, context)}
         mask = ((context_mask if is_cross else mask) or AttentionMask()).within(self.window)
+        mask = self.head_map.mask_of_left(mask)
         if cache is None or is_cross:
             return AttentionCall(self.project(x, context, cache, **of_values), mask, is_cross, num_behind=0)
         if cache.length and not mask.causal:
@@ -226,7 +240,8 @@ class Attention(BaseAttention):
         d_model: width of the residual stream.
         num_heads: query heads.
         num_kv_heads: key and value heads; None for `num_heads`.
-        head_dim: size of each head; None for d_model / num_heads.
+        head_dim: size of each query and key; None for d_model / num_heads.
+        v_head_dim: size of each value, and so of each head's output; None for `head_dim`.
         qk_norm: divide each query and key by its root mean square, with a learned scale for each dimension (Henry et
             al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
         bias: whether the projections have biases.
@@ -239,17 +254,20 @@ class Attention(BaseAttention):
         num_heads: int,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        v_head_dim: int | None = None,
         qk_norm: bool = False,
         bias: bool = False,
         **options: Any,
     ) -> None:
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         head_dim = head_dim_of(d_model, num_heads, num_kv_heads, head_dim)
-        super().__init__(d_model, num_heads, head_dim // self.num_softmaxes, head_dim, None, num_kv_heads, **options)
+        require_at_least(1, {"v_head_dim": head_dim}, v_head_dim=v_head_dim)
+        v_head_dim = v_head_dim or head_dim
+        super().__init__(d_model, num_heads, head_dim // self.num_softmaxes, v_head_dim, None, num_kv_heads, **options)
         self.q_proj = nn.Linear(d_model, num_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * head_dim, d_model, bias=bias)
+        self.v_proj = nn.Linear(d_model, num_kv_heads * v_head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * v_head_dim, d_model, bias=bias)
         self.q_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
 
@@ -261,7 +279,7 @@ class Attention(BaseAttention):
         value: Float[Tensor, "batch v_seq d_model"] | None = None,
     ) -> QKV:
         """Queries, keys and values, normalised and positioned."""
-        q = self.q_norm(split_heads(self.q_proj(x), self.head_dim))
+        q = self.transform_queries(self.q_norm(split_heads(self.q_proj(x), self.head_dim)))
         if context is not None and cache is not None and (known := cache.of_context(context)):
             k, v = known
             return QKV(q.to(v.dtype), k, v)

@@ -37,7 +37,7 @@ class Block(nn.Module):
         d_model: width of the residual stream.
         attention: factory of the attention, called with `layer_index` and `num_layers`.
         feed_forward: factory of the feed-forward network, called without arguments.
-        norm: factory of a norm, called with `d_model`.
+        norm: factory of a norm, called with `d_model`; `nn.Identity` for none.
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
             `num_layers`.
         feed_forward_residual: the same for the feed-forward network.
@@ -83,6 +83,8 @@ class Block(nn.Module):
                 self.cross_attention = cross_attention(**layer, **cross)
             with argument_path("cross_attention_residual"):
                 self.cross_attention_residual = cross_attention_residual(**layer)
+            self.cross_mid_point = nn.Identity()  # its hooks see the residual stream after the cross-attention
+        self.mid_point = nn.Identity()  # its hooks see the residual stream after the attention
         self.feed_forward_norm = norm(d_model)
         with argument_path("feed_forward"):
             self.feed_forward = feed_forward()
@@ -117,9 +119,10 @@ class PreNormBlock(Block):
         context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         x = self.attention_residual(x, self.dropout(self.attention(self.attention_norm(x), mask, cache=cache)))
+        x = self.mid_point(x)
         if self.cross_attention is not None:
             attended = self.attend_to_context(self.cross_attention_norm(x), context)
-            x = self.cross_attention_residual(x, self.dropout(attended))
+            x = self.cross_mid_point(self.cross_attention_residual(x, self.dropout(attended)))
         return self.feed_forward_residual(x, self.dropout(self.feed_forward(self.feed_forward_norm(x))))
 
 
@@ -137,8 +140,8 @@ class PostNormBlock(Block):
     ) -> Float[Tensor, "batch seq d_model"]:
         dtype = x.dtype  # autocast normalises in fp32; the residual stream keeps its own dtype
         attended = self.dropout(self.attention(x, mask, cache=cache))
-        x = self.attention_norm(self.attention_residual(x, attended)).to(dtype)
+        x = self.mid_point(self.attention_norm(self.attention_residual(x, attended)).to(dtype))
         if self.cross_attention is not None:
             attended = self.dropout(self.attend_to_context(x, context))
-            x = self.cross_attention_norm(self.cross_attention_residual(x, attended)).to(dtype)
+            x = self.cross_mid_point(self.cross_attention_norm(self.cross_attention_residual(x, attended)).to(dtype))
         return self.feed_forward_norm(self.feed_forward_residual(x, self.dropout(self.feed_forward(x)))).to(dtype)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.attention import QKV, Attention
-from tinyformer.nn.heads import head_dim_of
 from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
+from tinyformer.sizes import head_dim_of
 
 
 class DifferentialAttention(Attention):
@@ -28,7 +28,8 @@ class DifferentialAttention(Attention):
         d_model: width of the residual stream.
         num_heads: query heads, each with two softmaxes.
         num_kv_heads: key and value heads; None for `num_heads`.
-        head_dim: size of a value, and of both halves of a query or key together; None for d_model / num_heads.
+        head_dim: size of both halves of a query or key together; None for d_model / num_heads.
+        v_head_dim: size of a value; None for `head_dim`.
         qk_norm: divide each half of a query and key by its root mean square, see `Attention`.
         bias: whether the projections have biases.
         layer_index: index of the layer, from 0.
@@ -46,6 +47,7 @@ class DifferentialAttention(Attention):
         num_heads: int,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        v_head_dim: int | None = None,
         qk_norm: bool = False,
         bias: bool = False,
         layer_index: int = 0,
@@ -54,19 +56,39 @@ class DifferentialAttention(Attention):
         head_dim = head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
         if head_dim % 2:
             raise ArgumentError("head_dim", head_dim, "must be even, for two halves", {"head_dim": head_dim + 1})
-        super().__init__(d_model, num_heads, num_kv_heads, head_dim, qk_norm, bias, layer_index=layer_index, **options)
+        sizes = (d_model, num_heads, num_kv_heads, head_dim, v_head_dim)
+        super().__init__(*sizes, qk_norm, bias, layer_index=layer_index, **options)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer_index)
         # λ_q₁, λ_k₁, λ_q₂, λ_k₂, initialised as in the paper's code.
         self.lambdas = nn.ParameterList(nn.Parameter(0.1 * torch.randn(self.head_dim)) for _ in range(4))
-        self.head_norm = RMSNorm(head_dim, eps=1e-5)
+        self.head_norm = RMSNorm(self.v_head_dim, eps=1e-5)
+
+    def transform_queries(
+        self, q: Float[Tensor, "batch num_q_heads q_seq head_dim"]
+    ) -> Float[Tensor, "batch num_q_heads q_seq head_dim"]:
+        """Both halves of each query transformed by the score function of its head."""
+        return torch.stack([self.score(q[:, i::2]) for i in range(2)], dim=2).flatten(1, 2)
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
         """The normalised difference of the outputs of both softmaxes."""
         q, k, v = qkv
         # (softmax₁ - λ softmax₂) v = softmax₁ v - λ softmax₂ v: two calls of a kernel, which may share K/V heads.
-        first, second = (self.softmax_attention(q[:, i::2], k[:, i::2], v, mask, is_cross) for i in range(2))
+        return self.difference(*(self.softmax_attention(q[:, i::2], k[:, i::2], v, mask, is_cross) for i in range(2)))
+
+    def apply_weights(
+        self, weights: Float[Tensor, "batch maps q_seq k_seq"], qkv: QKV, is_cross: bool
+    ) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+        """The normalised difference, given the weights of both softmaxes of each head."""
+        return self.difference(*(self.weighted_values(weights[:, i::2], qkv.v, is_cross) for i in range(2)))
+
+    def difference(
+        self,
+        first: Float[Tensor, "batch heads q_seq v_head_dim"],
+        second: Float[Tensor, "batch heads q_seq v_head_dim"],
+    ) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+        """The output of each head, given those of its two softmaxes."""
         difference = first - self.factor().to(second.dtype) * second
-        return (self.head_norm(difference) * (1 - self.lambda_init)).to(v.dtype)
+        return (self.head_norm(difference) * (1 - self.lambda_init)).to(second.dtype)
 
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None

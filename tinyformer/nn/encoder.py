@@ -8,11 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.sizes import require_sizes
 
 
 class Encoder(nn.Module):
@@ -26,7 +27,7 @@ class Encoder(nn.Module):
         d_model: width of the residual stream.
         max_seq_len: length of the longest sequence, in tokens.
         block: factory of a block, called with `layer_index` and `num_layers`.
-        norm: factory of the final norm, called with `d_model`; post-norm blocks need none.
+        norm: factory of the final norm, called with `d_model`; `nn.Identity` for none. Post-norm blocks need none.
         position: factory of the absolute positional encoding, if any.
         dropout: probability of zeroing an element of the embeddings in training.
         embedding_norm: whether to normalise the sum of embeddings and positional encodings, as in BERT and BLOOM.
@@ -58,14 +59,14 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.checkpoint_activations, self.autocast_residual = checkpoint_activations, autocast_residual
-        sizes = {"num_layers": num_layers, "vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}
-        require_at_least(1, {"vocab_size": 256, "d_model": 128, "max_seq_len": 128}, **sizes)
-        require_at_most(10_000, {"num_layers": 4}, num_layers=num_layers)
+        require_sizes(num_layers, d_model, max_seq_len, vocab_size)
         self.vocab_size, self.max_seq_len = vocab_size, max_seq_len
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         with argument_path("position"):
             self.position = position() if position else None
         self.embedding_norm = norm(d_model) if embedding_norm else nn.Identity()
+        if embedding_norm and isinstance(self.embedding_norm, nn.Identity):
+            raise ArgumentError("embedding_norm", True, "needs a `norm`", {"embedding_norm": False})
         self.dropout = make_dropout(dropout)
         with argument_path("block"):
             options = {} if kind is None else {"kind": kind}

@@ -1,32 +1,17 @@
 """The heads of a layer: their size, their numbers, and the K/V head that each reads."""
 
-from collections.abc import Sequence
-from typing import TypeAlias
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError
+from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import ScoreMod
-
-
-def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
-    """The size of each head: `head_dim`, or d_model / num_heads if that is None.
-
-    Raises:
-        ArgumentError: a number is below 1, or does not divide what it must; the error names the nearest that does.
-    """
-    require_at_least(1, {"head_dim": 32}, head_dim=head_dim)
-    if num_heads < 1 or (head_dim is None and d_model % num_heads):
-        works = max((n for n in range(1, min(num_heads, d_model) + 1) if d_model % n == 0), default=1)
-        raise ArgumentError("num_heads", num_heads, f"must divide `d_model`={d_model}", {"num_heads": works})
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-        works = max((n for n in range(1, min(num_kv_heads, num_heads) + 1) if num_heads % n == 0), default=1)
-        raise ArgumentError(
-            "num_kv_heads", num_kv_heads, f"must divide `num_heads`={num_heads}", {"num_kv_heads": works}
-        )
-    return head_dim or d_model // num_heads
 
 
 def split_heads(
@@ -62,6 +47,20 @@ def not_a_head(
 
 Address: TypeAlias = tuple[str | int, ...]
 """Of a layer of attention: (3,), or ("cross", 3) where there are several kinds of attention."""
+
+
+def plain_address(address: Iterable[Any]) -> tuple[Any, ...]:
+    """An address whose integers may be those of NumPy or torch, such as an `argmax`, with integers of Python."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, bool):
+            return part
+        try:
+            return operator.index(part)
+        except TypeError:  # a name, or no part of an address
+            return part
+
+    return tuple(map(plain, address))
 
 
 def layer_title(address: Address) -> str:
@@ -113,6 +112,13 @@ class HeadMap(nn.Module):
     def expand_kv(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as kernels take them: one copy for each query head if groups are of unequal size."""
         return (k, v) if self._kv_index is None else (k[:, self._kv_index], v[:, self._kv_index])
+
+    def mask_of_left(self, mask: AttentionMask) -> AttentionMask:
+        """The mask of the heads that are left, out of one with a pattern for each head of the original layer."""
+        if self._ids is None or mask.num_heads == 1:
+            return mask
+        assert mask.allowed is not None
+        return replace(mask, allowed=mask.allowed[:, self._ids])
 
     def renumber(self, mod: ScoreMod) -> ScoreMod:
         """A score modification that is told the original numbers of heads, see `ScoreMod.of_heads`."""

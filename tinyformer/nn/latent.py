@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn.attention import QKV, BaseAttention
 from tinyformer.nn.cache import LayerCache
-from tinyformer.nn.heads import head_dim_of, split_heads
+from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
+from tinyformer.sizes import head_dim_of
 
 
 class LatentQKV(QKV):
@@ -37,7 +38,8 @@ class LatentAttention(BaseAttention):
     Args:
         d_model: width of the residual stream.
         num_heads: heads of queries, keys and values.
-        head_dim: size of values, and of queries and keys without their positional part; None for d_model / num_heads.
+        head_dim: size of queries and keys without their positional part; None for d_model / num_heads.
+        v_head_dim: size of values; None for `head_dim`.
         rope_head_dim: size of the positional part; None for half of `head_dim`.
         kv_rank: size of the latent of keys and values; None for 4 `head_dim`, as in the paper.
         q_rank: size of the latent of queries; None for queries projected from the token itself.
@@ -51,6 +53,7 @@ class LatentAttention(BaseAttention):
         d_model: int,
         num_heads: int,
         head_dim: int | None = None,
+        v_head_dim: int | None = None,
         rope_head_dim: int | None = None,
         kv_rank: int | None = None,
         q_rank: int | None = None,
@@ -59,13 +62,17 @@ class LatentAttention(BaseAttention):
         **options: Any,
     ) -> None:
         head_dim = head_dim_of(d_model, num_heads, num_heads, head_dim)
-        examples = {"rope_head_dim": 32, "kv_rank": 64, "q_rank": 64}
-        require_at_least(1, examples, rope_head_dim=rope_head_dim, kv_rank=kv_rank, q_rank=q_rank)
+        examples = {"v_head_dim": head_dim, "rope_head_dim": 32, "kv_rank": 64, "q_rank": 64}
+        require_at_least(
+            1, examples, v_head_dim=v_head_dim, rope_head_dim=rope_head_dim, kv_rank=kv_rank, q_rank=q_rank
+        )
         if rope_head_dim and rope_head_dim % 2:
             reason = "must be even, since rotary positions rotate pairs of dimensions"
             raise ArgumentError("rope_head_dim", rope_head_dim, reason, {"rope_head_dim": rope_head_dim + 1})
         rope_head_dim = rope_head_dim or max(2, head_dim // 4 * 2)  # even
-        super().__init__(d_model, num_heads, head_dim + rope_head_dim, head_dim, rope_head_dim, **options)
+        v_head_dim = v_head_dim or head_dim
+        super().__init__(d_model, num_heads, head_dim + rope_head_dim, v_head_dim, rope_head_dim, **options)
+        self.content_dim = head_dim
         self.kv_rank, self.q_rank = kv_rank or 4 * head_dim, q_rank
         self.q_down_proj = nn.Linear(d_model, q_rank, bias=bias) if q_rank else nn.Identity()
         self.q_latent_norm = RMSNorm(q_rank) if q_rank else nn.Identity()
@@ -74,8 +81,8 @@ class LatentAttention(BaseAttention):
         self.kv_latent_norm = RMSNorm(self.kv_rank)
         self.k_rope_proj = nn.Linear(d_model, rope_head_dim, bias=bias)
         self.k_proj = nn.Linear(self.kv_rank, num_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(self.kv_rank, num_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * head_dim, d_model, bias=bias)
+        self.v_proj = nn.Linear(self.kv_rank, num_heads * v_head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * v_head_dim, d_model, bias=bias)
         self.q_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
@@ -88,7 +95,9 @@ class LatentAttention(BaseAttention):
         """Queries, keys and values, or a `LatentQKV` where attending to the cached latents costs less."""
         source = x if context is None else context
         q = split_heads(self.q_proj(self.q_latent_norm(self.q_down_proj(x))), self.head_dim)
-        q, q_rope = q.split([self.v_head_dim, self.position_dim], dim=-1)
+        q, q_rope = q.split([self.content_dim, self.position_dim], dim=-1)
+        q = self.transform_queries(torch.cat([self.q_norm(q).to(q_rope.dtype), q_rope], dim=-1))
+        q, q_rope = q.split([self.content_dim, self.position_dim], dim=-1)
         if context is not None and cache is not None and (known := cache.of_context(context)):
             (cached,) = known
         else:
@@ -104,12 +113,11 @@ class LatentAttention(BaseAttention):
             latent, k_rope = cached.split([self.kv_rank, self.position_dim], dim=-1)
             if self.latents_cost_less(x.shape[1], cached.shape[2]):
                 return LatentQKV(torch.cat([q, q_rope], dim=-1), cached, latent)
-        k = split_heads(self.k_proj(latent.squeeze(1)), self.v_head_dim)
+        k = split_heads(self.k_proj(latent.squeeze(1)), self.content_dim)
         v = split_heads(self.v_proj(latent.squeeze(1)), self.v_head_dim)
-        q, k = self.q_norm(q), self.k_norm(k)
         # Autocast keeps norms in fp32; kernels take one dtype.
-        q = torch.cat([q.to(v.dtype), q_rope.to(v.dtype)], dim=-1)
-        k = torch.cat([k.to(v.dtype), k_rope.to(v.dtype).expand(-1, self.num_heads, -1, -1)], dim=-1)
+        q = torch.cat([q, q_rope], dim=-1).to(v.dtype)
+        k = torch.cat([self.k_norm(k).to(v.dtype), k_rope.to(v.dtype).expand(-1, self.num_heads, -1, -1)], dim=-1)
         return QKV(q, k, v)
 
     def latents_cost_less(self, q_seq: int, k_seq: int) -> bool:
@@ -117,17 +125,24 @@ class LatentAttention(BaseAttention):
         is_linear = isinstance(self.k_norm, nn.Identity) and self.k_proj.bias is None and self.score.compare is None
         if not is_linear or self.position.mixed_dim is not None:
             return False
-        matrix = self.kv_rank * self.v_head_dim
-        return q_seq * (k_seq * (self.kv_rank - self.v_head_dim) + matrix) < k_seq * matrix
+        made_dim = self.content_dim + self.v_head_dim  # of a head's keys and values, which are made from a latent
+        matrices = self.kv_rank * made_dim
+        return q_seq * (k_seq * (2 * self.kv_rank - made_dim) + matrices) < k_seq * matrices
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
         """The output of each head, from keys and values or from the latents."""
         if not isinstance(qkv, LatentQKV):
             return super().attend(qkv, mask, is_cross)
-        q, scoring = self.scoring(qkv.q, qkv.k.shape[2], mask, is_cross)
+        scoring = self.scoring(qkv.q, qkv.k.shape[2], mask, is_cross)
         dropout = self.dropout if self.training else 0.0
-        mixed = eager(self._in_latent_space(q), qkv.k, qkv.v, mask, scoring, dropout)
-        return mixed @ self.v_proj.weight.to(mixed.dtype).unflatten(0, (self.num_heads, -1)).mT
+        return self._values_of(eager(self._in_latent_space(qkv.q), qkv.k, qkv.v, mask, scoring, dropout))
+
+    def apply_weights(
+        self, weights: Float[Tensor, "batch maps q_seq k_seq"], qkv: QKV, is_cross: bool
+    ) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+        """The output of each head, given its weights, from values or from the latents."""
+        heads = super().apply_weights(weights, qkv, is_cross)
+        return self._values_of(heads) if isinstance(qkv, LatentQKV) else heads
 
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
@@ -135,16 +150,22 @@ class LatentAttention(BaseAttention):
         """The attention maps of `attend`, from keys or from the latents."""
         if not isinstance(qkv, LatentQKV):
             return super().attention_maps(qkv, mask, is_cross, rows)
-        q, scoring = self.scoring(qkv.q, qkv.k.shape[2], mask, is_cross)
-        return attention_maps(self._in_latent_space(q), qkv.k, mask, scoring, rows)
+        scoring = self.scoring(qkv.q, qkv.k.shape[2], mask, is_cross)
+        return attention_maps(self._in_latent_space(qkv.q), qkv.k, mask, scoring, rows)
 
     def _in_latent_space(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
     ) -> Float[Tensor, "batch num_heads q_seq k_dim"]:
         """Queries whose dot product with latent and positional key is that of `q` with the keys."""
-        q, q_rope = q.split([self.v_head_dim, self.position_dim], dim=-1)
+        q, q_rope = q.split([self.content_dim, self.position_dim], dim=-1)
         weight = self.k_proj.weight.to(q.dtype).unflatten(0, (self.num_heads, -1))
         return torch.cat([q @ weight, q_rope], dim=-1)
+
+    def _values_of(
+        self, mixed: Float[Tensor, "batch num_heads q_seq kv_rank"]
+    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+        """The values of weighted means of latents."""
+        return mixed @ self.v_proj.weight.to(mixed.dtype).unflatten(0, (self.num_heads, -1)).mT
 
     def position_part(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]

@@ -56,7 +56,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """The keys that each query may attend to; without arguments, all of them.
+    """The keys that each query may attend to: those that all conditions allow; without arguments, all keys.
 
     The last query is at the position of the last key: with fewer queries than keys (decoding with a cache), query `i`
     is at position `k_seq - q_seq + i`. The output of a query without any key is zero on every backend.
@@ -68,9 +68,11 @@ class AttentionMask:
             decreases along a row. A query attends to keys of its own document only.
         window: number of keys that a query attends to, its own position included (Beltagy et al. 2020, arXiv
             2004.05150): the last ones if causal, else `window // 2` before and `(window - 1) // 2` after it.
-        document_starts: the positions in `documents` at which a document begins, in each row from 0 on, padded with
-            zeros; they must agree with `documents`. Without them, kernels for packed sequences wait for the GPU to
-            count.
+        document_starts: the positions in `documents` at which a document begins, in each row from 0 on, the last one
+            repeated in rows of fewer documents; they must agree with `documents`. Without them, kernels for packed
+            sequences wait for the GPU to count.
+        allowed: a mask of any pattern, True where a query may attend, whose shape broadcasts to `batch num_heads q_seq
+            k_seq`. In decoding, its queries are those of the call, and its keys are all keys, cached ones included.
     """
 
     causal: bool = False
@@ -78,13 +80,25 @@ class AttentionMask:
     documents: Int[Tensor, "batch k_seq"] | None = None
     window: int | None = None
     document_starts: Int[Tensor, "batch most"] | None = None
+    allowed: Bool[Tensor, "*#batch_and_heads #q_seq #k_seq"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.allowed is None:
+            return
+        if self.allowed.dtype != torch.bool:
+            reason = "must be boolean, True where a query may attend"
+            raise ArgumentError("allowed.dtype", self.allowed.dtype, reason, {"dtype": torch.bool})
+        if not 2 <= self.allowed.ndim <= 4:
+            reason = "must broadcast to batch num_heads q_seq k_seq, with 2 to 4 axes"
+            raise ArgumentError("allowed.shape", tuple(self.allowed.shape), reason)
+        if self.allowed.ndim < 4:
+            object.__setattr__(self, "allowed", self.allowed[(None,) * (4 - self.allowed.ndim)])
 
     def to(self, device: str | torch.device) -> "AttentionMask":
         """This mask on a device."""
-        lengths, documents, starts = (
-            None if rows is None else rows.to(device) for rows in (self.lengths, self.documents, self.document_starts)
-        )
-        return replace(self, lengths=lengths, documents=documents, document_starts=starts)
+        names = ("lengths", "documents", "document_starts", "allowed")
+        tensors = {name: tensor.to(device) for name in names if (tensor := getattr(self, name)) is not None}
+        return replace(self, **tensors)
 
     def within(self, window: int | None) -> "AttentionMask":
         """This mask with a window of at most this size."""
@@ -96,11 +110,15 @@ class AttentionMask:
         """This mask without the first keys, as in a cache with a window."""
         if not num_keys:
             return self
+        allowed = self.allowed
+        if allowed is not None and allowed.shape[-1] > 1:
+            allowed = allowed[..., num_keys:]
         return replace(
             self,
             lengths=None if self.lengths is None else (self.lengths - num_keys).clamp(min=0),
             documents=None if self.documents is None else self.documents[:, num_keys:],
             document_starts=None,
+            allowed=allowed,
         )
 
     def for_last(self, k_seq: int) -> "AttentionMask":
@@ -115,8 +133,16 @@ class AttentionMask:
             return -1, 0 if self.causal else -1
         return (self.window - 1, 0) if self.causal else (self.window // 2, (self.window - 1) // 2)
 
-    def mask_mods(self) -> list[MaskMod]:
-        """The conditions under which a query attends to a key; all of them must be met."""
+    def mask_mods(self, q_seq: int, k_seq: int) -> list[MaskMod]:
+        """The conditions under which a query attends to a key; all of them must be met.
+
+        Args:
+            q_seq: number of queries.
+            k_seq: number of keys.
+
+        Raises:
+            ArgumentError: `allowed` is of another size.
+        """
         mods: list[MaskMod] = []
         before, after = self.span
         if before >= 0:
@@ -134,11 +160,13 @@ class AttentionMask:
                     (q_idx >= 0) & (documents[batch, q_idx.clamp(min=0)] == documents[batch, kv_idx])
                 )
             )
+        if self.allowed is not None:
+            mods.append(_pattern(self.allowed, q_seq, k_seq))
         return mods
 
     def dense(
         self, q_seq: int, k_seq: int, device: torch.device, rows: Int[Tensor, " rows"] | None = None
-    ) -> Bool[Tensor, "#batch 1 #q_seq k_seq"] | None:
+    ) -> Bool[Tensor, "#batch #num_heads #q_seq k_seq"] | None:
         """The dense mask, True where the query may attend; None if nothing is masked.
 
         Args:
@@ -147,10 +175,10 @@ class AttentionMask:
             device: device of the mask.
             rows: indices of the queries; None for all.
         """
-        mods = self.mask_mods()
+        mods = self.mask_mods(q_seq, k_seq)
         if not mods:
             return None
-        grid = Grid.of(self.num_rows, 1, q_seq, k_seq, device, rows)
+        grid = Grid.of(self.num_rows, self.num_heads, q_seq, k_seq, device, rows)
         allowed = mods[0](*grid)
         for mod in mods[1:]:
             allowed = allowed & mod(*grid)
@@ -159,18 +187,38 @@ class AttentionMask:
     @property
     def num_rows(self) -> int:
         """Batch size of the mask; 1 if it is the same for all rows."""
-        per_row = self.lengths if self.lengths is not None else self.documents
-        return 1 if per_row is None else len(per_row)
+        sizes = [len(tensor) for tensor in (self.lengths, self.documents, self.allowed) if tensor is not None]
+        return next((size for size in sizes if size != 1), 1)
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads of the mask; 1 if it is the same for all heads."""
+        return 1 if self.allowed is None else self.allowed.shape[1]
 
     def is_plain(self, q_seq: int, k_seq: int) -> bool:
         """Whether nothing is masked, or causality alone in self-attention: every kernel has a flag for these."""
-        is_special = self.lengths is not None or self.documents is not None or self.window is not None
+        is_special = any(part is not None for part in (self.lengths, self.documents, self.window, self.allowed))
         return not is_special and (not self.causal or q_seq == k_seq)
 
     def may_leave_rows_empty(self, q_seq: int, k_seq: int) -> bool:
         """Whether all keys of a query may be masked: in a row of length zero, or with more queries than keys."""
-        # With lengths, a whole document or window may be padding, too.
-        return self.lengths is not None or (q_seq > k_seq and not self.is_plain(q_seq, k_seq))
+        if self.lengths is not None or self.allowed is not None:  # a whole document or window may be hidden, too
+            return True
+        return q_seq > k_seq and not self.is_plain(q_seq, k_seq)
+
+
+def _pattern(allowed: Bool[Tensor, "batch num_heads #q_seq #k_seq"], q_seq: int, k_seq: int) -> MaskMod:
+    """The condition of a mask of any pattern, whose last query is at the position of the last key."""
+    if any(size not in (1, whole) for size, whole in zip(allowed.shape[2:], (q_seq, k_seq), strict=True)):
+        reason = f"must have {q_seq} queries and {k_seq} keys, or 1 for all of them"
+        raise ArgumentError("allowed.shape", tuple(allowed.shape), reason)
+    whole, first = allowed.expand(-1, -1, q_seq, k_seq), k_seq - q_seq
+
+    def allows(batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        row, of_head = (index if size > 1 else 0 for index, size in zip((batch, head), allowed.shape, strict=False))
+        return whole[row, of_head, q_idx - first, kv_idx]
+
+    return allows
 
 
 def window_of_layer(window: int | Sequence[int | None] | None, layer_index: int) -> int | None:

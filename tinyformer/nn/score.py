@@ -81,22 +81,40 @@ class Scoring:
 
 
 class ScaledDotScore(nn.Module):
-    """score(q, k) = qᵀk / √head_dim (Vaswani et al. 2017, arXiv 1706.03762); the base class of all score functions.
+    """score(q, k) = scale · qᵀk (Vaswani et al. 2017, arXiv 1706.03762); the base class of all score functions.
 
     The first axis of its parameters, if it has any, is the head.
+
+    Args:
+        num_heads: number of heads.
+        head_dim: size of a query and of a key.
+        scale: factor of the dot product; None for 1 / √head_dim.
+
+    Raises:
+        ArgumentError: `scale` is not a positive number.
     """
 
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
     """Computes the scores of queries and keys in place of a dot product; only some kernels take such scores."""
 
-    def __init__(self, num_heads: int, head_dim: int) -> None:
+    is_rotation_invariant: bool = False
+    """Whether `compare` gives the same score if query and key are rotated alike, as a dot product does. Rotary
+    positions need it."""
+
+    def __init__(self, num_heads: int, head_dim: int, scale: float | None = None) -> None:
         super().__init__()
-        self.scale = head_dim**-0.5
+        if scale is not None and not 0 < scale < math.inf:
+            raise ArgumentError("scale", scale, "must be above 0, and finite", {"scale": head_dim**-0.5})
+        self.scale = head_dim**-0.5 if scale is None else scale
 
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
     ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
-        """Transformed queries, whose dot product with the keys, times `scale`, is the score."""
+        """Transformed queries, whose dot product with the keys, times `scale`, is the score.
+
+        Rotary positions rotate the result, since qᵢᵀ W R_(j-i) kⱼ depends on the distance of i and j alone; with
+        rotated queries in place of qᵢ, it would depend on both.
+        """
         return q
 
 
@@ -104,8 +122,7 @@ class DotScore(ScaledDotScore):
     """score(q, k) = qᵀk (Luong et al. 2015, arXiv 1508.04025, "dot")."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
-        super().__init__(num_heads, head_dim)
-        self.scale = 1.0
+        super().__init__(num_heads, head_dim, scale=1.0)
 
 
 class GeneralScore(ScaledDotScore):
@@ -115,8 +132,7 @@ class GeneralScore(ScaledDotScore):
     """
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
-        super().__init__(num_heads, head_dim)
-        self.scale = 1.0
+        super().__init__(num_heads, head_dim, scale=1.0)
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / head_dim)
 
     def forward(
@@ -156,12 +172,20 @@ SCORES: dict[str, Callable[..., ScaledDotScore]] = {
 """The score functions by name."""
 
 
-def make_score(score: str | Callable[..., ScaledDotScore], num_heads: int, head_dim: int) -> ScaledDotScore:
+def make_score(
+    score: str | Callable[..., ScaledDotScore], num_heads: int, head_dim: int, scale: float | None = None
+) -> ScaledDotScore:
     """The score function of a layer, from a name in `SCORES` or a subclass of `ScaledDotScore`.
 
     Raises:
-        ArgumentError: there is no score function of this name, or the class is another.
+        ArgumentError: there is no score function of this name, or the class is another; or there is a scale, which
+            only "scaled_dot" takes.
     """
+    if scale is not None:
+        if score != "scaled_dot":
+            reason = "is a factor of the scaled dot product, and `score` is another"
+            raise ArgumentError("scale", scale, reason, {"scale": None})
+        return ScaledDotScore(num_heads, head_dim, scale)
     made = SCORES[score](num_heads, head_dim) if isinstance(score, str) and score in SCORES else None
     if made is None and not isinstance(score, str):
         made = score(num_heads, head_dim)

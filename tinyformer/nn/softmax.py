@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.heads import HeadMap
 from tinyformer.nn.kernels.case import AttentionCase
-from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps
+from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
 from tinyformer.nn.kernels.support import Backend, require_possible, select_backend
 from tinyformer.nn.mask import AttentionMask, window_of_layer
 from tinyformer.nn.position import RelativePosition
@@ -29,6 +29,7 @@ class SoftmaxAttention(nn.Module):
         dropout: probability of dropping an attention weight in training.
         score: the score function: a name in `SCORES`, or a subclass of `ScaledDotScore`, which is called with
             `num_heads` and `head_dim`.
+        scale: factor of the dot product, with `score="scaled_dot"` alone; None for 1 / √head_dim.
         window: number of keys that a query attends to, its own position included; None for all. A list is a pattern
             that repeats over the layers: [128, 128, None] is two local layers to one global.
         local_gaussian: weigh the keys of the window by a Gaussian around a predicted centre, see `LocalGaussian`.
@@ -53,6 +54,7 @@ class SoftmaxAttention(nn.Module):
         *,
         dropout: float = 0.0,
         score: str | Callable[..., ScaledDotScore] = "scaled_dot",
+        scale: float | None = None,
         window: int | Sequence[int | None] | None = None,
         local_gaussian: bool = False,
         softcap: float | None = None,
@@ -68,7 +70,7 @@ class SoftmaxAttention(nn.Module):
         self.head_dim, self.v_head_dim = head_dim, v_head_dim or head_dim
         self.position_dim = position_dim or head_dim
         self.dropout, self.backend, self.layer_index = dropout, backend, layer_index
-        self.score = make_score(score, num_heads, head_dim)
+        self.score = make_score(score, num_heads, head_dim, scale)
         self.window = window_of_layer(window, layer_index)
         if local_gaussian and (window is None or not (isinstance(window, int) or any(window))):
             raise ArgumentError("local_gaussian", True, "needs a `window`", {"window": 16})
@@ -78,6 +80,11 @@ class SoftmaxAttention(nn.Module):
         self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
         with argument_path("position"):
             self.position = position(head_dim=self.position_dim) if position else RelativePosition()
+        rotates = type(self.position).rotate is not RelativePosition.rotate
+        if rotates and self.score.compare is not None and not self.score.is_rotation_invariant:
+            others = "the positions alibi, t5, relative, learned, sinusoidal and none go with it"
+            reason = f"depends on absolute positions where queries and keys are rotated; {others}"
+            raise ArgumentError("score", score, reason, {"score": "scaled_dot"})
         if self.position.mixed_dim not in (None, self.v_head_dim):
             raise ArgumentError(
                 "position.values",
@@ -102,14 +109,14 @@ class SoftmaxAttention(nn.Module):
         """The output of each head, by the resolved backend or the one selected for this call.
 
         Args:
-            q: queries.
+            q: queries, as `transform_queries` returns them.
             k: keys.
             v: values.
             mask: which keys each query may attend to.
             is_cross: whether the keys are those of another sequence.
         """
         k, v = self.head_map.expand_kv(k, v)
-        q, scoring = self.scoring(q, k.shape[2], mask, is_cross)
+        scoring = self.scoring(q, k.shape[2], mask, is_cross)
         # In decoding, the one query needs no causal mask, which a kernel might lack.
         mask = mask.for_last(k.shape[2]) if q.shape[2] == 1 else mask
         dropout = self.dropout if self.training else 0.0
@@ -128,14 +135,30 @@ class SoftmaxAttention(nn.Module):
     ) -> AttentionMaps:
         """The exact weights and logits of the same softmax, without dropout, for all queries or those of some rows."""
         k, _ = self.head_map.expand_kv(k, k)
-        q, scoring = self.scoring(q, k.shape[2], mask, is_cross)
+        scoring = self.scoring(q, k.shape[2], mask, is_cross)
         return attention_maps(q, k, mask, scoring, rows)
+
+    def transform_queries(
+        self, q: Float[Tensor, "batch num_q_heads q_seq head_dim"]
+    ) -> Float[Tensor, "batch num_q_heads q_seq head_dim"]:
+        """Queries transformed by the score function, before their positions rotate them."""
+        return self.score(q)
+
+    def weighted_values(
+        self,
+        weights: Float[Tensor, "batch num_heads q_seq k_seq"],
+        v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+        is_cross: bool = False,
+    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+        """The output of each head, given the weights of the softmax."""
+        _, v = self.head_map.expand_kv(v, v)
+        mix = None if is_cross else self.position.mix(*weights.shape[-2:])
+        return weighted_values(weights.to(v.dtype), v, mix)
 
     def scoring(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, mask: AttentionMask, is_cross: bool
-    ) -> tuple[Float[Tensor, "batch num_heads q_seq head_dim"], Scoring]:
-        """The queries transformed by the score function, and the scoring of this call."""
-        q = self.score(q)
+    ) -> Scoring:
+        """The scoring of this call, given its transformed queries."""
         mods = [self.softcap] if self.softcap else []
         mix = reweigh = None
         if not is_cross:
@@ -144,7 +167,7 @@ class SoftmaxAttention(nn.Module):
             mix = self.position.mix(q.shape[2], k_seq)
         if self.gaussian is not None:
             reweigh = self.gaussian(q, k_seq, mask.span)
-        return q, Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix)
+        return Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix)
 
     def position_part(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
@@ -158,7 +181,7 @@ class SoftmaxAttention(nn.Module):
         """The case that this layer's calls will be; see `resolve_backend` for the arguments."""
         weight, mask = next(self.parameters(), torch.empty(0)), mask.within(self.window)
         q, v = (weight.new_zeros(1, self.num_heads, 1, dim) for dim in (self.head_dim, self.v_head_dim))
-        _, scoring = self.scoring(q, 1, mask, is_cross=False)
+        scoring = self.scoring(q, 1, mask, is_cross=False)
         dropout = self.dropout if training else 0.0
         case = AttentionCase.of(q, q, v, mask, scoring, dropout, training)
         return case._replace(device=device, dtype=dtype, seq=seq)

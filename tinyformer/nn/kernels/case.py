@@ -19,6 +19,7 @@ class Feature(StrEnum):
     DOCUMENTS = "documents"
     PADDED_DOCUMENTS = "documents together with padding"
     WINDOW = "a window"
+    PATTERN = "a mask of any pattern"
     UNEVEN = "fewer queries than keys"
     DROPOUT = "attention dropout"
     GRADIENT = "training"
@@ -60,6 +61,7 @@ def features_of(
         Feature.DOCUMENTS: packed,
         Feature.PADDED_DOCUMENTS: packed and padded,
         Feature.WINDOW: windowed,
+        Feature.PATTERN: mask.allowed is not None,
         Feature.UNEVEN: q_seq != k_seq and (mask.causal or windowed or packed),
         Feature.DROPOUT: dropout,
         Feature.GRADIENT: gradient,

@@ -1,5 +1,6 @@
 """The definition of attention, softmax(q kᵀ / √head_dim) v, computed as written: what every other kernel must equal."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -39,9 +40,18 @@ def eager(
     weights = attention_weights(q, k, mask, scoring).to(v.dtype)
     if dropout:
         weights = F.dropout(weights, dropout)
+    return weighted_values(weights, v, scoring.mix)
+
+
+def weighted_values(
+    weights: Float[Tensor, "batch num_heads q_seq k_seq"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+    mix: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """The product of weights and v, and what a relative position adds to it (`mix`, see `Scoring`)."""
     grouped = weights.reshape(v.shape[0], v.shape[1], -1, v.shape[2])
-    out = (grouped @ v).view(*q.shape[:3], v.shape[-1])
-    return out if scoring.mix is None else out + scoring.mix(weights)
+    out = (grouped @ v).view(*weights.shape[:3], v.shape[-1])
+    return out if mix is None else out + mix(weights)
 
 
 class AttentionMaps(NamedTuple):
@@ -83,7 +93,7 @@ def _masked_scores(
     mask: AttentionMask,
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
-) -> tuple[Float[Tensor, "*layers batch num_heads rows k_seq"], Bool[Tensor, "#batch 1 #rows k_seq"] | None]:
+) -> tuple[Float[Tensor, "*layers batch num_heads rows k_seq"], Bool[Tensor, "#batch #num_heads #rows k_seq"] | None]:
     """The modified scores, with the dtype's minimum at masked keys; and which keys are masked, None if none are."""
     (*layers, batch, num_heads, q_seq, head_dim), (num_kv_heads, k_seq) = q.shape, k.shape[-3:-1]
     q = q if rows is None else q[..., rows, :]
@@ -106,7 +116,7 @@ def _masked_scores(
 
 def _softmax(
     scores: Float[Tensor, "*layers batch num_heads rows k_seq"],
-    hidden: Bool[Tensor, "#batch 1 #rows k_seq"] | None,
+    hidden: Bool[Tensor, "#batch #num_heads #rows k_seq"] | None,
     q_seq: int,
     mask: AttentionMask,
     scoring: Scoring,

@@ -17,7 +17,7 @@ SKIPPED_BY_FLEX = {Feature.DOCUMENTS, Feature.WINDOW, Feature.BIAS, Feature.LEAR
 """On CUDA, features for which flex skips masked blocks or holds no bias in memory; without them torch's own kernels
 are as fast and need no compiling."""
 
-DENSE_ON_CPU = {Feature.DOCUMENTS, Feature.WINDOW, Feature.BIAS}
+DENSE_ON_CPU = {Feature.DOCUMENTS, Feature.WINDOW, Feature.PATTERN, Feature.BIAS}
 """Features that torch's kernel on CPU takes as a mask or a bias for every pair of a query and a key."""
 
 

@@ -1,5 +1,6 @@
 """FlashAttention by torch's kernels: the dense one, and on CUDA the one for packed sequences ("varlen")."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.kernels.sdpa import HEAD_DIM_STEP, sdpa
+from tinyformer.nn.kernels.sdpa import HEAD_DIM_STEP, sdpa, widened
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import Scoring
 
@@ -29,6 +30,8 @@ def flash(
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """FlashAttention (Dao et al. 2022, arXiv 2205.14135): torch's flash kernel, or an error."""
     if q.device.type == "cuda" and not mask.is_plain(q.shape[2], k.shape[2]):
+        if mask.allowed is not None:
+            raise ArgumentError("backend", "flash", "cannot compute a mask of any pattern on CUDA", {"backend": "sdpa"})
         if dropout or scoring.sink is not None or scoring.mods:
             reason = "cannot compute sinks, biases or dropout together with a mask on CUDA"
             raise ArgumentError("backend", "flash", reason, {"backend": "sdpa"})
@@ -48,8 +51,9 @@ def _flash_varlen(
     (batch, _, q_seq, _), k_seq, v_head_dim = q.shape, k.shape[2], v.shape[-1]
     width = -(-max(q.shape[-1], v_head_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
     # batch heads seq dim -> (batch seq) heads dim: the rows are concatenated.
-    q, k, v = (F.pad(x, (0, width - x.shape[-1])).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    starts_q, starts_k = _segments(mask, batch, q_seq, k_seq, q.device)
+    q, k, v = (widened(x, width).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    segments = _segments if torch.compiler.is_compiling() else _known_segments
+    starts_q, starts_k = segments(mask, batch, q_seq, k_seq, q.device)
     sharing: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if VARLEN_TAKES_ENABLE_GQA else {}
     out = varlen_attn(
         q,
@@ -83,11 +87,17 @@ def _segments(mask: AttentionMask, batch: int, q_seq: int, k_seq: int, device: t
         starts_k = torch.cat([torch.stack([starts_k[:-1], between], dim=1).flatten(), starts_k[-1:]])
         starts_q = torch.cat([torch.stack([starts_q[:-1], starts_q[1:]], dim=1).flatten(), starts_q[-1:]])
     if mask.document_starts is not None:
-        # A padding zero repeats the last start: an empty sequence.
-        within_row = mask.document_starts.clamp(max=k_seq).cummax(dim=1).values
-        begins = (starts_k[:-1, None] + within_row).flatten()
+        # A start that is repeated makes an empty sequence.
+        begins = (starts_k[:-1, None] + mask.document_starts.clamp(max=k_seq)).flatten()
         starts_q = starts_k = F.pad(begins, (0, 1), value=batch * k_seq).to(torch.int32)
     elif mask.documents is not None:
         begins = F.pad(mask.documents[:, 1:] != mask.documents[:, :-1], (1, 0), value=True).flatten()
         starts_q = starts_k = F.pad(begins.nonzero().flatten(), (0, 1), value=batch * k_seq).to(torch.int32)
     return starts_q, starts_k
+
+
+@functools.lru_cache(maxsize=4)
+def _known_segments(mask: AttentionMask, *sizes: Any) -> tuple[Tensor, Tensor]:
+    """`_segments`, once for all layers of a step, which share the mask's tensors: they are compared by identity."""
+    with torch.inference_mode(False), torch.no_grad():  # see `flex`
+        return _segments(mask, *sizes)

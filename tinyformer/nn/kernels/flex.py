@@ -5,11 +5,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from tinyformer.nn.kernels.sdpa import widened
 from tinyformer.nn.mask import AttentionMask, Grid, MaskMod
 from tinyformer.nn.score import Scoring
 
@@ -30,7 +30,7 @@ def flex(
     first = k_seq - q_seq
     if q.device.type == "cuda":
         # The kernel takes no smaller heads; zeros change neither the scores nor the output's first dimensions.
-        q, k, v = (F.pad(x, (0, max(0, FLEX_MIN_HEAD_DIM - x.shape[-1]))) for x in (q, k, v))
+        q, k, v = (widened(x, FLEX_MIN_HEAD_DIM) for x in (q, k, v))
 
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return scoring.modify(score, Grid(batch, head, q_idx + first, kv_idx))
@@ -57,7 +57,8 @@ def flex(
 def _structure(mask: AttentionMask, scoring: Scoring) -> Hashable:
     """What decides the code of the kernel: the kinds of mask and of score modifications."""
     functions = tuple(getattr(mod.function, "__qualname__", type(mod.function)) for mod in scoring.mods)
-    return mask.span, mask.lengths is None, mask.documents is None, functions, scoring.sink is None
+    pattern = None if mask.allowed is None else tuple(size > 1 for size in mask.allowed.shape[:2])
+    return mask.span, mask.lengths is None, mask.documents is None, pattern, functions, scoring.sink is None
 
 
 @functools.cache
@@ -77,12 +78,12 @@ def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
 
 def block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
     """The mask in FlexAttention's form, by blocks that are skipped, full or partly masked; None if it hides nothing."""
-    has_tensors = mask.lengths is not None or mask.documents is not None
+    has_tensors = any(part is not None for part in (mask.lengths, mask.documents, mask.allowed))
     return (_block_mask_of_batch if has_tensors else _block_mask_of_shape)(mask, q_seq, k_seq, device)
 
 
 def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
-    mods, first = mask.mask_mods(), k_seq - q_seq
+    mods, first = mask.mask_mods(q_seq, k_seq), k_seq - q_seq
     if not mods:
         return None
 
@@ -94,10 +95,10 @@ def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.
 
     # Torch counts the arguments, which a type checker's wrapper would hide; a lambda is not wrapped.
     mask_mod: MaskMod = lambda batch, head, q_idx, kv_idx: allows(batch, head, q_idx + first, kv_idx)  # noqa: E731
-    rows = None if mask.num_rows == 1 else mask.num_rows
+    rows, heads = (None if size == 1 else size for size in (mask.num_rows, mask.num_heads))
     # It may be cached: one made in inference mode must serve training, too.
     with torch.inference_mode(False), torch.no_grad():
-        return create_block_mask(mask_mod, rows, None, q_seq, k_seq, device=str(device))
+        return create_block_mask(mask_mod, rows, heads, q_seq, k_seq, device=str(device))
 
 
 # The block mask of a mask without tensors depends on the shape alone, and is not recomputed at every step.

@@ -44,7 +44,7 @@ def sdpa(
         q, k, v, allowed, bias = _with_sink(q, k, v, scoring, is_causal, allowed, bias)
     # The kernels take values of the keys' size; zeros change neither the scores nor the output's first dimensions.
     width = max(q.shape[-1], v.shape[-1])
-    q, k, v = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k, v))
+    q, k, v = (widened(x, width) for x in (q, k, v))
     dtype = q.dtype
     if q.device.type == "cpu" and dtype == torch.bfloat16 and max(q_seq, k_seq) < CPU_BF16_MIN_SEQ:
         q, k, v = q.float(), k.float(), v.float()
@@ -94,7 +94,7 @@ def _with_sink(
     v: Tensor,
     scoring: Scoring,
     is_causal: bool,
-    allowed: Bool[Tensor, "#batch 1 #q_seq k_seq"] | None,
+    allowed: Bool[Tensor, "#batch #num_heads #q_seq k_seq"] | None,
     bias: Float[Tensor, "#batch #num_heads q_seq k_seq"] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Prepend a key that no mask hides, whose score is the head's sink logit and whose value is zero.
@@ -113,3 +113,8 @@ def _with_sink(
     allowed = None if allowed is None else F.pad(allowed, (1, 0), value=True)
     bias = None if bias is None else F.pad(bias, (1, 0))
     return q, k, v, allowed, bias
+
+
+def widened(x: Float[Tensor, "*sizes head_dim"], width: int) -> Float[Tensor, "*sizes width"]:
+    """Heads padded with zeros to a width, if they are not as wide already: then torch would copy them."""
+    return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x

@@ -28,7 +28,7 @@ LACKS: dict[tuple[str, str], frozenset[Feature]] = {
     ("flash", "cpu"): frozenset(_MORE_THAN_A_BIAS | {Feature.DROPOUT, Feature.LEARNED_BIAS}),
     ("flash", "cuda"): frozenset(
         _MORE_THAN_A_BIAS
-        | {Feature.BIAS, Feature.LEARNED_BIAS, Feature.UNEVEN}
+        | {Feature.BIAS, Feature.LEARNED_BIAS, Feature.UNEVEN, Feature.PATTERN}
         | {Feature.CAUSAL_PADDING, Feature.PADDED_DOCUMENTS, Feature.MASKED_SINK}
     ),
     ("flex", "cpu"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS, Feature.GRADIENT}),
