@@ -56,6 +56,7 @@ def _missing(name):
     raise module.importlib.metadata.PackageNotFoundError(name)
 
 
+@pytest.mark.slow
 def test_summaries_are_the_first_lines_of_docstrings():
     rows = Summaries().load_pairs()["train"]
     summary_of = dict(zip(rows["text"], rows["pair"], strict=True))

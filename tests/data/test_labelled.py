@@ -97,6 +97,21 @@ def test_processes_share_an_evaluation_without_repeating(make, monkeypatch):
     assert all(shares)
 
 
+def test_a_sample_is_random_whatever_the_batch_size(make):
+    """A sorted split: neither its first rows nor its longest ones."""
+    rows = [(" ".join(["a"] * number), "01"[number % 2]) for number in range(1, 301)]
+    drawn = {}
+    for batch_size in (7, 64):
+        module = prepared(make(train=rows, validation=rows, seq_len=1000, batch_size=batch_size))
+        batches = list(module.sample("validation", 100))
+        assert [len(batch["rows"]) for batch in batches] == {7: [7] * 10 + [6] * 5, 64: [50, 50]}[batch_size]
+        drawn[batch_size] = [row for batch in batches for row in batch["rows"].tolist()]
+    assert drawn[7] == drawn[64] == sorted(set(drawn[7]))
+    # The standard deviation of the mean is 300 / √(12 · 100) · √(2/3) = 7.
+    assert abs(sum(drawn[7]) / 100 - 149.5) < 15
+    assert [row for batch in module.sample("validation", 10**6) for row in batch["rows"].tolist()] == list(range(300))
+
+
 def test_few_examples_are_divided_whole(make):
     rows = [(f"{'long ' * 50}number {i}", str(i % 2)) for i in range(10)]
     module = make(train=rows, validation_fraction=0.2, test_fraction=0.1, group_near_copies=False)

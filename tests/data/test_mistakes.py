@@ -118,7 +118,8 @@ FILES = [
     ("", None, {}, "files='.*': the folder contains no .txt, .csv, .* file"),
     ("a.docx", b"x", {}, "files='.*a.docx': the format '.docx' is not supported; .txt, .csv, .* are"),
     ("latin.txt", "né".encode("latin1"), {}, "files='.*latin.txt': not UTF-8, at byte 1; convert it, e.g. with `iconv"),
-    ("a.csv", b"id,body\n1,x\n", {}, "text_column='text': .*a.csv has no such column; it has id, body"),
+    ("a.csv", b"id,body\n1,x\n", {}, "text_column='text': .*a.csv has no such column: its first row, which"),
+    ("a.csv", b"text\tlabel\nx\t1\n", {}, r"text_column='text': .*, is text\tlabel; .*columns=\['text'\] works"),
     ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 of .*a.jsonl has no such column; it has body"),
     ("a.jsonl", b'{"text": 3}\n', {}, "text_column='text': .*a.jsonl holds 3 there, not text"),
     ("a.json", b"[1, 2]", {}, "files='.*a.json': row 1 is 1; must be an object with a key 'text'"),
@@ -135,6 +136,7 @@ L = {"label_column": "label"}
 LABELS = [
     ("a.csv", b"text,label\nx,1\n", {}, "label_column=None: .* needs the column .*; label_column='label' works"),
     ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*row 2 has 3 fields, but .* 2 columns \(text, label\)"),
+    ("a.csv", b"Good,1\n", L, r"text_column='text': .* is Good, 1; .* header row; columns=\['text', 'label'\] works"),
     ("a.txt", b"text", L, "label_column='label': .*a.txt has no columns; .csv"),
     ("a.jsonl", b'{"text": "x", "label": ["a", "b"]}', L, r"label_column='label': .*a.jsonl holds \['a', 'b'\] there"),
     ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}', L, "label_column='label': row 2 of .* has no such column"),
@@ -148,7 +150,11 @@ LABELS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "rows"), [("load", FILES), ("load_examples", LABELS)])
+HEADER = r"source_column='source': .* is uno, one, 3; .* header row; columns=\['source', 'target', 'column_3'\] works"
+PAIRS = [("a.tsv", b"uno\tone\t3\n", {}, HEADER), ("a.csv", b"source\nuno\n", {}, "target_column=.*it has source")]
+
+
+@pytest.mark.parametrize(("method", "rows"), [("load", FILES), ("load_examples", LABELS), ("load_pairs", PAIRS)])
 def test_contents_of_files(method, rows, tmp_path):
     for number, (name, content, settings, sentence) in enumerate(rows):
         folder = tmp_path / str(number)

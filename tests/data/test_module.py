@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tinyformer.data import IGNORED, CharTokenizer, Masking, TextDataModule, TextFiles
+from tinyformer.errors import ArgumentError
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 
@@ -36,6 +37,16 @@ def test_every_token_of_every_split_is_scored_once(make):
     for name, loader in (("validation", module.val_dataloader()), ("test", module.test_dataloader())):
         targets = torch.cat([batch["targets"].flatten() for batch in loader])
         assert targets[targets != IGNORED].tolist() == module.splits[name].ids[1:].tolist()
+
+
+def test_a_split_that_is_missing_is_answered_with_those_that_there_are(make):
+    module = make(test_fraction=0.0)
+    module.prepare()
+    for ask in (module.evaluation_dataloader, lambda split: next(module.sample(split, 1))):
+        with pytest.raises(ArgumentError) as caught:
+            ask("test")
+        found = "split='test': there is no such split, only train, validation; split='validation' works."
+        assert str(caught.value) == found
 
 
 def strategy_on(device):

@@ -175,6 +175,26 @@ def test_every_window_is_trained_on_once_an_epoch(tmp_path):
     assert len(set(map(tuple, contexts))) > 1  # they are drawn at random
 
 
+def test_a_sample_is_of_windows_with_an_answer_or_of_questions_without_one(tmp_path):
+    """Of a long context, most windows hold no answer; where none does, all are drawn from."""
+    dots = "." * 200
+    long = {"question": "q", "context": f"{dots}x{dots}", "answers": {"text": ["x"], "answer_start": [200]}}
+    none = {"question": "q", "context": dots, "answers": {"text": [], "answer_start": []}}
+    lost = {"question": "q", "context": dots, "answers": {"text": [dots], "answer_start": [0]}}
+
+    def drawn(*rows):
+        data = prepared(write(tmp_path, "rows.jsonl", rows), tmp_path)
+        windows = [row for batch in data.sample("train", 10**6) for row in batch["rows"].tolist()]
+        return windows, data.splits["train"]
+
+    windows, split = drawn(long, none)
+    starts, rows = Questions(split).__getitems__(list(range(split.num_windows)))["starts"], split.window_rows
+    assert windows == [window for window in range(split.num_windows) if starts[window] > 0 or rows[window] == 1]
+    assert 0 < (starts > 0).sum() < (rows == 0).sum() / 4
+    windows, split = drawn(lost)
+    assert windows == list(range(split.num_windows))
+
+
 @pytest.mark.parametrize("group_near_copies", [True, False])
 def test_questions_about_one_context_stay_on_one_side_of_the_hold_out(tmp_path, group_near_copies):
     contexts = [" ".join(f"word{n}-{i}" for i in range(8)) for n in range(30)]

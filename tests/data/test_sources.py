@@ -9,7 +9,8 @@ import pytest
 from tinyformer.data import Pydoc, TextFiles
 from tinyformer.data.documents import natural_order
 
-AWKWARD = 'line\r\nline\rline\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
+AWKWARD = 'line\r\nline\rline\r\r\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
+AS_READ = 'line\nline\nline\n\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
@@ -54,9 +55,16 @@ def test_every_text_survives_with_its_label(tmp_path, kind):
     rows = [(AWKWARD, "2"), ("", "10"), ("مرحبا 世界 👩‍👩‍👧 é", "1"), ("None", "NA"), ("  spaces  ", "x")]
     path = tmp_path / f"rows{kind}"
     write_table(path, rows)
-    assert examples(path) == {"train": rows}
-    assert texts_of(str(path)) == {"train": [text for text, _ in rows]}
+    assert examples(path) == {"train": [(AS_READ, "2"), *rows[1:]]}
+    assert texts_of(str(path)) == {"train": [AS_READ, *(text for text, _ in rows[1:])]}
     assert texts_of(str(path), text_column="label") == {"train": [label for _, label in rows]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lines_of_pairs_end_as_python_reads_them(tmp_path, kind):
+    path = tmp_path / f"rows{kind}"
+    write_table(path, [(AWKWARD, "a\r\nb")], ("source", "target"))
+    assert TextFiles(str(path)).load_pairs()["train"].to_dict() == {"text": [AS_READ], "pair": ["a\nb"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +79,7 @@ def test_pairs_do_not_depend_on_the_order_of_the_columns(tmp_path, kind):
 
 def test_text_files_and_missing_texts(tmp_path):
     write(tmp_path, {"awkward.txt": AWKWARD, "mark.txt": b"\xef\xbb\xbfone\xef\xbb\xbftwo"})
-    assert texts_of(str(tmp_path / "awkward.txt")) == {"train": [AWKWARD]}
+    assert texts_of(str(tmp_path / "awkward.txt")) == {"train": [AS_READ]}
     assert texts_of(str(tmp_path / "mark.txt")) == {"train": ["one\ufefftwo"]}  # a mark at the beginning only
     rows = '{"text": "a", "label": 1}\n\n{"text": null, "label": 0}\n{"text": "b", "label": 1}\n'
     write(tmp_path, {"a.jsonl": rows})

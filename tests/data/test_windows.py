@@ -27,15 +27,17 @@ def test_every_target_is_covered_once_and_in_order(lengths, seq_len, pack):
     assert batch["targets"][scored].tolist() == split.ids[1:].tolist()
     assert batch["inputs"][scored].tolist() == split.ids[:-1].tolist()
     assert (batch["inputs"][~scored] == EOS).all()
+    assert batch["lengths"].tolist() == scored.sum(dim=1).tolist()
     # Padding is on the right only, and no window is all padding.
     assert (scored.int().diff(dim=1) <= 0).all()
     assert scored[:, 0].all()
     # An eos opens a document, so counting them from the beginning numbers the documents.
     assert batch["documents"][scored].tolist() == (batch["inputs"][scored] == EOS).cumsum(0).tolist()
     assert (batch["documents"].diff(dim=1) >= 0).all()
+    assert not set(batch["documents"][scored].tolist()) & set(batch["documents"][~scored].tolist())
     for row, starts in zip(batch["documents"].tolist(), batch["document_starts"].tolist(), strict=True):
         begun = [0, *(i for i in range(1, seq_len) if row[i] != row[i - 1])]
-        assert starts == begun + [0] * (len(starts) - len(begun))
+        assert starts == begun + begun[-1:] * (len(starts) - len(begun))
     if pack == "document":
         assert not (batch["inputs"] == EOS)[:, 1:][scored[:, 1:]].any()
 

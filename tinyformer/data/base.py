@@ -1,21 +1,27 @@
 """Lightning data modules: what all have in common, and what those of a source have."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sized
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import lightning
 import numpy as np
 import torch
-from jaxtyping import UInt
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from jaxtyping import Int, UInt
+from torch.utils.data import DataLoader
 
+from tinyformer.batch import Batch
 from tinyformer.data.cache import Recipe
-from tinyformer.data.loader import EpochLoader, identity
-from tinyformer.data.sources import Source, lacks_own_splits
+from tinyformer.data.loader import EpochLoader
+from tinyformer.data.similar_lengths import Rows
+from tinyformer.data.sources import Source, TextFiles, lacks_own_splits
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
+
+SAMPLE_SEED = 0
+"""Of the rows that `DataModule.sample` draws: not that of a run, so that the runs of several seeds see the same."""
 
 
 @runtime_checkable
@@ -112,6 +118,11 @@ class DataModule(lightning.LightningDataModule):
         """Refuse to train on a type of device that cannot hold the data."""
 
     @property
+    def title(self) -> str:
+        """The name in pictures, with what else tells these data from others."""
+        return self.name
+
+    @property
     def scored_whole(self) -> bool:
         """Whether an evaluation on these data, if they are not the run's own, scores all of them.
 
@@ -122,6 +133,18 @@ class DataModule(lightning.LightningDataModule):
     @abstractmethod
     def _training_loader(self, **settings: Any) -> EpochLoader:
         """The training split's batches; the settings are those that every `EpochLoader` takes."""
+
+    @abstractmethod
+    def _rows(self, split: str) -> Rows:
+        """A split's rows, as they are evaluated.
+
+        Raises:
+            ArgumentError: there are none, or they cannot be scored.
+        """
+
+    def _judged(self, split: str) -> Int[np.ndarray, " rows"]:
+        """The numbers of the rows of which `sample` draws; by default, of all."""
+        return np.arange(len(self._rows(split)))
 
     @abstractmethod
     def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader:
@@ -165,14 +188,36 @@ class DataModule(lightning.LightningDataModule):
         Raises:
             ArgumentError: the split does not exist, or is empty.
         """
-        if split not in self.splits:
-            reason = f"there is no such split, only {', '.join(self.splits)}"
-            raise ArgumentError("split", split, reason, self._remedy(split))
+        self.require_split(split)
         return self._evaluation_loader(split, self._rank, self._world_size)
 
-    def _remedy(self, split: str) -> dict[str, Any]:
-        """Arguments that would make a missing split, if any."""
-        return {}
+    def sample(self, split: str, num_rows: int) -> Iterator[Batch]:
+        """Rows of a split, drawn at random without replacement, always the same ones, in their order in the split.
+
+        Their batches have at most `batch_size` rows, and differ in size by one at most.
+
+        Args:
+            split: the split.
+            num_rows: number of rows; all of them where there are fewer.
+
+        Raises:
+            ArgumentError: the split does not exist, or is empty.
+        """
+        self.require_split(split)
+        rows, numbers = self._rows(split), self._judged(split)
+        chosen = np.sort(np.random.default_rng(SAMPLE_SEED).permutation(numbers)[:num_rows])
+        for part in np.array_split(chosen, -(-len(chosen) // self.batch_size)):
+            yield rows.__getitems__(part.tolist())
+
+    def require_split(self, split: str) -> None:
+        """Refuse a split that does not exist.
+
+        Raises:
+            ArgumentError: there is no such split.
+        """
+        if split not in self.splits:
+            reason = f"there is no such split, only {', '.join(self.splits)}"
+            raise ArgumentError("split", split, reason, {"split": list(self.splits)[-1]})
 
     @property
     def _rank(self) -> int:
@@ -237,6 +282,15 @@ class SourceDataModule(DataModule):
         return {**self._held_out, "group_near_copies": self._group_near_copies, "seed": self.seed}
 
     @property
+    def title(self) -> str:
+        """The name, with the files that were given: "text (a.txt, b.txt and 3 more)"."""
+        if not isinstance(self.source, TextFiles):
+            return self.name
+        files = [Path(name).name for name in self.source.files]
+        more = f" and {len(files) - 2} more" if len(files) > 2 else ""
+        return f"{self.name} ({', '.join(files[:2])}{more})"
+
+    @property
     def scored_whole(self) -> bool:
         """True for files without a validation split."""
         with argument_path("source"):
@@ -248,9 +302,6 @@ class SourceDataModule(DataModule):
             tokenizer = tokenizer.with_mask()
         prepared = self._recipe(whole).open(self.cache_dir)
         return prepared is not None and prepared.tokenizer.fingerprint == tokenizer.fingerprint
-
-    def _remedy(self, split: str) -> dict[str, Any]:
-        return {f"{split}_fraction": 0.05} if split in ("validation", "test") else {}
 
     def _require_rows(self, split: str, number: int) -> None:
         """Refuse to evaluate on an empty split.
@@ -265,41 +316,3 @@ class SourceDataModule(DataModule):
             reason = f"leaves the {split} split empty, as there is so little text"
             raise ArgumentError(argument, self._fractions[argument], reason, {argument: 0.1})
         raise ArgumentError("source", self.name, f"its {split} split is empty")
-
-
-def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) -> DataLoader:
-    """All items of a data set in order, or one process's share of them.
-
-    Args:
-        dataset: returns whole batches: from `__getitems__` of `batch_size` indices, or, where that is None, as items.
-        batch_size: items in a batch.
-        rank: index of the process.
-        world_size: number of processes.
-
-    Raises:
-        ArgumentError: there are fewer items than processes, of which Lightning would leave some without validation.
-    """
-    if 0 < len(cast(Sized, dataset)) < world_size:
-        reason = f"there are only {len(cast(Sized, dataset))} items to evaluate, fewer than devices"
-        raise ArgumentError("trainer.devices", world_size, reason, {"devices": 1})
-    return DataLoader(
-        dataset,
-        batch_size,
-        sampler=_Share(dataset, world_size, rank, shuffle=False),
-        collate_fn=identity,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # evaluating must not advance the random numbers of training
-    )
-
-
-class _Share(DistributedSampler):
-    """Every `num_replicas`-th item; unlike the base class, it repeats none to make the shares equal.
-
-    It is a `DistributedSampler` because Lightning replaces any other under several processes.
-    """
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))
-
-    def __len__(self) -> int:
-        return len(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))

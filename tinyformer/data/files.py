@@ -1,11 +1,10 @@
-"""Local text files: finding them, and reading them without changing a character."""
+"""Local text files, read without changing a character."""
 
 import csv
-import glob
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,32 +23,6 @@ megabyte may hold one text a million times. Prose is compressed to a third."""
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a character, which JSON can spell and UTF-8 cannot."""
-
-
-def find_files(files: Sequence[str]) -> list[Path]:
-    """The files that paths, glob patterns and folders name, each once; those of a folder are sorted.
-
-    Raises:
-        ArgumentError: a name matches no file, or a file of an unknown format.
-    """
-    found: list[Path] = []
-    for name in files:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            matches = sorted(file for file in path.rglob("*") if file.suffix.lower() in READERS and file.is_file())
-            reason = f"the folder contains no {_FORMATS} file"
-        elif path.is_file():
-            matches = [path]
-        else:
-            matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
-            reason = "the file does not exist; name a text file, e.g. book.txt"
-        if not matches:
-            raise ArgumentError("files", name, reason)
-        found += matches
-    for file in found:
-        if file.suffix.lower() not in READERS:
-            raise _error(file, f"the format '{file.suffix}' is not supported; {_FORMATS} are")
-    return list(dict.fromkeys(found))
 
 
 def _error(file: Path, reason: str, **works: Any) -> ArgumentError:
@@ -80,20 +53,31 @@ class Layout:
         """The columns to read: those of the text, then that of the label."""
         return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
-    def require_columns(self, place: Path | str, existing: Sequence[str]) -> None:
+    def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
         """Refuse a file or row that lacks a column.
+
+        Args:
+            place: the file or row.
+            existing: its columns.
+            from_header: whether they are the first row of a file, which may be a row of data.
 
         Raises:
             ArgumentError: it does.
         """
         for column in self.selected:
             if column not in existing:
-                raise self.error(column, f"{place} has no such column; it has {', '.join(existing)[:500]}")
+                reason, works = f"{place} has no such column; it has {', '.join(existing)[:500]}", {}
+                if from_header and not {*self.selected} & {*existing}:
+                    reason = f"{place} has no such column: its first row, which names the columns, is "
+                    reason += f"{', '.join(existing)[:500]}; for a file without a header row"
+                    others = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
+                    works = {"columns": [*self.selected, *others]}
+                raise self.error(column, reason, works)
 
-    def error(self, column: str, reason: str) -> ArgumentError:
+    def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
         """An error about the argument that names a column."""
         arguments = dict(zip(self.text_columns, self.arguments, strict=False)) | {self.label_column: "label_column"}
-        return ArgumentError(arguments.get(column, "text_column"), column, reason)
+        return ArgumentError(arguments.get(column, "text_column"), column, reason, works)
 
 
 def read_rows(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
@@ -133,7 +117,7 @@ def _read_table(file: Path, layout: Layout, delimiter: str) -> Iterator[Sequence
     lines = csv.reader(io.StringIO(_decode(file), newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     try:
         names = layout.columns or next(lines, [])
-        layout.require_columns(file, names)
+        layout.require_columns(file, names, from_header=layout.columns is None)
         selected = [names.index(column) for column in layout.selected]
         for number, line in enumerate(filter(None, lines), start=1):
             if len(line) > len(names):
@@ -217,4 +201,4 @@ READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {
     ".jsonl": _read_json,
     ".parquet": _read_parquet,
 }
-_FORMATS = ", ".join(READERS)
+"""How each of `FORMATS` is read."""

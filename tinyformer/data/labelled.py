@@ -8,9 +8,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
-from tinyformer.data.base import SourceDataModule, share
+from tinyformer.data.base import SourceDataModule
 from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples
 from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit, truncate
+from tinyformer.data.share import share
 from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.data.sources import LabelledSource, Source
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
@@ -132,11 +133,13 @@ class LabelledDataModule(SourceDataModule):
     def _training_loader(self, **settings: Any) -> ExampleLoader:
         return ExampleLoader(self.splits["train"], token_dropout=self._token_dropout, **settings)
 
-    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+    def _rows(self, split: str) -> Examples:
         self._require_rows(split, self.splits[split].num_documents)
         self._require_known_labels(split)
-        examples = self.splits[split]
-        batches = EvaluationBatches(Examples(examples), examples.lengths, self.batch_size)
+        return Examples(self.splits[split])
+
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        batches = EvaluationBatches(self._rows(split), self.splits[split].lengths, self.batch_size)
         return share(batches, None, rank, world_size)
 
     def _require_known_labels(self, split: str) -> None:

@@ -122,12 +122,8 @@ class MaskedWindows(torch.utils.data.Dataset):
         return len(self._windows)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The windows with these indices, as one batch; with `lengths`, if such windows may be padded."""
-        batch = self._windows.__getitems__(indices)
-        masked = self._masker(batch, indices, self._epoch)
-        if self._windows.may_be_padded:
-            masked["lengths"] = (batch["targets"] != IGNORED).sum(dim=1)
-        return masked
+        """The windows with these indices, as one batch."""
+        return self._masker(self._windows.__getitems__(indices), indices, self._epoch)
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])

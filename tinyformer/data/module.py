@@ -6,10 +6,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
-from tinyformer.data.base import DataModule, SourceDataModule, share
+from tinyformer.data.base import DataModule, SourceDataModule
 from tinyformer.data.cache import TextRecipe
 from tinyformer.data.loader import ResumableLoader
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
+from tinyformer.data.share import share
 from tinyformer.data.sources import Source
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
@@ -95,10 +96,12 @@ class TokenDataModule(DataModule):
         fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
         return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
 
-    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+    def _rows(self, split: str) -> Windows | MaskedWindows:
         windows = Windows(self.splits[split], self.seq_len, self.pack, with_documents=self._document_mask)
-        dataset = MaskedWindows(windows, self._masker) if self._masker else windows
-        return share(dataset, self.batch_size, rank, world_size)
+        return MaskedWindows(windows, self._masker) if self._masker else windows
+
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        return share(self._rows(split), self.batch_size, rank, world_size)
 
     @property
     def _masker(self) -> Masker | None:
@@ -195,9 +198,9 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         hold_out = self._hold_out(whole)
         return TextRecipe(self.source, self._tokenizer_recipe, max_tokens=self._max_tokens, **hold_out)
 
-    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+    def _rows(self, split: str) -> Windows | MaskedWindows:
         self._require_rows(split, self.splits[split].num_tokens)
-        return super()._evaluation_loader(split, rank, world_size)
+        return super()._rows(split)
 
     def _require_window(self, num_tokens: int) -> None:
         if num_tokens < (self.seq_len if self.pack == "concat" else 1):

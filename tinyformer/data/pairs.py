@@ -11,7 +11,8 @@ from jaxtyping import Int64, UInt
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.data.base import SourceDataModule, share
+from tinyformer.data.base import SourceDataModule
+from tinyformer.data.share import share
 from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
 from tinyformer.data.sources import PairSource, Source
 from tinyformer.data.special_tokens import PairTokens, SpecialTokens
@@ -309,7 +310,10 @@ class PairDataModule(SourceDataModule):
         self._require_rows("train", self.splits["train"].num_documents)
         return PairLoader(self.splits["train"], **settings)
 
+    def _rows(self, split: str) -> Pairs:
+        self._require_rows(split, self.splits[split].num_documents)
+        return Pairs(self.splits[split])
+
     def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        pairs = self.splits[split]
-        self._require_rows(split, pairs.num_documents)
-        return share(EvaluationBatches(Pairs(pairs), order_of(pairs), self.batch_size), None, rank, world_size)
+        batches = EvaluationBatches(self._rows(split), order_of(self.splits[split]), self.batch_size)
+        return share(batches, None, rank, world_size)

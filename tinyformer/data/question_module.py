@@ -7,11 +7,13 @@ from typing import Any, cast
 import datasets
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Int64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
-from tinyformer.data.base import SourceDataModule, share
+from tinyformer.data.base import SourceDataModule
 from tinyformer.data.questions import EXTRA_TOKENS, QuestionLoader, Questions, QuestionSplit, QuestionTexts, token_spans
+from tinyformer.data.share import share
 from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.data.sources import QuestionSource, Source
 from tinyformer.data.stream import TokenSplit
@@ -169,7 +171,19 @@ class QuestionDataModule(SourceDataModule):
         self._require_rows("train", self.splits["train"].num_documents)
         return QuestionLoader(self.splits["train"], **settings)
 
-    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+    def _rows(self, split: str) -> Questions:
+        self._require_rows(split, self.splits[split].num_documents)
+        return Questions(self.splits[split])
+
+    def _judged(self, split: str) -> Int64[np.ndarray, " windows"]:
+        """The windows that hold the answer, and those of questions without one; all where there are none of these.
+
+        At the other windows of a long context, often most of them, every model is to find nothing.
+        """
         questions = self.splits[split]
-        self._require_rows(split, questions.num_documents)
-        return share(EvaluationBatches(Questions(questions), questions.sizes, self.batch_size), None, rank, world_size)
+        is_judged = questions.holds_answer | ~questions.is_answerable[questions.window_rows]
+        return np.flatnonzero(is_judged if is_judged.any() else np.ones_like(is_judged))
+
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        batches = EvaluationBatches(self._rows(split), self.splits[split].sizes, self.batch_size)
+        return share(batches, None, rank, world_size)

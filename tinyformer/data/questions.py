@@ -131,16 +131,22 @@ class QuestionSplit(QuestionTexts):
         """Number of questions whose context has no answer."""
         return int((~self.is_answerable).sum())
 
+    @property
+    def holds_answer(self) -> Bool[np.ndarray, " windows"]:
+        """Whether each window holds the whole answer to its question."""
+        (first, last), part = self.spans[self.window_rows].T, self.window_starts
+        return (first >= 0) & (first >= part) & (last < part + self.window_lengths)
+
     def num_lost(self, max_length: int | None = None) -> int:
         """Number of answers that no window holds whole, so that all windows are taught to have none.
 
         Args:
             max_length: those of more tokens are counted as well.
         """
-        (first, last), part = self.spans[self.window_rows].T, self.window_starts
-        holds = (first >= 0) & (first >= part) & (last < part + self.window_lengths)
+        holds = self.holds_answer
         if max_length is not None:
-            holds &= last - first < max_length
+            first, last = self.spans[self.window_rows].T
+            holds = holds & (last - first < max_length)
         return int(np.setdiff1d(np.flatnonzero(self.is_answerable), self.window_rows[holds]).size)
 
     def question(self, row: int) -> str:
@@ -241,7 +247,8 @@ class Questions(torch.utils.data.Dataset):
     """
 
     def __init__(self, split: QuestionSplit) -> None:
-        self._split, self._ids, self._is_answerable = split, split.ids.view(np.ndarray), split.is_answerable
+        self._split, self._ids = split, split.ids.view(np.ndarray)
+        self._is_answerable, self._holds_answer = split.is_answerable, split.holds_answer
 
     def __len__(self) -> int:
         return self._split.num_windows
@@ -262,7 +269,7 @@ class Questions(torch.utils.data.Dataset):
         is_eos = (place == contexts[:, None] - 1) | (place >= (contexts + size)[:, None])
         ids = np.where(is_eos, split.tokenizer.eos_id, ids)
         first, last = split.spans[rows].T
-        holds_answer = (first >= part) & (last < part + size) & (first >= 0)
+        holds_answer = self._holds_answer[windows]
         starts, ends = (np.where(holds_answer, token - part + contexts, 0) for token in (first, last))
         arrays = {"inputs": ids, "lengths": contexts + size, "contexts": contexts, "starts": starts, "ends": ends}
         arrays |= {"answerable": self._is_answerable[rows], "rows": windows}

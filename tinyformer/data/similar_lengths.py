@@ -17,6 +17,10 @@ _POOL = 50  # batches whose rows are sorted by length together
 class Rows(Protocol):
     """Rows of a split, of which any can be put into a batch, padded to the longest of them."""
 
+    def __len__(self) -> int:
+        """The number of rows."""
+        ...
+
     def __getitems__(self, indices: list[int]) -> Batch:
         """The rows with these indices as one batch."""
         ...

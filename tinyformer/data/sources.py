@@ -11,8 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import datasets
 
 from tinyformer.data.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
-from tinyformer.data.files import Layout, find_files, read_rows
+from tinyformer.data.files import Layout, read_rows
 from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.text_paths import find_files
 
 SPLIT_OF = {
     "train": "train",
@@ -26,6 +27,8 @@ SPLIT_OF = {
 """Words in the names of files and splits, and the split that they stand for."""
 
 SPLITS = ("train", "validation", "test")
+
+_FORMAT = 2  # increase it when the same files would give other texts
 
 PAIR_ARGUMENTS = ("source_column", "target_column")
 """The arguments that name the columns of pairs."""
@@ -105,9 +108,10 @@ class TextFiles:
     r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
 
     Files whose names begin or end with a word such as `train`, `validation` (`valid`, `val`, `dev`) or `test`
-    (`train.txt`, `train-00000-of-00002.parquet`) become these splits, if one of them is for training. Every character
-    is kept, `\r\n` included, except a byte-order mark at the beginning of a file. Rows without text (null) are left
-    out, unless they have a label: then their text is empty. All texts are held in memory.
+    (`train.txt`, `train-00000-of-00002.parquet`) become these splits, if one of them is for training. Line ends are
+    those of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is
+    kept, except a byte-order mark at the beginning of a file. Rows without text (null) are left out, unless they have a
+    label: then their text is empty. All texts are held in memory.
 
     Args:
         files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
@@ -150,7 +154,7 @@ class TextFiles:
         Raises:
             ArgumentError: a file does not exist, or its format is not supported.
         """
-        settings = [self.text_columns, self.label_column, self.columns, self.quoted]
+        settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted]
         return hash_files(files_of_splits(self.files), json.dumps(settings).encode())
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
@@ -187,7 +191,7 @@ class TextFiles:
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
                 require_pair(values, self.pair_columns, f"row {number} of {file}")
-                pairs.append(values)
+                pairs.append([with_newlines(text) for text in values])
         sources, targets = zip(*pairs, strict=True) if pairs else ([], [])
         return from_columns(text=sources, pair=targets)
 
@@ -212,7 +216,12 @@ class TextFiles:
     def _text(file: Path, column: str, value: Any) -> str | None:
         if value is not None and not isinstance(value, str):
             raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
-        return value
+        return value if value is None else with_newlines(value)
+
+
+def with_newlines(text: str) -> str:
+    r"""A text whose lines end in `\n`, as Python reads them from a file: not in `\r\n` or `\r`."""
+    return re.sub(r"\r\n?", "\n", text)
 
 
 def files_of_splits(names: Sequence[str]) -> dict[str, list[Path]]:

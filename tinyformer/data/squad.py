@@ -135,7 +135,7 @@ def _one_value(file: Path) -> Any:
 class _Rows(Layout):
     """The columns of rows with questions, which no argument names."""
 
-    def error(self, column: str, reason: str) -> ArgumentError:
+    def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
         """An error about a file that lacks a column."""
         return ArgumentError("files", column, f"{reason}; rows have the columns {', '.join(COLUMNS)}")
 

@@ -17,8 +17,8 @@ PACKS: tuple[str, ...] = get_args(Pack)
 class Windows(torch.utils.data.Dataset):
     """Consecutive windows of a split: together they cover every target exactly once, in order.
 
-    A window that extends past the end of its text is padded on the right: inputs with `eos`, targets with `IGNORED`.
-    Targets that the split does not score are `IGNORED` too.
+    A window that extends past the end of its text is padded on the right: inputs with `eos`, targets with `IGNORED`;
+    batches have `lengths`, if windows may be padded. Targets that the split does not score are `IGNORED` too.
 
     Args:
         split: the tokens.
@@ -26,7 +26,7 @@ class Windows(torch.utils.data.Dataset):
         pack: "concat": windows run across documents; "document": each window lies within one document.
         phase: number of targets to skip at the beginning, which shifts all windows; for "concat" only.
         drop_partial: leave out windows that would be padded.
-        with_documents: add the document of each token to the batches.
+        with_documents: add the document of each token to the batches; padding is a document of its own.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class Windows(torch.utils.data.Dataset):
         self.seq_len, self.may_be_padded = seq_len, not drop_partial
         self._offsets = split.offsets if with_documents else None
         if with_documents:
-            # The largest number of documents in a window: one, and those that begin behind its first token.
+            # The largest number of documents in a window: one, those that begin behind its first token, and padding.
             begun = np.searchsorted(split.offsets, split.offsets + seq_len) - np.arange(len(split.offsets))
-            self._most = 1 + int(begun.max(initial=0))
+            self._most = 1 + int(begun.max(initial=0)) + self.may_be_padded
         self._scored = split.scored
         self._ids = split.ids.view(np.ndarray)  # an array is indexed faster than a memory map
         # Each text is cut separately: the whole stream, or a document (whose last target is the next eos).
@@ -67,34 +67,42 @@ class Windows(torch.utils.data.Dataset):
         inputs, targets = ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
         if self._scored is not None:
             targets = np.where(_slices(self._scored, start + 1, self.seq_len), targets, IGNORED)
-        length = self._end[text] - start
-        if (length < self.seq_len).any():
-            padding = np.arange(self.seq_len) >= length[:, None]
+        length = np.minimum(self._end[text] - start, self.seq_len)
+        padding = np.arange(self.seq_len) >= length[:, None]
+        if padding.any():
             inputs = np.where(padding, int(self._ids[0]), inputs)  # a stream begins with eos
             targets = np.where(padding, IGNORED, targets)
         batch: Batch = {
             "inputs": torch.from_numpy(inputs),
             "targets": torch.from_numpy(targets),
         }
+        if self.may_be_padded:
+            batch["lengths"] = torch.from_numpy(length)
         if self._offsets is not None:
             # An eos opens the document that follows it.
             positions = start[:, None] + np.arange(self.seq_len)
             documents = np.searchsorted(self._offsets, positions, side="right")
+            documents = np.where(padding, len(self._offsets), documents)  # one of its own, behind all others
             batch["documents"] = torch.from_numpy(documents)
-            batch["document_starts"] = torch.from_numpy(_starts(documents, self._most))
+            batch["document_starts"] = torch.from_numpy(document_starts(documents, self._most))
         return batch
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
 
 
-def _starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int64[np.ndarray, "batch most"]:
-    """The positions at which the documents of each row begin, padded with zeros."""
+def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int64[np.ndarray, "batch most"]:
+    """The positions at which the documents of each row begin, see `AttentionMask`.
+
+    Args:
+        documents: the document of each token.
+        most: the largest number of documents in a row.
+    """
     row, position = np.nonzero(np.diff(documents, axis=1))
     first = np.searchsorted(row, row)  # the index of the row's first boundary
     starts = np.zeros((len(documents), most), np.int64)
     starts[row, 1 + np.arange(len(row)) - first] = position + 1
-    return starts
+    return np.maximum.accumulate(starts, axis=1)
 
 
 def _slices(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping
 
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.batch import Batch
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TokenSplit
-from tinyformer.nn import AttentionMask
+from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks.language import TokenTask, perplexity
 
 
@@ -20,6 +22,14 @@ class CausalLM(TokenTask):
         """A causal mask, within documents if the batch has them; it also hides padding, which is on the right."""
         documents, starts = batch.get("documents"), batch.get("document_starts")
         return AttentionMask(causal=True, documents=documents, document_starts=starts)
+
+    def nats_of_texts(
+        self, network: Network, batch: Batch, mask_id: int | None = None
+    ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """The negative log-likelihood of each text after its first token; the end of the text is no target."""
+        inputs = batch["inputs"]
+        is_target = torch.arange(inputs.shape[1], device=inputs.device) < batch["lengths"].unsqueeze(1) - 1
+        return self.nats(network, {**batch, "targets": inputs.roll(-1, dims=1).where(is_target, IGNORED)})
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.

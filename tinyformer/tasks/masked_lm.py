@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer, TokenSplit
-from tinyformer.errors import require_at_least
+from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks.language import TokenTask, perplexity
 
@@ -35,8 +36,9 @@ class MaskedLM(TokenTask):
 
     def mask(self, batch: Batch) -> AttentionMask:
         """A bidirectional mask that hides padding, within documents if the batch has them."""
-        documents, starts = batch.get("documents"), batch.get("document_starts")
-        return AttentionMask(lengths=batch.get("lengths"), documents=documents, document_starts=starts)
+        if "documents" in batch:  # of which padding is one
+            return AttentionMask(documents=batch["documents"], document_starts=batch.get("document_starts"))
+        return AttentionMask(lengths=batch.get("lengths"))
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, and `majority_share`, the share of the most frequent token."""
@@ -54,18 +56,24 @@ class MaskedLM(TokenTask):
         assert tokenizer.mask_id is not None
         device, was_training = next(network.parameters()).device, network.training
         network.eval()
-        nats: list[Tensor] = []
-        for window in ids.split(network.max_seq_len):
-            positions = (window != tokenizer.eos_id).nonzero().squeeze(1)
-            # 32 copies of the window at a time. `split` of an empty tensor would give one empty part.
-            for masked in positions.split(32) if len(positions) else ():
-                rows = torch.arange(len(masked))
-                tokens = window.repeat(len(masked), 1)
-                tokens[rows, masked] = tokenizer.mask_id
-                logits = network(tokens.to(device), AttentionMask())[rows, masked].float()
-                nats.append(F.cross_entropy(logits, window[masked].to(device), reduction="none"))
+        nats = torch.cat(
+            [
+                pseudo_nats(network, window.to(device), (window != tokenizer.eos_id).nonzero()[:, 0], tokenizer.mask_id)
+                for window in ids.split(network.max_seq_len)
+            ]
+        )
         network.train(was_training)
-        return {"pseudo_perplexity": perplexity(float(torch.cat(nats).mean())) if nats else None}
+        return {"pseudo_perplexity": perplexity(float(nats.mean())) if len(nats) else None}
+
+    def nats_of_texts(
+        self, network: Network, batch: Batch, mask_id: int | None = None
+    ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`; its first token is never masked."""
+        if mask_id is None:
+            raise ArgumentError("tokenizer", None, "has no token that stands for masked ones")
+        rows = zip(batch["inputs"], batch["lengths"].tolist(), strict=True)
+        nats = [pseudo_nats(network, row[:length], torch.arange(1, length), mask_id).sum() for row, length in rows]
+        return torch.stack(nats), batch["lengths"] - 1
 
     def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
         """Accuracy beside the share of the most frequent token, and pseudo-perplexity, for the summary."""
@@ -75,3 +83,26 @@ class MaskedLM(TokenTask):
             f"the most frequent token makes up {metrics['majority_share']:.1%}",
             "pseudo-perplexity": None if pseudo is None else f"{pseudo:.2f}, over the first tokens of the split",
         }
+
+
+@torch.no_grad()
+def pseudo_nats(
+    network: Network, window: Int[Tensor, " seq"], positions: Int[Tensor, " masked"], mask_id: int
+) -> Float[Tensor, " masked"]:
+    """-log p(w_i | all other tokens) of some tokens of a window, each masked in turn.
+
+    Args:
+        network: the model.
+        window: token ids, on the network's device.
+        positions: of the tokens.
+        mask_id: the id of the mask token.
+    """
+    nats = [torch.zeros(0, device=window.device)]
+    # 32 copies of the window at a time. `split` of an empty tensor would give one empty part.
+    for masked in positions.to(window.device).split(32) if len(positions) else ():
+        rows = torch.arange(len(masked), device=window.device)
+        tokens = window.repeat(len(masked), 1)
+        tokens[rows, masked] = mask_id
+        logits = network(tokens, AttentionMask())[rows, masked].float()
+        nats.append(F.cross_entropy(logits, window[masked], reduction="none"))
+    return torch.cat(nats)

@@ -49,6 +49,18 @@ class Task(ABC):
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each row, and the number of targets that it sums over."""
 
+    def nats_of_texts(
+        self, network: Network, batch: Batch, mask_id: int | None = None
+    ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """The negative log-likelihood of whole texts, and the number of targets of each.
+
+        Args:
+            network: the model.
+            batch: the texts, with `lengths`; targets of tokens, where a task has them, are made here.
+            mask_id: the id of the mask token, if there is one.
+        """
+        return self.nats(network, batch)
+
     @abstractmethod
     def zeros(self) -> dict[str, Tensor]:
         """The scores of an empty batch."""
