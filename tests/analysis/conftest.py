@@ -3,16 +3,10 @@
 from contextlib import ExitStack
 
 import pytest
-from browser import chromium, quiet_page
+from browser import quiet_page
 
 from analysis.atlas_pages import MAPS, MEASURES, NAMES, TOKENS
 from tinyformer.analysis import write_atlas
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

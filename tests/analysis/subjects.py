@@ -21,7 +21,10 @@ TOKENIZER = CharTokenizer().build(["abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQR
 
 def loud_transformer(num_layers=2, seed=0, **options):
     torch.manual_seed(seed)
-    network = make_transformer(num_layers=num_layers, **options)
+    return loud(make_transformer(num_layers=num_layers, **options))
+
+
+def loud(network):
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.ndim == 2 and "embedding" not in name:
@@ -32,15 +35,16 @@ def loud_transformer(num_layers=2, seed=0, **options):
 
 
 def make_subject(network, num_windows=6, batch_size=3, padded=False, untrained=None, save_pruned=None):
-    """Random windows of 8 tokens; with `padded`, the last window has 3 targets."""
+    """Random windows of 8 tokens; with `padded`, the last window has 3."""
     tokens = token_ids(num_windows, 9)
     targets = tokens[:, 1:].clone()
     if padded:
         targets[-1, 3:] = IGNORED
-    pairs = zip(tokens[:, :-1].split(batch_size), targets.split(batch_size), strict=True)
+    lengths = (targets != IGNORED).sum(dim=1)
+    parts = zip(*(rows.split(batch_size) for rows in (tokens[:, :-1], targets, lengths)), strict=True)
     return Subject(
         network=network,
-        batches=[{"inputs": inputs, "targets": targets} for inputs, targets in pairs],
+        batches=[dict(zip(("inputs", "targets", "lengths"), part, strict=True)) for part in parts],
         task=CausalLM(),
         tokenizer=TOKENIZER,
         precision=nullcontext,

@@ -51,20 +51,6 @@ def test_ablating_a_head_equals_zeroing_its_part_of_the_output_projection(backen
     assert subject.losses().mean == base
 
 
-def test_mean_outputs_are_over_all_tokens():
-    subject, outputs = make_subject(loud_transformer(), num_windows=5, batch_size=3), [[], []]
-    hooks = [
-        change_inputs(layer.o_proj, lambda heads, seen=seen: seen.append(heads) or heads)
-        for layer, seen in zip(subject.layers, outputs, strict=True)
-    ]
-    found = mean_outputs(subject)
-    for hook in hooks:
-        hook.remove()
-    for mean, batches in zip(found, outputs, strict=True):
-        torch.testing.assert_close(mean[:, 0], torch.cat(batches).mean(dim=(0, 1)))
-    assert not any(layer.head_gate._forward_pre_hooks for layer in subject.layers)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_the_mode_chooses_what_replaces_a_head(mode):
     # Head 0 is ablated already, and stays at zero in every mode.
@@ -82,7 +68,7 @@ def test_the_mode_chooses_what_replaces_a_head(mode):
     torch.testing.assert_close(found.nats, expected.nats, rtol=1e-5, atol=1e-5)
     assert abs(found.mean - subject.losses().mean) > 1e-3
     # The findings are those of the mode.
-    table = columns_of(HeadAblation(mode, num_resamples=2)(subject, Path()).tables["heads"])
+    table = columns_of(HeadAblation(mode, num_resamples=2)(subject, Path()).tables["ablation"])
     assert table["loss"][6] == pytest.approx(found.mean)
 
 
@@ -92,7 +78,7 @@ def test_findings_of_heads_and_groups(num_kv_heads):
     prune_heads(network.attentions()[0], [1])
     subject = make_subject(network)
     found = HeadAblation(num_resamples=200)(subject, Path())
-    base, table = subject.losses(), columns_of(found.tables["heads"])
+    base, table = subject.losses(), columns_of(found.tables["ablation"])
     assert table["layer"] == (0, 0, 0, 1, 1, 1, 1)
     assert table["head"] == (0, 2, 3, 0, 1, 2, 3)  # a pruned head leaves the numbers of the others alone
     kv_head = {4: (0, 1, 2, 0, 1, 2, 3), 2: (0, 1, 1, 0, 0, 1, 1), 1: (0,) * 7}

@@ -1,9 +1,11 @@
 """The page of an atlas in a real browser: by pointer, by keyboard, in both themes, with hostile text."""
 
+import html
 import math
 import re
 
 import pytest
+from browser import quiet_page
 from playwright.sync_api import expect
 
 from analysis.atlas_pages import (
@@ -24,7 +26,7 @@ from analysis.atlas_pages import (
     stored,
     token,
 )
-from tinyformer.analysis import write_atlas
+from tinyformer.analysis import atlas_html, write_atlas
 
 
 def test_the_overview_shows_all_heads_in_the_chosen_order(atlas):
@@ -94,7 +96,7 @@ def test_the_whole_page_works_by_keyboard(atlas):
         has_outline = atlas.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
         assert has_outline, focused(atlas)
 
-    press("Tab", "Tab", "ArrowDown")
+    press("Tab", "Tab", "Tab", "ArrowDown")
     expect(atlas.get_by_label("Measure", exact=True)).to_have_value("importance")
     press("Tab", "Tab", "ArrowRight", "ArrowDown")
     assert focused(atlas).startswith("layer 1 head 0b")
@@ -104,16 +106,24 @@ def test_the_whole_page_works_by_keyboard(atlas):
     assert focused(atlas).startswith("layer 1 head 0b")
     press("Enter")
     expect(atlas.locator("#head-title")).to_be_focused()
-    press("Tab", "Tab", "Tab", "Tab", "Home", "ArrowRight")
+    press("ArrowUp", "ArrowRight", "ArrowRight")  # from the title into the map
+    expect(atlas.locator("#cells")).to_be_focused()
+    words = f"query {token(len(TOKENS) - 2)} → key {token(2)}: "
+    expect(atlas.locator("#cell")).to_have_text(f"{words}{MAPS[1][1][len(TOKENS) - 2, 2]:.4f}")
+    atlas.locator("#head-title").focus()
+    press("Tab", "Tab", "Tab", "Tab", "Tab", "Tab", "Home", "ArrowRight")
     assert focused(atlas) == f"token {token(1)}"
     expect(atlas.locator("#token-title")).to_have_text(f"Token {token(1)} is attended to by")
     press("Tab", "Home", "ArrowDown", "ArrowDown")
     assert_shown(atlas, MAPS[1][1][2], f"Token {token(2)} attends to", "keys")
     press("Tab", "ArrowUp", "ArrowRight")
     shown = float(atlas.locator("#cell strong").inner_text())
-    assert shown == pytest.approx(MAPS[1][1][len(TOKENS) - 2, 1].item(), abs=ROUNDING)
+    assert shown == pytest.approx(MAPS[1][1][len(TOKENS) - 3, 3].item(), abs=ROUNDING)
+    atlas.locator("#queries button").nth(11).hover()
+    expect(atlas.locator("#all-weights")).to_have_text("Show all 12")  # the mask hides the tokens that follow
     press("Tab", "Enter")
-    assert len(shown_rows(atlas)) == len(TOKENS)
+    assert sorted(shown_rows(atlas)) == list(range(12))
+    expect(atlas.locator("#all-weights")).to_have_text("Show the 8 largest")
     press("Escape")
     expect(atlas.get_by_role("button", name="layer 1 head 0b")).to_be_focused()
 
@@ -142,16 +152,138 @@ def test_the_page_is_accessible_in_both_themes(open_atlas, scheme, width):
     page = open_atlas(names=NAMES, scheme=scheme, width=width)
     page.get_by_label("Order").select_option("largest")
     assert_accessible(page)
-    button = page.get_by_role("button", name="Dark theme")
     for dark in (scheme == "dark", scheme != "dark", scheme == "dark"):
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 3 * 128) == dark
-        assert button.get_attribute("aria-pressed") == str(dark).lower()
-        button.click()
+        page.get_by_role("button", name=f"Switch to {'light' if dark else 'dark'} theme").click()
     page.locator(".thumbnail").first.click()
+    page.get_by_label("Compare with").select_option("layer 0 head 1")
+    page.get_by_label("Hide the first token").check()
+    page.get_by_role("radio", name="map and lines").check()
     page.locator("#queries button").nth(9).hover()
     page.locator("#cells").focus()
     assert_accessible(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    expect(page.locator("#scrolls")).to_be_visible(visible=width == 400)
+
+
+def without_first(weights):
+    """The weights without the first key, each row with the sum that it had."""
+    rest = weights.clone()
+    rest[:, 0] = 0
+    return rest * (weights.sum(-1, keepdim=True) / rest.sum(-1, keepdim=True).clamp(min=1e-9))
+
+
+def test_the_first_token_is_left_out_on_demand(atlas):
+    atlas.locator(".thumbnail").first.click()
+    expect(atlas.locator("#hidden-first")).to_be_hidden()
+    atlas.get_by_label("Hide the first token").check()
+    expect(atlas.locator("#hidden-first")).to_contain_text("The weights on the first key are left out.")
+    weights = without_first(HEADS[0])
+    for query in (7, 0):  # the first query sees no other key
+        atlas.locator("#queries button").nth(query).hover()
+        assert 0 not in shown_rows(atlas)
+        for key, value in shown_rows(atlas).items():
+            assert value == pytest.approx(float(weights[query, key]), abs=1e-3)
+    assert_colours(atlas.locator("#map"), weights)
+    atlas.get_by_role("button", name="All heads").click()
+    assert_colours(atlas.locator(".thumbnail canvas").nth(1), without_first(HEADS[1]))
+
+
+def test_a_second_head_stands_beside_the_first(atlas):
+    atlas.locator(".thumbnail").nth(2).click()
+    expect(atlas.locator("#other-map")).to_be_hidden()
+    atlas.get_by_label("Compare with").select_option("layer 1 head 1")
+    assert_colours(atlas.locator("#other-map"), HEADS[4])
+    one, other = (atlas.locator(place).bounding_box() for place in ("#map", "#other-map"))
+    assert one["y"] == other["y"]
+    assert (one["width"], one["height"]) == (other["width"], other["height"])
+    cell = one["width"] / len(TOKENS)
+    atlas.locator("#other-cells").hover(position={"x": 3.5 * cell, "y": 12.5 * cell})
+    values = [f"{HEADS[head][12, 3]:.4f}" for head in (2, 4)]
+    words = f"query {token(12)} → key {token(3)}: {values[0]}, layer 1 head 1: {values[1]}"
+    expect(atlas.locator("#cell")).to_have_text(words)
+    atlas.locator("#queries button").nth(12).hover()
+    assert_shown(atlas, HEADS[2][12], f"Token {token(12)} attends to", "keys")
+    for row in atlas.locator("#weights tr").all():
+        key, value = int(row.locator(".index").inner_text()), row.locator(".other").inner_text()
+        assert float(value) == pytest.approx(float(HEADS[4][12, key]), abs=ROUNDING)
+    assert atlas.locator("#measures .other").all_inner_texts() == ["0.000", "−2.000"]
+    # It stays beside the next head.
+    atlas.get_by_role("button", name="Next").click()
+    expect(atlas.locator("#map-title")).to_have_text("Layer 1 head 0b")
+    expect(atlas.locator("#other-title")).to_have_text("Layer 1 head 1")
+    atlas.get_by_label("Compare with").select_option("no head")
+    expect(atlas.locator("#other-map")).to_be_hidden()
+
+
+def test_lines_join_queries_on_the_left_with_keys_on_the_right(atlas):
+    atlas.locator(".thumbnail").nth(1).click()
+    atlas.get_by_role("radio", name="lines", exact=True).check()
+    expect(atlas.locator("#map")).to_be_hidden()
+    strong = (HEADS[1] >= 1 / len(TOKENS)).sum()
+    assert atlas.locator("#lines line").count() == int(strong)
+    # The arrow keys lead from the title to the tokens, whose own lines are shown.
+    atlas.locator("#head-title").focus()
+    atlas.keyboard.press("ArrowUp")
+    query = len(TOKENS) - 2
+    expect(atlas.locator("#target button").nth(query)).to_be_focused()
+    lines = atlas.locator("#lines line").evaluate_all("""all => all.map((line) => {
+        const box = document.getElementById("lines").getBoundingClientRect();
+        const at = (row, y) => [...document.querySelectorAll(`#${row} button`)].findIndex((one) => {
+            const place = one.getBoundingClientRect();
+            return Math.abs(place.top + place.height / 2 - box.top - y) < 1;
+        });
+        const { x1, y1, x2, y2 } = line;
+        const ends = [x1.baseVal.value, x2.baseVal.value - box.width];
+        return [...ends, at("target", y1.baseVal.value), at("source", y2.baseVal.value),
+            Number(line.getAttribute("stroke-opacity"))];
+    })""")
+    assert {tuple(line[:3]) for line in lines} == {(0, 0, query)}
+    found = {key: opacity for _, _, _, key, opacity in lines}
+    weights = HEADS[1][query]
+    expected = {key: float(weight) ** 0.5 for key, weight in enumerate(weights) if weight >= 1 / 255}
+    assert found == pytest.approx(expected, abs=1e-3)
+    # The lines of a second head have another colour.
+    atlas.get_by_label("Compare with").focus()
+    atlas.get_by_label("Compare with").select_option("layer 0 head 0")
+    both = int((HEADS[0] >= 1 / len(TOKENS)).sum()) + int(strong)
+    expect(atlas.locator("#lines line")).to_have_count(both)
+    colours = atlas.locator("#lines line").evaluate_all("all => all.map((one) => getComputedStyle(one).stroke)")
+    assert len(set(colours)) == 2
+
+
+def test_the_page_says_what_it_shows(open_atlas):
+    facts = {"checkpoint": "run/<b>last</b>.ckpt", "step": "2,000"}
+    ablated = [[name == "0b" for name in layer] for layer in NAMES]
+    labels = [["previous token" if name == "1" else "" for name in layer] for layer in NAMES]
+    page = open_atlas(names=NAMES, facts=facts, ablated=ablated, labels=labels)
+    expect(page.locator("#facts")).to_have_text("checkpoint run/<b>last</b>.ckptstep 2,000")
+    notes = page.locator(".thumbnail").evaluate_all("all => all.map((one) => one.querySelector('.note')?.textContent)")
+    assert notes == [None, "previous token", None, "ablated", "previous token", None]
+    page.locator(".thumbnail").nth(3).click()
+    expect(page.locator("#head-notes")).to_have_text("ablated: its output is replaced")
+    page.get_by_role("button", name="Next").click()
+    expect(page.locator("#head-notes")).to_have_text("previous token")
+
+
+@pytest.mark.parametrize("sandbox", ["", 'sandbox="allow-scripts"'], ids=["plain", "sandboxed"])
+def test_the_page_works_in_a_frame_of_a_notebook(browser, tmp_path, sandbox):
+    outer = tmp_path / "notebook.html"
+    source = html.escape(atlas_html(MAPS, TOKENS, MEASURES, NAMES))
+    outer.write_text(f'<!doctype html><iframe {sandbox} srcdoc="{source}" width="900" height="500"></iframe>')
+    with quiet_page(browser) as page:
+        page.goto(outer.as_uri())
+        frame = page.frame_locator("iframe")
+        for head in (1, 4):
+            frame.locator(".thumbnail").nth(head).click()
+            expect(frame.locator("#head-title")).to_have_text(LABELS[head].capitalize())
+            frame.get_by_role("button", name="Next").click()
+            expect(frame.locator("#head-title")).to_have_text(LABELS[head + 1].capitalize())
+            frame.get_by_role("button", name="All heads").click()
+            expect(frame.locator("#overview")).to_be_visible()
+        assert page.url == outer.as_uri()
+        assert page.evaluate("history.length") <= 2
 
 
 HOSTILE = ["</script><script>document.title='broken'</script>", "<b>bold</b>", "<!--", "\"'`$title${1+1}", "&lt;&amp;"]
@@ -167,7 +299,6 @@ def test_hostile_tokens_names_and_titles_are_shown_as_text(open_atlas, tmp_path)
     assert page.locator("b, i, img").count() == 0
     page.locator(".thumbnail").click()
     expect(page.locator("#head-title")).to_have_text("Layer 0 head #<b> %")
-    page.get_by_role("button", name="Show all").click()
     tokens = stored(tmp_path / "atlas.html")["kinds"][0]["keys"]
     for place in ("#queries button", "#keys button", "#strip bdi"):
         assert page.locator(place).evaluate_all("all => all.map((one) => one.textContent)") == tokens

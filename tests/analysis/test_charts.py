@@ -7,6 +7,7 @@ import pytest
 import torch
 from matplotlib.patches import Rectangle
 
+from tinyformer.analysis import save_png
 from tinyformer.analysis.charts import confusion_grid, head_grid, lines
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
@@ -69,6 +70,17 @@ def test_each_head_has_its_layer_and_column():
     assert axes.yaxis_inverted()
 
 
+def test_ablated_heads_are_hatched_and_the_colour_bar_has_the_limits_of_the_others():
+    values, ablated = [[0.25, -0.5, 9.0], [1.0, 0.125, 0.0]], [[False, False, True], [False] * 3]
+    figure = head_grid(values, names_of(3, 3), TITLE, diverging=True, label="nats per token", ablated=ablated)
+    check_readable(figure)
+    axes, bar = figure.axes
+    assert (bar.get_ylabel(), bar.get_ylim()) == ("nats per token", (-1, 1))
+    hatched = [(round(patch.get_y()), round(patch.get_x())) for patch in axes.patches if patch.get_hatch()]
+    assert hatched == [(0, 2)]
+    assert cells(figure)[0, 2][0] == "ablated"
+
+
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
@@ -125,6 +137,17 @@ def test_a_confusion_matrix_has_the_true_class_down(names):
 
 
 # Lines.
+
+
+def test_a_caption_stands_above_a_chart(tmp_path):
+    figure = head_grid([[0.5] * 4] * 2, names_of(4, 4), TITLE)
+    save_png(figure, tmp_path / "a.png", "checkpoint a$b$/last.ckpt · " + "data text " * 20)
+    figure.canvas.draw()
+    box, title = figure._suptitle.get_window_extent(), figure.axes[0]._left_title.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y0 >= title.y1
+    assert figure._suptitle.get_text().startswith("checkpoint a$b$/last.ckpt · data text data")
 
 
 def test_lines_have_the_values_and_names():

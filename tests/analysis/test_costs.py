@@ -25,6 +25,7 @@ VARIANTS = (
     "attention=mha position=alibi attention.sink=true attention.softcap=30",
     "attention=mqa position=t5 attention.score=dot attention.ablated_heads=[[0,1]]",
     "attention=mla attention.q_rank=24 attention.kv_rank=20 attention.rope_head_dim=6",
+    *(f"attention={sharing} attention.v_head_dim=20 model.pruned_heads=[[0,1]]" for sharing in SHARINGS),
     "attention=gqa attention.gate=true attention.head_dim=12 model.tied_readout=false position=none",
     f"attention=differential {PRUNED}",
     "attention=gqa position=t5 attention.sink=true attention.gate=true model.bias=true model.pruned_heads=[[1,1]]",
@@ -118,6 +119,7 @@ GPT = "experiment=gpt2 model.bias=true"
 """GPT-2 and GPT-3 have learned positions and biases."""
 
 
+@pytest.mark.slow
 def test_published_numbers() -> None:
     base, gpt2 = costs("model=base"), costs(f"model=base {GPT}")
     assert base.attention_weights == 12 * 2_359_296
@@ -129,9 +131,15 @@ def test_published_numbers() -> None:
     weights = base.attention_weights + 12 * 2 * 768 * 3072 + 50257 * 768
     assert base.training_flops_per_token == 6 * weights + 12 * 12 * 12 * 64 * 1024
     # Brown et al. 2020, arXiv 2005.14165, table 2.1.
-    gpt3 = costs(f"model.d_model=12288 model.num_heads=96 model.num_layers=96 model.max_seq_len=2048 {GPT}")
+    gpt3 = costs(f"model=gpt3 {GPT}")
     assert gpt3.attention_weights_per_layer == 603_979_776
     assert gpt3.num_parameters == pytest.approx(175e9, rel=0.01)
+    # A layer has 12 d² weights and 13 d biases and scales.
+    assert gpt3.num_parameters == 96 * (12 * 12_288**2 + 13 * 12_288) + (50_257 + 2048 + 2) * 12_288
+    assert costs(f"model=medium {GPT}").num_parameters == 354_823_168
+    # The weights of meta-llama/Meta-Llama-3-8B; its cache is a quarter of multi-head's.
+    llama = count_costs(network("experiment=llama_gqa", device="meta"))
+    assert (llama.num_parameters, llama.cache_reduction, llama.seq_len) == (8_030_261_248, 4, 8192)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -183,6 +191,7 @@ def test_a_kernel_that_skips_hidden_pairs_takes_less() -> None:
     [
         ("attention=gqa model.num_heads=32 model.d_model=4096 attention.num_kv_heads=8", 4),
         ("attention=differential model.num_heads=32 model.d_model=4096 attention.num_kv_heads=8", 4),
+        ("attention=gqa attention.num_kv_heads=2 attention.v_head_dim=64", 2),
         # DeepSeek-V2 (arXiv 2405.04434, table 1): 9/2 head_dim elements for each token in a layer.
         (
             "attention=mla model.num_heads=128 model.d_model=5120 attention.head_dim=128 attention.kv_rank=512 "

@@ -4,8 +4,20 @@ import json
 import math
 
 import pytest
+import torch
 
-from tinyformer.analysis import Event, EventDetector, Trait, head_traits
+from tinyformer.analysis import (
+    CROSS_MEASURES,
+    MEASURES,
+    PATTERNS,
+    Event,
+    EventDetector,
+    Trait,
+    head_labels,
+    head_traits,
+    repeated_tokens,
+)
+from tinyformer.nn import AttentionMaps
 
 HIGH = Trait("induction", 0.4, "came", "went")
 LOW = Trait("entropy_share", 0.05, "came", "went", below=True)
@@ -49,7 +61,7 @@ def two_layers(induction, first_token, entropy_share):
 
 
 def test_heads_layers_and_traits_are_independent():
-    detector = EventDetector(head_traits(induction=0.4, sink=0.5, collapse=0.05), hysteresis=0.2)
+    detector = EventDetector(head_traits(), hysteresis=0.2)
     names = [["00a", "00b"], ["03"]]  # a differential layer, and a layer with one head left
     calm = two_layers([[0.0, 0.0], [0.0]], [[0.1, 0.1], [0.1]], [[0.5, 0.5], [0.5]])
     assert detector.observe(0, names, calm) == []
@@ -80,3 +92,76 @@ def test_a_saved_state_continues():
         second.observe(step, [["00"]], {"induction": [[value]]})
     assert second.events == whole.events
     assert [event.step for event in whole.events] == [1, 3, 4]
+
+
+def causal_maps(weigh, seq=32):
+    """One causal head, by the weight of a query and a key before each row is made to sum to 1."""
+    positions = torch.arange(seq, dtype=torch.float64)
+    weights = weigh(*torch.meshgrid(positions, positions, indexing="ij")).double().tril() + 1e-9
+    hidden = torch.ones(seq, seq).triu(1) > 0
+    weights = weights.masked_fill(hidden, 0)
+    weights = (weights / weights.sum(dim=-1, keepdim=True)).expand(1, 1, seq, seq)
+    return AttentionMaps(weights, torch.zeros_like(weights).masked_fill(hidden, -torch.inf))
+
+
+def label(maps, tokens=None, measures=MEASURES):
+    tokens = torch.arange(maps.weights.shape[-1]).unsqueeze(0) if tokens is None else tokens
+    rows = torch.arange(maps.weights.shape[-2])
+    return head_labels({name: [m.compute(maps, rows, tokens).tolist()] for name, m in measures.items()})[0][0]
+
+
+@pytest.mark.parametrize(
+    ("weigh", "expected"),
+    [
+        (lambda q, k: 1.1 * (k == q - 1) + (k == q - 2), "previous token"),
+        (lambda q, k: (k == q - 1) + 1.1 * (k == q - 2), ""),
+        (lambda q, k: 1.1 * (k == 0) + (k == q), "first token"),
+        (lambda q, k: (k == 0) + 1.3 * (k == q - 2), ""),
+        (lambda q, k: 1.1 * (k == q) + (k == q - 2), "self"),
+        (lambda q, k: (k == q) + 1.3 * (k == q - 2), ""),
+        # A third of the queries, and then most of them, are before the column.
+        (lambda q, k: (k == 10) + 0.2 * (k == q // 2), "vertical"),
+        (lambda q, k: (k == 20) + 0.2 * (k == q // 2) + 0.1 * (k == q), ""),
+        (lambda q, k: (k < 14) == (q < 14), "block"),
+        (lambda q, k: ((k < 14) == (q < 14)) * (1 + k % 2), "block"),
+        (lambda q, k: (k // 8) == (q // 8), ""),
+        (lambda q, k: q - k < 14, ""),
+        (lambda q, k: q >= 0, "uniform"),
+        (lambda q, k: 1 + (k < q / 3), "uniform"),
+        (lambda q, k: 1 + 8 * (k < q / 3), ""),
+        (lambda q, k: (k - q // 2).abs() < 1, "collapsed"),
+        (lambda q, k: k == q - 1, "previous token + collapsed"),
+    ],
+)
+def test_labels_of_maps_and_of_their_near_misses(weigh, expected):
+    weights = causal_maps(weigh)
+    assert label(weights) == expected
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.45, "induction"), (0.3, "")])
+def test_the_label_of_an_induction_head(share, expected):
+    tokens = repeated_tokens(40, 1, 16)
+    maps = causal_maps(lambda q, k: share * (k == q - 15) + (1 - share) * (k == q // 2))
+    assert label(maps, tokens, PATTERNS) == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (torch.eye(8, 12).roll(2, 1), "collapsed"),  # two tokens ahead
+        (torch.eye(12) + 0.5 * torch.eye(12).roll(1, 1), "diagonal"),
+        (torch.ones(8, 12) / 12, "uniform"),
+        (torch.eye(12)[11:].expand(8, 12) + 0.5 * torch.eye(12)[:8], "source end"),
+        (torch.eye(12)[3:4].expand(8, 12) + 0.5 * torch.eye(12)[:8].flip(0), "vertical"),
+    ],
+)
+def test_labels_of_cross_attention(weights, expected):
+    weights = (weights / weights.sum(dim=-1, keepdim=True)).expand(1, 1, -1, -1)
+    assert label(AttentionMaps(weights, weights.clamp(min=1e-9).log()), measures=CROSS_MEASURES) == expected
+
+
+def test_a_threshold_of_its_own_changes_the_label():
+    values = {"block": [[0.7, 0.5]], "entropy_share": [[0.99, math.nan]]}
+    assert head_labels(values) == [["uniform", ""]]
+    assert head_labels(values, head_traits({"block": 0.6})) == [["block + uniform", ""]]
+    assert head_labels(values, head_traits({"uniform": 0.995})) == [["", ""]]

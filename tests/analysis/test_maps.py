@@ -1,8 +1,10 @@
 """The maps of a text: which tokens are shown, and what is measured."""
 
 import base64
+import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,15 @@ import torch
 
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
 from analysis.subjects import CAUSAL, TOKENIZER, columns_of, loud_transformer, make_subject
-from tinyformer.analysis import MEASURES, PATTERNS, HeadMaps, capture_attention, measure_layers, repeated_tokens
+from tinyformer.analysis import (
+    MEASURES,
+    PATTERNS,
+    HeadMaps,
+    capture_attention,
+    head_labels,
+    measure_layers,
+    repeated_tokens,
+)
 from tinyformer.analysis.importance import head_importance
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import DifferentialAttention, ShawPosition, T5Position, prune_heads
@@ -41,14 +51,28 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     expected = measure_layers(MEASURES, captured(network, windows, rows), windows)
     repeated = repeated_tokens(50, 8, 8)
     expected |= measure_layers(PATTERNS, captured(network, repeated, rows), repeated)
-    assert list(table) == ["layer", "head", *expected, "importance"]
+    assert list(table) == ["layer", "head", *expected, "importance", "label"]
     for name, layers in expected.items():
         values = [value for layer in layers for value in layer]
         assert table[name] == pytest.approx([None if value != value else value for value in values], rel=1e-4), name  # noqa: PLR0124
     assert table["importance"] == tuple(head_importance(subject))
+    assert table["label"] == tuple(itertools.chain(*head_labels(expected)))
     data = page_of(tmp_path)
     assert [head["name"] for head in data["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
     assert all(measure["description"] for measure in data["measures"])
+
+
+def test_page_and_picture_show_the_checkpoint_and_the_ablated_heads(tmp_path):
+    network = loud_transformer(ablated_heads=[[1, 2]])
+    subject = replace(make_subject(network), facts={"checkpoint": "a/last.ckpt", "step": "7"})
+    found = HeadMaps(num_windows=2)(subject, tmp_path)
+    data = page_of(tmp_path)
+    assert [head["ablated"] for head in data["heads"]] == [False] * 6 + [True, False]
+    loss = f"{subject.losses().mean:.4f} nats per token, over 6 windows"
+    assert data["facts"] == {"checkpoint": "a/last.ckpt", "step": "7", "loss": loss}
+    assert [label.text for label in found.figures["maps"].labels if "ablated" in label.text] == [
+        "layer 1 head 2 ablated"
+    ]
 
 
 def test_both_maps_of_a_differential_head_have_its_importance(tmp_path):
@@ -89,8 +113,9 @@ def test_page_and_picture_show_the_maps_of_the_model(tmp_path):
         levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
         np.testing.assert_allclose(levels / 65535, weights, atol=1e-4)
     picture = found.figures["maps"]
-    lowest = max(label.top for label in picture.labels)
-    assert [label.text for label in picture.labels if label.top == lowest] == list(text[:24]) * 4
+    below = max(label.bottom for label in picture.labels if label.text.startswith("layer 1"))
+    across = [label.text for label in picture.labels if label.top > below and label.text != "Keys"]
+    assert across[-96:] == list(text[:24]) * 4
 
 
 LEARNED = {

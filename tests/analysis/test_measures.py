@@ -51,6 +51,8 @@ def random_maps(seed=0, batch=2, heads=3, seq=8, causal=True):
         ("previous_token", (0.5 + 0.25) / 2, (0.2 + 0.2) / 2),
         ("self", (1 + 0.5 + 0.5) / 3, (0.7 + 0.1) / 2),
         ("near", 1, 1),
+        ("vertical", (0.5 + 0.25) / 3, (0.7 + 0.2) / 2),  # of the second key, of the third
+        ("block", math.nan, math.nan),  # too short
         ("largest_logit", math.log(1), math.log(0.7)),
         # w wᵀ is [[1, .5, .25], [.5, .5, .25], [.25, .25, .375]], and [[.54, .24], [.24, .3]].
         (
@@ -66,6 +68,36 @@ def random_maps(seed=0, batch=2, heads=3, seq=8, causal=True):
 def test_measures_by_hand(name, three, offset):
     assert measure(name, THREE, [0, 1, 2]) == pytest.approx(three, rel=1e-6, nan_ok=True)
     assert measure(name, OFFSET, [2, 3]) == pytest.approx(offset, rel=1e-6, nan_ok=True)
+
+
+def halves(seq, boundary, causal):
+    """Even attention within two blocks."""
+    side = torch.arange(seq) >= boundary
+    weights = (side.unsqueeze(1) == side).float()
+    weights = weights.tril() if causal else weights
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "causal", "expected"),
+    [
+        (halves(16, 8, causal=True), True, 1),
+        (halves(16, 6, causal=False), False, 1),
+        (halves(400, 198, causal=False), False, 1),  # a seventh of the boundaries is tried
+        (torch.eye(8), True, (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4),  # of the second half, which sees both
+        (torch.eye(8), False, 1 / 4),
+        (torch.full((12, 12), 1 / 12), False, (4 * 4 + 8 * 8) / 144),  # of 4 and 8 tokens, where the least crosses
+        (torch.eye(8)[:1].expand(8, 8), True, 0),
+        (0.5 * halves(8, 4, causal=False), False, 1 / 2),  # with a sink
+        (halves(8, 4, causal=True), None, math.nan),  # the mask made them
+    ],
+)
+def test_overlap_with_blocks_by_hand(weights, causal, expected):
+    visible = torch.ones(weights.shape).tril() > 0 if causal else weights >= 0 if causal is False else weights > 0
+    logits = torch.zeros(weights.shape).masked_fill(~visible, -torch.inf)
+    maps = AttentionMaps(*(x.expand(2, 1, *x.shape) for x in (weights, logits)))
+    rows = torch.arange(len(weights))
+    assert MEASURES["block"].compute(maps, rows, rows).item() == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
 def test_repeated_tokens():

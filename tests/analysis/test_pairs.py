@@ -13,7 +13,7 @@ from analysis.atlas_pages import stored
 from analysis.pair_subjects import ADDRESSES, EOS, LENGTHS, loud_encoder_decoder, pair_subject
 from analysis.subjects import TOKENIZER, columns_of
 from tinyformer.analysis import HeadAblation, HeadImportance, HeadMaps, HeadPruning, ResidualSurgery, pairs_of
-from tinyformer.analysis.ablation import losses_without, mean_outputs
+from tinyformer.analysis.ablation import losses_without
 from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.pair_probe import capture_pair
 from tinyformer.analysis.pruning import gated
@@ -38,30 +38,6 @@ def loss_of(network, pair):
     return F.cross_entropy(logits[0], pair.predicted[0], reduction="sum")
 
 
-@torch.no_grad()
-def test_resampling_takes_the_output_for_the_pair_before_and_that_for_its_padding():
-    subject = pair_subject(loud_encoder_decoder())
-    for index, layer in enumerate(subject.layers):
-        (found,) = losses_without(subject, [(index, [1])], "resample")
-        expected = []
-        for batch in subject.batches:
-            seen = []
-            hook = layer.o_proj.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
-            subject.task.forward(subject.network, batch)
-            hook.remove()
-            for row, pair in enumerate(pairs_of(batch)):
-
-                def replaced(module, args, other=seen[0][row - 1]):
-                    heads = args[0].clone()
-                    heads[..., 8:16] = other[: heads.shape[1], 8:16]
-                    return (heads,)
-
-                hook = layer.o_proj.register_forward_pre_hook(replaced)
-                expected.append(loss_of(subject.network, pair))
-                hook.remove()
-        torch.testing.assert_close(found.nats, torch.stack(expected).to(found.nats), rtol=1e-4, atol=1e-4)
-
-
 def test_pairs_without_their_padding():
     pairs = all_pairs(pair_subject(loud_encoder_decoder()))
     assert [(pair.source.shape[1], pair.target.shape[1]) for pair in pairs] == LENGTHS
@@ -76,7 +52,7 @@ def test_pairs_without_their_padding():
 def test_ablating_a_head_equals_zeroing_its_part_of_the_output_projection(backend):
     subject = pair_subject(loud_encoder_decoder(backend=backend))
     found = HeadAblation(num_resamples=10)(subject, Path())
-    table, base = columns_of(found.tables["heads"]), subject.losses().mean
+    table, base = columns_of(found.tables["ablation"]), subject.losses().mean
     assert list(zip(table["kind"], table["layer"], table["head"], strict=True)) == HEADS
     pairs, tokens = all_pairs(subject), sum(target for _, target in LENGTHS)
     for index, loss in enumerate(table["loss"]):
@@ -90,7 +66,7 @@ def test_ablating_a_head_equals_zeroing_its_part_of_the_output_projection(backen
     worst = max(range(16), key=table["change"].__getitem__)
     assert list(found.lines)[1] == "  {} layer {} head {}".format(*HEADS[worst])
     assert found.lines["ablation"].startswith("zero; 5 pairs with a loss of")
-    assert [text.get_text() for text in found.figures["heads"].axes[0].get_yticklabels()] == [
+    assert [text.get_text() for text in found.figures["ablation"].axes[0].get_yticklabels()] == [
         "encoder 0",
         "encoder 1",
         "decoder 0",
@@ -107,19 +83,6 @@ def test_groups_that_share_keys_and_values():
     assert (table["kind"][-1], table["layer"][-1], table["heads"][-2:]) == ("cross", 0, ("0 1", "2 3"))
     (last,) = losses_without(subject, [(3, [2, 3])])
     assert table["loss"][-1] == pytest.approx(last.mean)
-
-
-@torch.no_grad()
-def test_mean_outputs_leave_padding_out():
-    subject = pair_subject(loud_encoder_decoder())
-    outputs = [[] for _ in ADDRESSES]
-    found = mean_outputs(subject)
-    for layer, seen in zip(subject.layers, outputs, strict=True):
-        layer.head_gate.register_forward_pre_hook(lambda gate, args, seen=seen: seen.append(args[0][0]))
-    for pair in all_pairs(subject):
-        subject.network(pair.source, pair.target)
-    for mean, seen in zip(found, outputs, strict=True):
-        torch.testing.assert_close(mean[:, 0], torch.cat(seen, dim=1).mean(dim=1))
 
 
 def test_importance_is_the_mean_absolute_gradient_of_the_pairs():
@@ -207,9 +170,8 @@ def test_ranks_are_means_over_the_pairs_without_padding():
         x = network.decoder.position(network.decoder.token_embedding(pair.target), 0)
         streams.append([float(distance_to_rank_one(x)), float(token_cosine(x))])
     assert rows[12][3:] == pytest.approx(torch.tensor(streams).mean(dim=0).tolist())
-    assert set(found.figures) == {
-        f"{kind}_{name}" for kind in ("encoder", "decoder") for name in ("rank", "token_cosine")
-    }
+    ranks = {f"{kind}_{name}" for kind in ("encoder", "decoder") for name in ("rank", "token_cosine")}
+    assert set(found.figures) == {"residual", *ranks}
     assert "analysis/decoder/untrained_without_skips/rank_distance" in found.scalars
 
 
@@ -238,8 +200,8 @@ def test_the_maps_of_a_pair(tmp_path):
     assert set(found.figures) == {"encoder_maps", "decoder_maps", "cross_maps"}
     columns, rows = found.tables["maps"]
     assert columns[:3] == ["kind", "layer", "head"]
-    assert columns[-1] == "importance"
-    assert [row[-1] for row in rows] == head_importance(subject)
+    assert columns[-2:] == ["importance", "label"]
+    assert [row[-2] for row in rows] == head_importance(subject)
     coverage = columns.index("coverage")
     assert [row[coverage] is None for row in rows] == [row[0] != "cross" for row in rows]
 

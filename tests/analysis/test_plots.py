@@ -6,8 +6,9 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from tinyformer.analysis import MEANINGS, head_maps, measure_maps, save_png
-from tinyformer.analysis.picture import COLOURS, WHITE
+from tinyformer.analysis import CROSS_MEANINGS, MEANINGS, head_maps, measure_maps, save_png
+from tinyformer.analysis.picture import COLOURS, HATCH, WHITE
+from tinyformer.analysis.scales import EXPLANATIONS, LIMITS
 
 
 def uniform(layers, heads, seq):
@@ -54,7 +55,41 @@ def test_maps_are_large_enough_and_labels_are_legible(layers, heads, seq, token)
     assert height >= layers * 100
     captions = [text for text in texts(picture) if text.startswith("layer")]
     assert captions == [f"layer {i} head {j}" for i in range(layers) for j in range(heads)]
-    require_readable(picture)
+    assert texts(picture).count("Queries") == layers
+    assert texts(picture).count("Keys") == heads
+    assert {"0", "0.01", "0.1", "0.25", "0.5", "1"} <= set(texts(picture))  # of the colour bar
+    require_readable(picture.captioned("checkpoint run/checkpoints/last.ckpt · step 2,000 · data text"))
+
+
+def test_the_colour_bar_has_the_colour_of_a_weight_at_its_label():
+    picture = head_maps(uniform(1, 1, 4), list("abcd"), "title")
+    for text in ("0.01", "0.1", "0.25", "0.5"):
+        (label,) = labelled(picture, text)
+        at = picture.pixels[label.top - 4, (label.left + label.right) // 2]
+        assert int(at) == pytest.approx(float(text) ** 0.5 * (COLOURS - 1), abs=3)
+
+
+def test_an_ablated_head_is_hatched_and_named():
+    maps = uniform(2, 3, 5)
+    ablated = [[False, True, False], [False] * 3]
+    picture = head_maps(maps, list("abcde"), "title", ablated=ablated)
+    (caption,) = labelled(picture, "layer 0 head 1 ablated")
+    area = picture.pixels[caption.bottom + 3 : caption.bottom + 103, caption.left : caption.left + 100]
+    assert set(np.unique(area)) == set(HATCH)
+    names = [["0", "1", "2"]] * 2
+    picture = measure_maps({"self": [[0.25, 0.5, 0.75], [0.1] * 3]}, {"self": "b"}, names, "title", ablated=ablated)
+    assert not labelled(picture, "0.50")  # the measure of weights that have no effect
+    (left,), (right,) = labelled(picture, "0.25"), labelled(picture, "0.75")
+    assert picture.pixels[left.top, (left.left + right.right) // 2] in HATCH
+
+
+def test_a_caption_stands_above_the_picture_and_leaves_it_as_it_is():
+    picture = head_maps(uniform(1, 2, 5), list("abcde"), "title")
+    captioned = picture.captioned("run a\nb · step 3" + " x" * 300)
+    height, width = picture.pixels.shape
+    assert (captioned.pixels[-height:, :width] == picture.pixels).all()
+    assert texts(captioned)[-1].startswith(r"run a\nb · step 3")
+    require_readable(captioned)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -95,10 +130,21 @@ def cell_of(picture, text):
     return {int(picture.pixels[y, label.left - 2]), int(picture.pixels[y, label.right + 1])}, label
 
 
-def test_colours_run_from_the_minimum_to_the_maximum():
-    picture = measure_maps({"entropy": [[1.0, 2.0], [3.0, 5.0]]}, {"entropy": "nats"}, names_of(2, 2), "title")
+@pytest.mark.parametrize(
+    ("measure", "shares"),
+    [
+        ("distance", {"1.00": 0.1, "2.00": 0.2, "3.00": 0.3, "5.00": 0.5}),  # to (21 - 1) / 2
+        ("rank", {"1.00": 0.0, "2.00": 0.05, "3.00": 0.1, "5.00": 0.2}),  # from 1 to 21
+        ("largest_logit", {"1.00": 0.02, "2.00": 0.04, "3.00": 0.06, "5.00": 0.1}),  # to 50
+        ("first_token", {"1.00": 1.0, "2.00": 1.0, "3.00": 1.0, "5.00": 1.0}),  # to 1
+        ("of my own", {"1.00": 0.0, "2.00": 0.25, "3.00": 0.5, "5.00": 1.0}),
+    ],
+)
+def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
+    values = [[1.0, 2.0], [3.0, 5.0]]
+    picture = measure_maps({measure: values}, {measure: "nats"}, names_of(2, 2), "title", num_keys=21)
     labels = {}
-    for value, share in {"1.00": 0.0, "2.00": 0.25, "3.00": 0.5, "5.00": 1.0}.items():
+    for value, share in shares.items():
         colours, labels[value] = cell_of(picture, value)
         assert colours == {round(share * (COLOURS - 1) + 0.01)}
     assert labels["1.00"].left < labels["2.00"].left
@@ -116,3 +162,12 @@ def test_pruned_heads_and_undefined_values_are_white_and_equal_values_have_one_c
     assert picture.pixels[labels["3.00"].top + 5, labels["1.00"].left] == WHITE
     picture = measure_maps({"a": [[0.5], [0.5]]}, {"a": "b"}, names_of(2, 1), "title")
     assert {int(picture.pixels[label.top, label.left - 2]) for label in labelled(picture, "0.50")} == {0}
+
+
+def test_all_measures_are_legible_and_explained():
+    names = [["0", "1"], ["0", "1"]]
+    values = {name: [[0.5, 0.5]] * 2 for name in MEANINGS | CROSS_MEANINGS}
+    picture = measure_maps(values, MEANINGS | CROSS_MEANINGS, names, "title", num_keys=64)
+    require_readable(picture)
+    assert set(values) <= set(LIMITS) <= set(EXPLANATIONS)
+    assert all(low < high for low, high in (limits(2) for limits in LIMITS.values()))

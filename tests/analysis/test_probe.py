@@ -1,7 +1,6 @@
 """Probes of all heads: their measures, and what they leave unchanged."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from tinyformer.analysis import (
     MEASURES,
     PATTERNS,
     Probe,
+    Probes,
     capture_attention,
     capture_weights,
     make_probes,
@@ -26,8 +26,8 @@ from tinyformer.tasks import CausalLM, MaskedLM
 @pytest.mark.parametrize(("max_seq_len", "period"), [(64, 12), (7, 3), (2, 1), (1, 0)])
 @pytest.mark.parametrize("task", [CausalLM(), MaskedLM()], ids=["causal", "masked"])
 def test_probes_are_windows_and_repeated_tokens_within_the_context(task, max_seq_len, period):
-    windows = {"inputs": token_ids(3, 8), "lengths": torch.tensor([8, 8, 8])}
-    probe, *patterns = make_probes(task, windows, 50, max_seq_len, num_sequences=4, period=12)
+    windows = {"inputs": token_ids(3, 8)}
+    probe, *patterns = make_probes(task, [windows], 50, max_seq_len, num_sequences=4, period=12).each
     assert probe.tokens is windows["inputs"]
     assert (probe.mask, probe.measures) == (task.mask(windows), MEASURES)
     assert len(patterns) == (period > 0)
@@ -49,14 +49,41 @@ def test_capturing_leaves_the_network_and_the_random_state_unchanged(training):
     assert all(module.training == training for module in network.modules())
 
 
-def test_causal_probes_share_a_forward_pass_that_ends_in_the_last_attention():
-    network, probes = make_transformer(), [Probe(token_ids(2, seq), CAUSAL, PATTERNS) for seq in (4, 8)]
-    passes = []
-    network.encoder.register_forward_pre_hook(lambda _, args: passes.append(args[0].shape))
+DOCUMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 4], [3, 3, 3, 3, 3, 3, 4, 4]])
+JOINED = {
+    "causal": (CAUSAL, CAUSAL),
+    "bidirectional": (AttentionMask(), AttentionMask()),
+    "documents": (AttentionMask(documents=DOCUMENTS), AttentionMask()),
+    "causal documents": (AttentionMask(causal=True, documents=DOCUMENTS), CAUSAL),
+}
+APART = {
+    "of two kinds": (CAUSAL, AttentionMask()),
+    "padded": (AttentionMask(lengths=torch.tensor([8, 3])), AttentionMask()),
+}
+
+
+@pytest.mark.parametrize("masks", JOINED | APART)
+def test_probes_share_a_forward_pass_in_which_none_sees_padding(masks):
+    """The pass ends in the last attention, and what it gives is what each probe alone gives."""
+    torch.manual_seed(0)
+    network = make_transformer().eval()
+    network.encoder.layers[1].attention = DifferentialAttention(32, 2, window=5, layer_index=1)
+    texts, passes = (token_ids(2, 8), token_ids(3, 5)), []
+    alone = zip(texts, (JOINED | APART)[masks], (MEASURES, PATTERNS), strict=True)
+    probes = Probes([Probe(*each) for each in alone])
+    expected = {}
+    for text, mask, measures in ((probe.tokens, probe.mask, probe.measures) for probe in probes.each):
+        with capture_attention(network, 5) as maps, torch.no_grad():
+            network(text, mask)
+        expected |= measure_layers(measures, maps, text)
+    network.encoder.register_forward_pre_hook(lambda _, args: passes.append(tuple(args[0].shape)))
     network.encoder.layers[-1].feed_forward.register_forward_hook(lambda *args: pytest.fail("went on"))
-    measure_heads(network, probes, 5, nullcontext())
-    measure_heads(network, [replace(probe, mask=AttentionMask()) for probe in probes], 5, nullcontext())
-    assert passes == [(4, 8), (2, 4), (2, 8)]  # a bidirectional model would see the padding
+    found = measure_heads(network, probes, 5, nullcontext())
+    assert passes == ([(5, 8)] if masks in JOINED else [(2, 8), (3, 5)])
+    assert list(found.values) == [*MEASURES, *PATTERNS]
+    assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
+    for name, layers in expected.items():
+        torch.testing.assert_close(torch.tensor(found.values[name]), torch.tensor(layers), equal_nan=True)
 
 
 def test_autocast_changes_what_layers_attend_with_as_it_does_in_training():
@@ -66,19 +93,3 @@ def test_autocast_changes_what_layers_attend_with_as_it_does_in_training():
             network(token_ids(), CAUSAL)
         assert all(map(torch.equal, maps, capture_weights(network, token_ids(), CAUSAL)))
     assert {weight.dtype for weight in network.parameters()} == {torch.float32}
-
-
-def test_each_probe_has_its_measures():
-    torch.manual_seed(0)
-    network = make_transformer().eval()
-    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
-    texts = token_ids(batch=3, seq=8), token_ids(batch=2, seq=6)
-    probes = [Probe(texts[0], CAUSAL, MEASURES), Probe(texts[1], CAUSAL, PATTERNS)]
-    found = measure_heads(network, probes, 5, nullcontext())
-    assert list(found.values) == [*MEASURES, *PATTERNS]
-    assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
-    for text, measures in zip(texts, (MEASURES, PATTERNS), strict=True):
-        with capture_attention(network, 5) as maps, torch.no_grad():
-            network(text, CAUSAL)
-        for name, layers in measure_layers(measures, maps, text).items():
-            torch.testing.assert_close(torch.tensor(found.values[name]), torch.tensor(layers), equal_nan=True)

@@ -33,7 +33,9 @@ def test_heads_are_ordered_by_score_and_each_layer_keeps_its_best():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_curve_is_the_loss_without_the_first_heads(tmp_path, order):
-    subject, found = prune(loud_transformer(num_kv_heads=2), tmp_path, fraction=0.4, order=order, seed=3)
+    subject, found = prune(
+        loud_transformer(num_kv_heads=2), tmp_path, fraction=0.4, order=order, seed=3, random_orders=2
+    )
     ranked = pruning_order(subject, ORDERS[order](subject, 3))
     curve = columns_of(found.tables["prune"])
     assert curve["pruned"] == tuple(range(7))
@@ -43,6 +45,16 @@ def test_the_curve_is_the_loss_without_the_first_heads(tmp_path, order):
         assert curve["loss"][3] == found.scalars["analysis/pruned_loss"] == subject.losses().mean
     assert len(set(curve["loss"])) == 7
     assert found.scalars["analysis/num_pruned"] == 3
+    # Random orders to compare with, and the model that is saved.
+    other = pruning_order(subject, ORDERS["random"](subject, 5))
+    with gated(subject.network, other[:3]):
+        assert curve["loss_random_5"][3] == subject.losses().mean
+    assert list(curve) == ["pruned", "left", "loss", "loss_random_4", "loss_random_5"]
+    axes = found.figures["prune"].axes[0]
+    drawn = {line.get_label(): (tuple(line.get_xdata()), tuple(line.get_ydata())) for line in axes.lines}
+    assert drawn[order] == (curve["left"], curve["loss"])
+    assert drawn["random, seed 5"] == (curve["left"], curve["loss_random_5"])
+    assert drawn["pruned.ckpt, 5 heads"] == ((5,), (curve["loss"][3],))
     names = ", ".join(f"[{layer},{head}]" for layer, head in sorted(ranked[:3]))
     assert found.lines["pruned"] == f"3 of 8 heads, by {order}: {names}"
     assert HeadPruning(order=order).needs_gradient is (order == "importance")
@@ -93,6 +105,7 @@ def test_a_pruned_model_can_be_pruned_further(tmp_path):
         ({"order": "nil"}, "order='nil': must be one of importance, oracle, random."),
         ({"fraction": 0}, "fraction=0: must lie between 0 and 1; fraction=0.4 works."),
         ({"fraction": 0.9}, "fraction=0.9: is 7 of 8 heads; from 1 to 6 can be pruned"),
+        ({"random_orders": -1}, "random_orders=-1: must be at least 0; random_orders=3 works."),
         ({"num_heads": 1}, "fraction=0.4: no head can be pruned"),
     ],
 )

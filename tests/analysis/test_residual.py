@@ -9,7 +9,14 @@ from nn.model_cases import make_transformer, token_ids
 
 from analysis.subjects import CAUSAL, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import ResidualSurgery
-from tinyformer.analysis.residual import distance_to_rank_one, rank_by_depth, residuals_of, scaled, token_cosine
+from tinyformer.analysis.residual import (
+    PART_NAMES,
+    distance_to_rank_one,
+    rank_by_depth,
+    residuals_of,
+    scaled,
+    token_cosine,
+)
 from tinyformer.nn import PostNormBlock, Residual
 
 SAME = torch.tensor([3.0, 4.0]).expand(1, 5, 2)
@@ -65,6 +72,15 @@ def test_losses_equal_those_of_models_built_without_the_part(kind):
         assert loss == pytest.approx(make_subject(built).losses().mean, rel=1e-5)
         assert change == pytest.approx(loss - base, abs=1e-9)
         assert abs(change) > 1e-4
+    # The picture holds each of them, rounded.
+    axes, _ = found.figures["residual"].axes
+    names = [[label.get_text() for label in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())]
+    assert names[0] == ["layer 0", "layer 1"]
+    assert names[1] == [
+        f"{part}\n{sublayer}" for sublayer in ("attention", "feed-forward") for part in PART_NAMES.values()
+    ]
+    largest = max(map(abs, table["change"]))
+    assert [float(text.get_text()) for text in axes.texts] == pytest.approx(table["change"], abs=largest / 100)
     worst = max(range(8), key=table["change"].__getitem__)
     name = f"  layer {table['layer'][worst]} {table['sublayer'][worst]}.{table['removed'][worst]}=0"
     assert list(found.lines)[1] == name
@@ -81,6 +97,7 @@ def test_ranks_of_the_trained_and_the_untrained_model():
         name = f"{'untrained' if model is untrained else 'trained'}, {'with' if skip else 'without'} skips"
         assert set(table["model"][start : start + 3]) == {name}
         with scaled(residuals_of(model), "skip", float(skip)):
-            (expected,) = rank_by_depth(model, subject.batches[0]["inputs"], CAUSAL)
-        assert pairs[start : start + 3] == expected
-    assert set(found.figures) == {"rank", "token_cosine"}
+            (expected,) = rank_by_depth(model, torch.cat([batch["inputs"] for batch in subject.batches]), CAUSAL)
+        for pair, of_windows in zip(pairs[start : start + 3], expected, strict=True):
+            assert pair == pytest.approx(of_windows, rel=1e-5)
+    assert set(found.figures) == {"residual", "rank", "token_cosine"}

@@ -53,3 +53,20 @@ def test_rows_run_from_top_to_bottom():
     assert means(figure) == [(3.0, 0), (5.0, 1)]
     bottom, top = figure.axes[0].get_ylim()
     assert bottom > top
+
+
+def test_long_labels_are_wrapped_whole():
+    keys = "block.attention_residual.skip · block.feed_forward_residual.branch · attention.ablated_heads"
+    labels = [
+        f"[1,1,1,1] · [1,0,1,0] · {[[layer, head] for layer in range(2) for head in range(4)]} · {n}" for n in (1, 2)
+    ]
+    figure = seeds_by_setting(labels, [[1.0, 2.0], [5.0]], keys, "val/loss")
+    shown = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert [text.replace("\n", " ") for text in shown] == labels
+    assert keys in figure.get_suptitle().replace("\n", " ")
+    figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert min(box.x0 for box in boxes) >= 0
+    assert not boxes[0].overlaps(boxes[1])
+    figure = seeds_by_number([1, 2], [[1.0], [5.0]], ".".join(["a_long_key"] * 9), "val/loss")
+    assert figure.axes[0].get_xlabel().replace("\n", "") == ".".join(["a_long_key"] * 9)

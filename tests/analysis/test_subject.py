@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from analysis.subjects import loud_transformer, make_subject, windows_of
-from tinyformer.analysis.subject import Losses, fullest
+from tinyformer.analysis.subject import Losses
 from tinyformer.batch import IGNORED
 
 
@@ -48,16 +48,6 @@ def test_the_interval_is_the_bootstrap_of_numpy():
     assert [change.low, change.high] == pytest.approx(expected, abs=0.04 * np.ptp(expected))
     assert change.low < change.mean < change.high
     assert after.change_from(before, 50) == after.change_from(before, 50) != after.change_from(before, 50, seed=1)
-
-
-def test_the_fullest_rows_have_no_padding():
-    tokens = torch.arange(40).view(4, 10)
-    lengths = torch.tensor([10, 4, 8, 5])
-    rows = fullest({"inputs": tokens, "lengths": lengths, "labels": torch.zeros(4)}, 3)
-    assert rows.keys() == {"inputs"}
-    assert torch.equal(rows["inputs"], tokens[[0, 2, 3], :5])  # at least half as long as the longest
-    targets = torch.where(torch.arange(10) < lengths.unsqueeze(1), tokens, IGNORED)
-    assert torch.equal(fullest({"inputs": tokens, "targets": targets}, 2)["inputs"], tokens[[0, 2], :8])
 
 
 def test_each_resample_is_a_mean_over_its_own_targets():

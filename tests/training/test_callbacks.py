@@ -174,6 +174,21 @@ def test_speed_counts_training_only(tmp_path, monkeypatch):
     assert reporter.seconds == 8 + 2 * (2 * 100 + 1000) + 11 * 10_000
 
 
+@pytest.mark.parametrize("validated", [3, 100])
+def test_steps_after_the_last_report_are_measured_at_the_end(tmp_path, monkeypatch, validated):
+    """Steps take a second each; a run that ends before its first report is measured, too."""
+    clock, reporter, logger = Clock(monkeypatch), Report(), RunCSVLogger(tmp_path / "metrics.csv")
+    settings = {"max_steps": 6, "log_every_n_steps": 10, "val_check_interval": validated}
+    fit(tmp_path, [reporter, clock, Excluded(clock, reporter)], [logger], **settings)
+    assert (reporter.total.seconds, reporter.total.tokens) == (6, 6 * 64)
+    assert reporter.latest["throughput/tokens_per_second"] == 64.0
+    assert reporter.latest["train/loss"] == pytest.approx(5.5, abs=0.2)  # ln 256 = 5.55
+    assert not any("train/loss" in row for row in logger.rows.values())  # a longer run would not have it
+    fit(tmp_path, [reporter := Report()], max_steps=5, log_every_n_steps=2)
+    assert reporter.total.tokens == 5 * 64
+    assert "throughput/mfu" in reporter.latest
+
+
 def test_throughput_by_hand(tmp_path, monkeypatch):
     """Steps take a second each, and reading a batch a quarter of one; measuring the peak does not count."""
     clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
@@ -230,7 +245,7 @@ def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
         batches = losses[(step - 3) * 2 : step * 2]
         assert logger.rows[step]["train/loss"] == pytest.approx(sum(batches) / len(batches))
     assert reporter.latest["train/loss"] == logger.rows[6]["train/loss"]
-    assert reporter.total.tokens == 6 * 2 * 64
+    assert reporter.total.tokens == 8 * 2 * 64
     assert logger.rows[3]["train/learning_rate"] > 0
 
 

@@ -83,23 +83,24 @@ def test_a_uniform_model_has_the_loss_log_vocab_size(tmp_path):
     assert logger.rows[7]["val/loss"] == pytest.approx(metrics["val/loss"])  # at the step of the weights
 
 
-def test_scores_are_summed_in_fp32_whatever_the_precision(tmp_path):
-    """bf16 has 8 bits: above 512 it cannot count by less than 4."""
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_scores_are_summed_in_fp64_whatever_the_precision(tmp_path, precision):
+    """bf16 has 8 bits and fp32 has 24: from 2^24 on it does not count single tokens."""
     data = make_data(tmp_path, validation_fraction=0.21)
     module = make_module(data)
+    first = {"nats": 3.0 * 2**24, "tokens": 2.0**24, "top1": 0.0, "top5": 0.0}
     scored, score = [], module.task.score
 
-    def bf16_score(*args):
-        scored.append({name: value.bfloat16() for name, value in score(*args).items()})
+    def large_score(*args):
+        scored.append(score(*args) if scored else {name: torch.tensor(value) for name, value in first.items()})
         return scored[-1]
 
-    module.task.score = bf16_score
-    metrics = scores(make_trainer(tmp_path, precision="bf16-true", limit_val_batches=1.0), module, data)
-    assert len(scored) > 2
+    module.task.score = large_score
+    scores(make_trainer(tmp_path, precision=precision, limit_val_batches=1.0), module, data)
+    assert len(scored) > 3
     nats, tokens = (sum(batch[name].double() for batch in scored) for name in ("nats", "tokens"))
-    assert metrics["val/loss"] == pytest.approx(float(nats / tokens), rel=1e-6)
-    assert int(tokens) == data.splits["validation"].num_tokens
-    assert int(tokens.bfloat16()) != int(tokens)
+    assert module.metrics["loss"] == pytest.approx(float(nats / tokens), rel=1e-12)
+    assert float(module.sums.compute()["tokens"]) == float(tokens)
 
 
 # Training.

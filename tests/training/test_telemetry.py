@@ -11,11 +11,12 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from tinyformer.analysis import MEASURES, PATTERNS, repeated_tokens
+from tinyformer.analysis import MEASURES, PATTERNS, TRAITS, repeated_tokens
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, AttentionMask, Scoring, attention_weights, prune_heads
 from tinyformer.training import AttentionTelemetry, RunCSVLogger
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report
+from tinyformer.training.callbacks.head_log import HeadLog
 from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -72,9 +73,10 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
     fit(tmp_path, [telemetry], [logger])
     measured = logged(logger)
     assert list(measured) == [0, 2, 3, 4, 6, 8]
-    assert telemetry.num_measurements == 6  # once at 6, where both coincide
-    for values in measured.values():
-        assert values.keys() == NAMES
+    assert telemetry.num_measurements == 7  # twice at 6, where both coincide
+    for step, values in measured.items():
+        costly = set() if step in (0, 3, 6) else {name for name in NAMES if name.endswith(("/vertical", "/block"))}
+        assert values.keys() == NAMES - costly
         assert all(math.isfinite(value) for value in values.values())
     maps, measures = (
         [tmp_path / "attention" / f"{name}_{step:06d}.png" for step in (3, 6)] for name in ("step", "measures")
@@ -100,7 +102,7 @@ def test_the_measures_are_those_of_the_definition(tmp_path, backend, num_rows):
     telemetry = AttentionTelemetry(num_windows=3, num_rows=num_rows, num_sequences=2)
     dropout = {"dropout": 0.5} if backend == "eager" else {}
     module, data = validate(tmp_path, telemetry, [logger], {"backend": backend, **dropout})
-    windows = next(iter(data.evaluation_dataloader("validation")))["inputs"][:3]
+    (windows,) = [batch["inputs"] for batch in data.sample("validation", 3)]
     found = logged(logger)[0]
     assert found.keys() == NAMES
     for tokens, measures in (windows, MEASURES), (repeated_tokens(data.tokenizer.vocab_size, 2, 8), PATTERNS):
@@ -153,6 +155,24 @@ def test_pruned_heads_have_no_measures(tmp_path):
     assert [row["head"] for row in table(tmp_path / "attention" / "heads.csv")] == ["00", "03", "00", "01", "02", "03"]
 
 
+def test_plots_number_heads_as_the_atlas_does_and_hatch_ablated_ones(tmp_path, monkeypatch):
+    pictures, save = {}, HeadLog.picture
+
+    def keep(log, step, name, file, picture):
+        pictures[name] = picture
+        return save(log, step, name, file, picture)
+
+    monkeypatch.setattr(HeadLog, "picture", keep)
+    validate(tmp_path, AttentionTelemetry(), network={"ablated_heads": [[1, 2]]})
+    texts = {name: [label.text for label in picture.labels] for name, picture in pictures.items()}
+    heads = [f"layer {layer} head {head}" for layer in (0, 1) for head in range(4)]
+    heads[6] += " ablated"
+    assert [text for text in texts["maps"] if text.startswith("layer")] == heads
+    assert texts["measures"][0].endswith("those of ablated heads are hatched")
+    assert texts["measures"].count("2") == len(MEASURES | PATTERNS)
+    assert "02" not in texts["measures"]
+
+
 # What it does not change.
 
 
@@ -177,7 +197,7 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path):
     fit(tmp_path / "first", [AttentionTelemetry(every_n_steps=1)], [logger], **SETTINGS)
     series = [logged(logger)[step]["attention/layer_01/head_02/first_token"] for step in range(9)]
     sink = (series[0] + series[-1]) / 2  # one head's attention to the first token crosses this
-    make = partial(AttentionTelemetry, every_n_steps=1, sink=sink, hysteresis=0.0)
+    make = partial(AttentionTelemetry, every_n_steps=1, thresholds={"first_token": sink}, hysteresis=0.0)
     whole = make()
     fit(tmp_path / "whole", [whole, Checkpoints(tmp_path / "whole", CONTENTS)], **SETTINGS)
     first, resumed, stop = make(), make(), L.Callback()
@@ -192,7 +212,7 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path):
     assert resumed.detector.events == whole.detector.events
     events = table(tmp_path / "whole" / "events.csv")
     assert events == table(tmp_path / "broken" / "events.csv")
-    assert resumed.num_measurements == whole.num_measurements == 9
+    assert resumed.num_measurements == whole.num_measurements == 12
     assert resumed.seconds > first.seconds
     # The head that determined the threshold crosses it at the right step.
     at = next(n for n, value in enumerate(series) if (value >= sink) != (series[0] >= sink))
@@ -202,7 +222,8 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path):
 
 def test_the_table_of_events(tmp_path):
     """It is empty without events, and missing in an evaluation."""
-    fit(tmp_path, [AttentionTelemetry(induction=0.999, sink=0.999, collapse=1e-6)], max_steps=3)
+    never = {name: 1e-6 if trait.below else 0.999 for name, trait in TRAITS.items()}
+    fit(tmp_path, [AttentionTelemetry(thresholds=never)], max_steps=3)
     assert (tmp_path / "events.csv").read_text().split() == ["step,layer,head,event,measure,value"]
     (tmp_path / "events.csv").unlink()
     validate(tmp_path, AttentionTelemetry())
@@ -217,7 +238,11 @@ def test_values_out_of_range():
     for settings, message in (
         ({"every_n_steps": 0}, "every_n_steps=0: must be at least 1; every_n_steps=1 works."),
         ({"num_windows": 0}, "num_windows=0: must be at least 1; num_windows=1 works."),
-        ({"sink": 1.5}, "sink=1.5: must be above 0 and below 1; sink=0.3 works."),
+        (
+            {"thresholds": {"block": 1.5}},
+            "thresholds.block=1.5: must be above 0 and below 1; thresholds.block=0.8 works.",
+        ),
+        ({"thresholds": {"sink": 0.5}}, f"thresholds={{'sink': 0.5}}: must be of {', '.join(TRAITS)}."),
         ({"hysteresis": 1.0}, "hysteresis=1.0: must be at least 0 and below 1; hysteresis=0.2 works."),
         ({"probe_text": ""}, "probe_text='': must not be empty; probe_text='A cat.' works."),
     ):

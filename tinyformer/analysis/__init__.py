@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinyformer.analysis.ablation import HeadAblation
-    from tinyformer.analysis.atlas import write_atlas
+    from tinyformer.analysis.atlas import atlas_html, write_atlas
     from tinyformer.analysis.capture import CapturedMaps, capture_attention
     from tinyformer.analysis.cross_measures import CROSS_MEANINGS, CROSS_MEASURES
-    from tinyformer.analysis.events import Event, EventDetector, Trait, head_traits
+    from tinyformer.analysis.events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
+    from tinyformer.analysis.gradients import GradientFlow
     from tinyformer.analysis.importance import HeadImportance
     from tinyformer.analysis.maps import HeadMaps
     from tinyformer.analysis.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
     from tinyformer.analysis.non_finite import first_non_finite
+    from tinyformer.analysis.padding import of_one_length
     from tinyformer.analysis.pair_probe import (
         Axes,
         TokenPair,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         decoded_pair,
         measure_pairs,
         pairs_of,
+        sides_of,
     )
     from tinyformer.analysis.picture import Picture, save_png
     from tinyformer.analysis.plots import head_maps, measure_maps
@@ -31,7 +34,11 @@ if TYPE_CHECKING:
     from tinyformer.analysis.probe import (
         HeadMeasures,
         Probe,
+        Probes,
+        ablated_heads,
+        ablated_maps,
         capture_weights,
+        head_label,
         layer_label,
         make_probes,
         map_names,
@@ -39,9 +46,11 @@ if TYPE_CHECKING:
         split_name,
     )
     from tinyformer.analysis.pruning import HeadPruning
+    from tinyformer.analysis.relations import HeadRelations
     from tinyformer.analysis.residual import ResidualSurgery
     from tinyformer.analysis.seeds import seeds_by_number, seeds_by_setting
-    from tinyformer.analysis.subject import Analysis, Findings, Subject, fullest
+    from tinyformer.analysis.subject import Analysis, Findings, Subject, caption
+    from tinyformer.analysis.words import Words, merge_words, words_of
 
 __all__ = [
     "CROSS_MEANINGS",
@@ -49,31 +58,41 @@ __all__ = [
     "MEANINGS",
     "MEASURES",
     "PATTERNS",
+    "TRAITS",
     "Analysis",
     "Axes",
     "CapturedMaps",
     "Event",
     "EventDetector",
     "Findings",
+    "GradientFlow",
     "HeadAblation",
     "HeadImportance",
     "HeadMaps",
     "HeadMeasures",
     "HeadPruning",
+    "HeadRelations",
     "Picture",
     "Probe",
+    "Probes",
     "ResidualSurgery",
     "Subject",
     "TokenPair",
     "Trait",
+    "Words",
+    "ablated_heads",
+    "ablated_maps",
     "analyse_predictions",
+    "atlas_html",
     "axes_of_pair",
+    "caption",
     "capture_attention",
     "capture_pair",
     "capture_weights",
     "decoded_pair",
     "first_non_finite",
-    "fullest",
+    "head_label",
+    "head_labels",
     "head_maps",
     "head_traits",
     "layer_label",
@@ -83,18 +102,25 @@ __all__ = [
     "measure_layers",
     "measure_maps",
     "measure_pairs",
+    "merge_words",
+    "of_one_length",
     "pairs_of",
     "repeated_tokens",
     "save_png",
     "seeds_by_number",
     "seeds_by_setting",
+    "sides_of",
     "split_name",
+    "words_of",
     "write_atlas",
 ]
 
 _NAMES = {
     "ablation": ("HeadAblation",),
-    "atlas": ("write_atlas",),
+    "atlas": (
+        "atlas_html",
+        "write_atlas",
+    ),
     "capture": (
         "CapturedMaps",
         "capture_attention",
@@ -105,11 +131,14 @@ _NAMES = {
         "CROSS_MEASURES",
     ),
     "events": (
+        "TRAITS",
         "Event",
         "EventDetector",
         "Trait",
+        "head_labels",
         "head_traits",
     ),
+    "gradients": ("GradientFlow",),
     "importance": ("HeadImportance",),
     "maps": ("HeadMaps",),
     "measures": (
@@ -120,6 +149,7 @@ _NAMES = {
         "repeated_tokens",
     ),
     "non_finite": ("first_non_finite",),
+    "padding": ("of_one_length",),
     "pair_probe": (
         "Axes",
         "TokenPair",
@@ -128,6 +158,7 @@ _NAMES = {
         "decoded_pair",
         "measure_pairs",
         "pairs_of",
+        "sides_of",
     ),
     "picture": (
         "Picture",
@@ -140,7 +171,11 @@ _NAMES = {
     "probe": (
         "HeadMeasures",
         "Probe",
+        "Probes",
+        "ablated_heads",
+        "ablated_maps",
         "capture_weights",
+        "head_label",
         "layer_label",
         "make_probes",
         "map_names",
@@ -148,6 +183,7 @@ _NAMES = {
         "split_name",
     ),
     "pruning": ("HeadPruning",),
+    "relations": ("HeadRelations",),
     "residual": ("ResidualSurgery",),
     "seeds": (
         "seeds_by_number",
@@ -157,7 +193,12 @@ _NAMES = {
         "Analysis",
         "Findings",
         "Subject",
-        "fullest",
+        "caption",
+    ),
+    "words": (
+        "Words",
+        "merge_words",
+        "words_of",
     ),
 }
 """The names that each module defines."""

@@ -1,24 +1,32 @@
 """Head ablation: the change of the loss without a head."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tinyformer.analysis.charts import head_grid
-from tinyformer.analysis.pair_probe import queries_of_pairs
+from tinyformer.analysis.padding import queries_by_kind
+from tinyformer.analysis.probe import ablated_heads
 from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Losses, Subject, by_layer, head_pairs
+from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import BaseAttention
 
+Replacement: TypeAlias = Callable[[Tensor], Tensor]
+"""Makes what replaces the outputs of a layer's heads from these outputs, `batch heads seq v_head_dim`."""
+
+ReplacementOf: TypeAlias = Callable[[int, Batch], Replacement | None]
+"""The replacement in a layer, by its index, for a batch; None for zero."""
+
 
 @contextmanager
-def ablated(
-    layer: BaseAttention, heads: Sequence[int], replacement: Callable[[Tensor], Tensor] | None = None
-) -> Iterator[None]:
+def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement | None = None) -> Iterator[None]:
     """Ablate heads of a layer inside the block.
 
     Args:
@@ -31,11 +39,15 @@ def ablated(
     factors = torch.ones(layer.num_heads, device=layer.o_proj.weight.device) if before[0] is None else before[0].clone()
     factors[..., list(heads)] = 0.0
     gate.factors = factors
-    if replacement is not None:
-        # Only for these heads: those that were ablated before stay at zero.
-        chosen = torch.zeros(layer.num_heads, 1, 1, device=factors.device)
-        chosen[list(heads)] = 1.0
-        gate.replacement = lambda outputs: chosen.to(outputs.dtype) * replacement(outputs)
+    if before[1] is not None or replacement is not None:
+        chosen = torch.zeros(layer.num_heads, 1, 1, dtype=torch.bool, device=factors.device)
+        chosen[list(heads)] = True
+
+        def replaced(outputs: Tensor) -> Tensor:
+            own, others = (torch.zeros_like(outputs) if of is None else of(outputs) for of in (replacement, before[1]))
+            return torch.where(chosen, own, others)  # heads that were ablated before keep their replacement
+
+        gate.replacement = replaced
     try:
         yield
     finally:
@@ -43,31 +55,24 @@ def ablated(
 
 
 def mean_outputs(subject: Subject) -> list[Tensor]:
-    """The mean output of each head over all tokens: one tensor `heads 1 v_head_dim` for each layer.
-
-    The padding of pairs is left out.
-    """
+    """The mean output of each head over all tokens, padding left out: `heads 1 v_head_dim` for each layer."""
     sums: list[Tensor] = [torch.zeros(()) for _ in subject.layers]
     counts = [0] * len(subject.layers)
-    is_query: dict[str, Tensor] = {}
+    is_token: dict[str, Bool[Tensor, "batch seq"]] = {}
 
     def record(index: int, kind: str) -> Callable[..., None]:
         def add(gate: Any, args: tuple[Tensor, ...]) -> None:
-            outputs = args[0].float()
-            if kind in is_query:
-                outputs = outputs * is_query[kind][:, None, :, None]
+            outputs = args[0].float().masked_fill(~is_token[kind][:, None, :, None], 0)
             sums[index] = sums[index].to(outputs.device) + outputs.sum(dim=(0, 2))
-            counts[index] += int(is_query[kind].sum()) if kind in is_query else outputs.shape[0] * outputs.shape[2]
+            counts[index] += int(is_token[kind].sum())
 
         return add
 
-    layers = enumerate(zip(subject.layers, subject.addresses, strict=True))
-    hooks = [
-        layer.head_gate.register_forward_pre_hook(record(index, str(address[0]))) for index, (layer, address) in layers
-    ]
+    layers = enumerate(zip(subject.layers, subject.kinds, strict=True))
+    hooks = [layer.head_gate.register_forward_pre_hook(record(index, kind)) for index, (layer, kind) in layers]
     try:
         for batch in subject.batches:
-            is_query = queries_of_pairs(batch)
+            is_token = queries_by_kind(batch)
             with torch.no_grad(), subject.precision():
                 subject.task.forward(subject.network, batch)
     finally:
@@ -76,28 +81,49 @@ def mean_outputs(subject: Subject) -> list[Tensor]:
     return [(total / count).unsqueeze(1) for total, count in zip(sums, counts, strict=True)]
 
 
-def _zero(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
-    return [None for _ in subject.layers]
+def resampled_positions(is_token: Bool[Tensor, "batch seq"], seed: int = 0) -> Int[Tensor, "batch seq"]:
+    """For each position of a row, the position in the row before whose output replaces its own.
+
+    It is the same position; where the row before is shorter, one of its tokens, drawn at random.
+
+    Args:
+        is_token: which positions are tokens; padding is on the right.
+        seed: of the draws.
+    """
+    lengths = is_token.sum(dim=1).roll(1).clamp(min=1).unsqueeze(1)
+    draws = torch.rand(is_token.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    place = torch.arange(is_token.shape[1], device=is_token.device)
+    return torch.where(place < lengths, place, (draws.to(place.device) * lengths).long())
 
 
-def _mean(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
-    return [lambda heads, mean=mean: mean.to(heads.dtype) for mean in mean_outputs(subject)]
+def _zero(subject: Subject) -> ReplacementOf:
+    return lambda layer, batch: None
 
 
-def _resample(subject: Subject) -> list[Callable[[Tensor], Tensor] | None]:
+def _mean(subject: Subject) -> ReplacementOf:
+    means = mean_outputs(subject)
+    return lambda layer, batch: lambda heads: means[layer].to(heads.dtype)
+
+
+def _resample(subject: Subject) -> ReplacementOf:
     if min(len(batch["inputs"]) for batch in subject.batches) < 2:
         row = subject.row
         reason = f"needs at least two {row}s in every batch, since the output of another {row} replaces the head's"
         raise ArgumentError("mode", "resample", reason, {"mode": "mean"})
-    return [lambda heads: heads.roll(1, dims=0) for _ in subject.layers]
+
+    def replacement_of(layer: int, batch: Batch) -> Replacement:
+        positions = resampled_positions(queries_by_kind(batch)[subject.kinds[layer]])[:, None, :, None]
+        return lambda heads: heads.roll(1, dims=0).take_along_dim(positions, dim=2)
+
+    return replacement_of
 
 
-MODES: dict[str, Callable[[Subject], list[Callable[[Tensor], Tensor] | None]]] = {
+MODES: dict[str, Callable[[Subject], ReplacementOf]] = {
     "zero": _zero,
     "mean": _mean,
     "resample": _resample,
 }
-"""By name, what replaces the output of an ablated head of each layer."""
+"""By name, what replaces the output of an ablated head."""
 
 
 def losses_without(
@@ -110,11 +136,12 @@ def losses_without(
         head_sets: a layer's index and the indices of heads within it.
         mode: a name in `MODES`.
     """
-    replacements, losses = MODES[mode](subject), []
-    for index, heads in head_sets:
-        with ablated(subject.layers[index], heads, replacements[index]):
-            losses.append(subject.losses())
-    return losses
+    replacement_of = MODES[mode](subject)
+
+    def without(index: int, heads: Sequence[int], batch: Batch) -> AbstractContextManager[None]:
+        return ablated(subject.layers[index], heads, replacement_of(index, batch))
+
+    return [subject.losses_within(partial(without, index, heads)) for index, heads in head_sets]
 
 
 def head_changes(subject: Subject) -> list[float]:
@@ -130,10 +157,10 @@ class HeadAblation:
 
     Args:
         mode: what replaces the head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv 2211.00593),
-            which removes what differs between tokens and keeps the constant part; or `resample`, its output for
-            another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution. Where another
-            pair is shorter, its output for the padding is taken.
-        num_windows: number of windows, or pairs, of the evaluated split.
+            which removes what differs between tokens and keeps the constant part; or `resample`, its output at the
+            same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution;
+            where that window is shorter, at one of its tokens, drawn at random.
+        num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
         num_resamples: number of bootstrap resamples of the windows.
 
     Raises:
@@ -161,7 +188,7 @@ class HeadAblation:
                 **{f"  {subject.head_title(i, head)}": str(change) for (i, head), change in ranked[:5]},
             },
             tables={
-                "heads": (
+                "ablation": (
                     [*subject.address_columns, "head", "kv_head", *CHANGE_COLUMNS],
                     [
                         [*subject.head_address(index, head), layers[index].head_map.kv_heads[head], *change.row(base)]
@@ -170,12 +197,14 @@ class HeadAblation:
                 )
             },
             figures={
-                "heads": head_grid(
+                "ablation": head_grid(
                     by_layer(layers, [change.mean for change in changes]),
                     [[str(head) for head in layer.head_map.ids] for layer in layers],
-                    f"Change of the loss without the head ({self.mode} ablation), nats per {unit}",
+                    f"Change of the loss without the head ({self.mode} ablation)",
                     diverging=True,
                     layers=subject.addresses,
+                    label=f"change of the loss, nats per {unit}",
+                    ablated=ablated_heads(subject.network),
                 )
             },
         )

@@ -26,7 +26,7 @@ from tinyformer.analysis.pair_probe import Axes
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.heads import Address
 
-SCRIPTS = ("data.js", "overview.js", "head.js", "alignment.js", "page.js")
+SCRIPTS = ("data.js", "overview.js", "head.js", "compare.js", "lines.js", "page.js")
 """The scripts, concatenated in this order into one module."""
 
 LEVELS = 65535
@@ -42,20 +42,52 @@ def write_atlas(
     tokens: Sequence[str] | Mapping[str, Axes],
     measures: Mapping[str, Sequence[Sequence[float | None]]],
     names: Sequence[Sequence[str]] | None = None,
+    **options: Any,
+) -> Path:
+    """Write the page of `atlas_html` to a file, creating its folder.
+
+    Args:
+        path: the file.
+        maps: see `atlas_html`, as all that follow.
+        tokens: the tokens of the maps.
+        measures: values by measure, then by layer and map.
+        names: names of each layer's maps.
+        options: the other arguments of `atlas_html`.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: see `atlas_html`.
+    """
+    page, path = atlas_html(maps, tokens, measures, names, **options), Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def atlas_html(
+    maps: Sequence[Float[Tensor, "_heads _queries _keys"]],
+    tokens: Sequence[str] | Mapping[str, Axes],
+    measures: Mapping[str, Sequence[Sequence[float | None]]],
+    names: Sequence[Sequence[str]] | None = None,
     title: str = "Attention atlas",
     descriptions: Mapping[str, str] | None = None,
     addresses: Sequence[Address] | None = None,
-) -> Path:
-    """Write the atlas of a model on a text, or of an encoder–decoder on a source and its target.
+    facts: Mapping[str, str] | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
+    ablated: Sequence[Sequence[bool]] | None = None,
+) -> str:
+    """The atlas of a model on a text, or of an encoder–decoder on a source and its target, as one HTML page.
 
     The page opens on thumbnails of all heads, ordered by layer or by a measure; those of an encoder–decoder by the kind
-    of attention. A head opens as a map with its tokens; selecting a token shows which tokens it attends to, or which
-    attend to it. The colour is the square root of the weight, from 0 to 1 in every map, as in `head_maps`. A head of
-    cross-attention also opens as an alignment: lines between the source and the target whose opacity is the square root
-    of the weight.
+    of attention. A head opens as a map with its tokens, as lines between tokens, or as both; a second head can stand
+    beside it. Selecting a token shows which tokens it attends to, or which attend to it. The colour, and the opacity of
+    a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`.
+
+    The page works in a frame, too, as in a notebook: `<iframe srcdoc="…">` with the page escaped as HTML.
 
     Args:
-        path: the file; its folder is created.
         maps: exact attention weights of each layer, queries down and keys across.
         tokens: the token strings, in which white space and control characters are made visible; of an encoder–decoder,
             those of each kind of attention.
@@ -63,24 +95,31 @@ def write_atlas(
         names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
             indices.
         title: title of the page.
-        descriptions: the meaning of each measure, with its unit.
+        descriptions: a sentence about each measure, with its unit.
         addresses: see `Network.layer_addresses`; by default the indices of the layers.
-
-    Returns:
-        The path.
+        facts: what the page shows, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
+        labels: the label of each layer's maps, such as "previous token"; empty for none.
+        ablated: whether the head of each layer's maps is ablated; by default, none is.
 
     Raises:
         ArgumentError: the sizes of the arguments differ, or `maps` holds numbers outside of 0 to 1.
     """
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
+    labels = labels or [[""] * len(layer) for layer in maps]
+    ablated = ablated or [[False] * len(layer) for layer in maps]
     addresses = addresses or [(index,) for index in range(len(maps))]
     kinds = tokens if isinstance(tokens, Mapping) else {"": Axes(tokens, tokens)}
-    _require_fit(maps, kinds, measures, names, addresses)
+    by_layer: dict[str, Sequence[Sequence[Any]]] = {"names": names, "labels": labels, "ablated": ablated}
+    by_layer |= {f"measures[{name!r}]": values for name, values in measures.items()}
+    _require_fit(maps, kinds, by_layer, addresses)
+    _require_unique(names)
     heads = [
         {
             "kind": list(kinds).index(_kind(address)),
             "layer": address[-1],
             "name": name,
+            "label": labels[layer][head],
+            "ablated": ablated[layer][head],
             "values": [_number(values[layer][head]) for values in measures.values()],
             "weights": _packed(weights),
         }
@@ -89,6 +128,7 @@ def write_atlas(
     ]
     data = {
         "title": title,
+        "facts": dict(facts or {}),
         "kinds": [
             {"name": kind, "queries": list(map(_visible, axes.queries)), "keys": list(map(_visible, axes.keys))}
             for kind, axes in kinds.items()
@@ -97,10 +137,8 @@ def write_atlas(
         "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
         "heads": heads,
     }
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_page(title, data), encoding="utf-8", errors="xmlcharrefreplace")
-    return path
+    # Half of a surrogate pair cannot be encoded.
+    return _page(title, data).encode("utf-8", "xmlcharrefreplace").decode()
 
 
 def _kind(address: Address) -> str:
@@ -155,11 +193,10 @@ def _visible(token: str) -> str:
 def _require_fit(
     maps: Sequence[Tensor],
     kinds: Mapping[str, Axes],
-    measures: Mapping[str, Sequence[Sequence[float | None]]],
-    names: Sequence[Sequence[str]],
+    by_layer: Mapping[str, Sequence[Sequence[Any]]],
     addresses: Sequence[Address],
 ) -> None:
-    """Refuse arguments of write_atlas whose sizes differ."""
+    """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds an entry for each map, by argument."""
     if not all(tokens for axes in kinds.values() for tokens in axes):
         raise ArgumentError("tokens", [], "must hold at least one token")
     if not any(len(layer) for layer in maps):
@@ -179,10 +216,14 @@ def _require_fit(
         if not bool(((layer >= 0) & (layer.float() <= 1.001)).all()):
             raise ArgumentError(f"maps[{index}]", list(layer.shape), "must hold attention weights from 0 to 1")
     counts = [len(layer) for layer in maps]
-    for name, by_layer in {"names": names, **{f"measures[{name!r}]": measures[name] for name in measures}}.items():
-        sizes = [len(layer) for layer in by_layer]
+    for name, entries in by_layer.items():
+        sizes = [len(layer) for layer in entries]
         if sizes != counts:
             raise ArgumentError(name, sizes, f"must have as many entries per layer as `maps`, {counts}")
+
+
+def _require_unique(names: Sequence[Sequence[str]]) -> None:
+    """Refuse two maps of a layer with one name, by which the page addresses them."""
     for index, layer_names in enumerate(names):
         if len(set(layer_names)) < len(layer_names):
             raise ArgumentError(f"names[{index}]", list(layer_names), "must be unique within a layer")

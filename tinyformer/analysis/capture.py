@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -50,8 +50,20 @@ class CapturedMaps(list[Tensor]):
         self.rows = chosen + num_cached if num_cached else chosen
 
 
+@runtime_checkable
+class HasNetwork(Protocol):
+    """A trained model, as `tinyformer.load` returns it."""
+
+    @property
+    def network(self) -> Network:
+        """Its network."""
+        ...
+
+
 @contextmanager
-def capture_attention(model: Network, rows: int | Int[Tensor, " rows"] | None = None) -> Iterator[CapturedMaps]:
+def capture_attention(
+    model: Network | HasNetwork, rows: int | Int[Tensor, " rows"] | None = None
+) -> Iterator[CapturedMaps]:
     """Collect the attention weights of each layer during the forward passes inside the block.
 
         with capture_attention(model) as maps, torch.no_grad():
@@ -61,7 +73,7 @@ def capture_attention(model: Network, rows: int | Int[Tensor, " rows"] | None = 
     (`BaseAttention.maps`), when the encoder has run. Outside of the block there is no cost.
 
     Args:
-        model: the network; a compiled network runs uncompiled inside the block.
+        model: the network, or the trained model that has it; a compiled network runs uncompiled inside the block.
         rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls;
             None captures all of them. Memory grows with rows times keys, not with the square of the sequence length.
             For an encoder–decoder, whose layers have queries of two sequences, None.
@@ -71,10 +83,11 @@ def capture_attention(model: Network, rows: int | Int[Tensor, " rows"] | None = 
     """
     if isinstance(rows, int):
         require_at_least(1, {"rows": 64}, rows=rows)
-    if rows is not None and len(model.stacks()) > 1:
+    network = cast(Network, getattr(model, "network", model))
+    if rows is not None and len(network.stacks()) > 1:
         reason = "must be None for an encoder–decoder, whose layers have queries of two sequences"
         raise ArgumentError("rows", rows, reason, {"rows": None})
-    places = {layer: place for place, layer in enumerate(model.attentions())}
+    places = {layer: place for place, layer in enumerate(network.attentions())}
     maps = CapturedMaps()
 
     calls: list[LayerCall] = []
@@ -89,11 +102,13 @@ def capture_attention(model: Network, rows: int | Int[Tensor, " rows"] | None = 
         maps.add(sorted(calls, key=lambda one: places[one[0]]), rows)
         calls.clear()
 
-    first, last = model.stacks()[0], model.stacks()[-1]
+    first, last = network.stacks()[0], network.stacks()[-1]
     hooks = [first.register_forward_pre_hook(begin), last.register_forward_hook(end)]
-    hooks += [layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in model.attentions()]
+    hooks += [
+        layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in network.attentions()
+    ]
     try:
-        with running_hooks(model):
+        with running_hooks(network):
             yield maps
     finally:
         for hook in hooks:
@@ -166,15 +181,15 @@ class _Plain(NamedTuple):
         if type(layer).attention_maps is not BaseAttention.attention_maps or call.num_behind:
             return None
         k, _ = layer.head_map.expand_kv(call.qkv.k, call.qkv.v)
-        q, scoring = layer.scoring(call.qkv.q, k.shape[2], call.mask, call.is_cross)
+        scoring = layer.scoring(call.qkv.q, k.shape[2], call.mask, call.is_cross)
         is_plain = replace(scoring, mix=None) == Scoring(scoring.scale)  # what is mixed into the output has no weights
-        return cls(q, k, call.mask, scoring.scale) if is_plain else None
+        return cls(call.qkv.q, k, call.mask, scoring.scale) if is_plain else None
 
     @property
     def kind(self) -> Hashable:
         """What is equal in calls that can be stacked."""
         mask = self.mask
-        hides = mask.causal, mask.window, id(mask.lengths), id(mask.documents)
+        hides = mask.causal, mask.window, id(mask.lengths), id(mask.documents), id(mask.allowed)
         return self.q.shape, self.k.shape, self.q.dtype, self.scale, hides
 
 

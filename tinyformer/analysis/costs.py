@@ -260,13 +260,26 @@ def visible_pairs(seq_len: int, mask: AttentionMask) -> int:
 def cache_elements(layer: nn.Module) -> int:
     """KV-cache elements per token: keys and values, unless a class of attention is registered with less."""
     assert isinstance(layer, BaseAttention)
-    return layer.num_kv_heads * (layer.num_softmaxes * layer.head_dim + layer.v_head_dim)
+    return layer.num_kv_heads * head_cache_elements(layer)
 
 
 @cache_elements.register
 def _(layer: LatentAttention) -> int:
     """The latent and the positional key."""
     return layer.kv_rank + layer.position_dim
+
+
+@functools.singledispatch
+def head_cache_elements(layer: nn.Module) -> int:
+    """Elements of the key and the value of one head."""
+    assert isinstance(layer, BaseAttention)
+    return layer.num_softmaxes * layer.head_dim + layer.v_head_dim
+
+
+@head_cache_elements.register
+def _(layer: LatentAttention) -> int:
+    """Without the key's positional part, which multi-head attention has not."""
+    return layer.content_dim + layer.v_head_dim
 
 
 def pair_multiply_adds(layer: BaseAttention) -> int:
@@ -314,7 +327,7 @@ def network_cache_elements(network: Network) -> int:
 
 
 def cache_reduction(network: Network) -> float:
-    """Σ 2 num_heads v_head_dim / Σ cache elements over the layers: how many times larger the cache of multi-head is."""
+    """How many times larger the cache of multi-head attention is: a key and a value for each of the heads."""
     attentions = cached_attentions(network)
-    multi_head = sum(2 * layer.num_heads * layer.v_head_dim for layer in attentions)
+    multi_head = sum(layer.num_heads * head_cache_elements(layer) for layer in attentions)
     return multi_head / sum(cache_elements(layer) for layer in attentions)

@@ -1,9 +1,11 @@
-"""Events of training: heads that become, or stop being, induction heads, sinks or collapsed."""
+"""Traits of heads by thresholds: their labels, and the events of training in which heads acquire and lose them."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from tinyformer.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -11,18 +13,23 @@ class Trait:
     """A property that a head has while a measure is at or beyond a threshold.
 
     Args:
-        measure: a name in `MEASURES` or `PATTERNS`.
+        measure: a name in `MEASURES`, `PATTERNS` or `CROSS_MEASURES`.
         threshold: the threshold in the unit of the measure, greater than 0.
         begins: the event when a head acquires the trait, such as "became an induction head".
-        ends: the event when a head loses the trait.
+        ends: the event when a head loses the trait; None where that is no event.
         below: whether the trait means values up to the threshold instead of from it.
     """
 
     measure: str
     threshold: float
     begins: str
-    ends: str
+    ends: str | None
     below: bool = False
+
+    def is_met(self, value: float, slack: float = 0.0) -> bool:
+        """Whether a value is at or beyond the threshold, or less than a share `slack` of it behind; nan is not."""
+        sign = -1 if self.below else 1
+        return sign * value >= sign * self.threshold * (1 - sign * slack)
 
 
 @dataclass(frozen=True)
@@ -53,22 +60,67 @@ class Event:
         return f"{self.kind} layer {self.layer} head {head} {self.event} at step {self.step}".strip()
 
 
-def head_traits(induction: float, sink: float, collapse: float) -> dict[str, Trait]:
-    """The traits that training reports.
+TRAITS: dict[str, Trait] = {
+    "previous_token": Trait(
+        "previous_token", 0.5, "became a previous-token head", "is no longer a previous-token head"
+    ),
+    "first_token": Trait("first_token", 0.5, "became a first-token sink", "is no longer a first-token sink"),
+    "self": Trait("self", 0.5, "came to attend to its own token", "no longer attends to its own token"),
+    "vertical": Trait("vertical", 0.5, "became a vertical head", "is no longer a vertical head"),
+    "block": Trait("block", 0.8, "became a block head", "is no longer a block head"),
+    "induction": Trait("induction", 0.4, "became an induction head", "is no longer an induction head"),
+    "uniform": Trait("entropy_share", 0.95, "became uniform", None),  # as all heads are before training
+    "collapsed": Trait("entropy_share", 0.05, "collapsed in entropy", "is no longer collapsed in entropy", below=True),
+    "diagonal": Trait("diagonal_distance", 0.1, "became diagonal", "is no longer diagonal", below=True),
+    "source_end": Trait("source_end", 0.5, "came to rest on the source's end", "no longer rests on the source's end"),
+}
+"""The traits of heads, by the name of their label, with default thresholds.
+
+Half of the attention for those of one key: previous tokens (Clark et al. 2019, arXiv 1906.04341, section 3.1), first
+tokens (Xiao et al. 2023, arXiv 2309.17453), own tokens and vertical heads (Kovaleva et al. 2019, arXiv 1908.08593).
+Blocks (Kovaleva et al. 2019) and broad attention (Clark et al. 2019) by their distance from even attention. Induction
+by prefix matching (Olsson et al. 2022, arXiv 2209.11895), collapse by entropy (Zhai et al. 2023, arXiv 2303.06296). The
+last two are of cross-attention.
+"""
+
+
+def head_traits(thresholds: Mapping[str, float] | None = None) -> dict[str, Trait]:
+    """`TRAITS`, some of them with other thresholds.
+
+    Raises:
+        ArgumentError: a name is not in `TRAITS`, or a threshold is not between 0 and 1.
+    """
+    thresholds = thresholds or {}
+    for name, threshold in thresholds.items():
+        if name not in TRAITS:
+            raise ArgumentError("thresholds", dict(thresholds), f"must be of {', '.join(TRAITS)}")
+        if not 0 < threshold < 1:
+            works = {name: TRAITS[name].threshold}
+            raise ArgumentError(f"thresholds.{name}", threshold, "must be above 0 and below 1", works)
+    return {name: replace(trait, threshold=thresholds.get(name, trait.threshold)) for name, trait in TRAITS.items()}
+
+
+def head_labels(
+    measures: Mapping[str, Sequence[Sequence[float]]], traits: Mapping[str, Trait] = TRAITS
+) -> list[list[str]]:
+    """The label of each head of each layer: the traits that it has, such as "self + collapsed"; empty for none.
 
     Args:
-        induction: minimum prefix matching of an induction head (Olsson et al. 2022, arXiv 2209.11895).
-        sink: minimum share of attention on the first token of a sink (Xiao et al. 2023, arXiv 2309.17453).
-        collapse: maximum share of the possible entropy of a collapsed head (Zhai et al. 2023, arXiv 2303.06296).
+        measures: by name, the value for each head of each layer; a measure that is missing, or nan, is no trait.
+        traits: the traits by name.
     """
-    lost = "is no longer"
-    return {
-        "induction": Trait("induction", induction, "became an induction head", f"{lost} an induction head"),
-        "sink": Trait("first_token", sink, "became a first-token sink", f"{lost} a first-token sink"),
-        "collapse": Trait(
-            "entropy_share", collapse, "collapsed in entropy", f"{lost} collapsed in entropy", below=True
-        ),
-    }
+    measured = {name: trait for name, trait in traits.items() if trait.measure in measures}
+    return [
+        [
+            " + ".join(
+                name.replace("_", " ")
+                for name, trait in measured.items()
+                if trait.is_met(measures[trait.measure][layer][head])
+            )
+            for head in range(len(values))
+        ]
+        for layer, values in enumerate(next(iter(measures.values())))
+    ]
 
 
 class EventDetector:
@@ -112,18 +164,12 @@ class EventDetector:
                     if math.isnan(value):
                         continue
                     had = self._has.get(key)
-                    self._has[key] = has = self._has_trait(trait, bool(had), value)
-                    if had is not None and had != has:
-                        event = trait.begins if has else trait.ends
+                    self._has[key] = has = trait.is_met(value, self.hysteresis if had else 0.0)
+                    event = trait.begins if has else trait.ends
+                    if had is not None and had != has and event is not None:
                         new.append(Event(step, index, head, event, trait.measure, value, kind))
         self.events.extend(new)
         return new
-
-    def _has_trait(self, trait: Trait, had: bool, value: float) -> bool:
-        """Whether a head has a trait, given whether it had it at the measurement before."""
-        sign = -1 if trait.below else 1
-        bound = trait.threshold * (1 - sign * self.hysteresis) if had else trait.threshold
-        return sign * value >= sign * bound
 
     def state_dict(self) -> dict[str, Any]:
         """The state from which a resumed run continues, as plain containers."""

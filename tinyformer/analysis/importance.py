@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tinyformer.analysis.ablation import head_changes
 from tinyformer.analysis.charts import head_grid
+from tinyformer.analysis.probe import ablated_heads
 from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs
 from tinyformer.errors import require_at_least
 from tinyformer.nn import BaseAttention
@@ -53,7 +54,7 @@ class HeadImportance:
     """The importance of each head by gradient, and optionally its rank correlation with ablation.
 
     Args:
-        num_windows: number of windows, or pairs, of the evaluated split.
+        num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
         compare: whether to also ablate each head, and report the rank correlation of importance and loss change
             (Spearman's ρ).
 
@@ -83,8 +84,10 @@ class HeadImportance:
                 "importance": head_grid(
                     by_layer(layers, importance),
                     [[str(head) for head in layer.head_map.ids] for layer in layers],
-                    f"Importance of each head: {MEANING}, nats per {subject.task.unit}",
+                    "Importance of each head",
                     layers=subject.addresses,
+                    label=f"{MEANING}, nats per {subject.task.unit}",
+                    ablated=ablated_heads(subject.network),
                 )
             },
         )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.atlas import write_atlas
-from tinyformer.analysis.cross_measures import CROSS_MEANINGS
-from tinyformer.analysis.importance import MEANING, head_importance
-from tinyformer.analysis.measures import MEANINGS
+from tinyformer.analysis.events import head_labels
+from tinyformer.analysis.importance import head_importance
+from tinyformer.analysis.padding import queries_by_kind, without_padding
 from tinyformer.analysis.pair_probe import (
     Axes,
     TokenPair,
@@ -19,11 +19,19 @@ from tinyformer.analysis.pair_probe import (
     decoded_pair,
     measure_pairs,
     pairs_of,
+    sides_of,
 )
 from tinyformer.analysis.plots import head_maps
-from tinyformer.analysis.probe import HeadMeasures, capture_weights, make_probes, measure_heads
-from tinyformer.analysis.subject import Findings, Subject, by_layer, fullest
-from tinyformer.batch import Batch, tensors
+from tinyformer.analysis.probe import (
+    HeadMeasures,
+    ablated_maps,
+    capture_weights,
+    head_label,
+    make_probes,
+    measure_heads,
+)
+from tinyformer.analysis.scales import EXPLANATIONS
+from tinyformer.analysis.subject import Findings, Subject, by_layer
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
@@ -61,12 +69,13 @@ class HeadMaps:
     For an encoder–decoder, of a source and its target (`atlas.html`, `cross_maps.png` and so on).
 
     Args:
-        text: the text, or the source; by default the beginning of the evaluated split, or the first of its pairs that
-            has at most `num_tokens` tokens on each side.
+        text: the text, or the source; by default the first window of the sample, or the first of its pairs that has at
+            most `num_tokens` tokens on each side.
         target: the target of the source; by default what the model decodes.
         num_tokens: number of tokens shown, of a pair on each side; by default 48, or the context length if that is
             smaller.
-        num_windows: number of windows or pairs of the evaluated split over which measures and importance are computed.
+        num_windows: number of windows, examples or pairs, drawn at random from the evaluated split, over which measures
+            and importance are computed.
         importance: whether to compute importance, which needs gradients.
         rows: number of queries of each window that are measured, see `capture_attention`; of a pair, all are.
 
@@ -93,8 +102,8 @@ class HeadMaps:
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
         measures = self._with_importance(subject, shown.measures)
-        names = [[name.removeprefix("0") for name in layer] for layer in measures.names]  # for people: 3, not 03
-        descriptions = MEANINGS | CROSS_MEANINGS | {"importance": f"{MEANING}, nats per {subject.task.unit}"}
+        names = [list(map(head_label, layer)) for layer in measures.names]
+        ablated = ablated_maps(subject.network)
         tokens = shown.axes if len(shown.axes) > 1 else shown.axes[""].queries
         atlas = write_atlas(
             folder / "atlas.html",
@@ -102,8 +111,11 @@ class HeadMaps:
             tokens,
             measures.values,
             names,
-            descriptions=descriptions,
+            descriptions=EXPLANATIONS,
             addresses=subject.addresses,
+            facts={**subject.facts, "loss": self._loss(subject)},
+            labels=head_labels(measures.values),
+            ablated=ablated,
         )
         table, first, pictures = measures.table(), slice(0, PICTURE_TOKENS), {}
         for kind, axes in shown.axes.items():
@@ -111,9 +123,11 @@ class HeadMaps:
             pictures[f"{kind}_maps".removeprefix("_")] = head_maps(
                 [shown.maps[index][:, first, first] for index in of_kind],
                 axes.queries[first],
-                f"{kind} attention".strip(),
+                f"{kind} attention maps".strip().capitalize(),
                 [names[index] for index in of_kind],
                 axes.keys[first],
+                sides_of(kind),
+                [ablated[index] for index in of_kind],
             )
         return Findings(
             lines={"atlas": f"{len(table[1])} maps of {shown.extent} tokens; open {atlas.name} in a browser"},
@@ -132,20 +146,24 @@ class HeadMaps:
             reason = "a model of one text has no target; one that is trained with task=seq2seq has"
             raise ArgumentError("target", self.target, reason, {"target": None})
         num_tokens, text = self._length(subject), self._tokens(subject, "text", self.text)
-        tokens = (subject.batches[0]["inputs"][0].tolist() if text is None else text)[:num_tokens]
-        shown = torch.tensor([tokens], device=subject.batches[0]["inputs"].device)
+        first, is_token = subject.batches[0]["inputs"][0], queries_by_kind(subject.batches[0])[""][0]
+        tokens = (first[is_token].tolist() if text is None else text)[:num_tokens]
+        shown = torch.tensor([tokens], device=first.device)
         with subject.precision():
             captured = capture_weights(cast(Transformer, subject.network), shown, subject.task.mask({"inputs": shown}))
         strings = subject.tokenizer.token_strings(tokens)
         axes = {"": Axes(strings, strings)}
         return Shown([weights[0] for weights in captured], axes, self._measures(subject), _extent(tokens, text))
 
+    def _loss(self, subject: Subject) -> str:
+        """The loss of the windows or pairs that are measured, in words."""
+        losses = subject.losses()
+        return f"{losses.mean:.4f} nats per {subject.task.unit}, over {len(losses.nats)} {subject.row}s"
+
     def _measures(self, subject: Subject) -> HeadMeasures:
         """`MEASURES` of windows, and `PATTERNS` of repeated random tokens."""
         encoder = subject.network.encoder
-        batches = [tensors(batch) for batch in subject.batches]
-        joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-        windows = fullest(cast(Batch, joined), self.num_windows)
+        windows = without_padding(subject.batches)
         probes = make_probes(subject.task, windows, encoder.vocab_size, encoder.max_seq_len, NUM_SEQUENCES, PERIOD)
         return measure_heads(cast(Transformer, subject.network), probes, self.rows, subject.precision())
 

@@ -7,14 +7,16 @@ may be stacked before the batch. `rows` are the positions of the queries, by def
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.capture import CapturedMaps
+from tinyformer.analysis.shapes import block, vertical
 from tinyformer.nn import AttentionMaps
 
 REACH = 8
@@ -159,6 +161,10 @@ def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int 
     return once.repeat(1, 2)
 
 
+MEAN = partial(torch.nanmean, dim=0)
+"""The mean over the rows for which a measure is defined."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """A measure of the heads of stacked layers.
@@ -166,10 +172,14 @@ class Measure:
     Args:
         compute: the value for each head, from the maps of the layers, the positions of their queries, and the tokens.
         meaning: the meaning in a few words, with the unit.
+        combine: makes one value of those of several rows, which come first; by default `MEAN`.
+        is_costly: whether telemetry leaves it to validations: a GPU waits for the launch of each kernel.
     """
 
     compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]
     meaning: str
+    combine: Callable[[Tensor], Tensor] = MEAN
+    is_costly: bool = False
 
 
 MEASURES: dict[str, Measure] = {
@@ -184,7 +194,13 @@ MEASURES: dict[str, Measure] = {
     ),
     "self": Measure(lambda maps, rows, tokens: self_attention(maps.weights, rows), "share on the token itself"),
     "near": Measure(lambda maps, rows, tokens: near(maps.weights, rows), f"share within {REACH} tokens"),
-    "largest_logit": Measure(lambda maps, rows, tokens: largest_logit(maps.logits), "largest logit"),
+    "vertical": Measure(
+        lambda maps, rows, tokens: vertical(maps.weights), "largest share on one token", is_costly=True
+    ),
+    "block": Measure(lambda maps, rows, tokens: block(*maps, rows), "overlap with two blocks", is_costly=True),
+    "largest_logit": Measure(
+        lambda maps, rows, tokens: largest_logit(maps.logits), "largest logit", partial(torch.amax, dim=0)
+    ),
     "rank": Measure(lambda maps, rows, tokens: effective_rank(maps.weights), "effective rank of the map"),
     "similarity": Measure(lambda maps, rows, tokens: nearest_head(maps.weights), "cosine with the most similar head"),
 }
@@ -232,6 +248,29 @@ def measure_layers(
             for number, heads in zip(numbers, layers, strict=True):
                 values[name][number] = heads
     return values
+
+
+def combine_inputs(
+    measures: Mapping[str, Measure], found: Sequence[Mapping[str, list[list[float]]]], num_rows: Sequence[int]
+) -> dict[str, list[list[float]]]:
+    """One value of each measure for several inputs, such as sequences of different lengths.
+
+    Args:
+        measures: measures by name.
+        found: `measure_layers` of each input.
+        num_rows: the number of rows of each input, by which it counts.
+    """
+    if len(found) == 1:
+        return dict(found[0])
+    counts = torch.tensor(num_rows)
+
+    def combined(measure: Measure, of_inputs: tuple[list[float], ...]) -> list[float]:
+        return measure.combine(torch.tensor(of_inputs, dtype=torch.float64).repeat_interleave(counts, dim=0)).tolist()
+
+    return {
+        name: [combined(measure, layer) for layer in zip(*(values[name] for values in found), strict=True)]
+        for name, measure in measures.items()
+    }
 
 
 def _positions(weights: Tensor, rows: Tensor | None) -> tuple[Int[Tensor, "rows 1"], Int[Tensor, " k_seq"]]:

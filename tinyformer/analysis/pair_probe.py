@@ -1,18 +1,17 @@
 """Measures of all heads of an encoder–decoder on fixed pairs of a source and a target."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.analysis.capture import CapturedMaps, attention_calls
 from tinyformer.analysis.cross_measures import CROSS_MEASURES
-from tinyformer.analysis.measures import MEASURES, measure_layers
+from tinyformer.analysis.measures import MEASURES, combine_inputs, measure_layers
 from tinyformer.analysis.probe import HeadMeasures, map_names
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.beam_search import Beam, beam_search
@@ -79,16 +78,6 @@ def pairs_of(batch: Batch) -> list[TokenPair]:
     ]
 
 
-def queries_of_pairs(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
-    """Which queries of each kind of attention are tokens, not padding; empty for a batch of one sequence a row."""
-    if "source" not in batch:
-        return {}
-    place = torch.arange(batch["source"].shape[1], device=batch["source"].device)
-    is_target = batch["targets"] != IGNORED
-    is_source = place < batch["source_lengths"].unsqueeze(1)
-    return {"encoder": is_source, "decoder": is_target, "cross": is_target}
-
-
 def decoded_pair(
     network: EncoderDecoder, source: Sequence[int], tokens: PairTokens, beam: Beam, num_tokens: int | None = None
 ) -> TokenPair:
@@ -119,6 +108,11 @@ def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, Captured
     return captured
 
 
+def sides_of(kind: str) -> tuple[str, str]:
+    """The titles of the axes of a map of queries and keys."""
+    return ("Queries (target)", "Keys (source)") if kind == "cross" else ("Queries", "Keys")
+
+
 def axes_of_pair(pair: TokenPair, tokenizer: TextTokenizer) -> dict[str, Axes]:
     """The tokens of queries and keys of each kind of attention.
 
@@ -132,7 +126,7 @@ def axes_of_pair(pair: TokenPair, tokenizer: TextTokenizer) -> dict[str, Axes]:
 def measure_pairs(
     network: EncoderDecoder, pairs: Sequence[TokenPair], precision: AbstractContextManager[object]
 ) -> HeadMeasures:
-    """The measures of every head, each a mean over the pairs for which it is defined.
+    """The measures of every head, each combined over the pairs as `Measure` says.
 
     A measure of another kind of attention is nan.
 
@@ -143,22 +137,19 @@ def measure_pairs(
         pairs: sources and targets, on the network's device.
         precision: context of the forward passes.
     """
-    found: dict[str, dict[str, list[list[list[float]]]]] = {kind: defaultdict(list) for kind in OF_KIND}
+    found: dict[str, list[dict[str, list[list[float]]]]] = {kind: [] for kind in OF_KIND}
     with precision:
         for pair in pairs:
             for kind, maps in capture_pair(network, pair).items():
                 tokens = pair.source if kind == "encoder" else pair.target
-                for name, of_layers in measure_layers(OF_KIND[kind], maps, tokens).items():
-                    found[kind][name].append(of_layers)
+                found[kind].append(measure_layers(OF_KIND[kind], maps, tokens))
     kinds = network.attentions_by_kind()
     names = [map_names(layer) for layers in kinds.values() for layer in layers]
     measured = dict.fromkeys(name for measures in OF_KIND.values() for name in measures)
     values = {name: [[math.nan] * len(heads) for heads in names] for name in measured}
     first = 0
     for kind, layers in kinds.items():
-        for name, of_pairs in found[kind].items():
-            for index in range(len(layers)):
-                of_layer = torch.tensor([of_pair[index] for of_pair in of_pairs])
-                values[name][first + index] = of_layer.nanmean(dim=0).tolist()
+        for name, of_layers in combine_inputs(OF_KIND[kind], found[kind], [1] * len(pairs)).items():
+            values[name][first : first + len(layers)] = of_layers
         first += len(layers)
     return HeadMeasures(names, values, network.layer_names())

@@ -1,6 +1,9 @@
 """Images of tiles and text with one byte per pixel, far faster to draw than matplotlib figures."""
 
+import textwrap
+from collections.abc import Mapping
 from functools import cache, lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +18,20 @@ COLOURS, GREYS = 224, 32
 """Palette: number of colours of viridis, from 0 to 1, followed by a number of greys, from black to white."""
 BLACK, WHITE = COLOURS, COLOURS + GREYS - 1
 BRIGHT = 0.6
+HATCH = COLOURS + round(0.6 * (GREYS - 1)), COLOURS + round(0.9 * (GREYS - 1))
+"""Greys of the lines of a hatch, and between them."""
+HATCH_PITCH = 7
+"""Pixels between the lines of a hatch."""
+CAPTION_HEIGHT = 22
+"""Pixels of the line above a picture that says where it comes from."""
 """The value from which a colour is bright enough for black text."""
 POINTS = 7
 DPI = 100
 FONTS = ("DejaVu Sans Mono", "DejaVu Sans")
 """Fonts of matplotlib; a text is written in the first that has all its characters."""
 MAX_LABEL = 10
+CHARACTERS_PER_INCH = 16
+"""Of a caption above a figure."""
 
 
 class Label(NamedTuple):
@@ -69,6 +80,39 @@ class Picture:
         cells = indices.astype(np.uint8).repeat(height, axis=0).repeat(width, axis=1)
         self.pixels[y : y + cells.shape[0], x : x + cells.shape[1]] = cells
 
+    def hatch(self, x: int, y: int, width: int, height: int) -> None:
+        """Fill a rectangle with grey diagonal lines."""
+        area = self.pixels[y : y + height, x : x + width]
+        diagonals = np.add.outer(np.arange(area.shape[0]), np.arange(area.shape[1])) % HATCH_PITCH
+        area[:] = np.where(diagonals < 2, *HATCH)
+
+    def captioned(self, text: str) -> "Picture":
+        """A copy with a line of text above it, such as the checkpoint that it shows."""
+        height, width = self.pixels.shape
+        text = readable(text, longest=1000)
+        picture = Picture(max(width, text_width(text) + 20), CAPTION_HEIGHT + height)
+        picture.pixels[CAPTION_HEIGHT:, :width] = self.pixels
+        picture.labels += [
+            label._replace(top=label.top + CAPTION_HEIGHT, bottom=label.bottom + CAPTION_HEIGHT)
+            for label in self.labels
+        ]
+        picture.write(10, CAPTION_HEIGHT // 2 + 4, text)
+        return picture
+
+    def colour_bar(self, x: int, y: int, width: int, ticks: Mapping[float, str], height: int = 8) -> None:
+        """Draw all colours from left to right, with labels below.
+
+        Args:
+            x: left edge.
+            y: top edge.
+            width: width in pixels.
+            ticks: labels by their place from 0 to 1.
+            height: height in pixels, without the labels.
+        """
+        self.tile(x, y, np.linspace(0, 1, width)[None], 1, height)
+        for place, label in ticks.items():
+            self.write(x + place * width, y + height + 2, label, "mt", POINTS - 1)
+
     def write(
         self, x: float, y: float, text: str, align: str = "lm", points: float = POINTS, upright: bool = False
     ) -> None:
@@ -107,6 +151,16 @@ class Picture:
         # The strongest compression takes twice the time and saves a third.
         self.image().save(path, compress_level=1)
 
+    def _repr_png_(self) -> bytes:
+        """The picture in a notebook."""
+        data = BytesIO()
+        self.image().save(data, "png")
+        return data.getvalue()
+
+    def __repr__(self) -> str:
+        height, width = self.pixels.shape
+        return f"<{type(self).__name__} of {width} × {height} pixels>"
+
     def image(self) -> Image.Image:
         """The picture as a palette image."""
         image = Image.frombytes("P", self.pixels.shape[::-1], self.pixels.tobytes())
@@ -125,9 +179,23 @@ def readable(text: str, longest: int = MAX_LABEL) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def save_png(picture: Picture | Figure, path: Path) -> Path:
-    """Write a picture to a file, creating its folder."""
+def save_png(picture: Picture | Figure, path: Path, caption: str = "") -> Path:
+    """Write a picture to a file, creating its folder.
+
+    Args:
+        picture: the picture.
+        path: the file.
+        caption: where the picture comes from, such as a checkpoint and its data, in a line above it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if caption and isinstance(picture, Picture):
+        picture = picture.captioned(caption)
+    elif caption and isinstance(picture, Figure):
+        width = int(picture.get_figwidth() * CHARACTERS_PER_INCH)
+        lines = textwrap.wrap(readable(caption, longest=1000), width)
+        picture.suptitle(
+            "\n".join(lines), x=0.01, ha="left", fontsize=POINTS, family=list(FONTS[::-1]), parse_math=False
+        )
     picture.savefig(path)
     return path
 

@@ -1,10 +1,13 @@
 """Measures of all heads on fixed inputs, fast enough to be computed during training."""
 
+import functools
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +15,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.analysis.capture import CapturedMaps, LayerCall, attention_calls
-from tinyformer.analysis.measures import MEASURES, PATTERNS, Measure, measure_layers, repeated_tokens
+from tinyformer.analysis.events import TRAITS, Trait, head_labels
+from tinyformer.analysis.measures import MEASURES, PATTERNS, Measure, combine_inputs, measure_layers, repeated_tokens
 from tinyformer.batch import Batch
-from tinyformer.nn import QKV, AttentionCall, AttentionMask, BaseAttention, Transformer
+from tinyformer.data.windows import document_starts
+from tinyformer.nn import QKV, AttentionCall, AttentionMask, BaseAttention, Network, Transformer
 from tinyformer.tasks import Task
 
 
@@ -33,25 +38,70 @@ class Probe:
     measures: Mapping[str, Measure]
 
 
+class Joined(NamedTuple):
+    """Several inputs as one, the shorter ones padded on the right."""
+
+    tokens: Int[Tensor, "batch seq"]
+    mask: AttentionMask
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Inputs that are measured together.
+
+    Args:
+        each: the inputs; measures of one name are the same.
+    """
+
+    each: Sequence[Probe]
+
+    @functools.cached_property
+    def joined(self) -> Joined | None:
+        """The inputs as one, in which no token attends to padding; None if no kind of mask does that for all of them.
+
+        A pass has hundreds of kernels, for whose launches a GPU waits, so there is one pass for all.
+        """
+        masks = [probe.mask for probe in self.each]
+        kinds = {(mask.causal, mask.window) for mask in masks}
+        if len(kinds) > 1 or any(mask.lengths is not None for mask in masks):
+            return None
+        longest = max(probe.tokens.shape[1] for probe in self.each)
+        tokens = torch.cat([F.pad(probe.tokens, (0, longest - probe.tokens.shape[1])) for probe in self.each])
+        ((causal, window),) = kinds
+        mask = AttentionMask(causal=causal, window=window)
+        if causal and all(mask.documents is None for mask in masks):
+            return Joined(tokens, mask)  # padding is behind all that a query attends to
+        documents = torch.cat([_documents(probe, longest) for probe in self.each])
+        starts = torch.from_numpy(document_starts(documents.cpu().numpy(), most=longest)).to(tokens.device)
+        return Joined(tokens, replace(mask, documents=documents, document_starts=starts))
+
+
+def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
+    """The documents of a probe's tokens; padding up to `seq` is one more."""
+    known = probe.mask.documents
+    documents = torch.zeros_like(probe.tokens) if known is None else known
+    return torch.cat([documents, (documents.max() + 1).expand(len(documents), seq - documents.shape[1])], dim=1)
+
+
 def make_probes(
-    task: Task, windows: Batch, vocab_size: int, max_seq_len: int, num_sequences: int, period: int
-) -> list[Probe]:
+    task: Task, windows: Sequence[Batch], vocab_size: int, max_seq_len: int, num_sequences: int, period: int
+) -> Probes:
     """The probes of a model: `MEASURES` on windows of its data, `PATTERNS` on repeated random tokens.
 
     Args:
         task: the task that the model was trained for; it makes the attention masks.
-        windows: windows without padding, see `fullest`.
+        windows: windows without padding, see `without_padding`; at least one.
         vocab_size: number of tokens in the vocabulary.
         max_seq_len: context length of the model. At 1 no sequence can repeat, and there are no `PATTERNS`.
         num_sequences: number of random sequences.
         period: number of random tokens that are repeated; at most half of the context length is used.
     """
-    probes = [Probe(windows["inputs"], task.mask(windows), MEASURES)]
+    probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
     period = min(period, max_seq_len // 2)
     if period:
-        repeated = repeated_tokens(vocab_size, num_sequences, period).to(windows["inputs"].device)
+        repeated = repeated_tokens(vocab_size, num_sequences, period).to(probes[0].tokens.device)
         probes.append(Probe(repeated, task.mask({"inputs": repeated}), PATTERNS))
-    return probes
+    return Probes(probes)
 
 
 @dataclass(frozen=True)
@@ -78,41 +128,56 @@ class HeadMeasures:
             if math.isfinite(value)
         }
 
-    def table(self) -> tuple[list[str], list[list[int | str | float | None]]]:
-        """Columns and rows, with one row for each head and one column for each measure.
+    def table(self, traits: Mapping[str, Trait] = TRAITS) -> tuple[list[str], list[list[int | str | float | None]]]:
+        """Columns and rows, with one row for each head, one column for each measure, and the label of the head.
 
         The first column is the kind of attention, such as "cross", where there are several.
+
+        Args:
+            traits: those that labels name, see `head_labels`.
         """
         rows: list[list[int | str | float | None]] = []
+        labels = head_labels(self.values, traits)
         for layer, heads in enumerate(self.names):
             kind, number = split_name(self.layers[layer])
             for index, head in enumerate(heads):
                 values = (layers[layer][index] for layers in self.values.values())
                 numbers = [value if math.isfinite(value) else None for value in values]
-                rows.append([*([kind] if kind else []), number, head, *numbers])
+                rows.append([*([kind] if kind else []), number, head, *numbers, labels[layer][index]])
         kinds = ["kind"] if any("/" in name for name in self.layers) else []
-        return [*kinds, "layer", "head", *self.values], rows
+        return [*kinds, "layer", "head", *self.values, "label"], rows
 
 
 @torch.no_grad()
 def measure_heads(
-    network: Transformer, probes: Sequence[Probe], rows: int, precision: AbstractContextManager[object]
+    network: Transformer,
+    probes: Probes,
+    rows: int,
+    precision: AbstractContextManager[object],
+    costly: bool = True,
 ) -> HeadMeasures:
     """The measures of several probes.
 
     Args:
         network: the model, in training or evaluation mode.
-        probes: inputs whose measures have different names.
+        probes: inputs; the values of those with the same measures are combined, each input by its number of rows.
         rows: number of queries that are measured, see `capture_attention`.
         precision: context of the forward pass; the measures are computed in the precision of the attention weights.
+        costly: whether the costly measures are among them, see `Measure`.
     """
-    values: dict[str, list[list[float]]] = {}
-    captured = [CapturedMaps() for _ in probes]
+    captured = [CapturedMaps() for _ in probes.each]
     with precision:
         for maps, calls in zip(captured, _calls(network, probes), strict=True):
             maps.add(calls, rows)
-    for probe, maps in zip(probes, captured, strict=True):
-        values |= measure_layers(probe.measures, maps, probe.tokens)
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for number, probe in enumerate(probes.each):
+        alike[tuple(probe.measures)].append(number)
+    values: dict[str, list[list[float]]] = {}
+    for numbers in alike.values():
+        of_probe = probes.each[numbers[0]].measures
+        measures = {name: measure for name, measure in of_probe.items() if costly or not measure.is_costly}
+        found = [measure_layers(measures, captured[number], probes.each[number].tokens) for number in numbers]
+        values |= combine_inputs(measures, found, [len(probes.each[number].tokens) for number in numbers])
     return HeadMeasures([map_names(layer) for layer in network.attentions()], values, network.layer_names())
 
 
@@ -128,33 +193,51 @@ def split_name(layer: str) -> tuple[str, int]:
     return kind, int(name.removeprefix("layer_"))
 
 
-def _calls(network: Transformer, probes: Sequence[Probe]) -> list[list[LayerCall]]:
-    """What each layer attends with, for each probe; in one forward pass where masks are causal only.
-
-    A pass has hundreds of kernels, for whose launches a GPU waits. Padding behind a sequence changes nothing before it.
-    """
-    mask = AttentionMask(causal=True)
-    if any(probe.mask != mask for probe in probes):
-        return [attention_calls(network, probe.tokens, probe.mask) for probe in probes]
-    longest = max(probe.tokens.shape[1] for probe in probes)
-    padded = [F.pad(probe.tokens, (0, longest - probe.tokens.shape[1])) for probe in probes]
-    calls = attention_calls(network, torch.cat(padded), mask)
-    firsts = itertools.accumulate((len(tokens) for tokens in padded), initial=0)
+def _calls(network: Transformer, probes: Probes) -> list[list[LayerCall]]:
+    """What each layer attends with, for each probe."""
+    if probes.joined is None:
+        return [attention_calls(network, probe.tokens, probe.mask) for probe in probes.each]
+    calls = attention_calls(network, *probes.joined)
+    firsts = itertools.accumulate((len(probe.tokens) for probe in probes.each), initial=0)
     return [
-        [(layer, _part(call, first, *probe.tokens.shape)) for layer, call in calls]
-        for first, probe in zip(firsts, probes, strict=False)
+        [(layer, _part(call, first, probe)) for layer, call in calls]
+        for first, probe in zip(firsts, probes.each, strict=False)
     ]
 
 
-def _part(call: AttentionCall, first: int, num_rows: int, seq: int) -> AttentionCall:
-    """Some rows of a call, without the padding behind them."""
-    return call._replace(qkv=QKV(*(part[first : first + num_rows, :, :seq] for part in call.qkv)))
+def _part(call: AttentionCall, first: int, probe: Probe) -> AttentionCall:
+    """What a layer attends with on one of several joined inputs, without the padding behind it."""
+    rows, seq = probe.tokens.shape
+    qkv = QKV(*(part[first : first + rows, :, :seq] for part in call.qkv))
+    return call._replace(qkv=qkv, mask=probe.mask.within(call.mask.window))
 
 
 def map_names(layer: BaseAttention) -> list[str]:
     """The name of each attention map of a layer: `03` for head 3, `03a` and `03b` where a head has two softmaxes."""
     letters = "ab" if layer.num_softmaxes > 1 else [""]
     return [f"{head:02d}{letter}" for head in layer.head_map.ids for letter in letters]
+
+
+def head_label(name: str) -> str:
+    """A name of `map_names` for people: "3" of "03", "3a" of "03a"."""
+    return name.removeprefix("0")
+
+
+def ablated_heads(network: Network) -> list[list[bool]]:
+    """Whether each head of each layer is ablated: its gate is 0, for every row of a batch."""
+    gates = [(layer.num_heads, layer.head_gate.factors) for layer in network.attentions()]
+    return [
+        [False] * num_heads if factors is None else (factors.reshape(-1, num_heads) == 0).all(dim=0).tolist()
+        for num_heads, factors in gates
+    ]
+
+
+def ablated_maps(network: Network) -> list[list[bool]]:
+    """For each map of each layer, whether its head is ablated: its gate is 0 for every row of a batch."""
+    return [
+        [flag for flag in flags for _ in range(layer.num_softmaxes)]
+        for layer, flags in zip(network.attentions(), ablated_heads(network), strict=True)
+    ]
 
 
 @torch.no_grad()

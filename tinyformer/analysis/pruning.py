@@ -3,7 +3,7 @@
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
@@ -55,19 +55,30 @@ class HeadPruning:
         fraction: share of all heads to prune.
         order: which heads are pruned first: by `importance` (see `head_importance`); `oracle`, by the change of the
             loss after ablating each alone; or `random`, the baseline.
-        num_windows: number of windows, or pairs, of the evaluated split.
+        num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
         seed: seed of the random order.
+        random_orders: number of random orders to compare with in the picture and the table, with the seeds that follow
+            `seed`. Each costs at most 16 evaluations of the windows.
 
     Raises:
-        ArgumentError: the order is unknown, the fraction does not lie between 0 and 1, or `num_windows` is below 1.
+        ArgumentError: the order is unknown, the fraction does not lie between 0 and 1, or a number is too small.
     """
 
-    def __init__(self, fraction: float = 0.4, order: str = "importance", num_windows: int = 32, seed: int = 0) -> None:
+    def __init__(
+        self,
+        fraction: float = 0.4,
+        order: str = "importance",
+        num_windows: int = 32,
+        seed: int = 0,
+        random_orders: int = 3,
+    ) -> None:
         require_choice("order", order, ORDERS)
         require_at_least(1, {"num_windows": 32}, num_windows=num_windows)
+        require_at_least(0, {"random_orders": 3}, random_orders=random_orders)
         if not 0 < fraction < 1:
             raise ArgumentError("fraction", fraction, "must lie between 0 and 1", {"fraction": 0.4})
         self.fraction, self.order, self.num_windows, self.seed = fraction, order, num_windows, seed
+        self.random_orders = random_orders
         self.needs_gradient = order == "importance"
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
@@ -75,10 +86,14 @@ class HeadPruning:
         num_pruned = self._num_pruned(total, total - len(layers))
         ranked = pruning_order(subject, ORDERS[self.order](subject, self.seed))
         counts = sorted({round(i * len(ranked) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {num_pruned})
-        num_windows, curve = sum(len(batch["inputs"]) for batch in subject.batches), {}
-        for count in counts:
-            with gated(subject.network, ranked[:count]):
-                curve[count] = subject.losses().mean
+        num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
+        whole = subject.losses().mean
+        curve = _curve(subject, ranked, counts, whole)
+        seeds = [self.seed + 1 + index for index in range(self.random_orders)]
+        baselines = {
+            f"random, seed {seed}": _curve(subject, pruning_order(subject, _at_random(subject, seed)), counts, whole)
+            for seed in seeds
+        }
         pruned = copy.deepcopy(subject.network)
         for index, layer in enumerate(pruned.attentions()):
             prune_heads(layer, [layers[index].head_map.ids[head] for at, head in ranked[:num_pruned] if at == index])
@@ -108,19 +123,31 @@ class HeadPruning:
                 + ", ".join(_written(subject.head_address(*pair)) for pair in sorted(ranked[:num_pruned])),
                 "  loss": f"{curve[0]:.4f} -> {curve[num_pruned]:.4f} nats per {unit}, over {num_windows} "
                 f"{subject.row}s",
+                **_at_random_line(baselines, num_pruned),
                 "  parameters": f"{old_size:,} -> {new_size:,} ({old_bytes:,} -> {new_bytes:,} bytes)",
                 "  speed": f"{old_speed:,.0f} -> {new_speed:,.0f} tokens/s in the forward pass",
                 "  check": f"differs from the gated model by {error:.1e}",
             },
             tables={
-                "prune": (["pruned", "left", "loss"], [[count, total - count, loss] for count, loss in curve.items()])
+                "prune": (
+                    ["pruned", "left", "loss", *(f"loss_random_{seed}" for seed in seeds)],
+                    [
+                        [count, total - count, loss, *(losses[count] for losses in baselines.values())]
+                        for count, loss in curve.items()
+                    ],
+                )
             },
             figures={
                 "prune": lines(
-                    {self.order: ([total - count for count in curve], list(curve.values()))},
+                    {self.order: ([total - count for count in counts], list(curve.values()))},
                     f"Loss by number of heads (pruning order: {self.order})",
                     "heads left",
                     f"loss, nats per {unit}",
+                    baselines={
+                        name: ([total - count for count in counts], list(losses.values()))
+                        for name, losses in baselines.items()
+                    },
+                    marked=(total - num_pruned, curve[num_pruned], f"pruned.ckpt, {total - num_pruned} heads"),
                 )
             },
             files=[path],
@@ -157,6 +184,22 @@ def pruning_order(subject: Subject, scores: Sequence[float]) -> list[tuple[int, 
             left[layer] -= 1
             order.append((layer, head))
     return order
+
+
+def _curve(subject: Subject, order: Sequence[tuple[int, int]], counts: Sequence[int], whole: float) -> dict[int, float]:
+    """The loss without the first heads of an order, by their number; `whole` is that of the model as it is."""
+    curve = {0: whole}
+    for count in counts:
+        if count:
+            with gated(subject.network, order[:count]):
+                curve[count] = subject.losses().mean
+    return curve
+
+
+def _at_random_line(baselines: Mapping[str, Mapping[int, float]], num_pruned: int) -> dict[str, str]:
+    """The line of the summary about random orders, if there are any."""
+    losses = ", ".join(f"{curve[num_pruned]:.4f}" for curve in baselines.values())
+    return {"  at random": f"{losses} with as many heads pruned in random orders"} if losses else {}
 
 
 @contextmanager

@@ -13,15 +13,19 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis.charts import lines
+from tinyformer.analysis.charts import change_grid, lines
+from tinyformer.analysis.padding import without_padding
 from tinyformer.analysis.pair_probe import pairs_of
-from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, fullest
+from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject
 from tinyformer.errors import require_at_least
 from tinyformer.nn import EncoderDecoder, Network, Residual
 from tinyformer.nn.heads import layer_title
 
 SUBLAYERS = ("attention_residual", "cross_attention_residual", "feed_forward_residual")
+SUBLAYER_NAMES = dict(zip(SUBLAYERS, ("attention", "cross-attention", "feed-forward"), strict=True))
 PARTS = ("skip", "branch")
+PART_NAMES = {"skip": "skip around", "branch": "sublayer"}
+"""Names in figures."""
 
 Kind: TypeAlias = tuple[str, ...]
 """Of a stack of layers: ("encoder",), ("decoder",), or () where there is only one."""
@@ -101,7 +105,7 @@ class ResidualSurgery:
     (Dong et al. 2021, arXiv 2103.03404).
 
     Args:
-        num_windows: number of windows, or pairs, of the evaluated split.
+        num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
         num_resamples: number of bootstrap resamples of the windows.
 
     Raises:
@@ -160,20 +164,24 @@ class ResidualSurgery:
                 ),
             },
             figures={
-                name: figure for kind, by_name in ranks.items() for name, figure in _figures(kind, by_name).items()
+                "residual": _change_figure({at: change.mean for at, change in changes.items()}, subject.task.unit),
+                **{name: figure for kind, by_name in ranks.items() for name, figure in _figures(kind, by_name).items()},
             },
         )
 
     def _ranks(self, subject: Subject) -> dict[Kind, dict[str, list[tuple[float, float]]]]:
         """`rank_by_depth` of each stack, of the trained and the untrained network with and without connections."""
         inputs, kinds = inputs_without_padding(subject), stack_kinds(subject.network)
+        num_rows = torch.tensor([len(arguments[0]) for arguments in inputs])
         ranks: dict[Kind, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in kinds}
         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
             for suffix, residuals in {"with skips": [], "without skips": residuals_of(network)}.items():
                 with subject.precision(), scaled(residuals, "skip", 0.0):
                     found = [rank_by_depth(network, *arguments) for arguments in inputs]
                 for kind, *of_stack in zip(kinds, *found, strict=True):
-                    means = torch.tensor(of_stack, dtype=torch.float64).mean(dim=0)
+                    # A sequence of one token has no pair of tokens.
+                    of_rows = torch.tensor(of_stack, dtype=torch.float64).repeat_interleave(num_rows, dim=0)
+                    means = of_rows.nanmean(dim=0)
                     ranks[kind][f"{name}, {suffix}"] = [(distance, cosine) for distance, cosine in means.tolist()]
         return ranks
 
@@ -184,11 +192,21 @@ def stack_kinds(network: Network) -> list[Kind]:
 
 
 def inputs_without_padding(subject: Subject) -> list[tuple[Any, ...]]:
-    """Arguments of the network: pair by pair, or the fullest windows of the first batch."""
+    """Arguments of the network: pair by pair, or windows of one length together."""
     if isinstance(subject.network, EncoderDecoder):
         return [(pair.source, pair.target) for batch in subject.batches for pair in pairs_of(batch)]
-    batch = fullest(subject.batches[0], len(subject.batches[0]["inputs"]))
-    return [(batch["inputs"], subject.task.mask(batch))]
+    return [(batch["inputs"], subject.task.mask(batch)) for batch in without_padding(subject.batches)]
+
+
+def _change_figure(changes: Mapping[tuple[str | int, ...], float], unit: str) -> Figure:
+    """The change of the loss without each connection and each sublayer, of every layer."""
+    columns = {(name, part): f"{PART_NAMES[part]}\n{SUBLAYER_NAMES[name]}" for name in SUBLAYERS for part in PARTS}
+    named = {(layer_title(at[:-2]), columns[str(at[-2]), str(at[-1])]): change for at, change in changes.items()}
+    rows, found = list(dict.fromkeys(row for row, _ in named)), {column for _, column in named}
+    title = "Change of the loss without a residual connection (skip) or a sublayer"
+    return change_grid(
+        named, rows, [name for name in columns.values() if name in found], title, f"change of the loss, nats per {unit}"
+    )
 
 
 def _figures(kind: Kind, ranks: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Figure]:

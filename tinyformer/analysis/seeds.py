@@ -28,7 +28,12 @@ UNITS = {
 DPI = 150
 POINTS = 9
 WIDTH, HEIGHT, MARGINS, ROW_HEIGHT = 7.5, 4.8, 1.7, 0.26  # inches
-MAX_LABEL = 60
+LABEL_WIDTH = 60
+"""Characters of a line of a label."""
+
+MAX_LABEL = 300
+"""Characters of a label: a folder may come from a stranger."""
+
 SPREAD_OUT = 20
 """Ratio of the largest to the smallest setting from which the axis is logarithmic."""
 
@@ -55,7 +60,7 @@ def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]],
     base = _log_base(numbers)
     if base is not None:
         axes.set_xscale("log", base=base)
-    axes.set_xlabel(readable(setting, MAX_LABEL), fontsize=POINTS + 1)
+    axes.set_xlabel(_wrapped(setting), fontsize=POINTS + 1)
     axes.set_ylabel(_with_unit(metric), fontsize=POINTS + 1)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
@@ -73,9 +78,11 @@ def seeds_by_setting(labels: Sequence[str], values: Sequence[Sequence[float]], s
         setting: name or names of what is set.
         metric: name of the metric.
     """
-    shown = [readable(label, MAX_LABEL) for label in labels]
-    width = WIDTH + 0.08 * max(map(len, shown))
-    figure, axes = _empty(width, MARGINS + ROW_HEIGHT * len(labels), metric, f"by {setting}" if setting else "")
+    shown = [_wrapped(label) for label in labels]
+    lines = [line for label in shown for line in label.splitlines()]
+    most = max(label.count("\n") + 1 for label in shown)
+    size = WIDTH + 0.08 * max(map(len, lines), default=0), MARGINS + ROW_HEIGHT * most * len(labels)
+    figure, axes = _empty(*size, metric, f"by {setting}" if setting else "")
     pairs = [(value, row) for row, seeds in enumerate(values) for value in seeds]
     _draw_seeds(axes, [x for x, _ in pairs], [y for _, y in pairs])
     scored = [(row, seeds) for row, seeds in enumerate(values) if seeds]
@@ -99,9 +106,14 @@ def _empty(width: float, height: float, metric: str, subtitle: str) -> tuple[Fig
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    lines = [_with_unit(metric), *textwrap.wrap(readable(subtitle, 200), int(width * 10))]
+    lines = [_with_unit(metric), *textwrap.wrap(readable(subtitle, MAX_LABEL), int(width * 10))]
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=POINTS + 3, parse_math=False)
     return figure, axes
+
+
+def _wrapped(label: str) -> str:
+    """A label in lines, whole."""
+    return "\n".join(textwrap.wrap(readable(label, MAX_LABEL), LABEL_WIDTH, break_on_hyphens=False))
 
 
 def _draw_seeds(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:

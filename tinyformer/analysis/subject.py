@@ -1,10 +1,10 @@
 """The interface of an analysis: the model and data that it is given, and the findings that it returns."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.picture import Picture
-from tinyformer.batch import IGNORED, Batch, tensors
+from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
@@ -28,13 +28,15 @@ class Subject:
 
     Args:
         network: the model, in evaluation mode.
-        batches: windows or pairs of the evaluated split, in batches of nearly equal size on the network's device.
+        batches: a random sample of the windows or pairs of the evaluated split, in batches of nearly equal size on the
+            network's device.
         task: the task that the network was trained for.
         tokenizer: the tokenizer of the batches.
         precision: makes the context in which forward passes run.
         untrained: makes the network as it was before its first training step.
         save_pruned: writes a checkpoint of the network after heads were pruned.
         row: what a row of a batch is, in the singular.
+        facts: what is analysed, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}; see `caption`.
     """
 
     network: Network
@@ -45,6 +47,7 @@ class Subject:
     untrained: Callable[[], Network]
     save_pruned: Callable[[Network, Path], None]
     row: str = "window"
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[BaseAttention]:
@@ -60,6 +63,11 @@ class Subject:
     def address_columns(self) -> list[str]:
         """Columns of a table by which layers are told apart: `layer`, after `kind` where attention has several."""
         return ["kind", "layer"][-len(self.addresses[0]) :]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of attention of each of `layers`; "" where there is only one."""
+        return [str(address[0]) if len(address) > 1 else "" for address in self.addresses]
 
     def head_address(self, layer: int, head: int) -> Address:
         """The address of a head: [3, 0], or ["cross", 3, 0].
@@ -77,10 +85,25 @@ class Subject:
 
     def losses(self) -> "Losses":
         """The loss of each window with the network as it is now."""
-        with torch.no_grad(), self.precision():
-            pairs = [self.task.nats(self.network, batch) for batch in self.batches]
+        return self.losses_within(lambda batch: nullcontext())
+
+    def losses_within(self, changed: Callable[[Batch], AbstractContextManager[Any]]) -> "Losses":
+        """The loss of each window while the network is changed.
+
+        Args:
+            changed: makes the context in which the network is changed for a batch.
+        """
+        pairs = []
+        for batch in self.batches:
+            with torch.no_grad(), self.precision(), changed(batch):
+                pairs.append(self.task.nats(self.network, batch))
         nats, targets = (torch.cat(parts).double().cpu() for parts in zip(*pairs, strict=True))
         return Losses(nats, targets)
+
+
+def caption(facts: Mapping[str, str]) -> str:
+    """The line above a picture that says where it comes from: "checkpoint run/last.ckpt · step 2,000"."""
+    return " · ".join(f"{name} {value}" for name, value in facts.items())
 
 
 @dataclass(frozen=True)
@@ -153,7 +176,7 @@ class Analysis(Protocol):
     """An analysis of a trained model; each file of `conf/analysis` names one."""
 
     num_windows: int
-    """Number of windows of the evaluated split."""
+    """Number of windows, examples or pairs of the evaluated split."""
 
     needs_gradient: bool
     """Whether the analysis runs a backward pass."""
@@ -172,17 +195,3 @@ def by_layer(layers: Sequence[BaseAttention], values: Sequence[float]) -> list[l
     """The values of `head_pairs` as one list for each layer."""
     remaining = iter(values)
     return [[next(remaining) for _ in range(layer.num_heads)] for layer in layers]
-
-
-def fullest(batch: Batch, num_rows: int) -> Batch:
-    """The longest rows of a batch, cut to the shortest of them, so that no padding is measured.
-
-    Args:
-        batch: windows or examples.
-        num_rows: maximum number of rows; rows less than half as long as the longest are left out.
-    """
-    lengths = batch["lengths"] if "lengths" in batch else (batch["targets"] != IGNORED).sum(dim=1)
-    chosen = lengths.argsort(descending=True, stable=True)[:num_rows]
-    chosen = chosen[2 * lengths[chosen] >= lengths.max()]
-    seq = int(lengths[chosen].min())
-    return cast(Batch, {name: rows[chosen, :seq] for name, rows in tensors(batch).items() if rows.ndim > 1})

@@ -19,12 +19,12 @@ const kinds = atlas.kinds.map((kind) => {
 });
 const isPair = kinds.length > 1;
 
-// In the order of layers: {kind, layer, name, values, weights}, a label and a fragment identifier.
+// In the order of layers: {kind, layer, name, label, ablated, values, weights}, a title and a fragment identifier.
 const heads = atlas.heads.map((head) => {
   const kind = kinds[head.kind];
   const place = `layer ${head.layer} head ${head.name}`;
   const fragment = [kind.name, "layer", head.layer, "head", encodeURIComponent(head.name)].filter((part) => part !== "");
-  return { ...head, kind, label: `${kind.name} ${place}`.trim(), hash: `#${fragment.join("-")}` };
+  return { ...head, kind, title: `${kind.name} ${place}`.trim(), hash: `#${fragment.join("-")}` };
 });
 
 // A map's levels, row by row, decoded on first use. All machines that run browsers are little-endian.
@@ -36,7 +36,26 @@ function levels(head) {
   return head.weights;
 }
 
-const weight = (head, query, key) => levels(head)[query * head.kind.keys.length + key] / LEVELS;
+// Whether the weights on the first key are left out, which is where many heads rest.
+let hidesFirst = false;
+const LEAST = 0.001; // of the other weights of a row; those of less are left out, too, since they are rounded
+
+// What the other weights of each query are multiplied by, so that its row keeps its sum without the first key.
+function factors(head) {
+  const columns = head.kind.keys.length;
+  head.factors ??= head.kind.queries.map((_, query) => {
+    const row = levels(head).subarray(query * columns, (query + 1) * columns);
+    const rest = row.subarray(1).reduce((sum, level) => sum + level, 0);
+    return rest >= LEAST * LEVELS ? (rest + row[0]) / rest : 0;
+  });
+  return head.factors;
+}
+
+function weight(head, query, key) {
+  const stored = levels(head)[query * head.kind.keys.length + key] / LEVELS;
+  if (!hidesFirst) return stored;
+  return key === 0 ? 0 : stored * factors(head)[query];
+}
 
 // The colours of 256 steps of the square root, as ABGR pixels.
 const pixels = Uint32Array.from(atlas.colours, (colour) => {
@@ -45,13 +64,14 @@ const pixels = Uint32Array.from(atlas.colours, (colour) => {
 });
 
 function drawMap(canvas, head) {
-  canvas.width = head.kind.keys.length;
+  const columns = (canvas.width = head.kind.keys.length);
   canvas.height = head.kind.queries.length;
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
-  new Uint32Array(image.data.buffer).set(
-    Uint32Array.from(levels(head), (level) => pixels[Math.round(Math.sqrt(level / LEVELS) * 255)]),
-  );
+  const colours = new Uint32Array(image.data.buffer);
+  for (let at = 0; at < colours.length; at++) {
+    colours[at] = pixels[Math.round(Math.sqrt(weight(head, Math.floor(at / columns), at % columns)) * 255)];
+  }
   context.putImageData(image, 0, 0);
 }
 
@@ -82,8 +102,8 @@ function element(tag, attributes = {}, ...children) {
   return node;
 }
 
-// Whether tokens hold the spaces between words; if not, words need some space between tokens.
-const hasSpaces = (tokens) => tokens.some((token) => token.includes("␣"));
+// Whether tokens hold the spaces between words, as ␣ or, of a tokenizer, as ·; if not, words need some space between tokens.
+const hasSpaces = (tokens) => tokens.some((token) => /[␣·]/.test(token));
 
 const lineEnd = (token) => (token.includes("⏎") ? [element("br")] : []);
 

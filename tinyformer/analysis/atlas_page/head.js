@@ -1,10 +1,10 @@
-// One head: its map with tokens on both axes, and the weights of the selected token.
+// One head: its map with tokens on both axes, the weights of the selected token, and the measures.
 
 const STRONGEST = 8;
 const MIN_CELL = 11;
 const MAX_CELL = 44;
 
-const shown = { head: null, axis: "queries", token: 0, query: 0, key: 0, all: false };
+const shown = { head: null, other: null, axis: "queries", token: 0, query: 0, key: 0, all: false };
 
 // The words of each axis, and the weights of one of its tokens over the tokens of the other axis.
 const AXES = {
@@ -12,26 +12,33 @@ const AXES = {
     other: "keys",
     label: "Queries: the tokens that a token attends to",
     verb: "attends to",
-    weights: (query) => shown.head.kind.keys.map((_, key) => weight(shown.head, query, key)),
+    weights: (query, head = shown.head) => head.kind.keys.map((_, key) => weight(head, query, key)),
   },
   keys: {
     other: "queries",
     label: "Keys: the tokens that attend to a token",
     verb: "is attended to by",
-    weights: (key) => shown.head.kind.queries.map((_, query) => weight(shown.head, query, key)),
+    weights: (key, head = shown.head) => head.kind.queries.map((_, query) => weight(head, query, key)),
   },
 };
 
 const cells = byId("cells");
-const cursor = byId("cursor");
+const cursors = document.querySelectorAll(".cursor");
 const labels = {};
 let strip = [];
+
+// What is shown of a head; of cross-attention, whose alignment is read first, both.
+const VIEWS = { map: "map", lines: "lines", both: "map and lines" };
+let chosenView = null;
 
 // The name of a token, as in "source token 3 ‘a’".
 function tokenName(axis, index) {
   const { kind } = shown.head;
   return `${kind.nouns[axis]} ${shownToken(kind[axis], index)}`;
 }
+
+const axisWords = (axis) =>
+  shown.head.kind.isCross ? `${capitalised(shown.head.kind.nouns[axis])}s` : AXES[axis].label;
 
 // A row or column of buttons, one for each token of an axis.
 function fillAxis(container, axis) {
@@ -80,8 +87,10 @@ function showToken() {
   const lengths = weights.map((value) => value / largest);
   for (const side of ["queries", "keys"]) markTokens(labels[side], side, lengths);
   keepStop(byId(axis), labels[axis][token]);
-  byId("band").className = axis;
-  byId("band").style.setProperty("--at", token);
+  for (const band of document.querySelectorAll(".band")) {
+    band.className = `band ${axis}`;
+    band.style.setProperty("--at", token);
+  }
   strip.forEach((part, index) => {
     part.style.setProperty("--weight", Math.sqrt(weights[index]));
     part.classList.toggle("chosen", index === token);
@@ -94,14 +103,19 @@ function showToken() {
   byId("sentence").textContent = `${title}: ${words.join(", ") || "no token"}.`;
   byId("weights-of").textContent = sides[other];
   byId("weights-caption").textContent = `${title}, the largest weight first`;
-  byId("all-weights").textContent = `Show all ${weights.length}`;
-  byId("all-weights").hidden = weights.length <= STRONGEST;
-  const rows = shown.all ? order : order.slice(0, STRONGEST).filter((index) => weights[index] > 0);
-  byId("weights").replaceChildren(...rows.map((index) => weightRow(other, index, weights[index], lengths[index])));
-  if (shown.head.kind.isCross) alignToken(weights);
+  // Tokens that the mask hides have no weight, and no row.
+  const seen = order.filter((index) => weights[index] > 0);
+  byId("all-weights").textContent = shown.all ? `Show the ${STRONGEST} largest` : `Show all ${seen.length}`;
+  byId("all-weights").hidden = seen.length <= STRONGEST;
+  const rows = shown.all ? seen : seen.slice(0, STRONGEST);
+  const others = shown.other && of(token, shown.other);
+  byId("weights").replaceChildren(
+    ...rows.map((index) => weightRow(other, index, weights[index], lengths[index], others?.[index])),
+  );
+  alignToken(weights);
 }
 
-function weightRow(axis, index, value, length) {
+function weightRow(axis, index, value, length, otherValue) {
   const bar = element("td", { class: "bar" });
   bar.style.setProperty("--weight", length);
   const token = element("bdi", {}, shown.head.kind[axis][index]);
@@ -111,31 +125,34 @@ function weightRow(axis, index, value, length) {
     element("th", { scope: "row" }, element("span", { class: "index" }, index), " ", token),
     element("td", { class: "number" }, shownWeight(value)),
     bar,
+    ...otherCell(shownWeight(otherValue ?? 0)),
   );
 }
 
 // Show a single weight, selected by the pointer or the arrow keys.
 function point(query, key) {
   Object.assign(shown, { query, key });
-  cursor.hidden = false;
-  cursor.style.setProperty("--query", query);
-  cursor.style.setProperty("--key", key);
+  for (const cursor of cursors) {
+    cursor.hidden = false;
+    cursor.style.setProperty("--query", query);
+    cursor.style.setProperty("--key", key);
+  }
   const { sides, queries, keys } = shown.head.kind;
-  const value = shownWeight(weight(shown.head, query, key));
+  const values = drawnHeads().map((head) => element("strong", {}, shownWeight(weight(head, query, key))));
   byId("cell").replaceChildren(
     `${sides.queries} ${shownToken(queries, query)} → ${sides.keys} ${shownToken(keys, key)}: `,
-    element("strong", {}, value),
+    ...(shown.other ? [values[0], `, ${shown.other.title}: `, values[1]] : values),
   );
 }
 
 function unpoint() {
-  cursor.hidden = true;
+  for (const cursor of cursors) cursor.hidden = true;
   byId("cell").textContent = "Point at the map to see a single weight.";
 }
 
 function makeCells() {
   const place = (event) => {
-    const box = byId("map").getBoundingClientRect();
+    const box = event.currentTarget.getBoundingClientRect();
     const { queries, keys } = shown.head.kind;
     const step = (share, size) => Math.max(0, Math.min(size - 1, Math.floor(share * size)));
     return [
@@ -145,29 +162,42 @@ function makeCells() {
   };
   const follow = (event) => {
     const [query, key] = place(event);
-    if (cursor.hidden || query !== shown.query || key !== shown.key) point(query, key);
+    if (cursors[0].hidden || query !== shown.query || key !== shown.key) point(query, key);
   };
-  cells.addEventListener("pointermove", follow);
-  cells.addEventListener("pointerdown", follow);
-  cells.addEventListener("click", (event) => select("queries", place(event)[0]));
-  cells.addEventListener("pointerleave", () => document.activeElement === cells || unpoint());
+  for (const area of document.querySelectorAll(".cells")) {
+    area.addEventListener("pointermove", follow);
+    area.addEventListener("pointerdown", follow);
+    area.addEventListener("click", (event) => select("queries", place(event)[0]));
+    area.addEventListener("pointerleave", () => document.activeElement === cells || unpoint());
+  }
   cells.addEventListener("blur", unpoint);
   cells.addEventListener("focus", () => point(shown.query, shown.key));
   const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  const isStep = (event) => event.key in steps && !(event.shiftKey || event.altKey || event.ctrlKey || event.metaKey);
   cells.addEventListener("keydown", (event) => {
-    if (!(event.key in steps) || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (!isStep(event)) return;
     event.preventDefault();
     const [down, right] = steps[event.key];
     const within = (value, tokens) => Math.max(0, Math.min(tokens.length - 1, value));
     point(within(shown.query + down, shown.head.kind.queries), within(shown.key + right, shown.head.kind.keys));
-    cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
+    cursors[0].scrollIntoView({ block: "nearest", inline: "nearest" });
+  });
+  // A head that was opened has the focus on its title; from there, the arrow keys lead into the map or the lines.
+  byId("head-title").addEventListener("keydown", (event) => {
+    if (!isStep(event)) return;
+    event.preventDefault();
+    const entry = alignment.hidden || (view() === "both" && !shown.head.kind.isCross) ? cells : aligned.queries[shown.token];
+    entry.focus();
+    entry.dispatchEvent(new KeyboardEvent("keydown", { key: event.key, bubbles: true, cancelable: true }));
   });
 }
 
 function makeHeadView() {
   for (const axis of ["queries", "keys"]) makeAxis(byId(axis), axis);
   makeCells();
-  makeAlignment();
+  makeLines();
+  makeComparison();
+  makeViews();
   byId("strip").addEventListener("pointerover", (event) => {
     const index = event.target.dataset.token;
     if (index !== undefined) select(shown.axis, Number(index));
@@ -175,7 +205,6 @@ function makeHeadView() {
   const all = byId("all-weights");
   all.addEventListener("click", () => {
     shown.all = !shown.all;
-    all.setAttribute("aria-pressed", shown.all);
     showToken();
   });
   new ResizeObserver(fit).observe(document.querySelector(".map-side"));
@@ -194,18 +223,37 @@ function layOut(kind) {
     labels[axis] = fillAxis(container, axis);
     labels[axis][axis === "queries" ? last : kind.keys.length - 1].tabIndex = 0;
     container.classList.toggle("upright", Math.max(...kind[axis].map((token) => [...token].length)) <= 2);
-    const words = kind.isCross ? `${capitalised(kind.nouns[axis])}s` : AXES[axis].label;
-    container.setAttribute("aria-label", `${words}. Arrow keys move.`);
+    container.setAttribute("aria-label", `${axisWords(axis)}. Arrow keys move.`);
   }
   byId("across").textContent = `${kind.isCross ? kind.sides.keys : "keys"}\u00a0→`;
   byId("down").textContent = `${kind.isCross ? kind.sides.queries : "queries"}\u00a0↓`;
-  byId("alignment").hidden = !kind.isCross;
   for (const part of ["strip", "strip-scale"]) byId(part).hidden = kind.isCross;
   strip = kind.isCross ? [] : kind.keys.map((token, index) => element("bdi", { "data-token": index }, token));
   byId("strip").classList.toggle("words", !hasSpaces(kind.keys));
   byId("strip").replaceChildren(...strip.flatMap((part, index) => [part, ...lineEnd(kind.keys[index])]));
-  if (kind.isCross) layOutAlignment();
+  layOutLines();
+  listOthers(kind);
+}
+
+const view = () => chosenView ?? (shown.head.kind.isCross ? "both" : "map");
+
+function makeViews() {
+  for (const [value, words] of Object.entries(VIEWS)) {
+    const input = element("input", { type: "radio", name: "view", value });
+    input.addEventListener("change", () => {
+      chosenView = value;
+      showView();
+    });
+    byId("views").append(element("label", {}, input, element("span", {}, words)));
+  }
+}
+
+function showView() {
+  document.querySelector(`#views input[value="${view()}"]`).checked = true;
+  alignment.hidden = view() === "map";
+  document.querySelector(".map-side").hidden = view() === "lines";
   fit();
+  drawLines();
 }
 
 // Cells of whole pixels, so that all have the same size: as large as the window allows, but large enough for labels.
@@ -213,21 +261,28 @@ function fit() {
   if (!shown.head) return;
   const { queries, keys } = shown.head.kind;
   const map = document.querySelector(".map");
-  const width = document.querySelector(".map-side").clientWidth - byId("queries").offsetWidth;
+  const numMaps = drawnHeads().length;
+  const width = (document.querySelector(".map-side").clientWidth - byId("queries").offsetWidth) / numMaps - 12 * (numMaps - 1);
   const height = innerHeight * 0.86 - byId("keys").offsetHeight;
   const cell = Math.floor(Math.min(width / keys.length, height / queries.length));
   map.style.setProperty("--cell", `${Math.max(MIN_CELL, Math.min(cell, MAX_CELL))}px`);
+  byId("scrolls").hidden = map.scrollWidth <= map.parentElement.clientWidth + 1;
 }
 
 function showHead(head) {
   const before = shown.head?.kind;
   shown.head = head;
   if (head.kind !== before) layOut(head.kind);
-  byId("head-title").textContent = capitalised(head.label);
+  byId("head-title").textContent = capitalised(head.title);
+  const notes = [head.label, head.ablated ? "ablated: its output is replaced" : ""].filter(Boolean);
+  byId("head-notes").textContent = notes.join("; ");
+  byId("head-notes").hidden = !notes.length;
+  cells.classList.toggle("ablated", head.ablated);
   drawMap(byId("map"), head);
-  if (head.kind.isCross) drawLines();
+  showOther();
+  showView();
   showToken();
-  if (cursor.hidden) unpoint();
+  if (cursors[0].hidden) unpoint();
   else point(shown.query, shown.key);
   const rows = measuresOf(head.kind).map((at) => {
     const value = head.values[at];
@@ -242,6 +297,7 @@ function showHead(head) {
       element("th", { scope: "row" }, name, element("span", { class: "description" }, description)),
       element("td", { class: "number" }, shownNumber(value)),
       element("td", { class: "number" }, value === null ? "–" : `${rank} of ${defined.length}`),
+      ...otherCell(shownNumber(shown.other?.values[at] ?? null)),
     );
   });
   byId("measures-side").hidden = !rows.length;

@@ -21,12 +21,20 @@ const drawWhenSeen = new IntersectionObserver(
   { rootMargin: "400px" },
 );
 
+function redrawThumbnails() {
+  for (const { button } of heads) drawWhenSeen.observe(button);
+}
+
 function makeThumbnail(head, index) {
-  const canvas = element("canvas", { "aria-hidden": "true", width: 1, height: 1 });
+  const canvas = element("span", { class: "frame" }, element("canvas", { "aria-hidden": "true", width: 1, height: 1 }));
+  canvas.classList.toggle("ablated", head.ablated);
   const place = element("span", { class: "place" });
   place.append(element("span", {}, `layer ${head.layer}`), " ", element("span", {}, `head ${head.name}`));
   const button = element("button", { type: "button", class: "thumbnail", tabindex: -1, "data-head": index });
   button.append(canvas, place, " ", element("span", { class: "value" }));
+  for (const note of [head.label, head.ablated ? "ablated" : ""].filter(Boolean)) {
+    button.append(" ", element("span", { class: "note" }, note));
+  }
   button.addEventListener("click", () => openHead(head));
   drawWhenSeen.observe(button);
   return button;

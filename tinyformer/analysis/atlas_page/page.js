@@ -6,30 +6,44 @@ const headView = byId("head");
 // Whether the head was opened from its thumbnail, so that the browser's history leads back there.
 let cameFromOverview = false;
 
+// Within a frame, as in a notebook, the address and the history are those of the outer page.
+const isFramed = self !== top;
+let address = isFramed ? "" : location.hash;
+
+function goTo(hash) {
+  if (!isFramed) {
+    location.hash = hash;
+    return;
+  }
+  address = hash;
+  route();
+}
+
 function openHead(head) {
   cameFromOverview = true;
-  location.hash = head.hash;
+  goTo(head.hash);
 }
 
 function goBack() {
-  if (cameFromOverview) history.back();
-  else location.hash = "#overview";
+  if (cameFromOverview && !isFramed) history.back();
+  else goTo("#overview");
 }
 
 // The next or previous head in the order of the overview; it replaces this one in the browser's history.
 function turn(by) {
   const order = ordered();
   const at = order.indexOf(shown.head) + by;
-  // The whole URL, since within a frame a bare hash would be resolved against the outer page.
-  location.replace(location.href.split("#")[0] + order[(at + order.length) % order.length].hash);
+  const { hash } = order[(at + order.length) % order.length];
+  if (isFramed) goTo(hash);
+  else location.replace(hash);
 }
 
 function route() {
-  const head = heads.find((other) => other.hash === location.hash);
+  const head = heads.find((other) => other.hash === address);
   const wasInHead = !headView.hidden;
   overview.hidden = Boolean(head);
   headView.hidden = !head;
-  document.title = head ? `${head.label} · ${atlas.title}` : atlas.title;
+  document.title = head ? `${head.title} · ${atlas.title}` : atlas.title;
   if (head) {
     if (head.kind !== chosenKind) showKind(head.kind);
     showHead(head);
@@ -57,13 +71,32 @@ function makeTheme() {
   const button = byId("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const show = () => button.setAttribute("aria-pressed", isDark());
+  const show = () => (button.textContent = `Switch to ${isDark() ? "light" : "dark"} theme`);
   button.addEventListener("click", () => {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     show();
   });
   system.addEventListener("change", show);
   show();
+}
+
+function makeFirstToken() {
+  const box = byId("hide-first");
+  box.addEventListener("change", () => {
+    hidesFirst = box.checked;
+    byId("hidden-first").hidden = !hidesFirst;
+    redrawThumbnails();
+    if (!headView.hidden) showHead(shown.head);
+  });
+}
+
+// What the page shows: the checkpoint, its data, its loss.
+function makeFacts() {
+  byId("facts").hidden = !Object.keys(atlas.facts).length;
+  const facts = Object.entries(atlas.facts).map(([name, value]) =>
+    element("div", {}, element("dt", {}, name), " ", element("dd", {}, value)),
+  );
+  byId("facts").append(...facts);
 }
 
 addEventListener("keydown", (event) => {
@@ -77,7 +110,10 @@ addEventListener("keydown", (event) => {
 byId("back").addEventListener("click", goBack);
 byId("previous").addEventListener("click", () => turn(-1));
 byId("next").addEventListener("click", () => turn(1));
-addEventListener("hashchange", route);
+addEventListener("hashchange", () => {
+  if (!isFramed) address = location.hash;
+  route();
+});
 
 // How large the model is, and how long the texts are.
 function extent() {
@@ -93,6 +129,8 @@ function extent() {
 byId("extent").textContent = extent();
 for (const part of document.querySelectorAll('[data-needs="pair"]')) part.hidden = !isPair;
 makeTheme();
+makeFacts();
+makeFirstToken();
 makeLegend();
 makeOverview();
 makeHeadView();

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -86,7 +87,9 @@ class Checkpoints(Checkpoint):
             self.random_state = states[trainer.global_rank]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Install the signal handlers."""
+        """Install the signal handlers; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         self.handlers = {number: signal.signal(number, self._receive) for number in SIGNALS}
 
     def on_train_batch_start(

@@ -1,15 +1,15 @@
 """Files and log entries of telemetry: measures, plots and events of heads."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from tinyformer.analysis import Event, HeadMeasures, Picture, save_png
-from tinyformer.files import atomic_write
+from tinyformer.analysis import Event, HeadMeasures, Picture, Trait, caption, save_png
+from tinyformer.files import atomic_write, relative_path
 
 
 class HeadLog:
@@ -25,10 +25,11 @@ class HeadLog:
     Args:
         folder: the run's folder.
         loggers: the run's loggers.
+        data: the name of the data and its split, for the plots.
     """
 
-    def __init__(self, folder: Path, loggers: Sequence[Logger]) -> None:
-        self.folder, self.loggers = folder, loggers
+    def __init__(self, folder: Path, loggers: Sequence[Logger], data: str) -> None:
+        self.folder, self.loggers, self.data = folder, loggers, data
         self.wandb = [logger for logger in loggers if isinstance(logger, WandbLogger)]
         self.num_events: int | None = None
 
@@ -39,15 +40,16 @@ class HeadLog:
             logger.log_metrics(numbers, step=step)
 
     def picture(self, step: int, name: str, file: str, picture: Picture) -> Path:
-        """Save and log a plot of all heads."""
-        path = save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png")
+        """Save and log a plot of all heads, with the run, the step and the data in a line above it."""
+        facts = {"run": relative_path(self.folder), "step": f"{step:,}", "data": self.data}
+        path = save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", caption(facts))
         for logger in self.wandb:
             logger.log_image(f"attention/{name}", [str(path)], step=step)
         return path
 
-    def heads(self, step: int, measures: HeadMeasures) -> None:
-        """Save and log the latest measures of each head as a table."""
-        columns, rows = measures.table()
+    def heads(self, step: int, measures: HeadMeasures, traits: Mapping[str, Trait]) -> None:
+        """Save and log the latest measures of each head, and its label, as a table."""
+        columns, rows = measures.table(traits)
         _write_csv(self.folder / "attention" / "heads.csv", columns, rows)
         for logger in self.wandb:
             logger.log_table("attention/heads", columns, rows, step=step)

@@ -9,19 +9,22 @@ import torch
 from tinyformer.analysis import (
     HeadMeasures,
     Picture,
-    Probe,
+    Probes,
     TokenPair,
+    ablated_maps,
     axes_of_pair,
     capture_pair,
     capture_weights,
     decoded_pair,
-    fullest,
+    head_label,
     head_maps,
     make_probes,
     map_names,
     measure_heads,
     measure_pairs,
+    of_one_length,
     pairs_of,
+    sides_of,
 )
 from tinyformer.beam_search import Beam
 from tinyformer.data import DataModule, Pairs, PairSplit
@@ -48,24 +51,28 @@ class TextProbing:
         data: the data.
         split: the split that is evaluated.
         sizes: how much is measured and plotted.
+
+    Attributes:
+        num_keys: the largest number of keys of a measured map.
     """
 
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.windows = fullest(next(iter(data.evaluation_dataloader(split))), sizes.num_windows)
+        self.windows = of_one_length(data.sample(split, sizes.num_windows))
         shown, text = slice(min(sizes.num_tokens, data.seq_len)), sizes.probe_text
         ids = data.tokenizer.encode(text)[shown] if text else data.splits[split].ids[shown].tolist()
         self.probe, self.labels = torch.tensor([ids]), data.tokenizer.token_strings(ids)
-        self.probes: list[Probe] | None = None
+        self.probes: Probes | None = None
+        self.num_keys = self.windows["inputs"].shape[1]
 
-    def measure(self, trainer: L.Trainer, module: TrainingModule) -> HeadMeasures:
-        """The measures of every head."""
+    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> HeadMeasures:
+        """The measures of every head, with or without the costly ones."""
         if self.probes is None:
             windows, vocab_size = trainer.strategy.batch_to_device(self.windows), module.data.tokenizer.vocab_size
             numbers = vocab_size, module.data.seq_len, self.sizes.num_sequences, self.sizes.period
-            self.probes = make_probes(module.task, windows, *numbers)
-        context = trainer.precision_plugin.forward_context()
-        return measure_heads(cast(Transformer, module.network), self.probes, self.sizes.num_rows, context)
+            self.probes = make_probes(module.task, [windows], *numbers)
+        context, rows = trainer.precision_plugin.forward_context(), self.sizes.num_rows
+        return measure_heads(cast(Transformer, module.network), self.probes, rows, context, costly)
 
     def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, Picture]:
         """The attention maps on the probe text, by the name of their file."""
@@ -73,9 +80,9 @@ class TextProbing:
         mask = module.task.mask({"inputs": tokens})
         with trainer.precision_plugin.forward_context():
             maps = capture_weights(cast(Transformer, module.network), tokens, mask)
-        names = [map_names(layer) for layer in module.network.attentions()]
-        title = f"attention after {module.step} steps"
-        return {"step": head_maps([layer[0] for layer in maps], self.labels, title, names)}
+        names = [list(map(head_label, map_names(layer))) for layer in module.network.attentions()]
+        title, ablated = f"Attention maps after {module.step:,} steps", ablated_maps(module.network)
+        return {"step": head_maps([layer[0] for layer in maps], self.labels, title, names, ablated=ablated)}
 
 
 class PairProbing:
@@ -85,19 +92,23 @@ class PairProbing:
         data: the data.
         split: the split that is evaluated.
         sizes: how much is measured and plotted; there are no windows of random tokens.
+
+    Attributes:
+        num_keys: the largest number of keys of a measured map.
     """
 
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
         pairs = cast(PairSplit, data.splits[split])
         self.sizes, self.tokenizer, self.tokens = sizes, data.tokenizer, pairs.tokens
-        self.pairs = [_pair(pairs, row) for row in range(min(sizes.num_windows, pairs.num_documents))]
+        self.pairs = [pair for batch in data.sample(split, sizes.num_windows) for pair in pairs_of(batch)]
         # The first pair that fits, or else the shortest.
+        self.num_keys = max(max(pair.source.shape[1], pair.target.shape[1]) for pair in self.pairs)
         longest = pairs.lengths.max(axis=1)
         fits = longest <= sizes.num_tokens
         self.shown = _pair(pairs, int(fits.argmax() if fits.any() else longest.argmin()))
 
-    def measure(self, trainer: L.Trainer, module: TrainingModule) -> HeadMeasures:
-        """The measures of every head, those of cross-attention among them."""
+    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> HeadMeasures:
+        """The measures of every head, those of cross-attention among them; the costly ones always."""
         pairs = [pair.to(module.device) for pair in self.pairs]
         return measure_pairs(cast(EncoderDecoder, module.network), pairs, trainer.precision_plugin.forward_context())
 
@@ -110,14 +121,16 @@ class PairProbing:
         with trainer.precision_plugin.forward_context():
             pair = self.shown.to(module.device) if self.sizes.probe_text is None else self._decoded(network)
             captured = capture_pair(network, pair)
-        axes = axes_of_pair(pair, self.tokenizer)
+        axes, ablated = axes_of_pair(pair, self.tokenizer), iter(ablated_maps(network))
         return {
             kind: head_maps(
                 [layer[0] for layer in captured[kind]],
                 axes[kind].queries,
-                f"{kind} attention after {module.step} steps",
-                [map_names(layer) for layer in layers],
+                f"{kind.capitalize()} attention maps after {module.step:,} steps",
+                [list(map(head_label, map_names(layer))) for layer in layers],
                 axes[kind].keys,
+                sides_of(kind),
+                [next(ablated) for _ in layers],
             )
             for kind, layers in network.attentions_by_kind().items()
         }

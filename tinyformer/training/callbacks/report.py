@@ -57,16 +57,16 @@ class Work:
 class Report(L.Callback):
     """Logs loss, learning rate and throughput every `log_every_n_steps` steps.
 
-    - `train/loss`: the mean of the finite losses since the last report; `train/learning_rate`: the current one.
+    - `train/loss`: the mean of the finite losses since the last report; `train/learning_rate`: that of the step.
     - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`.
     - `throughput/memory_gb`: peak memory so far in 10^9 bytes, see `peak_memory`.
 
     Losses are summed on the device, so that only a report waits for it. Validation and telemetry do not count as
-    training time.
+    training time. The steps after the last report are measured, too, when training ends.
 
     Attributes:
-        total: all work up to the last report.
-        latest: the metrics of the last report.
+        total: all work up to the last report, or up to the end of training.
+        latest: the metrics of the last report; of a run without one, its loss and its speed.
         peak: the device's peak speed; None before the first report.
     """
 
@@ -76,8 +76,10 @@ class Report(L.Callback):
         self.peak: Peak | None = None
         self._losses: torch.Tensor | None = None  # the sum of the finite ones, and their number
         self._sizes = Counter[str]()
+        self._batch: Batch | None = None
         self._since = self._waited = 0.0
         self._pause: tuple[float, float] | None = None
+        self._learning_rate = math.nan
         self._earlier = 0.0
         self._started = time.perf_counter()
 
@@ -128,6 +130,12 @@ class Report(L.Callback):
             self._waited += _seconds_waited(trainer) - waited
             self._pause = None
 
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Note the learning rate of the step: after it, the optimizer has that of the next one."""
+        self._learning_rate = optimizer.param_groups[0]["lr"]
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -136,32 +144,59 @@ class Report(L.Callback):
         added = torch.stack((loss.nan_to_num(0.0, 0.0, 0.0), loss.isfinite().float()))
         self._losses = added if self._losses is None else self._losses.to(loss.device) + added
         self._sizes += batch_sizes(batch)
+        self._batch = batch
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
             return
-        # Lightning has divided each loss by the number of accumulated batches. `tolist` waits for the device, so that
-        # the clock is read after its work.
-        losses, number = self._losses.tolist()
-        mean_loss = losses * trainer.accumulate_grad_batches / number if number else math.nan
-        now, waited = time.perf_counter(), _seconds_waited(trainer)
-        flops = self._costs.count(self._sizes, _read_out_fraction(batch) * self._sizes["tokens"])
-        tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
-        work = Work(now - self._since, tokens * trainer.world_size, flops, waited - self._waited)
-        self.total.add(work)
+        losses = self._mean_loss(trainer)  # which waits for the device, so that the clock is read after its work
+        work = self._work(trainer, batch, time.perf_counter(), _seconds_waited(trainer))
         self.peak = matmul_peak(pl_module.device, compute_dtype(trainer.precision))
         self.latest = {
-            "train/loss": mean_loss,
-            "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/loss": losses,
+            "train/learning_rate": self._learning_rate,
             "throughput/tokens_per_second": work.tokens_per_second,
             "throughput/mfu": work.mfu(self.peak),
             "throughput/memory_gb": peak_memory(pl_module.device) / 1e9,
             "throughput/data_wait": work.data_wait,
         }
         # Read the clock again, since the peak may just have been measured.
-        self._since, self._waited = time.perf_counter(), waited
+        self._since, self._waited = time.perf_counter(), _seconds_waited(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(self.latest, step=trainer.global_step)
-        self._losses, self._sizes = None, Counter()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Measure the steps since the last report: a short run has none."""
+        if self._losses is None or self._batch is None:
+            return
+        loss = self._mean_loss(trainer)
+        now, waited = self._pause or (time.perf_counter(), _seconds_waited(trainer))
+        work, self._batch = self._work(trainer, self._batch, now, waited), None
+        if not self.latest:
+            self.latest = {"train/loss": loss, "throughput/tokens_per_second": work.tokens_per_second}
+
+    def _mean_loss(self, trainer: L.Trainer) -> float:
+        """The mean of the finite losses since the last report; NaN without one."""
+        assert self._losses is not None
+        losses, number = self._losses.tolist()
+        self._losses = None
+        # Lightning has divided each loss by the number of accumulated batches.
+        return losses * trainer.accumulate_grad_batches / number if number else math.nan
+
+    def _work(self, trainer: L.Trainer, batch: Batch, now: float, waited: float) -> Work:
+        """The work since the last report, which is added to `total`.
+
+        Args:
+            trainer: Lightning's trainer.
+            batch: a batch, of which the fraction of the tokens that are read out is taken.
+            now: the time until which the clock ran.
+            waited: seconds for which the loop had waited for batches by then.
+        """
+        flops = self._costs.count(self._sizes, _read_out_fraction(batch) * self._sizes["tokens"])
+        tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
+        work = Work(now - self._since, tokens * trainer.world_size, flops, waited - self._waited)
+        self.total.add(work)
+        self._sizes = Counter()
+        return work
 
 
 def _seconds_waited(trainer: L.Trainer) -> float:

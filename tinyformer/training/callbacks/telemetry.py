@@ -1,7 +1,7 @@
 """Telemetry: exact measures of every attention head while a fused kernel trains."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from tinyformer.analysis import (
     MEANINGS,
     EventDetector,
     HeadMeasures,
+    ablated_maps,
+    head_label,
     head_traits,
     layer_label,
     measure_maps,
@@ -38,13 +40,11 @@ class AttentionTelemetry(L.Callback):
 
     Args:
         every_n_steps: optimizer steps between measurements.
-        num_windows: windows of the evaluated split over which measures are averaged.
+        num_windows: windows of the evaluated split, drawn at random, over which measures are averaged.
         num_rows: queries of each window that are measured, each with all of its keys.
         num_sequences: sequences of random tokens.
         period: random tokens before they repeat; at most half of the context.
-        induction: attention to the token after an earlier copy of the query's, from which a head is an induction head.
-        sink: attention to the first token from which a head is an attention sink.
-        collapse: fraction of the maximum entropy up to which a head's entropy counts as collapsed.
+        thresholds: of the traits of heads, by name, in place of those of `TRAITS`.
         hysteresis: fraction of a threshold by which a measure must fall behind it again to end the trait.
         probe_text: the text of the plotted attention maps; by default the beginning of the split.
         num_tokens: tokens of it in the plot.
@@ -64,9 +64,7 @@ class AttentionTelemetry(L.Callback):
         num_rows: int = 64,
         num_sequences: int = 4,
         period: int = 32,
-        induction: float = 0.4,
-        sink: float = 0.5,
-        collapse: float = 0.05,
+        thresholds: Mapping[str, float] | None = None,
         hysteresis: float = 0.2,
         probe_text: str | None = None,
         num_tokens: int = 24,
@@ -82,20 +80,17 @@ class AttentionTelemetry(L.Callback):
         )
         works = {"num_windows": 4, "num_sequences": 4}
         require_at_most(4096, works, num_windows=num_windows, num_sequences=num_sequences)
-        for name, threshold in {"induction": induction, "sink": sink, "collapse": collapse}.items():
-            if not 0 < threshold < 1:
-                raise ArgumentError(name, threshold, "must be above 0 and below 1", {name: 0.3})
         if not 0 <= hysteresis < 1:
             raise ArgumentError("hysteresis", hysteresis, "must be at least 0 and below 1", {"hysteresis": 0.2})
         if probe_text == "":
             raise ArgumentError("probe_text", probe_text, "must not be empty", {"probe_text": "A cat."})
         self.every_n_steps = every_n_steps
         self.sizes = Sizes(num_windows, num_rows, num_sequences, period, probe_text, num_tokens)
-        self.detector = EventDetector(head_traits(induction, sink, collapse), hysteresis)
+        self.detector = EventDetector(head_traits(thresholds), hysteresis)
         self.seconds = 0.0
         self.num_measurements = 0
         self.paths: list[Path] = []
-        self.latest: tuple[int, HeadMeasures] | None = None
+        self.latest: tuple[int, bool, HeadMeasures] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The counts and events so far, which a resumed run continues."""
@@ -112,13 +107,14 @@ class AttentionTelemetry(L.Callback):
         assert isinstance(pl_module, TrainingModule)
         kind = PairProbing if isinstance(pl_module.network, EncoderDecoder) else TextProbing
         self.probing = kind(pl_module.data, pl_module.evaluated, self.sizes)
-        self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers)
+        data = f"{pl_module.data.title}, {pl_module.evaluated} split"
+        self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers, data)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure before the first step."""
         if trainer.global_step == 0 and trainer.is_global_zero:
             with self._timed(trainer, pl_module):
-                self._measure(trainer, pl_module)
+                self._measure(trainer, pl_module, costly=True)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -135,25 +131,31 @@ class AttentionTelemetry(L.Callback):
             return
         assert isinstance(pl_module, TrainingModule)
         with self._timed(trainer, pl_module):
-            measures, step = self._measure(trainer, pl_module), pl_module.step
+            measures, step = self._measure(trainer, pl_module, costly=True), pl_module.step
             for name, picture in self.probing.pictures(trainer, pl_module).items():
                 self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
-            title, labels = f"measures of each head after {step} steps", list(map(layer_label, measures.layers))
-            meanings = MEANINGS | CROSS_MEANINGS
-            picture = measure_maps(measures.values, meanings, measures.names, title, labels)
+            picture = measure_maps(
+                measures.values,
+                MEANINGS | CROSS_MEANINGS,
+                [list(map(head_label, layer)) for layer in measures.names],
+                f"Measures of each head after {step:,} steps",
+                list(map(layer_label, measures.layers)),
+                self.probing.num_keys,
+                ablated_maps(pl_module.network),
+            )
             self.log.picture(step, "measures", "measures", picture)
-            self.log.heads(step, measures)
+            self.log.heads(step, measures, self.detector.traits)
             if trainer.state.fn == TrainerFn.FITTING:
                 self.log.events(step, self.detector.events)
 
-    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> HeadMeasures:
-        """Take and log the measures, once for each step."""
+    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, costly: bool = False) -> HeadMeasures:
+        """Take and log the measures, once for each step, and the costly ones once where they are asked for."""
         assert isinstance(pl_module, TrainingModule)
         step = pl_module.step
-        if self.latest is not None and self.latest[0] == step:
-            return self.latest[1]
-        measures = self.probing.measure(trainer, pl_module)
-        self.latest, self.num_measurements = (step, measures), self.num_measurements + 1
+        if self.latest is not None and self.latest[0] == step and self.latest[1] >= costly:
+            return self.latest[2]
+        measures = self.probing.measure(trainer, pl_module, costly)
+        self.latest, self.num_measurements = (step, costly, measures), self.num_measurements + 1
         self.log.scalars(step, measures)
         places = [split_name(layer) for layer in measures.layers]
         self.detector.observe(step, measures.names, measures.values, places)

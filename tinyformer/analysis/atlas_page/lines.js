@@ -1,7 +1,9 @@
-// The alignment of a head of cross-attention: the source above, the target below, and between two tokens a line whose
-// opacity is the square root of the weight, as is the colour of the map.
+// The lines of a head: its tokens twice, and between two tokens a line whose opacity is the square root of the weight, as
+// is the colour of the map. Of cross-attention, the source stands above the target; of one text, queries stand on the left
+// and keys on the right, as in the head view of BertViz (Vig 2019, arXiv 1906.05714).
 
 const FAINTEST = 1 / 255; // smaller weights have no line
+const MOST = 4000; // lines while no token is selected, the strongest ones
 const REACH = 6; // pixels around a line in which the pointer finds it
 const EDGE = 8; // pixels between a token that is scrolled to and the edge
 
@@ -10,16 +12,12 @@ const drawing = byId("lines");
 const rows = { keys: byId("source"), queries: byId("target") };
 const aligned = {};
 let lines = [];
-let linesAt = {}; // by axis and token
 
 const isSingle = () => alignment.classList.contains("single");
 
-// The lines of the selected token; without one, the weights of at least an even spread over the source.
-const isVisible = (line) => (isSingle() ? line[shown.axis] === shown.token : line.isStrong);
+const restingWords = "Point at a token or a line, or move along the tokens with the arrow keys.";
 
-const restingWords = "Point at a token or a line, or move along a row with the arrow keys.";
-
-function makeAlignment() {
+function makeLines() {
   for (const [axis, row] of Object.entries(rows)) {
     makeAxis(row, axis);
     for (const kind of ["pointerover", "focusin"]) row.addEventListener(kind, (event) => single(event.target));
@@ -43,16 +41,20 @@ function makeAlignment() {
 function single(target) {
   if (!target.closest("button")) return;
   alignment.classList.add("single");
+  drawLines();
   byId("aligned").textContent = byId("sentence").textContent;
 }
 
 function all() {
+  if (!isSingle()) return;
   alignment.classList.remove("single");
+  drawLines();
   byId("aligned").textContent = restingWords;
 }
 
 // Scroll to the token with the largest weight; if that is too far off, away from the selected one only when `isAsked`.
 function revealPartner(isAsked) {
+  if (!shown.head.kind.isCross) return; // the columns of one text scroll with the page
   const { axis, token } = shown;
   const { other, weights } = AXES[axis];
   const frame = byId("pair").parentElement;
@@ -65,52 +67,77 @@ function revealPartner(isAsked) {
   else if (right > frame.scrollLeft + frame.clientWidth) frame.scrollLeft = right - frame.clientWidth + EDGE;
 }
 
-// The rows of a pair; tokens have the place that the longer row needs.
-function layOutAlignment() {
+// The tokens of a kind; in rows, they have the place that the longer one needs.
+function layOutLines() {
   const { kind } = shown.head;
-  byId("pair").style.setProperty("--longest", Math.max(kind.queries.length, kind.keys.length));
+  const pair = byId("pair");
+  alignment.classList.toggle("columns", !kind.isCross);
+  pair.style.setProperty("--longest", Math.max(kind.queries.length, kind.keys.length));
+  const order = kind.isCross ? ["keys", "queries"] : ["queries", "keys"];
+  pair.replaceChildren(rows[order[0]], drawing, rows[order[1]]);
   for (const [axis, row] of Object.entries(rows)) {
     aligned[axis] = fillAxis(row, axis);
     aligned[axis][0].tabIndex = 0;
-    row.setAttribute("aria-label", `${capitalised(kind.nouns[axis])}s, aligned. Arrow keys move.`);
+    row.setAttribute("aria-label", `${axisWords(axis)}, with lines. Arrow keys move.`);
   }
-  byId("even").textContent = `1 / ${kind.keys.length}`;
-  all();
+  byId("alignment-title").textContent = kind.isCross ? "Alignment" : "Lines between tokens";
+  byId("sides").textContent = kind.isCross
+    ? "Source above, target below."
+    : "Queries on the left, the keys that they attend to on the right.";
+  byId("even").textContent = `weights of at least 1 / ${kind.keys.length}, an even spread over the ${kind.isCross ? "source" : "text"}`;
+  byId("aligned").textContent = restingWords;
+  alignment.classList.remove("single");
+}
+
+// The lines of the selected token; without one, the weights of at least an even spread over the keys.
+function linesOf(head) {
+  const { queries, keys } = head.kind;
+  const even = 1 / keys.length - 0.5 / LEVELS; // half a step below, since weights are rounded
+  const [least, axis, token] = isSingle() ? [FAINTEST, shown.axis, shown.token] : [even];
+  const found = [];
+  for (let query = 0; query < queries.length; query++) {
+    if (axis === "queries" && query !== token) continue;
+    for (let key = 0; key < keys.length; key++) {
+      if (axis === "keys" && key !== token) continue;
+      const value = weight(head, query, key);
+      if (value >= least) found.push({ head, queries: query, keys: key, value });
+    }
+  }
+  return found;
 }
 
 function drawLines() {
-  lines = [];
-  const { queries, keys } = shown.head.kind;
-  const even = 1 / keys.length - 0.5 / LEVELS; // half a step below, since weights are rounded
-  for (let query = 0; query < queries.length; query++) {
-    for (let key = 0; key < keys.length; key++) {
-      const value = weight(shown.head, query, key);
-      if (value >= FAINTEST) lines.push({ queries: query, keys: key, value, isStrong: value >= even });
-    }
-  }
-  lines.sort((a, b) => a.value - b.value); // the strongest above the others
+  if (alignment.hidden) return;
+  const found = drawnHeads().flatMap(linesOf);
+  lines = found.sort((a, b) => a.value - b.value).slice(-MOST); // the strongest above the others
   for (const line of lines) {
     line.node = document.createElementNS("http://www.w3.org/2000/svg", "line");
     line.node.setAttribute("stroke-opacity", Math.sqrt(line.value));
-    line.node.classList.toggle("strong", line.isStrong);
+    line.node.classList.toggle("other", line.head !== shown.head);
   }
-  linesAt = Object.fromEntries(["queries", "keys"].map((axis) => [axis, Map.groupBy(lines, (line) => line[axis])]));
+  drawing.classList.toggle("ablated", drawnHeads().every((head) => head.ablated));
   drawing.replaceChildren(...lines.map((line) => line.node));
+  byId("line-colours").hidden = !shown.other;
+  const [own, other] = drawnHeads();
+  if (other) {
+    const sample = (head, kind) => [element("span", { class: `sample ${kind}` }), ` ${head.title}`];
+    byId("line-colours").replaceChildren("Lines: ", ...sample(own, "own"), ", ", ...sample(other, "other"), ".");
+  }
   placeLines();
 }
 
-// Each line runs from the middle of its source token to the middle of its target token.
+// Each line joins the middles of the sides of its tokens.
 function placeLines() {
   if (!lines.length) return;
-  const middle = (button) => button.offsetLeft + button.offsetWidth / 2;
+  const { isCross } = shown.head.kind;
+  const middle = (button) =>
+    isCross ? button.offsetLeft + button.offsetWidth / 2 : button.offsetTop + button.offsetHeight / 2;
   const places = { queries: aligned.queries.map(middle), keys: aligned.keys.map(middle) };
-  const height = drawing.clientHeight;
+  const [width, height] = [drawing.clientWidth, drawing.clientHeight];
   for (const line of lines) {
-    line.from = places.keys[line.keys];
-    line.to = places.queries[line.queries];
-    for (const [name, value] of Object.entries({ x1: line.from, y1: 0, x2: line.to, y2: height })) {
-      line.node.setAttribute(name, value);
-    }
+    const [query, key] = [places.queries[line.queries], places.keys[line.keys]];
+    line.ends = isCross ? { x1: key, y1: 0, x2: query, y2: height } : { x1: 0, y1: query, x2: width, y2: key };
+    for (const [name, value] of Object.entries(line.ends)) line.node.setAttribute(name, value);
   }
 }
 
@@ -119,19 +146,20 @@ function alignToken(weights) {
   const { axis, token } = shown;
   for (const side of ["queries", "keys"]) markTokens(aligned[side], side, weights.map(Math.sqrt));
   keepStop(rows[axis], aligned[axis][token]);
-  for (const node of drawing.querySelectorAll(".chosen")) node.classList.remove("chosen");
-  for (const line of linesAt[axis].get(token) ?? []) line.node.classList.add("chosen");
-  if (isSingle()) byId("aligned").textContent = byId("sentence").textContent;
+  if (!isSingle()) return;
+  drawLines();
+  byId("aligned").textContent = byId("sentence").textContent;
 }
 
 // The strongest line at the pointer.
 function pointAtLine(event) {
   const box = drawing.getBoundingClientRect();
-  const share = (event.clientY - box.top) / box.height;
-  const x = event.clientX - box.left;
-  const near = ({ from, to }) =>
-    (Math.abs(from + share * (to - from) - x) * box.height) / Math.hypot(box.height, to - from) <= REACH;
-  const line = lines.findLast((one) => isVisible(one) && near(one));
+  const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+  const near = ({ ends: { x1, y1, x2, y2 } }) => {
+    const [across, down] = [x2 - x1, y2 - y1];
+    return Math.abs(across * (y - y1) - down * (x - x1)) / Math.hypot(across, down) <= REACH;
+  };
+  const line = lines.findLast(near);
   leaveLine();
   if (!line) return;
   line.node.classList.add("pointed");

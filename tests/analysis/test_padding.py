@@ -1,0 +1,174 @@
+"""Padding takes no part in what replaces the output of a head, nor in measures."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from data.streams import split_of
+from nn.model_cases import make_encoder
+
+from analysis.atlas_pages import stored
+from analysis.pair_subjects import loud_encoder_decoder, pair_subject
+from analysis.subjects import TOKENIZER, columns_of, loud
+from tinyformer.analysis import (
+    MEASURES,
+    HeadMaps,
+    ResidualSurgery,
+    Subject,
+    capture_weights,
+    measure_layers,
+)
+from tinyformer.analysis.ablation import losses_without, mean_outputs, resampled_positions
+from tinyformer.analysis.padding import of_one_length, without_padding
+from tinyformer.analysis.residual import rank_by_depth
+from tinyformer.batch import IGNORED
+from tinyformer.data import Examples, LabelledSplit, Question, Questions, Windows, tokenise_questions
+from tinyformer.nn import AttentionMask, ClassReadout, SpanReadout, TokenReadout, Transformer
+from tinyformer.tasks import CausalLM, Classification, SpanExtraction
+
+
+def subject_of(rows, task, readout):
+    """The rows of a data set in two batches."""
+    torch.manual_seed(0)
+    network = loud(Transformer(make_encoder(num_layers=2), readout=readout))
+    half = len(rows) // 2
+    batches = [rows.__getitems__(list(part)) for part in (range(half), range(half, len(rows)))]
+    return Subject(network, batches, task, TOKENIZER, nullcontext, lambda: network, lambda network, path: None)
+
+
+def windows():
+    split = split_of([8, 3, 14, 5])
+    return subject_of(Windows(split, 8, "document"), CausalLM(), TokenReadout)
+
+
+def examples(lengths=(7, 3, 12, 1, 5)):
+    lengths = np.array(lengths)
+    ids = torch.randint(2, 50, (lengths.sum(),), generator=torch.Generator().manual_seed(0)).numpy().astype(np.uint16)
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    split = LabelledSplit(ids, offsets, np.arange(len(lengths)) % 2, ["a", "b"], TOKENIZER, 0, 0, 0)
+    return subject_of(Examples(split), Classification(["a", "b"]), partial(ClassReadout, labels=["a", "b"]))
+
+
+def spans():
+    texts = [("abc", "defghijklmnop", "fg"), ("a", "bcde", "c"), ("abcd", "efg", "g")]
+    questions = [Question(question, context, [a], [context.index(a)]) for question, context, a in texts]
+    rows = Questions(tokenise_questions(questions, TOKENIZER).cut(12))
+    return subject_of(rows, SpanExtraction(), SpanReadout)
+
+
+SUBJECTS = {
+    "windows": windows,
+    "examples": examples,
+    "spans": spans,
+    "pairs": lambda: pair_subject(loud_encoder_decoder()),
+}
+subjects = pytest.mark.parametrize("make", SUBJECTS.values(), ids=SUBJECTS)
+
+
+def alone(batch):
+    """Each row of a batch as a batch of its own, without padding."""
+    for row in range(len(batch["inputs"])):
+        length = int((batch["targets"][row] != IGNORED).sum() if "targets" in batch else batch["lengths"][row])
+        cut = {"source": int(batch["source_lengths"][row])} if "source" in batch else {}
+        yield {
+            name: rows[row : row + 1] if rows.ndim == 1 else rows[row : row + 1, : cut.get(name, length)]
+            for name, rows in batch.items()
+        }
+
+
+@torch.no_grad()
+def outputs_of(subject, batch):
+    """The outputs of the heads of each layer, `batch heads seq v_head_dim`."""
+    outputs = []
+    hooks = [
+        layer.head_gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0]))
+        for layer in subject.layers
+    ]
+    subject.task.forward(subject.network, batch)
+    for hook in hooks:
+        hook.remove()
+    return outputs
+
+
+@subjects
+def test_mean_outputs_are_over_tokens(make):
+    subject = make()
+    rows = [outputs_of(subject, row) for batch in subject.batches for row in alone(batch)]
+    for mean, *seen in zip(mean_outputs(subject), *rows, strict=True):
+        torch.testing.assert_close(mean[:, 0], torch.cat(seen, dim=2).mean(dim=(0, 2)))
+    assert not any(layer.head_gate._forward_pre_hooks for layer in subject.layers)
+
+
+@subjects
+@torch.no_grad()
+def test_resampled_outputs_are_those_of_tokens_of_the_row_before(make):
+    subject = make()
+    for index, layer in enumerate(subject.layers):
+        (found,) = losses_without(subject, [(index, [1])], "resample")
+        expected = []
+        for batch in subject.batches:
+            rows = list(alone(batch))
+            outputs = [outputs_of(subject, row)[index][0, 1] for row in rows]
+            is_token = torch.zeros(len(rows), max(map(len, outputs)), dtype=torch.bool)
+            for row, of_row in enumerate(outputs):
+                is_token[row, : len(of_row)] = True
+            positions = resampled_positions(is_token)
+            for row, one in enumerate(rows):
+                # An index behind the tokens of the row before would raise.
+                other = outputs[row - 1][positions[row, : len(outputs[row])]]
+                hook = layer.o_proj.register_forward_pre_hook(
+                    lambda module, args, other=other: torch.cat([args[0][..., :8], other[None], args[0][..., 16:]], -1)
+                )
+                expected.append(subject.task.nats(subject.network, one)[0])
+                hook.remove()
+        torch.testing.assert_close(found.nats, torch.cat(expected).to(found.nats), rtol=1e-4, atol=1e-4)
+        assert abs(found.mean - subject.losses().mean) > 1e-4
+
+
+def test_rows_without_padding():
+    subject = examples()
+    found = sorted(row.tolist() for batch in without_padding(subject.batches) for row in batch["inputs"])
+    assert found == sorted(row["inputs"][0].tolist() for batch in subject.batches for row in alone(batch))
+    longer = subject.batches[0] | {"lengths": subject.batches[0]["lengths"].clamp(min=7)}
+    assert [len(batch["inputs"]) for batch in without_padding([longer, longer])] == [4]
+    cut = {"inputs": torch.arange(40).view(4, 10), "lengths": torch.tensor([3, 8, 4, 6])}
+    assert sorted(of_one_length([cut])["inputs"].tolist()) == [[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]
+
+
+def test_measures_and_ranks_are_those_of_rows_without_padding(tmp_path):
+    subject = examples()
+    rows = [row for batch in subject.batches for row in alone(batch)]
+    measures, ranks = [], []
+    for row in rows:
+        maps = capture_weights(subject.network, row["inputs"], AttentionMask())
+        measures.append(measure_layers(MEASURES, maps, row["inputs"]))
+        ranks.append(rank_by_depth(subject.network, row["inputs"], AttentionMask())[0])
+    table = columns_of(HeadMaps(importance=False)(subject, tmp_path).tables["maps"])
+    for name in MEASURES:
+        values = torch.tensor([found[name] for found in measures]).flatten(1)
+        expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
+        torch.testing.assert_close(torch.tensor(table[name]), expected)
+    found = columns_of(ResidualSurgery(num_resamples=1)(subject, tmp_path).tables["rank"])
+    columns = torch.tensor([found["distance_to_rank_one"][:3], found["token_cosine"][:3]]).mT
+    torch.testing.assert_close(columns, torch.tensor(ranks).nanmean(dim=0))
+
+
+def test_the_first_example_is_shown_without_padding(tmp_path):
+    subject = examples((3, 7, 2, 2))
+    HeadMaps(importance=False)(subject, tmp_path)
+    ids = subject.batches[0]["inputs"][0, :3].tolist()
+    assert stored(tmp_path / "atlas.html")["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
+
+
+def test_a_longer_row_takes_random_tokens_of_the_row_before():
+    is_token = torch.arange(3000) < torch.tensor([[3000], [3], [3000]])
+    positions = resampled_positions(is_token)
+    place = torch.arange(3000)
+    assert torch.equal(positions[:2], place.expand(2, -1))  # those before are longer
+    assert torch.equal(positions[2, :3], place[:3])
+    counts = positions[2, 3:].bincount(minlength=3)
+    assert len(counts) == 3
+    assert (counts - 999).abs().max() < 100  # 26 is the standard deviation
+    assert torch.equal(positions, resampled_positions(is_token))

@@ -1,0 +1,167 @@
+"""Attention from word to word, in models whose weights link two words."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from nn.model_cases import make_transformer
+
+from analysis.pair_subjects import loud_encoder_decoder, pair_subject
+from analysis.subjects import columns_of, make_subject
+from tinyformer.analysis import HeadRelations, TokenPair, capture_pair, decoded_pair
+from tinyformer.analysis.relations import relate
+from tinyformer.analysis.words import Words, merge_words, words_of
+from tinyformer.data import CharTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import AttentionMaps, DifferentialAttention, prune_heads
+from tinyformer.tasks import MaskedLM
+
+TEXT = "bb aa aa cc"
+TOKENIZER = CharTokenizer().build([TEXT + "defghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU"])
+HEAD = 2
+"""Of layer 0: each c attends to every a, and to nothing else."""
+
+
+def linked_transformer(**options):
+    """Attention is even in all heads but one."""
+    torch.manual_seed(0)
+    network = make_transformer(position=False, **options).eval()
+    with torch.no_grad():
+        for layer in network.encoder.layers:
+            layer.attention.q_proj.weight.zero_()
+        first = network.encoder.layers[0]
+        vectors = torch.zeros_like(network.encoder.token_embedding.weight)
+        vectors[range(32), range(32)] = 1
+        network.encoder.token_embedding.weight.copy_(vectors)
+        row = HEAD * first.attention.head_dim
+        first.attention.k_proj.weight.zero_()
+        for projection, letter in ((first.attention.q_proj, "c"), (first.attention.k_proj, "a")):
+            # Zero for other letters, whose vectors have equal entries here after the norm.
+            projection.weight[row, TOKENIZER.encode(letter + "A")] = torch.tensor([100.0, -100.0])
+    return network
+
+
+def subject_of(network, task=None):
+    subject = replace(make_subject(network), tokenizer=TOKENIZER)
+    return subject if task is None else replace(subject, task=task)
+
+
+def related(subject, *pairs, **options):
+    found = HeadRelations(options.pop("text", TEXT), pairs, **options)(subject, Path())
+    return found, columns_of(found.tables["relations"])
+
+
+def test_one_head_links_two_words():
+    found, table = related(subject_of(linked_transformer()), ["cc", "aa:2"], ["aa:2", "bb"])
+    assert (table["layer"], table["head"]) == (((0,) * 4 + (1,) * 4) * 2, ("00", "01", "02", "03") * 4)
+    assert table["query"] == ("cc",) * 8 + ("aa:2",) * 8
+    # "cc", with the space before it, sees 9, 10 and 11 of the 11 characters, 3 of which are " aa".
+    even = sum(3 / n for n in (9, 10, 11)) / 3
+    weights = [even] * 8
+    # The space attends evenly; both c attend to four a, of which two are here.
+    weights[HEAD] = (3 / 9 + 2 / 4 + 2 / 4) / 3
+    assert table["weight"][:8] == pytest.approx(weights, abs=1e-4)
+    assert table["uniform"][:8] == pytest.approx([even] * 8)
+    assert table["rank"][:8] == (1,) * 8  # evenly, three characters have no less than two
+    assert table["num_words"] == (4,) * 8 + (3,) * 8
+    second = sum(2 / n for n in (6, 7, 8)) / 3
+    assert table["weight"][8:] == pytest.approx([second] * 8, abs=1e-4)
+    assert table["rank"][8:] == (2,) * 8  # behind aa:1, of three characters
+    first, line = list(found.lines.items())[1]
+    assert first == f"  cc → aa:2: layer 0 head {HEAD}"
+    assert line == f"{weights[HEAD]:.4f}, rank 1 of 4; uniform {even:.4f}"
+    assert len(found.lines) == 1 + 2 * 3
+
+
+def test_a_bidirectional_model_sees_later_words():
+    _, table = related(subject_of(linked_transformer(), MaskedLM()), ["aa:1", "cc"], ["cc", "aa:1"])
+    assert table["weight"][:8] == pytest.approx([3 / 11] * 8, abs=1e-4)
+    assert table["weight"][8 + HEAD] == pytest.approx((3 / 11 + 1 / 2 + 1 / 2) / 3, abs=1e-4)
+    assert table["num_words"] == (4,) * 16
+
+
+def test_windows_pruned_and_ablated_heads_and_two_softmaxes():
+    network = linked_transformer(window=[3, None], ablated_heads=[[0, 1]])
+    prune_heads(network.encoder.layers[1].attention, [0])
+    _, table = related(subject_of(network), ["cc", "bb"])
+    assert table["head"] == ("00", "02", "03", "01", "02", "03")
+    assert table["weight"][:3] == table["uniform"][:3] == (0,) * 3
+    assert table["rank"][:3] == (None,) * 3
+    assert min(table["weight"][3:]) > 0.1
+    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
+    _, table = related(subject_of(network), ["cc", "bb"])
+    assert table["head"][3:] == ("00a", "00b", "01a", "01b")
+
+
+def test_the_rank_is_among_the_words_that_are_seen():
+    weights = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]])
+    visible = torch.tensor([[True, True, True, False]] * 2 + [[True] * 4] * 2)
+    logits = torch.zeros(4, 4).masked_fill(~visible, -torch.inf)
+    maps = AttentionMaps(weights.repeat(2, 1)[None, None], logits[None, None])
+    words = Words(("x", "y", "z"), (0, 1, 1, 2))
+    found = relate(maps, words, words, 0, 1)
+    assert (found.weights.tolist(), found.ranks.tolist()) == ([pytest.approx(0.5)], [1])  # a tie
+    assert (found.num_words, found.uniform) == (2, pytest.approx(2 / 3))
+    found = relate(maps, words, words, 1, 0)  # rows 1 and 2
+    assert (found.weights.tolist(), found.ranks.tolist()) == ([pytest.approx(0.3)], [2])
+    assert (found.num_words, found.uniform) == (3, pytest.approx((1 / 3 + 1 / 4) / 2))
+
+
+def test_words_of_the_target_and_of_the_source():
+    network = loud_encoder_decoder()
+    subject = replace(pair_subject(network), tokenizer=TOKENIZER)
+    texts = {"text": "bb aa cc", "target": "dd ee"}
+    _, table = related(subject, ["ee", "aa"], ["<eos>", "<eos>"], **texts)
+    source, target = (TOKENIZER.encode(text) for text in texts.values())
+    tokens = subject.task.special_tokens.with_eos(TOKENIZER.eos_id)
+    pair = TokenPair.of(source, target, tokens, 16)
+    (weights,) = capture_pair(network, pair)["cross"]
+    words = (
+        Words(("dd", "ee", "<eos>"), (0, 0, 1, 1, 1, 2)),
+        Words(("bb", "aa", "cc", "<eos>"), (0,) * 2 + (1,) * 3 + (2,) * 3 + (3,)),
+    )
+    merged = merge_words(weights[0], *words)
+    assert table["weight"] == pytest.approx([*merged[:, 1, 1].tolist(), *merged[:, 2, 3].tolist()])
+    assert table["uniform"] == pytest.approx((3 / 9,) * 4 + (1 / 9,) * 4)
+    assert set(table["kind"]) == {"cross"}
+    pair = decoded_pair(network, source, tokens, subject.task.beam)
+    (weights,), read = capture_pair(network, pair)["cross"], words_of(pair.predicted[0].tolist(), TOKENIZER)
+    _, table = related(subject, [read.names[0], "aa"], text=texts["text"])
+    assert table["weight"] == pytest.approx(merge_words(weights[0], read, words[1])[:, 0, 1].tolist())
+
+
+MISTAKES = {
+    "text=None: must be the text that has the words of pairs": {"text": None},
+    "pairs=[]: must hold pairs of words of text": {"pairs": []},
+    "pairs=[['cc']]: must hold pairs": {"pairs": [["cc"]]},
+    "pairs=['cc', 'bb']: must hold pairs": {"pairs": ["cc", "bb"]},
+    "pairs=[['cc', None]]: must hold pairs": {"pairs": [["cc", None]]},
+    "pairs=[['cat', 'bb']]: cat is not a word of the text, which are bb aa aa cc": {"pairs": [["cat", "bb"]]},
+    "pairs=[['cc', 'aa']]: the text has aa 2 times: aa:1 to aa:2; pairs=[['cc', 'aa:1']] works.": {
+        "pairs": [["cc", "aa"]]
+    },
+    "the text has aa 2 times": {"pairs": [["cc", "aa:3"]]},
+    "the text has bb once; pairs=[['cc', 'bb']] works": {"pairs": [["cc", "bb:2"]]},
+    "bb does not see cc, which comes later in the text; a model that is trained with task=masked_lm sees both": {
+        "pairs": [["bb", "cc"]]
+    },
+    "text='bb aa cc bb aa cc': has 17 tokens; the context of the model holds 16": {
+        "text": "bb aa cc bb aa cc",
+        "pairs": [["bb", "aa"]],
+    },
+    "target='x': a model of one text has no target": {"target": "x"},
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes(message):
+    subject, options = subject_of(linked_transformer()), {"text": TEXT, "pairs": [["cc", "bb"]]} | MISTAKES[message]
+    with pytest.raises(ArgumentError) as caught:
+        HeadRelations(**options)(subject, Path())
+    assert message in str(caught.value)
+
+
+def test_a_word_outside_of_every_window():
+    with pytest.raises(ArgumentError, match="cc does not see bb, which is outside of the window of every layer"):
+        related(subject_of(linked_transformer(window=3)), ["cc", "bb"])

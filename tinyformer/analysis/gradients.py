@@ -1,0 +1,224 @@
+"""Gradients by depth: their norm with and without residual connections, and the share of saturated softmax rows."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from tinyformer.analysis.capture import attention_calls, running_hooks
+from tinyformer.analysis.charts import head_grid, lines
+from tinyformer.analysis.probe import ablated_maps, map_names
+from tinyformer.analysis.residual import Kind, inputs_without_padding, residuals_of, scaled, stack_kinds
+from tinyformer.analysis.subject import Findings, Subject
+from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.nn import AttentionMaps, BaseAttention, Network
+
+Series = dict[str, list[float]]
+"""The norm at each depth of a stack, by model."""
+
+
+class GradientFlow:
+    """The gradient norm of the residual stream by depth, and the share of saturated softmax rows of each head.
+
+    The gradient is that of the mean loss of a window, in nats per target, with respect to the embeddings and to the
+    output of each layer; its norm is taken over all tokens and dimensions, and averaged over windows. Without residual
+    connections (`skip=0`), gradients vanish or explode with depth (He et al. 2016, arXiv 1603.05027, section 2).
+
+    A softmax row is saturated if its largest weight w is at least `saturated`: then no derivative of a weight with
+    respect to a logit exceeds w (1 - w) there, 0.0099 for 0.99. Dot products grow with the dimension of a head, and
+    saturate the softmax unless they are scaled (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1, footnote 4); so
+    the share is also given with a scale of 1. Rows with a single visible key do not count.
+
+    Args:
+        num_windows: number of windows, or pairs, of the evaluated split.
+        saturated: the largest weight of a row from which it is saturated.
+
+    Raises:
+        ArgumentError: the number is below 1, or the weight is not at least 0.5 and below 1.
+    """
+
+    needs_gradient = True
+
+    def __init__(self, num_windows: int = 32, saturated: float = 0.99) -> None:
+        require_at_least(1, {"num_windows": 32}, num_windows=num_windows)
+        if not 0.5 <= saturated < 1:
+            raise ArgumentError("saturated", saturated, "must be at least 0.5 and below 1", {"saturated": 0.99})
+        self.num_windows, self.saturated = num_windows, saturated
+
+    def __call__(self, subject: Subject, folder: Path) -> Findings:
+        norms, kinds = self._norms(subject), stack_kinds(subject.network)
+        shares = self._shares(subject)
+        names = [map_names(layer) for layer in subject.layers]
+        rows = [
+            [*address, name, *(_finite(of_layers[layer][head]) for of_layers in shares.values())]
+            for layer, address in enumerate(subject.addresses)
+            for head, name in enumerate(names[layer])
+        ]
+        means = {
+            name: float(torch.tensor(list(itertools.chain(*of_layers))).nanmean()) for name, of_layers in shares.items()
+        }
+        return Findings(
+            scalars={f"analysis/{name}": _finite(mean) for name, mean in means.items()},
+            lines={
+                "gradients": f"norm of the loss's gradient with respect to embeddings and to the last layer's output, "
+                f"mean of {sum(len(batch['inputs']) for batch in subject.batches)} {subject.row}s",
+                **{
+                    f"  {' '.join([*kind, name])}": f"{values[0]:.3g} and {values[-1]:.3g}"
+                    for kind, series in zip(kinds, norms, strict=True)
+                    for name, values in series.items()
+                },
+                "saturated rows": f"{means['saturated']:.1%} of softmax rows have a weight of {self.saturated:g} or "
+                f"more; {means['saturated_without_scale']:.1%} with a scale of 1",
+            },
+            tables={
+                "gradients": (
+                    [*subject.address_columns[:-1], "model", "depth", "gradient_norm"],
+                    [
+                        [*kind, name, depth, value]
+                        for kind, series in zip(kinds, norms, strict=True)
+                        for name, values in series.items()
+                        for depth, value in enumerate(values)
+                    ],
+                ),
+                "saturation": ([*subject.address_columns, "head", *shares], rows),
+            },
+            figures={
+                **{"_".join([*kind, "gradients"]): _chart(kind, of) for kind, of in zip(kinds, norms, strict=True)},
+                "saturation": head_grid(
+                    shares["saturated"],
+                    [[name.removeprefix("0") for name in layer] for layer in names],
+                    f"Share of softmax rows with a weight of {self.saturated:g} or more",
+                    layers=subject.addresses,
+                    label="share of rows",
+                    ablated=ablated_maps(subject.network),
+                ),
+            },
+        )
+
+    def _norms(self, subject: Subject) -> list[Series]:
+        """`gradient_norms` of each stack, of the trained and the untrained network with and without connections."""
+        norms: list[Series] = [{} for _ in subject.network.stacks()]
+        for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
+            for suffix, residuals in {"with skips": [], "without skips": residuals_of(network)}.items():
+                with scaled(residuals, "skip", 0.0):
+                    found = gradient_norms(subject, network)
+                for series, values in zip(norms, found, strict=True):
+                    series[f"{name}, {suffix}"] = values
+        return norms
+
+    def _shares(self, subject: Subject) -> dict[str, list[list[float]]]:
+        """The share of saturated rows of each map of each layer, over inputs without padding; nan without rows.
+
+        With a scale of 1, queries and keys are those of the model as it is.
+        """
+        counts = {
+            name: [torch.zeros(2, len(map_names(layer)), dtype=torch.float64) for layer in subject.layers]
+            for name in ("saturated", "saturated_without_scale")
+        }
+        for inputs in inputs_without_padding(subject):
+            with subject.precision():
+                calls = attention_calls(subject.network, *inputs)
+                for name, layers in {"saturated": [], "saturated_without_scale": subject.layers}.items():
+                    with torch.no_grad(), unscaled(layers):
+                        found = [count_saturated(layer.maps_of_call(call), self.saturated) for layer, call in calls]
+                    counts[name] = [count + new.cpu() for count, new in zip(counts[name], found, strict=True)]
+        return {
+            name: [(saturated / rows).tolist() for saturated, rows in of_layers] for name, of_layers in counts.items()
+        }
+
+
+def gradient_norms(subject: Subject, network: Network) -> list[list[float]]:
+    """The mean over windows of ‖∂L / ∂X‖, for the embeddings and the output of each layer X of each stack.
+
+    L is the mean loss of the window, in nats per target. The loss of a window depends on its own stream only, so one
+    backward pass gives the gradients of all windows of a batch.
+
+    Args:
+        subject: the batches and their task.
+        network: the network, which need not be the subject's.
+    """
+    stacks = network.stacks()
+    totals = [torch.zeros(len(stack.layers) + 1, dtype=torch.float64) for stack in stacks]
+    for batch in subject.batches:
+        with torch.enable_grad(), subject.precision(), running_hooks(network), recorded(network) as streams:
+            nats, targets = subject.task.nats(network, batch)
+            loss = (nats / targets.clamp(min=1)).sum()
+            gradients = iter(torch.autograd.grad(loss, list(itertools.chain(*streams)), materialize_grads=True))
+        for index, total in enumerate(totals):
+            norms = [
+                gradient.float().flatten(1).norm(dim=1).sum() for gradient in itertools.islice(gradients, len(total))
+            ]
+            totals[index] = total + torch.stack(norms).cpu()
+    num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
+    return [(total / num_windows).tolist() for total in totals]
+
+
+def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, "2 maps"]:
+    """The number of rows of each map whose largest weight is at least a threshold, and the number of all rows.
+
+    Args:
+        maps: attention weights and logits of one layer.
+        threshold: the weight from which a row is saturated.
+    """
+    has_choice = (maps.logits > -torch.inf).sum(dim=-1) > 1
+    is_saturated = maps.weights.amax(dim=-1) >= threshold
+    return torch.stack([is_saturated & has_choice, has_choice]).sum(dim=(1, 3))
+
+
+@contextmanager
+def recorded(network: Network) -> Iterator[list[list[Tensor]]]:
+    """The residual stream of each stack in a forward pass inside the block: embeddings, and outputs of layers."""
+    streams: list[list[Tensor]] = [[] for _ in network.stacks()]
+
+    def begin(of_stack: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        of_stack.append(args[0].detach().requires_grad_())  # frozen embeddings would have no gradient
+        return (of_stack[0], *args[1:])
+
+    def record(of_stack: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        of_stack.append(output)
+
+    hooks = []
+    for of_stack, stack in zip(streams, network.stacks(), strict=True):
+        hooks.append(stack.layers[0].register_forward_pre_hook(partial(begin, of_stack)))
+        hooks += [layer.register_forward_hook(partial(record, of_stack)) for layer in stack.layers]
+    try:
+        yield streams
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def unscaled(layers: Sequence[BaseAttention]) -> Iterator[None]:
+    """Set the scale of dot products to 1 inside the block; a score that has none of its own stays as it is."""
+    before = [layer.score.scale for layer in layers]
+    for layer in layers:
+        layer.score.scale = 1.0
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, before, strict=True):
+            layer.score.scale = scale
+
+
+def _chart(kind: Kind, norms: Mapping[str, Sequence[float]]) -> Figure:
+    """The gradient norms of a stack by depth."""
+    return lines(
+        {name: (range(len(values)), values) for name, values in norms.items()},
+        "Gradient of the loss with respect to the residual stream (depth 0: the embeddings)",
+        f"layers of the {kind[0]}" if kind else "layers",
+        "norm",
+        "log",
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,191 @@
+"""Memory and FLOPs of a training step on a batch, without memory for the tensors themselves.
+
+The network, its optimizer and one forward pass run on torch's fake tensors, which have shapes and dtypes alone. So the
+state of the optimizer and what autograd stores for the backward pass are counted, not estimated:
+
+    memory  weights + gradients + state of the optimizer + activations
+
+The weights and their gradients are in fp32, as in mixed precision; activations are what the layers store, parts shared
+by several operations once. Fused kernels of attention store queries, keys, values, outputs and a number for each query
+and head (Dao et al. 2022, arXiv 2205.14135), eager the weights of all pairs. Not counted are the logits, which are
+computed in parts, and memory that is used and freed within an operation.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tinyformer.analysis.costs import count_costs
+from tinyformer.errors import require_at_least
+from tinyformer.nn import AttentionMask, EncoderDecoder, Network
+from tinyformer.nn.kernels.sdpa import widened
+from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
+from tinyformer.nn.score import Scoring
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """FLOPs and memory of a training step on a batch of sequences of T tokens, and of decoding them.
+
+    Args:
+        batch: number of sequences.
+        tokens: number of tokens, those of the targets in an encoder–decoder.
+        training_flops: FLOPs of a forward and a backward pass.
+        weight_bytes: bytes of the weights.
+        gradient_bytes: bytes of their gradients.
+        optimizer_bytes: bytes of the optimizer's state.
+        activation_bytes: bytes that the layers store for the backward pass.
+        training_bytes: the sum of these.
+        cache_bytes: bytes of the KV cache of all sequences after T tokens.
+    """
+
+    batch: int
+    tokens: int
+    training_flops: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    training_bytes: int
+    cache_bytes: int
+
+
+def count_batch(
+    make_network: Callable[[], Network],
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    batch: int,
+    dtype: str = "bf16",
+) -> BatchCosts:
+    """The costs of a batch.
+
+    Args:
+        make_network: makes the network, which is called where tensors take no memory.
+        make_optimizer: makes the optimizer of its parameters.
+        batch: number of sequences.
+        dtype: of activations and the KV cache: "bf16", as in mixed precision, or "fp32".
+
+    Raises:
+        ArgumentError: the batch is empty, or there is no such dtype.
+    """
+    require_at_least(1, {"batch": 8}, batch=batch)
+    with FakeTensorMode():
+        network = make_network().train()
+        costs = count_costs(network, dtype)
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        activations = activation_bytes(network, batch, dtype)
+        state = _state_bytes(make_optimizer(network), parameters)
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+        gradients = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return BatchCosts(
+        batch=batch,
+        tokens=batch * costs.seq_len,
+        training_flops=batch * costs.seq_len * costs.training_flops_per_token,
+        weight_bytes=weights,
+        gradient_bytes=gradients,
+        optimizer_bytes=state,
+        activation_bytes=activations,
+        training_bytes=weights + gradients + state + activations,
+        cache_bytes=batch * costs.cache_bytes,
+    )
+
+
+def activation_bytes(network: Network, batch: int, dtype: str) -> int:
+    """Bytes that the layers store for the backward pass.
+
+    With activation checkpointing these are the inputs of all layers, and what the largest of them stores. Copies of the
+    weights in bf16 are counted where a layer stores them, not as long as autocast keeps them.
+
+    Args:
+        network: the network, whose tensors may be fake.
+        batch: number of sequences of the network's context length.
+        dtype: "bf16", as in mixed precision, or "fp32".
+    """
+    layers = [layer for stack in network.stacks() for layer in cast(Any, stack.layers)]
+    own = {tensor.untyped_storage()._cdata for tensor in (*network.parameters(), *network.buffers())}
+    stored: dict[int, Tensor] = {}
+    inputs: list[int] = []
+    before: list[int] = []
+
+    def store(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in own:
+            stored.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    def note_input(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs.append(arguments[0].numel() * arguments[0].element_size())
+        before.append(_bytes(stored.values()))
+
+    hooks = [layer.register_forward_pre_hook(note_input) for layer in layers]
+    ids = torch.zeros(batch, network.max_seq_len, dtype=torch.long)
+    recomputes = network.encoder.checkpoint_activations
+    casts: AbstractContextManager[Any] = torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
+    with _counted_kernels(network), torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor), casts:
+        for stack in network.stacks():
+            stack.checkpoint_activations = False
+        if isinstance(network, EncoderDecoder):
+            network.decoder(ids, AttentionMask(causal=True), None, network.encode(ids))
+        else:
+            network.encoder(ids, AttentionMask(causal=True))
+    for hook in hooks:
+        hook.remove()
+    total = _bytes(stored.values())
+    if not recomputes:
+        return total
+    largest = max(after - first for first, after in zip(before, [*before[1:], total], strict=True))
+    return before[0] + sum(inputs) + largest
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> int:
+    """Bytes of an optimizer's state, which its first step makes."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    parts = getattr(optimizer, "optimizers", [optimizer])
+    states = [state for part in parts for state in part.state.values()]
+    return _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
+
+
+@contextmanager
+def _counted_kernels(network: Network) -> Iterator[None]:
+    """Make every layer whose kernel on CUDA would be fused store what such a kernel does, on any device."""
+    fused = Backend("fused", _fused, lambda case: None)
+    for layer in network.attentions():
+        case = layer.planned_case("cuda", torch.bfloat16, AttentionMask(causal=True), network.max_seq_len)
+        name = select_backend("auto", case).name if layer.backend == "auto" else layer.backend
+        layer.resolved = BACKENDS["eager"] if name == "eager" else fused
+    yield
+    for layer in network.attentions():
+        layer.resolved = None
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0) -> Tensor:
+    # As in `sdpa`, the kernels take queries, keys and values of one size.
+    width, v_head_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+    out: Tensor = _FusedAttention.apply(*(widened(x, width) for x in (q, k, v)))
+    return out[..., :v_head_dim]
+
+
+class _FusedAttention(torch.autograd.Function):
+    """What a fused kernel allocates and stores, without its arithmetic."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        v: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
+        # In memory the heads of a token are side by side, so that the output projection needs no copy.
+        out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:3], dtype=torch.float32))
+        return out

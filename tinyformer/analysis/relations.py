@@ -1,0 +1,255 @@
+"""Relations between words: how much each head attends from one word of a text to another."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tinyformer.analysis.capture import attention_calls
+from tinyformer.analysis.pair_probe import TokenPair, capture_pair, decoded_pair
+from tinyformer.analysis.plots import measure_maps
+from tinyformer.analysis.probe import ablated_maps, map_names
+from tinyformer.analysis.subject import Findings, Subject
+from tinyformer.analysis.words import Words, merge_words, words_of
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder, Transformer
+from tinyformer.nn.heads import Address, layer_title
+from tinyformer.tasks import Seq2Seq
+
+NUM_PRINTED = 3
+"""Number of heads that are printed for each pair."""
+
+
+class Related(NamedTuple):
+    """The attention of the heads of a layer from one word to another.
+
+    Attributes:
+        weights: the sum over the tokens of the key word, the mean over those of the query word.
+        ranks: 1 if no word has a larger weight; of the words that the query word sees.
+        num_words: number of these words.
+        uniform: the weight if each token attended evenly to all tokens that it sees; 0 if the mask hides the key word.
+    """
+
+    weights: Float[Tensor, " maps"]
+    ranks: Int[Tensor, " maps"]
+    num_words: int
+    uniform: float
+
+
+class Read(NamedTuple):
+    """The attention of a model on a text, or from a target to its source.
+
+    Attributes:
+        layers: the attention layers.
+        addresses: of these layers, see `Subject.addresses`.
+        maps: their maps.
+        queries: the words that attend.
+        keys: the words that are attended to.
+    """
+
+    layers: Sequence[BaseAttention]
+    addresses: Sequence[Address]
+    maps: Sequence[AttentionMaps]
+    queries: Words
+    keys: Words
+
+
+class HeadRelations:
+    """The attention of each head from one word of a text to another, for each of several pairs (`relations.csv`).
+
+    The weight to a word is the sum over its tokens, that from a word the mean over its tokens (Clark et al. 2019, arXiv
+    1906.04341, section 4.1). Each weight comes with its rank among the words that the query sees, and with the weight
+    of even attention on the tokens that it sees. Ablated heads are left out.
+
+    In an encoder–decoder, a pair is a word of the target and a word of the source, and the heads are those of
+    cross-attention; each token of the target is at the query that predicts it.
+
+    Args:
+        text: the text, or the source.
+        pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`. Of a word that occurs several
+            times, `it:2` is the second.
+        target: the target of the source; by default what the model decodes.
+
+    Raises:
+        ArgumentError: there is no text, or no pair, or a pair is not two words.
+    """
+
+    needs_gradient = False
+    num_windows = 1
+
+    def __init__(self, text: str | None = None, pairs: Sequence[Any] | None = None, target: str | None = None) -> None:
+        works = {"text": "The bank by the river", "pairs": [["river", "bank"]]}
+        if not text:
+            raise ArgumentError("text", text, "must be the text that has the words of `pairs`", works)
+        if not pairs or not all(map(_is_pair, pairs)):
+            reason = "must hold pairs of words of `text`, the query and the key"
+            raise ArgumentError("pairs", pairs, reason, {"pairs": works["pairs"]})
+        self.text, self.target = text, target
+        self.pairs = list(dict.fromkeys((str(query), str(key)) for query, key in pairs))
+
+    def __call__(self, subject: Subject, folder: Path) -> Findings:
+        read = self._pair(subject) if isinstance(subject.network, EncoderDecoder) else self._text(subject)
+        found = {pair: self._related(read, pair) for pair in self.pairs}
+        names = [map_names(layer) for layer in read.layers]
+        weights = {" → ".join(pair): [[float("nan")] * len(heads) for heads in names] for pair in self.pairs}
+        rows: list[list[Any]] = []
+        lines = {"relations": "weight from a word to another, and its rank among the words that are seen"}
+        for pair, of_layers in found.items():
+            ranked = []
+            for layer, head in _heads(read.layers):
+                related, name = of_layers[layer], names[layer][head]
+                weight, rank = float(related.weights[head]), int(related.ranks[head])
+                weights[" → ".join(pair)][layer][head] = weight
+                seen = [rank, related.num_words] if related.uniform else [None, related.num_words]
+                rows.append([*pair, *read.addresses[layer], name, weight, *seen, related.uniform])
+                title = f"{layer_title(read.addresses[layer])} head {name.removeprefix('0')}"
+                ranked.append((weight, f"  {' → '.join(pair)}: {title}", rank, related))
+            for weight, title, rank, related in sorted(ranked, key=lambda one: -one[0])[:NUM_PRINTED]:
+                lines[title] = f"{weight:.4f}, rank {rank} of {related.num_words}; uniform {related.uniform:.4f}"
+        columns = ["query", "key", *subject.address_columns, "head", "weight", "rank", "num_words", "uniform"]
+        meanings = {
+            " → ".join(pair): f"uniform {max(related.uniform for related in of_layers):.3f}"
+            for pair, of_layers in found.items()
+        }
+        labels = [layer_title(address) for address in read.addresses]
+        heads = [[name.removeprefix("0") for name in layer] for layer in names]
+        flags = dict(zip(subject.addresses, ablated_maps(subject.network), strict=True))
+        ablated = [flags[address] for address in read.addresses]
+        picture = measure_maps(weights, meanings, heads, "attention from word to word", labels, ablated=ablated)
+        return Findings(lines=lines, tables={"relations": (columns, rows)}, figures={"relations": picture})
+
+    def _related(self, read: Read, pair: tuple[str, str]) -> list[Related]:
+        """The attention of each layer from one word to another.
+
+        Raises:
+            ArgumentError: a word is not in its text or is there several times, or every layer's mask hides the key.
+        """
+        query, key = self._find(read.queries, pair, 0), self._find(read.keys, pair, 1)
+        found = [relate(maps, read.queries, read.keys, query, key) for maps in read.maps]
+        if not any(related.uniform for related in found):
+            hidden = f"{pair[0]} does not see {pair[1]}, which "
+            if query < key:
+                hidden += "comes later in the text; a model that is trained with task=masked_lm sees both directions"
+            else:
+                hidden += "is outside of the window of every layer"
+            raise ArgumentError("pairs", [list(pair)], hidden, {"pairs": [[pair[1], pair[0]]]} if query < key else None)
+        return found
+
+    def _find(self, words: Words, pair: tuple[str, str], side: int) -> int:
+        """The index of a word.
+
+        Raises:
+            ArgumentError: it is not in the text, or it is there several times.
+        """
+        asked = pair[side]
+        name, _, number = asked.rpartition(":")
+        if asked in words.names or not number.isdecimal():
+            name, number = asked, ""
+        places = [index for index, word in enumerate(words.names) if word == name]
+        if len(places) == 1 and not number:
+            return places[0]
+        if number and 1 <= int(number) <= len(places):
+            return places[int(number) - 1]
+        if places:
+            times = f"{len(places)} times: {name}:1 to {name}:{len(places)}" if len(places) > 1 else "once"
+            reason, name = f"the text has {name} {times}", name if len(places) == 1 else f"{name}:1"
+        else:
+            known = shorten(" ".join(words.names), 200, placeholder=" …")
+            reason = f"{name} is not a word of the text, which are {known}"
+            (name,) = difflib.get_close_matches(name, words.names, 1) or words.names[:1]
+        works = [name if place == side else word for place, word in enumerate(pair)]
+        raise ArgumentError("pairs", [list(pair)], reason, {"pairs": [works]})
+
+    def _text(self, subject: Subject) -> Read:
+        """The maps of the text.
+
+        Raises:
+            ArgumentError: the text has more tokens than the model's context, or there is a target.
+        """
+        if self.target is not None:
+            reason = "a model of one text has no target; one that is trained with task=seq2seq has"
+            raise ArgumentError("target", self.target, reason, {"target": None})
+        ids, network = self._encode(subject, "text", self.text), cast(Transformer, subject.network)
+        tokens = torch.tensor([ids], device=subject.batches[0]["inputs"].device)
+        with subject.precision():
+            calls = attention_calls(network, tokens, subject.task.mask({"inputs": tokens}))
+            maps = [layer.maps_of_call(call) for layer, call in calls]
+        words = words_of(ids, subject.tokenizer)
+        return Read(subject.layers, subject.addresses, maps, words, words)
+
+    def _pair(self, subject: Subject) -> Read:
+        """The cross-attention of the source and its target.
+
+        Raises:
+            ArgumentError: a text has more tokens than the model's context.
+        """
+        network, task = cast(EncoderDecoder, subject.network), cast(Seq2Seq, subject.task)
+        tokens, length = task.special_tokens.with_eos(subject.tokenizer.eos_id), network.max_seq_len
+        source = self._encode(subject, "text", self.text, tokens.num_added)
+        with subject.precision():
+            if self.target is None:
+                pair = decoded_pair(network, source, tokens, task.beam)
+            else:
+                target = self._encode(subject, "target", self.target, tokens.num_added)
+                pair = TokenPair.of(source, target, tokens, length).to(subject.batches[0]["inputs"].device)
+            maps = capture_pair(network, pair)["cross"].layers
+        cross = [index for index, address in enumerate(subject.addresses) if address[0] == "cross"]
+        layers, addresses = subject.layers, subject.addresses
+        predicted, read = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
+        return Read([layers[i] for i in cross], [addresses[i] for i in cross], maps, predicted, read)
+
+    def _encode(self, subject: Subject, argument: str, text: str, num_special: int = 0) -> list[int]:
+        """The tokens of a text.
+
+        Args:
+            subject: the model and its tokenizer.
+            argument: the argument that holds the text.
+            text: the text.
+            num_special: number of tokens around it.
+
+        Raises:
+            ArgumentError: with those around it, there are more than the model's context holds.
+        """
+        with argument_path(passed={"text": argument}):
+            ids = subject.tokenizer.encode(text)
+        longest = subject.network.max_seq_len - num_special
+        if len(ids) > longest:
+            reason = f"has {len(ids)} tokens; the context of the model holds {longest}"
+            raise ArgumentError(argument, text, reason, {argument: subject.tokenizer.decode(ids[:longest])})
+        return ids
+
+
+def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: int) -> Related:
+    """The attention of the heads of a layer from one word to another.
+
+    Args:
+        maps: attention weights and logits of one text.
+        queries: the words of the rows.
+        keys: the words of the columns.
+        query: index of the query word.
+        key: index of the key word.
+    """
+    visible = (maps.logits[0, 0] > -torch.inf).double()  # of any head: they share the mask
+    even = merge_words(visible / visible.sum(dim=-1, keepdim=True).clamp(min=1), queries, keys)[query]
+    weights = merge_words(maps.weights[0].double(), queries, keys)[:, query]
+    larger = weights > weights[:, key : key + 1]
+    return Related(weights[:, key], 1 + larger.sum(dim=-1), int((even > 0).sum()), float(even[key]))
+
+
+def _heads(layers: Sequence[BaseAttention]) -> Iterator[tuple[int, int]]:
+    """The layer and the index of each map whose head is not ablated."""
+    for index, layer in enumerate(layers):
+        factors = layer.head_gate.factors
+        for head in range(layer.num_heads):
+            if factors is None or bool(factors[head]):
+                yield from ((index, head * layer.num_softmaxes + number) for number in range(layer.num_softmaxes))
+
+
+def _is_pair(pair: Any) -> bool:
+    """Whether something is two words, of which a number is one, too."""
+    return isinstance(pair, list | tuple) and len(pair) == 2 and all(type(word) in (str, int) for word in pair)

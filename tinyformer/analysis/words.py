@@ -1,0 +1,118 @@
+"""The words of a token sequence, and attention maps of words in place of tokens."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise, takewhile
+
+import torch
+from jaxtyping import Float
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
+from torch import Tensor
+
+from tinyformer.data import TextTokenizer
+
+WORD = r"\p{Han}|[[\p{L}\p{M}\p{N}_]&&\P{Han}]+(?:['’][\p{L}\p{M}]+)*|\X"
+"""A Chinese character; a run of letters and digits, with apostrophes inside; or another character, such as a comma."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a token sequence.
+
+    Attributes:
+        names: the words; one can occur several times.
+        of_tokens: the index of the word that each token belongs to, ascending from 0.
+    """
+
+    names: tuple[str, ...]
+    of_tokens: tuple[int, ...]
+
+    def tokens(self, word: int) -> range:
+        """The positions of the tokens of a word."""
+        return range(self.of_tokens.index(word), bisect_right(self.of_tokens, word))
+
+
+def words_of(ids: Sequence[int], tokenizer: TextTokenizer) -> Words:
+    """The words of a token sequence, for a vocabulary of bytes, characters or pieces of words.
+
+    A word is a run of letters and digits; it may contain apostrophes. Each Chinese character, each punctuation mark and
+    each special token, such as `<eos>`, is a word of its own. White space belongs to the word that follows it, as in
+    GPT-2's vocabulary. Words that share a token are one word, such as a bracket and the full stop behind it.
+
+    Args:
+        ids: token ids.
+        tokenizer: their tokenizer.
+    """
+    special = {tokenizer.eos_id, tokenizer.mask_id}
+    names: list[str] = []
+    of_tokens: list[int] = []
+    for is_special, run in groupby(ids, special.__contains__):
+        part = list(run)
+        pieces = [tokenizer.decode([i]) for i in part] if is_special else _pieces(part, tokenizer)
+        words = range(len(part)) if is_special else _words_of_pieces(pieces)
+        first = len(names)
+        names += [""] * (words[-1] + 1)
+        for word, piece in zip(words, pieces, strict=True):
+            names[first + word] += piece
+        of_tokens += [first + word for word in words]
+    return Words(tuple(name.strip() or name for name in names), tuple(of_tokens))
+
+
+def merge_words(
+    weights: Float[Tensor, "*maps queries keys"], queries: Words, keys: Words
+) -> Float[Tensor, "*maps query_words key_words"]:
+    """The attention maps of words (Clark et al. 2019, arXiv 1906.04341, §4.1).
+
+    The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens: the rows still sum
+    to what they summed to before.
+
+    Args:
+        weights: attention maps of tokens.
+        queries: the words of the rows.
+        keys: the words of the columns.
+    """
+    to_words = _membership(keys, weights)
+    from_words = _membership(queries, weights)
+    return (from_words / from_words.sum(dim=0)).mT @ weights @ to_words
+
+
+def _membership(words: Words, like: Tensor) -> Float[Tensor, "tokens words"]:
+    """1 where a token belongs to a word."""
+    index = torch.tensor(words.of_tokens, device=like.device)
+    return torch.nn.functional.one_hot(index, len(words.names)).to(like.dtype)
+
+
+def _pieces(ids: Sequence[int], tokenizer: TextTokenizer) -> list[str]:
+    """The text that each token adds; a character that several tokens encode comes with the last of them."""
+    text = tokenizer.decode(ids)
+    # Tokens that end within a character decode to a replacement character, which differs from the text.
+    ends = [_num_shared(tokenizer.decode(ids[: i + 1]), text) for i in range(len(ids))]
+    return [text[begin:end] for begin, end in pairwise(accumulate(ends, max, initial=0))]
+
+
+def _num_shared(one: str, other: str) -> int:
+    """The number of characters that two texts have in common at their beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _words_of_pieces(pieces: Sequence[str]) -> list[int]:
+    """The index of the word that each piece of a text belongs to; words that share a piece are one."""
+    starts = _word_starts("".join(pieces))
+    words: list[int] = []
+    begin, reached = 0, -1
+    for piece in pieces:
+        # White space behind a word does not belong to it, but nothing else may stand for a piece of white space.
+        indent = len(piece) - len(piece.lstrip()) if piece.strip() else 0
+        first, last = (bisect_right(starts, begin + at) - 1 for at in (indent, max(indent, len(piece.rstrip()) - 1)))
+        words.append((words[-1] if words else -1) + (first > reached))
+        begin, reached = begin + len(piece), max(reached, last)
+    return words
+
+
+def _word_starts(text: str) -> list[int]:
+    """Where each word of a text begins, with the white space before it."""
+    pieces = Split(Regex(WORD), "isolated").pre_tokenize_str(text)
+    ends = [end for piece, (_, end) in pieces if piece.strip()]
+    return [0, *ends[:-1]]
