@@ -14,11 +14,11 @@ class Batch(TypedDict):
 
     `targets`: the token to predict at each position, or `IGNORED`. `labels`: the class of each row. `lengths`: the
     number of tokens of each row, where rows are padded on the right. `documents`: the document of each token, where
-    tokens attend within their own document only; `document_starts`: where they begin, see `AttentionMask`. `source`:
-    the sequences from which those of `inputs` are predicted, such as sentences in another language, and
-    `source_lengths`: their lengths. `contexts`: the position at which the context of a question begins, and `starts`
-    and `ends`: those of the first and the last token of its answer, 0 where there is none. `answerable`: whether the
-    question has an answer, be it in another window of the context. `rows`: the number of each
+    tokens attend within their own document only, and padding is a document of its own; `document_starts`: where they
+    begin, see `AttentionMask`. `source`: the sequences from which those of `inputs` are predicted, such as sentences in
+    another language, and `source_lengths`: their lengths. `contexts`: the position at which the context of a question
+    begins, and `starts` and `ends`: those of the first and the last token of its answer, 0 where there is none.
+    `answerable`: whether the question has an answer, be it in another window of the context. `rows`: the number of each
     row in its split.
     """
 

@@ -1,7 +1,7 @@
 """Cost card of a variant before it is trained: `python -m tinyformer.card attention=mha,gqa model=base`.
 
 Parameters, floating-point operations and KV cache, counted without memory for weights; `analysis/costs.py` defines
-each figure.
+each figure, and `analysis/memory.py` those of a batch.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinyformer.app.checks import check_types
+from tinyformer.app.checks import check_types, check_value
 from tinyformer.app.config import config_dir, describe_axes
 from tinyformer.app.errors import config_keys, exit_code_of, option_names
 from tinyformer.app.sweep import compose_sweep
@@ -27,7 +27,8 @@ CONFIG_DIR, CONFIG_NAME = config_dir(), "card"
 AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm")
 
 Card: TypeAlias = dict[str, Any]
-"""The overrides of a variant and the fields of its `Costs`, as plain containers."""
+"""The overrides of a variant, the fields of its `Costs`, and those of its `BatchCosts` as `batch`, as plain containers;
+`batch` is None without one."""
 
 GPT2_VOCAB_SIZE = 50_257
 """Stands for the tokenizer's where `model.vocab_size` is null."""
@@ -60,6 +61,24 @@ ROWS: tuple[tuple[str, Callable[[Card], str]], ...] = (
     ("vocabulary, tokens", lambda card: f"{card['vocab_size']:,}"),
 )
 """The rows of the table, from top to bottom."""
+
+BATCH_ROWS = {
+    "batch, sequences": "batch",
+    "  tokens": "tokens",
+    "  FLOPs of a training step": "training_flops",
+    "  bytes of a training step": "training_bytes",
+    "    weights": "weight_bytes",
+    "    gradients": "gradient_bytes",
+    "    state of the optimizer": "optimizer_bytes",
+    "    activations": "activation_bytes",
+    "  bytes of the KV cache": "cache_bytes",
+}
+"""The rows of a batch: labels and fields of `BatchCosts`."""
+
+BATCH_NOTES = """\
+A training step holds weights, gradients and the optimizer's state in fp32, and what the layers store for the backward
+pass, in mixed precision with dtype=bf16. Attention is counted as on CUDA, where backend=auto chooses a fused kernel if
+one computes the variant. Logits, which are computed in parts, and memory within operations come on top."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyformer.card") -> int:
@@ -94,7 +113,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from tinyformer.app.scores import register_score
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
-    sized = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
+    sized: Any = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     with config_keys(config):
         check_types(config, "network", config.hydra.runtime.choices)
@@ -103,7 +122,23 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
             network = instantiate(sized.network, _convert_="all")
         with argument_path(passed={"cache_dtype": "dtype"}):
             costs = count_costs(network, str(config.dtype))
-    return {"overrides": list(overrides), **asdict(costs)}
+        batch = None if config.batch is None else _batch_costs(config, sized)
+    return {"overrides": list(overrides), **asdict(costs), "batch": batch}
+
+
+def _batch_costs(config: DictConfig, sized: DictConfig) -> dict[str, Any]:
+    """The fields of the `BatchCosts` of a config; `sized` has the size of the vocabulary."""
+    from hydra.utils import instantiate
+
+    from tinyformer.analysis.memory import count_batch
+
+    check_value(count_batch, "batch", config.batch, "batch")
+    check_types(config, "optimizer", config.hydra.runtime.choices)
+
+    def make_network() -> Any:
+        return instantiate(sized.network, _convert_="all")
+
+    return asdict(count_batch(make_network, instantiate(config.optimizer), config.batch, config.dtype))
 
 
 def print_table(cards: Sequence[Card]) -> None:
@@ -118,9 +153,14 @@ def print_table(cards: Sequence[Card]) -> None:
         table.add_column("\n".join(values), justify="right")
     for label, show in ROWS:
         table.add_row(label, *map(show, cards))
+    batches = [card["batch"] or {} for card in cards]
+    for label, field in BATCH_ROWS.items() if any(batches) else ():
+        table.add_row(label, *(f"{batch[field]:,}" if batch else "" for batch in batches))
     # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in overrides are not markup.
     Console(width=10_000, markup=False).print(table)
     print(NOTES)
+    if any(batches):
+        print(BATCH_NOTES)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

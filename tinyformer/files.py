@@ -35,6 +35,12 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
         _remove(temporary)
 
 
+def relative_path(path: Path) -> str:
+    """A path relative to the working directory, if it lies below."""
+    path, here = path.resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Make the error of a full disk name the file, which Python leaves out when it writes."""

@@ -47,8 +47,8 @@ class Sampling:
             return logits.argmax(dim=-1)
         logits = logits.float() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            smallest = logits.topk(self.top_k, dim=-1).values[:, -1:]
-            logits = logits.masked_fill(logits < smallest, -torch.inf)
+            kept = logits.topk(self.top_k, dim=-1)  # k of them also where several are equal to the last
+            logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
         probabilities = logits.softmax(dim=-1)
         if self.top_p is not None:
             ordered, order = probabilities.sort(dim=-1, descending=True)

@@ -18,6 +18,7 @@ from tinyformer.app.start import tokenizer_of
 from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
 from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.inspection import Origin
 from tinyformer.model import Model
 from tinyformer.nn import EncoderDecoder, SpanReadout, Transformer
 from tinyformer.seq2seq_model import Seq2SeqModel
@@ -74,15 +75,16 @@ def load(
         names = f"{type(network).__name__} and a {type(task).__name__}"
         raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
     require_known_tokens(task, network)
+    origin = Origin(stored.path, stored.step)
     if isinstance(network, EncoderDecoder):
         if tokenizer is None and task.special_tokens.eos is None:
             reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
             raise ArgumentError("checkpoint", str(checkpoint), reason)
-        return Seq2SeqModel(network.eval(), tokenizer, task)
+        return Seq2SeqModel(network.eval(), tokenizer, task, origin)
     assert isinstance(network, Transformer)
     if isinstance(task, SpanExtraction):
-        return SpanModel(network, tokenizer, task, **_stored_windows(config, checkpoint))
-    return Model(network, tokenizer, task)
+        return SpanModel(network, tokenizer, task, **_stored_windows(config, checkpoint), origin=origin)
+    return Model(network, tokenizer, task, origin)
 
 
 def _stored_windows(config: DictConfig, checkpoint: str | Path) -> dict[str, Any]:

@@ -1,23 +1,28 @@
 """A trained model of one stack in Python: it encodes, scores and generates text."""
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias, cast, overload
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tinyformer import inspection
+from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.generation import Sampling, generate
+from tinyformer.inspection.forward import ForwardPass, Replacement, without_padding
+from tinyformer.inspection.inspected import Head, Inspected
 from tinyformer.nn import Transformer
-from tinyformer.tasks import Task
+from tinyformer.tasks import Classification, Task
 
 Texts: TypeAlias = str | Sequence[str] | Tensor
 """A text, a list of texts, or token ids of shape (batch, seq)."""
 
 
-class Model:
+class Model(Inspected):
     """A trained network with its tokenizer and task; made by `load`.
 
     Texts are padded on the right, which does not affect the results: outputs for padding are zero. As in training, each
@@ -28,10 +33,22 @@ class Model:
         network: the model.
         tokenizer: its tokenizer; a model without one only takes token ids.
         task: the task that it was trained for.
+        origin: the checkpoint of its weights.
     """
 
-    def __init__(self, network: Transformer, tokenizer: TextTokenizer | None, task: Task) -> None:
-        self.network, self.task, self._tokenizer = network.eval(), task, tokenizer
+    network: Transformer
+
+    def __init__(
+        self,
+        network: Transformer,
+        tokenizer: TextTokenizer | None,
+        task: Task,
+        origin: "inspection.Origin | None" = None,
+    ) -> None:
+        self.network, self.task, self.origin, self._tokenizer = network.eval(), task, origin, tokenizer
+
+    def __repr__(self) -> str:
+        return inspection.describe(type(self).__name__, self.network, self.task, self.origin)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -78,7 +95,7 @@ class Model:
         """
         tokens, lengths = self.tokenize(texts)
         mask = self.task.mask({"inputs": tokens, "lengths": lengths})
-        return _without_padding(self.network.encoder(tokens, mask), lengths)
+        return without_padding(self.network.encoder(tokens, mask), lengths)
 
     @torch.no_grad()
     def logits(self, texts: Texts) -> Float[Tensor, "batch *seq scores"]:
@@ -89,7 +106,96 @@ class Model:
         """
         tokens, lengths = self.tokenize(texts)
         logits = self.network(tokens, self.task.mask({"inputs": tokens, "lengths": lengths}))
-        return _without_padding(logits, lengths) if logits.ndim == 3 else logits
+        return without_padding(logits, lengths) if logits.ndim == 3 else logits
+
+    @overload
+    def attention(self, texts: str) -> "inspection.TextMaps": ...
+
+    @overload
+    def attention(self, texts: Sequence[str] | Tensor) -> "list[inspection.TextMaps]": ...
+
+    def attention(self, texts: Texts) -> "inspection.TextMaps | list[inspection.TextMaps]":
+        """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
+
+        Args:
+            texts: a text; several, or token ids, give a list with the maps of each, as if it were alone.
+
+        Raises:
+            ArgumentError: see `tokenize`.
+        """
+        ids, lengths = self.tokenize(texts)
+        maps = [self._maps(row[:length]) for row, length in zip(ids, lengths.tolist(), strict=True)]
+        return maps[0] if isinstance(texts, str) else maps
+
+    def _maps(self, tokens: Int[Tensor, " seq"]) -> "inspection.TextMaps":
+        return inspection.maps_of_tokens(self.network, self.task, self._tokenizer, tokens, str(self.origin or ""))
+
+    def run(
+        self, texts: Texts, capture: str | Sequence[str] = (), replace: Mapping[str, Replacement] | None = None
+    ) -> ForwardPass:
+        """A forward pass that returns activations, or replaces them and recomputes all that follows from them.
+
+            logits, activations = model.run("The cat", capture=["layers.*.residual_post"])
+            model.run("The cat", replace={"layers.0.attention.values": torch.zeros_like})
+
+        It is exact for every attention backend and for a compiled network, which runs uncompiled. Activations are zero
+        at padding. Where attention weights are replaced, the layer's output is computed of them by definition.
+
+        Args:
+            texts: see `tokenize`.
+            capture: names of `points`, with `*` for any characters.
+            replace: for points, named in the same way, a tensor of the activation's shape, dtype and device, or a
+                function of the activation that returns one. Functions may change their argument in place.
+
+        Raises:
+            ArgumentError: there is no such point, a replacement does not fit, or see `tokenize`.
+        """
+        return self._run(self._batch(texts), capture, replace)
+
+    def ablated(
+        self, heads: Sequence[Head], mode: str = "zero", texts: Texts | None = None
+    ) -> AbstractContextManager[None]:
+        """Ablate heads in all that the model computes inside the block.
+
+            with model.ablated([(0, 1), (2, 3)], mode="mean", texts=texts):
+                print(model.loss(texts), model.generate("The cat"))
+
+        In a block within a block, heads of both are ablated; the inner one decides about a head of both.
+
+        Args:
+            heads: (layer, head) pairs; heads keep their numbers when others are pruned.
+            mode: what replaces the output of a head at every token: `zero`; its `mean` over the tokens of the texts
+                (Wang et al. 2022, arXiv 2211.00593); `resample`, its output at a token of the texts, drawn at random
+                for each token with a fixed seed (Chan et al. 2022, causal scrubbing).
+            texts: those that the replacement is taken from; not needed for `zero`. Padding is left out.
+
+        Raises:
+            ArgumentError: there is no such head or mode, or no text where one is needed.
+        """
+        return self._ablated(heads, mode, None if texts is None else self._batch(texts))
+
+    @torch.no_grad()
+    def loss(self, texts: Texts, labels: int | str | Sequence[int | str] | None = None) -> Float[Tensor, " batch"]:
+        """The loss of each text in nats per target.
+
+        Targets are the tokens after the first one; with a masked language model, each is masked in turn, so that
+        exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv 1910.14659). A classifier has one target, the
+        label.
+
+        Args:
+            texts: see `tokenize`.
+            labels: of a classifier, the label of each text, or its index.
+
+        Raises:
+            ArgumentError: a text has no target, a label is missing or unknown, or see `tokenize`.
+        """
+        batch = self._batch(texts)
+        if isinstance(self.task, Classification):
+            batch["labels"] = self._label_ids(labels, len(batch["inputs"])).to(batch["inputs"].device)
+        elif labels is not None:
+            raise ArgumentError("labels", labels, f"must be None: {type(self.task).__name__} has no labels")
+        mask_id = getattr(self._tokenizer, "mask_id", None)
+        return per_target(*self.task.nats_of_texts(self.network, batch, mask_id))
 
     def generate(
         self,
@@ -124,6 +230,28 @@ class Model:
             for prompt, row, ids in zip(prompts, rows, new, strict=True)
         ]
 
+    def _batch(self, texts: Texts) -> Batch:
+        """Texts as the task's batch, without targets."""
+        tokens, lengths = self.tokenize(texts)
+        return {"inputs": tokens, "lengths": lengths}
+
+    def _label_ids(self, labels: Any, number: int) -> Int[Tensor, " batch"]:
+        """The indices of the labels of some texts.
+
+        Raises:
+            ArgumentError: there are not as many labels as texts, or one of them is unknown.
+        """
+        known = cast(Classification, self.task).labels
+        labels = [labels] if isinstance(labels, int | str) else labels
+        if not isinstance(labels, Sequence) or len(labels) != number:
+            works = {"labels": known[:1] * number}
+            raise ArgumentError("labels", labels, f"must be {number}, one for each text", works)
+        for label in labels:
+            if isinstance(label, bool):
+                raise ArgumentError("labels", label, "must be a label or its index", {"labels": known[:1]})
+            require_choice("labels", label, [*known, *range(len(known))])
+        return torch.tensor([known.index(label) if isinstance(label, str) else label for label in labels])
+
     def _rows(self, texts: Any) -> list[list[int]]:
         """The token ids of each text."""
         if isinstance(texts, Tensor):
@@ -149,8 +277,12 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
         raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
 
 
-def _without_padding(
-    x: Float[Tensor, "batch seq width"], lengths: Int[Tensor, " batch"]
-) -> Float[Tensor, "batch seq width"]:
-    is_padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
-    return x.masked_fill(is_padding.unsqueeze(-1), 0.0)
+def per_target(nats: Float[Tensor, " batch"], targets: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    """The loss of each text, given its negative log-likelihood and its number of targets.
+
+    Raises:
+        ArgumentError: a text has none.
+    """
+    for index in (targets == 0).nonzero().flatten().tolist():
+        raise ArgumentError(f"texts[{index}]", "", "has no target, so that its loss is not defined")
+    return nats / targets

@@ -1,12 +1,22 @@
 """A trained model in Python that answers questions with spans of their contexts."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, overload
 
-from tinyformer.data import Question, TextTokenizer, tokenise_questions
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tinyformer import inspection
+from tinyformer.batch import Batch, tensors
+from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, tokenise_questions
 from tinyformer.data.files import SURROGATE
+from tinyformer.data.questions import EXTRA_TOKENS
 from tinyformer.errors import ArgumentError
-from tinyformer.model import Model
+from tinyformer.inspection.forward import ForwardPass, Replacement
+from tinyformer.inspection.inspected import Head
+from tinyformer.model import Model, Texts
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Prediction, SpanExtraction
 
@@ -20,6 +30,7 @@ class SpanModel(Model):
         task: the task that it was trained for.
         max_question_length: maximum number of tokens of a question, of which the beginning is read.
         stride: see `tinyformer.data.QuestionTexts.cut`.
+        origin: the checkpoint of its weights.
     """
 
     task: SpanExtraction
@@ -31,8 +42,9 @@ class SpanModel(Model):
         task: SpanExtraction,
         max_question_length: int = 64,
         stride: int | None = None,
+        origin: "inspection.Origin | None" = None,
     ) -> None:
-        super().__init__(network, tokenizer, task)
+        super().__init__(network, tokenizer, task, origin)
         self.max_question_length, self.stride = max_question_length, stride
 
     def answer(
@@ -49,16 +61,158 @@ class SpanModel(Model):
             ArgumentError: a text is empty or no text, there are not as many contexts as questions, or the stride is no
                 positive integer.
         """
-        asked, told = _texts("questions", questions), _texts("contexts", contexts)
-        told = told * len(asked) if isinstance(contexts, str) else told
-        if len(told) != len(asked):
-            raise ArgumentError("contexts", contexts, f"must be one text, or {len(asked)}, as many as `questions`")
         stride = self.stride if stride is None else stride
         if stride is not None and not is_positive(stride):
             raise ArgumentError("stride", stride, "must be a positive integer", {"stride": self.max_seq_len // 2})
-        rows = [Question(question, context, [], []) for question, context in zip(asked, told, strict=True)]
-        split = tokenise_questions(rows, self.tokenizer).cut(self.max_seq_len, self.max_question_length, stride)
-        return self.task.answer(self.network, split)
+        return self.task.answer(self.network, self._windows("questions", questions, contexts, stride))
+
+    @overload
+    def attention(self, texts: str, contexts: str | None = None) -> "inspection.TextMaps": ...
+
+    @overload
+    def attention(
+        self, texts: Sequence[str] | Tensor, contexts: str | Sequence[str] | None = None
+    ) -> "list[inspection.TextMaps]": ...
+
+    def attention(
+        self, texts: Texts, contexts: str | Sequence[str] | None = None
+    ) -> "inspection.TextMaps | list[inspection.TextMaps]":
+        """The exact attention maps of a question and its context, as the model reads them; see `TextMaps`.
+
+        Args:
+            texts: a question; several give a list with the maps of each. Without contexts, texts or token ids as in
+                `Model.attention`.
+            contexts: the context of each question; a single one is that of all.
+
+        Raises:
+            ArgumentError: see `answer` and `tokenize`; or a context takes several windows.
+        """
+        if contexts is None:
+            return super().attention(texts)
+        if isinstance(texts, Tensor):
+            raise ArgumentError("contexts", contexts, "must be None for token ids, which are used as they are")
+        split = self._windows("texts", texts, contexts, self.stride)
+        for row, length in enumerate(split.lengths[:, 1].tolist()):
+            room = self.max_seq_len - EXTRA_TOKENS - int(split.lengths[row, 0])
+            if length > room:
+                reason = f"must be at most {room:,} tokens, those that the model reads beside the question"
+                raise ArgumentError(f"len(contexts[{row}])", length, reason)
+        windows = Questions(split)
+        device = self.network.encoder.token_embedding.weight.device
+        batches = (windows[row] for row in range(len(windows)))
+        maps = [self._maps(batch["inputs"][0].to(device)) for batch in batches]
+        return maps[0] if isinstance(texts, str) else maps
+
+    def run(  # type: ignore[override]
+        self,
+        texts: Texts,
+        contexts: str | Sequence[str] | None = None,
+        capture: str | Sequence[str] = (),
+        replace: Mapping[str, Replacement] | None = None,
+    ) -> ForwardPass:
+        """A forward pass that returns activations, or replaces them, see `Model.run`.
+
+        Each window of a context is a row, in order; a context that fits into one is one row.
+
+        Args:
+            texts: the questions; without contexts, texts or token ids as in `Model.run`.
+            contexts: the context of each question; a single one is that of all.
+            capture: names of `points`.
+            replace: for points, the replacement.
+
+        Raises:
+            ArgumentError: see `Model.run` and `answer`.
+        """
+        return self._run(self._batch(texts, contexts), capture, replace)
+
+    def ablated(
+        self,
+        heads: Sequence[Head],
+        mode: str = "zero",
+        texts: Texts | None = None,
+        contexts: str | Sequence[str] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Ablate heads in all that the model computes inside the block, see `Model.ablated`.
+
+        Args:
+            heads: (layer, head) pairs.
+            mode: `zero`, `mean` or `resample`.
+            texts: those that the replacement is taken from, see `run`; not needed for `zero`.
+            contexts: see `run`.
+
+        Raises:
+            ArgumentError: see `Model.ablated` and `answer`.
+        """
+        return self._ablated(heads, mode, None if texts is None else self._batch(texts, contexts))
+
+    @torch.no_grad()
+    def loss(  # type: ignore[override]
+        self, texts: str | Sequence[str], contexts: str | Sequence[str], answers: str | Sequence[str]
+    ) -> Float[Tensor, " questions"]:
+        """The loss of each answer in nats: the mean over its first and last token, and over the windows of its context.
+
+        Args:
+            texts: the questions.
+            contexts: see `run`.
+            answers: the answer to each question, which is looked for in the context from its beginning; empty if it has
+                none.
+
+        Raises:
+            ArgumentError: see `answer`; there are not as many answers as questions, or a context does not hold its
+                answer.
+        """
+        split = self._windows("texts", texts, contexts, self.stride, answers)
+        nats, targets = self.task.nats(self.network, self._batch_of(split))
+        rows = torch.from_numpy(split.window_rows).to(nats.device)
+        sums = nats.new_zeros(2, split.num_documents).index_add(1, rows, torch.stack([nats, targets.to(nats.dtype)]))
+        return sums[0] / sums[1]
+
+    def _windows(
+        self,
+        argument: str,
+        questions: str | Sequence[str],
+        contexts: str | Sequence[str],
+        stride: int | None,
+        answers: str | Sequence[str] | None = None,
+    ) -> QuestionSplit:
+        """Questions and their contexts, as the model reads them.
+
+        Args:
+            argument: the name of the argument that holds the questions.
+            questions: see `answer`.
+            contexts: see `answer`.
+            stride: see `tinyformer.data.QuestionTexts.cut`.
+            answers: see `loss`; None: they are not needed.
+        """
+        asked, told = _texts(argument, questions), _texts("contexts", contexts)
+        told = told * len(asked) if isinstance(contexts, str) else told
+        if len(told) != len(asked):
+            raise ArgumentError("contexts", contexts, f"must be one text, or {len(asked)}, as many as `{argument}`")
+        given = [""] * len(asked) if answers is None else [answers] if isinstance(answers, str) else list(answers)
+        if len(given) != len(asked) or not all(isinstance(answer, str) for answer in given):
+            raise ArgumentError("answers", answers, f"must be {len(asked)} texts, one for each question")
+        rows = []
+        for index, (question, context, answer) in enumerate(zip(asked, told, given, strict=True)):
+            if answer not in context:
+                raise ArgumentError(f"answers[{index}]", answer, "must be a part of its context")
+            texts, starts = ([answer], [context.index(answer)]) if answer else ([], [])
+            rows.append(Question(question, context, texts, starts))
+        return tokenise_questions(rows, self.tokenizer).cut(self.max_seq_len, self.max_question_length, stride)
+
+    def _batch(self, texts: Texts, contexts: str | Sequence[str] | None = None) -> Batch:
+        """Texts, or the windows of questions and contexts, as a batch."""
+        if contexts is None:
+            return super()._batch(texts)
+        if isinstance(texts, Tensor):
+            raise ArgumentError("contexts", contexts, "must be None for token ids, which are used as they are")
+        return self._batch_of(self._windows("texts", texts, contexts, self.stride))
+
+    def _batch_of(self, split: QuestionSplit) -> Batch:
+        """All windows of a split as one batch, on the network's device."""
+        device = self.network.encoder.token_embedding.weight.device
+        batch = Questions(split).__getitems__(list(range(split.num_windows)))
+        moved: Any = {name: tensor.to(device) for name, tensor in tensors(batch).items()}
+        return moved
 
 
 def _texts(argument: str, value: Any) -> list[str]:

@@ -2,25 +2,24 @@
 
 import copy
 import csv
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
-from tinyformer.analysis import Analysis, Findings, Subject, analyse_predictions, save_png
+from tinyformer.analysis import Analysis, Findings, Subject, analyse_predictions, caption, save_png
 from tinyformer.app.parts import make_seeded_network
 from tinyformer.app.stored_config import describe_again
 from tinyformer.app.trainer import forward_context
 from tinyformer.checkpoint import Checkpoint, save_network
-from tinyformer.data import DataModule, Pairs, PairSplit
+from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
+from tinyformer.files import relative_path
 from tinyformer.nn import Network
-from tinyformer.tasks import Batch, Task
+from tinyformer.tasks import Task
 from tinyformer.training import RunWandbLogger
 
 
@@ -28,19 +27,26 @@ def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: li
     """Run an analysis, and save its findings."""
     with argument_path("analysis"):
         findings = analysis(subject, folder)
-    keep_findings(findings, folder, loggers)
+    keep_findings(findings, folder, loggers, subject.facts)
     return findings
 
 
-def keep_findings(findings: Findings, folder: Path, loggers: list[Logger]) -> None:
-    """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases."""
+def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts: Mapping[str, str]) -> None:
+    """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases.
+
+    Args:
+        findings: the findings, to which the files are added.
+        folder: the folder.
+        loggers: the loggers of the run.
+        facts: what was analysed, for the line above each figure; see `caption`.
+    """
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([columns, *rows])
         findings.files.append(path)
     for name, figure in findings.figures.items():
-        findings.files.append(save_png(figure, folder / f"{name}.png"))
+        findings.files.append(save_png(figure, folder / f"{name}.png", caption(facts)))
     for logger in loggers:
         if isinstance(logger, RunWandbLogger):
             logger.log_findings(findings)
@@ -98,39 +104,24 @@ def make_subject(
 
     return Subject(
         network=placed(network),
-        batches=[trainer.strategy.batch_to_device(batch, device) for batch in _batches(data, split, num_windows)],
+        batches=[trainer.strategy.batch_to_device(batch, device) for batch in data.sample(split, num_windows)],
         task=task,
         tokenizer=data.tokenizer,
         precision=trainer.precision_plugin.forward_context,
         untrained=lambda: placed(make_seeded_network(config, data.tokenizer)),
         save_pruned=save_pruned,
         row=data.row,
+        facts=describe_subject(checkpoint.path, checkpoint.step, data, split),
     )
 
 
-def _batches(data: DataModule, split: str, num_windows: int) -> Iterator[Batch]:
-    """The first windows or pairs of a split, in batches whose sizes differ by one at most."""
-    if isinstance(pairs := data.splits[split], PairSplit):
-        # Not those of the loader, whose first batch has the longest.
-        rows = np.arange(min(num_windows, pairs.num_documents))
-        for part in np.array_split(rows, -(-len(rows) // data.batch_size)):
-            yield Pairs(pairs).__getitems__(part.tolist())
-        return
-    batches: list[Any] = []
-    for batch in data.evaluation_dataloader(split):
-        batches.append(batch)
-        if sum(len(batch["inputs"]) for batch in batches) >= num_windows:
-            break
-    widest = max(batch["inputs"].shape[1] for batch in batches)
-    windows = {
-        name: torch.cat([_padded(batch[name], widest) for batch in batches])[:num_windows] for name in batches[0]
-    }
-    num_batches = -(-len(windows["inputs"]) // data.batch_size)
-    chunks = zip(*(torch.tensor_split(rows, num_batches) for rows in windows.values()), strict=True)
-    for chunk in chunks:
-        yield dict(zip(windows, chunk, strict=True))
+def describe_subject(path: Path, step: int, data: DataModule, split: str) -> dict[str, str]:
+    """What an analysis shows, by name, for the line above its figures; see `caption`.
 
-
-def _padded(rows: torch.Tensor, seq: int) -> torch.Tensor:
-    """Rows of tokens padded on the right to a length; a tensor with one entry for each row is left as it is."""
-    return rows if rows.ndim == 1 else torch.nn.functional.pad(rows, (0, seq - rows.shape[1]))
+    Args:
+        path: the checkpoint.
+        step: its optimizer steps.
+        data: the data.
+        split: the split that is analysed.
+    """
+    return {"checkpoint": relative_path(path), "step": f"{step:,}", "data": f"{data.title}, {split} split"}

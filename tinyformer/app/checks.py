@@ -38,7 +38,7 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
         node = OmegaConf.select(config, path, throw_on_resolution_failure=False)
         if not part and node is not None and (not OmegaConf.is_dict(node) or node.get("_target_") is None):
             raise ConfigError(f"{path}={format_value(node)}: must be a mapping with a _target_; leave it out.")
-    for path, node in _targets(config, part):
+    for path, node in targets(config, part):
         function = _locate(node["_target_"], f"{path}._target_")
         makes_partial = node.get("_partial_", False)
         if not isinstance(makes_partial, bool) or (makes_partial and path in OBJECTS):
@@ -167,7 +167,7 @@ def _locate(target: Any, key: str) -> Any:
     return function
 
 
-def _targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every node of a part with a `_target_`, resolved, with its dotted path."""
 
     def walk(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:

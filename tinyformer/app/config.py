@@ -1,5 +1,6 @@
 """The config files: where they are, what they compute, and what a command line says beside them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,22 @@ class Invocation:
         choices: the choice of each axis, such as {"attention": "gqa"}.
         is_sweep: whether the run is one of the jobs of a `--multirun`.
         command: the program as the user called it, for hints.
+        in_python: whether it is a function that Python called.
     """
 
     overrides: Sequence[str] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     is_sweep: bool = False
     command: str = "tinyformer train"
+    in_python: bool = False
+
+    def call(self, *words: str) -> str:
+        """The command with some words, as in `tinyformer train resume=outputs/run`."""
+        return (
+            f"{self.command}({json.dumps(words, ensure_ascii=False)})"
+            if self.in_python
+            else " ".join((self.command, *words))
+        )
 
     def overridden(self, *prefixes: str) -> list[str]:
         """The overrides whose keys start with one of the prefixes."""

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
 from tinyformer.app.errors import USER_MISTAKE, config_keys, report
-from tinyformer.files import import_matplotlib
+from tinyformer.app.job_lines import named_lines
 
 Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
 """What a program does with a config, in a folder."""
@@ -70,20 +70,21 @@ def run_program(
             context.overrides.task, context.runtime.choices, context.mode == RunMode.MULTIRUN, command
         )
         folder = Path(context.runtime.output_dir)
-        # Reported here: Hydra would keep the error of a sweep's job until all its jobs have ended.
-        try:
-            import_matplotlib()
-            # Lightning starts the other processes of a run with these words.
-            with config_keys(config), _argv([*script, *words, *arguments]):
-                job(config, folder, invocation)
-        except BrokenPipeError:
-            exit_codes.append(_close_output())
-        except Exception as error:
-            exit_codes.append(report(error, directory, config_name, with_traceback))
-            # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
-            if exit_codes[-1] == USER_MISTAKE and not invocation.is_sweep:
-                _remove_unused(folder)
-        if exit_codes and os.getpid() != process:
+        is_side_by_side = os.getpid() != process
+        with named_lines(f"[{context.job.num}]") if is_side_by_side else contextlib.nullcontext():
+            # Reported here: Hydra would keep the error of a sweep's job until all its jobs have ended.
+            try:
+                # Lightning starts the other processes of a run with these words.
+                with config_keys(config), _argv([*script, *words, *arguments]):
+                    job(config, folder, invocation)
+            except BrokenPipeError:
+                exit_codes.append(_close_output())
+            except Exception as error:
+                exit_codes.append(report(error, directory, config_name, with_traceback))
+                # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
+                if exit_codes[-1] == USER_MISTAKE and not invocation.is_sweep:
+                    remove_unused(folder)
+        if exit_codes and is_side_by_side:
             raise JobFailed(exit_codes[-1])
 
     try:
@@ -142,7 +143,7 @@ def _argv(words: list[str]) -> Iterator[None]:
         sys.argv = before
 
 
-def _remove_unused(folder: Path) -> None:
+def remove_unused(folder: Path) -> None:
     """Remove the folder of a refused run, unless it contains more than Hydra's files."""
     # Another process of the same run may have removed it.
     if not folder.is_dir() or [path.name for path in folder.iterdir()] != [".hydra"]:

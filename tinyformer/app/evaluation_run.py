@@ -2,10 +2,9 @@
 
 import copy
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 from hydra.utils import instantiate
@@ -13,13 +12,13 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import Analysis, Findings
-from tinyformer.app.analysis_run import examine, keep_findings, make_subject, run_analysis
+from tinyformer.app.analysis_run import describe_subject, examine, keep_findings, make_subject, run_analysis
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import config_keys
+from tinyformer.app.evaluation_data import prepare_data
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
 from tinyformer.app.parts import (
     evaluation_mask,
-    make_data,
     make_network,
     make_seeded_network,
     make_task,
@@ -27,15 +26,13 @@ from tinyformer.app.parts import (
     require_network_of,
 )
 from tinyformer.app.sample import describe_prompts, print_generated, refuse_prompts
-from tinyformer.app.start import tokenizer_of
-from tinyformer.app.stored_config import admit_config, recorded_sources
+from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import (
     count,
     describe_split,
     describe_too_long,
     is_partial,
     print_summary,
-    relative_path,
     split_results,
     write_results,
 )
@@ -51,7 +48,8 @@ from tinyformer.app.trainer import (
 from tinyformer.app.training_run import check_config
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, require_fitting
 from tinyformer.data import DataModule
-from tinyformer.errors import argument_path, require_choice
+from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.files import relative_path
 from tinyformer.hardware import describe_device
 from tinyformer.nn import Network
 from tinyformer.tasks import Task
@@ -66,7 +64,7 @@ NETWORK = ("model", "attention", "cross_attention", "position", "block", "feed_f
 def evaluate(
     config: DictConfig, folder: Path, invocation: Invocation | None = None, checkpoint: Checkpoint | None = None
 ) -> dict[str, Any]:
-    """Score a checkpoint on a split, analyse it, sample text; leave `results.json` and pictures in a folder.
+    """Score a checkpoint on a split and sample text, or analyse it; leave `results.json` and pictures in a folder.
 
     Args:
         config: of `evaluate`, composed on the checkpoint's own.
@@ -85,9 +83,10 @@ def evaluate(
         with closing(run.loggers):
             # First, so that what it refuses is refused before anything is scored or written.
             findings = analyse(run)
-            metrics, seconds = score(run)
-            findings.files += task_findings(run).files
-            return summarise(run, metrics, seconds, findings)
+            scores = score(run) if run.is_scored else None
+            if scores is not None:
+                findings.files += task_findings(run).files
+            return summarise(run, scores, findings)
 
 
 def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None) -> "Evaluation":
@@ -103,10 +102,11 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     if config.trainer.precision == "auto":
         config.trainer.precision = checkpoint.facts.get("precision", "32-true")
     settings = make_settings(config)
-    data, split = prepare_data(config, checkpoint, invocation)
+    data, split = prepare_data(config, stored, checkpoint, invocation)
     task = make_task(config, data)
     require_network_of(task, config)
     refuse_prompts(config.generate, task)
+    check_score(config)
     require_fitting(make_network(config, data.tokenizer, "meta"), checkpoint)  # before memory is allocated
     network = make_seeded_network(config, data.tokenizer)
     require_known_tokens(task, network)
@@ -134,6 +134,26 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
         loggers,
         trainer,
     )
+
+
+def scores_split(config: DictConfig) -> bool:
+    """Whether the split is scored: `score`, or whether there is no analysis."""
+    return config.get("analysis") is None if config.score is None else config.score
+
+
+def check_score(config: DictConfig) -> None:
+    """Refuse `score=false` where there is nothing else to do, and a prompt that would not be read.
+
+    Raises:
+        ArgumentError: there is no analysis, or a prompt beside an analysis alone.
+    """
+    require_choice("score", config.score, (None, True, False))
+    if config.score is False and config.get("analysis") is None:
+        raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
+    for name in ("prompt", "prompt_file"):
+        if config.generate[name] is not None and not scores_split(config):
+            reason = "is not read by an analysis alone; add score=true"
+            raise ArgumentError(f"generate.{name}", config.generate[name], reason)
 
 
 @dataclass
@@ -173,30 +193,14 @@ class Evaluation:
     trainer: L.Trainer
 
     @property
+    def is_scored(self) -> bool:
+        """Whether the split is scored, its attention maps are drawn and text is sampled."""
+        return scores_split(self.config)
+
+    @property
     def prefix(self) -> str:
         """The prefix of the split's metrics."""
         return self.split if self.split in ("train", "test") else "val"
-
-
-def prepare_data(config: DictConfig, checkpoint: Checkpoint, invocation: Invocation) -> tuple[DataModule, str]:
-    """The data in the checkpoint's tokens, and the split to score."""
-    data, split = make_data(config, invocation.choices), config.split
-    tokenizer = tokenizer_of(checkpoint, "checkpoint")
-    with argument_path("datamodule"):
-        if split is None:
-            split = "all" if _is_other_text(config, checkpoint, invocation) and data.scored_whole else "validation"
-        # The run's own data may be in the cache in its tokens already.
-        if not data.is_prepared(tokenizer, whole=split == "all"):
-            data = make_data(config, invocation.choices, tokenizer)
-        data.prepare(whole=split == "all")
-    return data, split
-
-
-def _is_other_text(config: DictConfig, checkpoint: Checkpoint, invocation: Invocation) -> bool:
-    """Whether the command line names other data than the checkpoint's run read."""
-    keys = {override.partition("=")[0].lstrip("+") for override in invocation.overridden("data=", "data.")}
-    own = recorded_sources(checkpoint)
-    return any(key not in own or OmegaConf.select(config, key) != own[key] for key in keys)
 
 
 def analyse(run: Evaluation) -> Findings:
@@ -217,48 +221,56 @@ def analyse(run: Evaluation) -> Findings:
     return run_analysis(run.analysis, subject, run.folder, run.loggers)
 
 
-def score(run: Evaluation) -> tuple[dict[str, float | None], float]:
+class Scores(NamedTuple):
     """The metrics of the split, and the seconds that scoring it took."""
+
+    metrics: dict[str, float | None]
+    seconds: float
+
+
+def score(run: Evaluation) -> Scores:
+    """Score the split, drawing its attention maps."""
     batches, start = run.data.evaluation_dataloader(run.split), time.perf_counter()
     run.trainer.validate(run.module, batches, verbose=False)
     seconds = time.perf_counter() - start
     part = run.settings.decoded_part(run.data, run.split)
     with forward_context(run.trainer, run.network):
         final = run.task.final_metrics(run.network, part, run.data.tokenizer)
-    return run.module.metrics | final, seconds
+    return Scores(run.module.metrics | final, seconds)
 
 
 def task_findings(run: Evaluation) -> Findings:
     """The task's own tables and figures of the split, which are saved."""
     findings = examine(run.task, run.network, run.data, run.split, run.trainer)
-    keep_findings(findings, run.folder, run.loggers)
+    facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
+    keep_findings(findings, run.folder, run.loggers, facts)
     return findings
 
 
-def make_results(run: Evaluation, metrics: Mapping[str, float | None], seconds: float) -> dict[str, Any]:
-    """The contents of `results.json`, but for the analysis and the sample."""
-    split, limit = run.data.splits[run.split], run.settings.limit
-    return {
-        **split_results(metrics, split, run.prefix, limit),
+def make_results(run: Evaluation, scores: Scores | None) -> dict[str, Any]:
+    """The contents of `results.json`, but for the analysis and the sample; without scores, nothing of the split."""
+    results = {
         "split": run.split,
         "train/num_tokens": run.checkpoint.facts.get("train/num_tokens"),
-        "throughput/tokens_per_second": None if is_partial(limit) else split.num_targets / seconds,
         "num_parameters": run.network.num_parameters(),
         "device": describe_device(run.settings.device),
         "precision": run.settings.precision,
         "attention_backend": run.config.attention.backend,
         "attention_kernel": run.kernel,
         "steps": run.checkpoint.step,
-        "seconds": seconds,
         "data_fingerprint": run.data.fingerprint,
     }
+    if scores is None:
+        return results
+    split, limit = run.data.splits[run.split], run.settings.limit
+    speed = None if is_partial(limit) else split.num_targets / scores.seconds
+    results |= {"throughput/tokens_per_second": speed, "seconds": scores.seconds}
+    return split_results(scores.metrics, split, run.prefix, limit) | results
 
 
-def summarise(
-    run: Evaluation, metrics: Mapping[str, float | None], seconds: float, findings: Findings
-) -> dict[str, Any]:
-    """Write `results.json`, print the summary and a text sample."""
-    results = make_results(run, metrics, seconds) | findings.scalars
+def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dict[str, Any]:
+    """Write `results.json`, print the summary and, where the split was scored, a text sample."""
+    results = make_results(run, scores) | findings.scalars
     path, split = run.folder / "results.json", run.data.splits[run.split]
     write_results(path, results | {"sample": None})
     (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
@@ -272,7 +284,7 @@ def summarise(
             "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
             "data": f"{run.data.name}, {run.split} split, {count(split.num_documents, run.data.document)}"
             f"{describe_too_long(split)}",
-            **describe_split(run.task, metrics, split, run.prefix, run.settings.limit),
+            **(describe_split(run.task, scores.metrics, split, run.prefix, run.settings.limit) if scores else {}),
             "attention maps": relative_path(pictures[-1]) if pictures else None,
             **findings.lines,
             "analysis": ", ".join(map(relative_path, findings.files)) or None,
@@ -281,7 +293,7 @@ def summarise(
             "wandb": wandb_location(run.loggers),
         }
     )
-    if run.task.generates:
+    if run.task.generates and run.is_scored:
         with forward_context(run.trainer, run.network):
             results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data.tokenizer)
         write_results(path, results)

@@ -46,7 +46,10 @@ def describe_hydra_error(error: BaseException, config_dir: Path, config_name: st
         key = missing[1] if missing else str(error.full_key or error.key)
         return f"{key} is needed, such as {key}={EXAMPLES.get(key, 'VALUE')}."
     if isinstance(error, InterpolationKeyError):
-        return " ".join(str(error).splitlines()[:2])
+        missing = re.search(r"^Interpolation key '([\w.]+)' not found", str(error))
+        if missing is None:
+            return " ".join(str(error).splitlines()[:2])
+        return f"{missing[1]} is needed by {error.full_key}, and the config has no such key."
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _unknown_key(str(error), config_dir, config_name)
     if isinstance(error, ValueError | TypeError | AttributeError) and raising_module(error).startswith("hydra."):
@@ -77,7 +80,7 @@ def _unknown_choice(error: MissingConfigException) -> str:
 
 
 def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
-    named = re.search(r"Could not (?:override|append to config[^']*) '([^'@]+)", message)
+    named = re.search(r"Could not (?:override|append to config[^']*|delete(?: from config\.)?) '([^'@]+)", message)
     if not named:
         first = message.splitlines()[0]
         return f"{first}; {_QUOTES_HINT}." if first.startswith("Ambiguous") else first

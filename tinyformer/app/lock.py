@@ -8,7 +8,7 @@ import filelock
 
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.resume import is_first_process
-from tinyformer.app.summary import relative_path
+from tinyformer.files import relative_path
 
 
 @contextlib.contextmanager

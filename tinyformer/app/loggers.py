@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
 from tinyformer.app.errors import ConfigError
-from tinyformer.app.summary import relative_path
+from tinyformer.files import relative_path
 from tinyformer.training import RunCSVLogger, RunWandbLogger
 
 

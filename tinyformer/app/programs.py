@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from tinyformer.app.config import Invocation
+from tinyformer.app.early import check_early
 from tinyformer.app.entry import ending_at_ctrl_c, run_program
 from tinyformer.app.resume import expand_resume
 from tinyformer.app.stored_run import offer_stored_run
 from tinyformer.app.sweep import with_architecture
+from tinyformer.files import import_matplotlib
 
 if TYPE_CHECKING:
     from tinyformer.checkpoint import Checkpoint
@@ -22,11 +24,14 @@ def train_program(command: str, num_words: int = 0) -> int:
     """Train the model that the command line describes; see `run_program`."""
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+        is_resumed_sweep = invocation.is_sweep and config.resume is not None
+        if not is_resumed_sweep:  # some of its jobs may have ended, whatever became of their files
+            check_early(config, invocation.choices)
         with ending_at_ctrl_c():
+            import_matplotlib()
             from tinyformer.app.start import continue_job
             from tinyformer.app.training_run import train
 
-        is_resumed_sweep = invocation.is_sweep and config.resume is not None
         if not is_resumed_sweep or continue_job(config, folder):
             train(config, folder, invocation)
 
@@ -43,6 +48,7 @@ def evaluate_program(command: str, num_words: int = 0) -> int:
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
         with ending_at_ctrl_c():
+            import_matplotlib()
             from tinyformer.app.evaluation_run import evaluate
 
         evaluate(config, folder, invocation, checkpoints[0])

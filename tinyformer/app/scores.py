@@ -20,7 +20,7 @@ def register_score(config: Mapping[str, Any]) -> None:
     """
     for key in SCORE_KEYS:
         name = _class_name(config, key.partition(".")[0])
-        if name is None or name in SCORES:
+        if name is None:
             continue
         found: Any = pydoc.locate(name)
         if not (isinstance(found, type) and issubclass(found, ScaledDotScore)):

@@ -12,7 +12,6 @@ from tinyformer.app.keys import format_value
 from tinyformer.app.parts import make_data, make_network, make_seeded_network
 from tinyformer.app.resume import has_checkpoint, is_first_process, require_unused
 from tinyformer.app.stored_config import admit_config
-from tinyformer.app.summary import relative_path
 from tinyformer.checkpoint import (
     EMBEDDING,
     LAST,
@@ -26,6 +25,7 @@ from tinyformer.checkpoint import (
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.data.untrusted_tokenizer import tokenizer_from_stranger
 from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.files import relative_path
 from tinyformer.nn import Network, Transformer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tinyformer.analysis import Event
 from tinyformer.app.errors import printable
 from tinyformer.data import PairSplit, QuestionSplit
-from tinyformer.files import atomic_write
+from tinyformer.files import atomic_write, relative_path
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks import NonFiniteStep, Report
@@ -78,10 +78,10 @@ def count(number: int, noun: str) -> str:
 
 
 def speed_results(report: Report) -> dict[str, Any]:
-    """The part of `results.json` about speed; null for runs that are too short to measure."""
+    """The part of `results.json` about speed; null for what was not measured, as before the first report."""
     total, peak = report.total, report.peak
     return {
-        "throughput/tokens_per_second": total.tokens_per_second,
+        "throughput/tokens_per_second": total.tokens_per_second if total.tokens else None,
         "throughput/mfu": total.mfu(peak) if peak else None,
         "throughput/peak_tflops": peak.flops / 1e12 if peak else None,
         "throughput/memory_gb": report.latest.get("throughput/memory_gb"),
@@ -93,7 +93,8 @@ def speed_results(report: Report) -> dict[str, Any]:
 def describe_speed(report: Report, steps: int) -> str:
     """The lines of the summary about speed."""
     total, peak = report.total, report.peak
-    speed = f"{total.tokens_per_second:,.0f} tokens/s, {steps:,} steps in {report.seconds:.0f} s"
+    rate = f"{total.tokens_per_second:,.0f} tokens/s" if total.tokens else "not measured"
+    speed = f"{rate}, {steps:,} steps in {report.seconds:.0f} s"
     if peak is None:
         return speed
     memory = report.latest["throughput/memory_gb"]
@@ -140,19 +141,18 @@ def describe_skipped(steps: Sequence[int]) -> str | None:
     return f"{count(len(steps), 'step')} skipped, the first at step {steps[0]}" if steps else None
 
 
-def describe_non_finite(stop: NonFiniteStep, last: Path, folder: str, command: str) -> str:
+def describe_non_finite(stop: NonFiniteStep, last: Path, command: str) -> str:
     """The lines that tell why a run stopped at a step that was not finite, and what may help.
 
     Args:
         stop: the step.
         last: the last checkpoint, which may not exist.
-        folder: the folder of the run.
-        command: the program as the user called it.
+        command: continues the run.
     """
     cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
     if not last.exists():
         return f"{stop}\nNothing was saved; {cures}."
-    return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {command} resume={folder} …"
+    return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {command}"
 
 
 def describe_profile(folder: Path) -> str:
@@ -169,12 +169,6 @@ def print_summary(rows: dict[str, str | None]) -> None:
     for name, value in rows.items():
         if value is not None:
             print(f"{name:<{width}}{value}".replace("\n", "\n" + " " * width))
-
-
-def relative_path(path: Path) -> str:
-    """A path relative to the working directory, if it lies below."""
-    path, here = path.resolve(), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def indent(text: str) -> str:

@@ -26,7 +26,7 @@ def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictCo
     register_resolvers(config_dir())
     if config_name == "train":
         overrides = with_architecture(overrides)
-    with _hydra(config_dir()):
+    with hydra_parser(config_dir()):
         config = compose(config_name, list(overrides), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
@@ -57,7 +57,7 @@ def compose_sweep(
         The overrides of each combination and the config that they make, its `hydra` node included.
     """
     register_resolvers(config_dir)
-    with _hydra(config_dir) as parser:
+    with hydra_parser(config_dir) as parser:
         combinations = list(itertools.product(*map(_alternatives, parser.parse_overrides(list(arguments)))))
         return [(chosen, compose(config_name, list(chosen), return_hydra_config=True)) for chosen in combinations]
 
@@ -69,7 +69,7 @@ def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
         config_dir: the folder of the config files.
         arguments: overrides, as for `compose_sweep`.
     """
-    with _hydra(config_dir) as parser:
+    with hydra_parser(config_dir) as parser:
         return math.prod(min(_count(override), MAX_JOBS) for override in parser.parse_overrides(list(arguments)))
 
 
@@ -81,7 +81,7 @@ def _count(override: Override) -> int:
 
 
 @contextlib.contextmanager
-def _hydra(config_dir: Path) -> Iterator[OverridesParser]:
+def hydra_parser(config_dir: Path) -> Iterator[OverridesParser]:
     """Initialise Hydra on a folder of config files, and give its parser of overrides."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir), version_base=None):

@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
@@ -216,6 +217,19 @@ def training_trainer(
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
     )
+
+
+def require_one_process(trainer: L.Trainer) -> None:
+    """Refuse a trainer that starts processes by repeating the command of this one, which may be a notebook's.
+
+    Raises:
+        ConfigError: it would start some.
+    """
+    if trainer.world_size > 1 and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+        devices = f"trainer.devices={trainer.num_devices}"
+        raise ConfigError(
+            f"{devices}: tinyformer.train is one process; `tinyformer train` on the command line starts more."
+        )
 
 
 def scoring_trainer(

@@ -14,14 +14,12 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.analysis import Findings
-from tinyformer.app.analysis_run import examine, keep_findings
 from tinyformer.app.checks import check_types
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
-from tinyformer.app.loggers import closing, make_loggers, wandb_location
+from tinyformer.app.loggers import closing, make_loggers
 from tinyformer.app.parts import (
     evaluation_mask,
     make_task,
@@ -30,41 +28,29 @@ from tinyformer.app.parts import (
     require_network_of,
 )
 from tinyformer.app.resume import is_first_process
-from tinyformer.app.sample import check_generation, describe_prompts, print_generated, refuse_prompts
+from tinyformer.app.run_results import has_test, score, summarise
+from tinyformer.app.sample import check_generation, refuse_prompts
 from tinyformer.app.scores import register_score
 from tinyformer.app.start import Start, keep_vocabulary, load_start, make_starting_network, prepare_data
 from tinyformer.app.stored_config import describe_config
 from tinyformer.app.summary import (
-    describe_events,
     describe_non_finite,
-    describe_profile,
-    describe_skipped,
-    describe_speed,
-    describe_split,
-    describe_telemetry,
-    describe_too_long,
-    print_summary,
-    relative_path,
-    speed_results,
-    split_results,
-    telemetry_results,
-    write_results,
 )
 from tinyformer.app.trainer import (
     Settings,
     choose_kernels,
     compile_arguments,
-    forward_context,
     make_callbacks,
     make_settings,
-    scoring_trainer,
+    require_one_process,
     set_up_process,
     training_trainer,
 )
-from tinyformer.checkpoint import FORMAT, load_checkpoint, load_weights
+from tinyformer.checkpoint import FORMAT
 from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError
-from tinyformer.hardware import describe_device, free_memory
+from tinyformer.files import relative_path
+from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
@@ -112,6 +98,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     network = make_starting_network(config, data.tokenizer, start)
     require_known_tokens(task, network)
     mask = evaluation_mask(task, data, "validation")
+    if has_test(task, data):
+        evaluation_mask(task, data, "test")  # refuses an empty split, which would end the run after its training
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data)
     if compiled is not None:
@@ -126,9 +114,12 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     report = Report()
     progress = [StepProgress(report)] if settings.arguments["enable_progress_bar"] else []
     trainer = training_trainer(settings, folder, loggers, [report, *callbacks, *progress])
+    if invocation.in_python:
+        require_one_process(trainer)
     kernel = ", ".join(sorted(set(kernels)))
-    command = invocation.command
-    return Run(config, folder, command, start, settings, data, task, network, kernel, warning, module, loggers, trainer)
+    return Run(
+        config, folder, invocation, start, settings, data, task, network, kernel, warning, module, loggers, trainer
+    )
 
 
 @dataclass
@@ -138,7 +129,7 @@ class Run:
     Args:
         config: the config, with what the run has set in it.
         folder: the folder of the run.
-        command: the program as the user called it.
+        invocation: what the command line says beside the config.
         start: the checkpoint that the run starts from, if any.
         settings: how it is computed.
         data: the tokens.
@@ -153,7 +144,7 @@ class Run:
 
     config: DictConfig
     folder: Path
-    command: str
+    invocation: Invocation
     start: Start | None
     settings: Settings
     data: DataModule
@@ -189,21 +180,6 @@ class Run:
     def skipped(self) -> list[int]:
         """The steps that were not finite and were left out."""
         return [step for callback in self.callbacks if isinstance(callback, FiniteCheck) for step in callback.skipped]
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What is computed once, at the end of a run.
-
-    Args:
-        validation: metrics of the last weights.
-        test: metrics of the best weights on the test split; empty if the task does not test.
-        findings: the task's tables and figures.
-    """
-
-    validation: Mapping[str, float | None]
-    test: Mapping[str, float | None]
-    findings: Findings
 
 
 def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,8 +252,8 @@ def fit(run: Run) -> None:
             raise SystemExit(0) from stop
         folder, last = relative_path(run.folder), run.checkpoints.last
         if isinstance(stop, NonFiniteStep):
-            raise ConfigError(describe_non_finite(stop, last, folder, run.command)) from stop
-        print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.command} resume={folder}")
+            raise ConfigError(describe_non_finite(stop, last, run.invocation.call(f"resume={folder}", "…"))) from stop
+        print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.invocation.call(f'resume={folder}')}")
         raise SystemExit(128 + stop.signal_number) from stop
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
         is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
@@ -295,86 +271,3 @@ def leave_process_group(run: Run) -> None:
     if run.trainer.world_size > 1:
         torch.distributed.destroy_process_group()
     run.data.trainer = None  # by which the data of a batch were divided among the processes
-
-
-def score(run: Run) -> Scores:
-    """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
-    data, task = run.data, run.task
-    if not run.module.metrics:  # the run had made all its steps before it was killed
-        scoring_trainer(run.settings, run.folder).validate(run.module, data.val_dataloader(), verbose=False)
-    trainer, split, test = scoring_trainer(run.settings, run.folder), "validation", {}
-    with forward_context(trainer, run.network):
-        final = task.final_metrics(run.network, run.settings.decoded_part(data, "validation"), data.tokenizer)
-    validation = run.module.metrics | final
-    if task.tests_best and "test" in data.splits:
-        load_weights(run.network, load_checkpoint(run.checkpoints.best))
-        module, split = TrainingModule(run.network, task, data, evaluated="test"), "test"
-        trainer.validate(module, data.test_dataloader(), verbose=False)
-        with forward_context(trainer, run.network):
-            part = run.settings.decoded_part(data, "test")
-            test = module.metrics | task.final_metrics(run.network, part, data.tokenizer)
-    findings = examine(task, run.network, data, split, trainer)
-    keep_findings(findings, run.folder, run.loggers)
-    return Scores(validation, test, findings)
-
-
-def make_results(run: Run, scores: Scores) -> dict[str, Any]:
-    """The contents of `results.json`, but for the sample."""
-    splits, limit = run.data.splits, run.settings.limit
-    test = split_results(scores.test, splits["test"], "test", limit) if scores.test else {}
-    return {
-        **split_results(scores.validation, splits["validation"], "val", limit),
-        f"best/val/{run.task.monitor}": run.checkpoints.best_value,
-        **test,
-        "train/num_tokens": splits["train"].num_tokens,
-        "train/num_unknown": splits["train"].num_unknown,
-        "train/loss": run.report.latest.get("train/loss"),
-        **speed_results(run.report),
-        "num_parameters": run.network.num_parameters(),
-        "device": describe_device(run.settings.device),
-        "precision": run.settings.precision,
-        "attention_backend": run.config.attention.backend,
-        "attention_kernel": run.kernel,
-        "steps": run.trainer.global_step,
-        "skipped_steps": run.skipped,
-        **telemetry_results(run.telemetry, run.report.total.seconds),
-        "data_fingerprint": run.data.fingerprint,
-    }
-
-
-def summarise(run: Run, scores: Scores) -> dict[str, Any]:
-    """Write `results.json`, print the summary and a text sample."""
-    results, splits, limit = make_results(run, scores), run.data.splits, run.settings.limit
-    path, folder = run.folder / "results.json", relative_path(run.folder)
-    write_results(path, results | {"sample": None})
-    pictures = [picture for callback in run.telemetry for picture in callback.paths]
-    events = [event for callback in run.telemetry for event in callback.detector.events]
-    max_seq_len = run.network.max_seq_len
-    print_summary(
-        {
-            "parameters": f"{results['num_parameters']:,}",
-            "device": f"{results['device']}, {results['precision']}",
-            "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
-            "warning": run.warning,
-            "speed": describe_speed(run.report, run.trainer.global_step),
-            "telemetry": describe_telemetry(results, run.telemetry),
-            "data": f"{run.data.name}, {results['train/num_tokens']:,} training tokens"
-            f"{describe_too_long(splits['train'])}, fingerprint {run.data.fingerprint[:12]}",
-            **describe_split(run.task, scores.validation, splits["validation"], "val", limit),
-            **(describe_split(run.task, scores.test, splits["test"], "test", limit) if scores.test else {}),
-            "examples": ", ".join(map(relative_path, scores.findings.files)) or None,
-            "checkpoints": f"{folder}/checkpoints/last.ckpt, best.ckpt",
-            "attention maps": relative_path(pictures[-1]) if pictures else None,
-            "events": describe_events(events, run.folder),
-            "not finite": describe_skipped(run.skipped),
-            "logs": f"{folder}/metrics.csv, attention/heads.csv, results.json",
-            "prompt": describe_prompts(run.config.generate, run.data.tokenizer, max_seq_len, run.task),
-            "profile": describe_profile(run.folder) if run.settings.arguments.get("profiler") else None,
-            "wandb": wandb_location(run.loggers),
-        }
-    )
-    if run.task.generates:
-        with forward_context(run.trainer, run.network):
-            results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data.tokenizer)
-        write_results(path, results)
-    return results

@@ -99,7 +99,7 @@ class Problem:
         """The case that a backend has to compute."""
         module = self.module
         q = torch.zeros(1, module.num_heads, 1, module.head_dim, device=self.device, requires_grad=gradient)
-        _, scoring = module.scoring(q, 1, self.mask, self.cross)
+        scoring = module.scoring(q, 1, self.mask, self.cross)
         q_seq, k_seq = self.inputs[0].shape[1], self.inputs[-1].shape[1]
         uneven_dims = module.head_dim != module.v_head_dim
         features = features_of(self.mask, scoring, q_seq, k_seq, module.dropout > 0, gradient, uneven_dims)

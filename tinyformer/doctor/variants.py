@@ -53,6 +53,7 @@ VARIANTS = {
         Variant("general", options={"score": "general"}, overrides=("attention.score=general",)),
         # Additive scores hold seq² x head_dim numbers per head.
         Variant("additive", options={"score": "additive"}, overrides=("attention.score=additive",), max_seq=128),
+        Variant("v_head_dim", options={"v_head_dim": 24}, overrides=("attention.v_head_dim=24",)),
         _position("rotary", "rotary", "RotaryPosition", max_seq_len=MAX_SEQ),
         _position("alibi", "alibi", "ALiBi", num_heads=NUM_HEADS),
         _position("t5", "t5", "T5Position", num_heads=NUM_HEADS),

@@ -1,0 +1,89 @@
+"""Mistakes that a config alone shows, told before torch and Lightning are imported, which takes seconds."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError
+
+from tinyformer.app.checks import check_value, targets
+from tinyformer.app.config import config_dir
+from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import key_of
+from tinyformer.errors import argument_path
+from tinyformer.sizes import head_dim_of, require_sizes
+from tinyformer.text_paths import find_files
+
+
+def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) -> None:
+    """Refuse a missing axis, sizes of the network that do not fit together, and text files that do not exist.
+
+    Args:
+        config: the whole config.
+        choices: the choice of each axis, from whose files errors take a value that works.
+
+    Raises:
+        ConfigError: an axis was deleted, or a value has another type.
+        ArgumentError: a value cannot work.
+    """
+    for axis, choice in _needed_axes():
+        if config.get(axis) is None:
+            raise ConfigError(f"~{axis}: a run needs this axis; leave it out, or choose, as in {axis}={choice}.")
+    written = OmegaConf.to_container(config, resolve=False)
+    for part in PARTS:
+        if not OmegaConf.is_dict(OmegaConf.select(config, part, throw_on_resolution_failure=False)):
+            continue
+        for path, node in _complete_targets(config, part):
+            check = CHECKS.get(node["_target_"])
+            if check is None:
+                continue
+            parameters = inspect.signature(check).parameters.values()
+            arguments = {parameter.name: node[parameter.name] for parameter in parameters if parameter.name in node}
+            if any(each.default is each.empty and each.name not in arguments for each in parameters):
+                continue  # of a factory, which is given them later
+            for name, value in arguments.items():
+                check_value(check, name, value, key_of(written, f"{path}.{name}"), choices)
+            with argument_path(*path.split(".")):
+                check(**arguments)
+
+
+def _needed_axes() -> Iterator[tuple[str, str]]:
+    """The axes of a run that have a default choice, with that choice."""
+    for node in OmegaConf.load(config_dir() / "train.yaml").defaults:
+        if OmegaConf.is_dict(node):
+            yield from ((axis, choice) for axis, choice in node.items() if choice and not axis.startswith("override "))
+
+
+def _complete_targets(config: DictConfig, part: str) -> list[tuple[str, dict[str, Any]]]:
+    """`targets`; none where a key that they refer to is missing, which is told when the part is made."""
+    try:
+        return list(targets(config, part))
+    except InterpolationKeyError:
+        return []
+
+
+def _require_heads(d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None) -> None:
+    """Refuse numbers of heads that do not divide what they must."""
+    head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
+
+
+def _require_files(files: str | list[str] | None) -> None:
+    """Refuse files that do not exist; None stands for a data set of the Hub."""
+    find_files([files] if isinstance(files, str) else files or [])
+
+
+PARTS = ("network", "datamodule")
+"""The nodes whose classes are checked."""
+
+CHECKS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(("tinyformer.nn.Encoder", "tinyformer.nn.Decoder"), require_sizes),
+    **dict.fromkeys(
+        ("tinyformer.nn.Attention", "tinyformer.nn.LatentAttention", "tinyformer.nn.DifferentialAttention"),
+        _require_heads,
+    ),
+    **dict.fromkeys(
+        ("tinyformer.data.TextFiles", "tinyformer.data.SquadFiles", "tinyformer.data.LocalOrHub"), _require_files
+    ),
+}
+"""What the arguments of a class are checked with, by its dotted name."""

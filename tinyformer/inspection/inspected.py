@@ -1,0 +1,153 @@
+"""What every trained model in Python shows of its inside, and does without some of its heads."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tinyformer.analysis.ablation import MODES, ablated
+from tinyformer.analysis.capture import running_hooks
+from tinyformer.batch import IGNORED, Batch
+from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.inspection.forward import ForwardPass, Replacement, forward_pass
+from tinyformer.inspection.points import Points, points_of
+from tinyformer.nn import Network
+from tinyformer.nn.heads import KINDS, not_a_head, plain_address
+from tinyformer.tasks import Task
+
+Head = Sequence[int | str]
+"""The address of a head: (layer, head), or (kind, layer, head) in an encoder–decoder."""
+
+
+class Inspected:
+    """Base of the trained models; a subclass makes batches of texts and calls the methods with an underscore."""
+
+    network: Network
+    task: Task
+
+    @property
+    def points(self) -> Points:
+        """The points that `run` captures and replaces, with their shapes.
+
+        In an encoder–decoder their names begin with `encoder` or `decoder`.
+
+        - `embedding`: the input of the first layer.
+        - `layers.0.attention.queries`, `.keys`, `.values`: normalised and positioned (rotary positions have rotated
+          them); with two softmaxes a head, queries and keys have two entries a head. In a decoder there are those of
+          `cross_attention`, too.
+        - `layers.0.attention.weights`: what the softmax gives, without dropout; one map for each softmax.
+        - `layers.0.attention.output_by_head`: what the output projection reads: weighted values after all gates, zero
+          for ablated heads.
+        - `layers.0.residual_mid`: the residual stream after attention, with `residual_cross_mid` after cross-attention.
+          In a post-norm block it is normalised, as the next sublayer reads it.
+        - `layers.0.residual_post`: the output of the layer.
+        - `final_norm`: the output of the encoder or decoder.
+        - `logits`: the output of the readout.
+        """
+        return Points({name: point.shape for name, point in points_of(self.network).items()})
+
+    def _run(
+        self, batch: Batch, capture: str | Sequence[str], replace: Mapping[str, Replacement] | None
+    ) -> ForwardPass:
+        """The forward pass of a batch, see `forward_pass`."""
+        return forward_pass(
+            self.network, lambda: self.task.forward(self.network, batch), lengths_of(batch), capture, replace
+        )
+
+    @contextmanager
+    def _ablated(self, heads: Sequence[Head], mode: str, batch: Batch | None) -> Iterator[None]:
+        """Ablate heads inside the block.
+
+        Args:
+            heads: their addresses.
+            mode: see `Model.ablated`.
+            batch: the texts whose outputs replace those of the heads; needed unless these are zero.
+
+        Raises:
+            ArgumentError: there is no such head or mode, or no batch.
+        """
+        require_choice("mode", mode, MODES)
+        layers, by_layer = self.network.attentions(), self._by_layer(heads)
+        if mode != "zero" and batch is None:
+            reason = f"must be given for mode={mode!r}: what replaces the output of a head is taken from texts"
+            raise ArgumentError("texts", None, reason, {"texts": ["A text", "and another"]})
+        replacements: dict[int, Callable[[Tensor], Tensor] | None] = dict.fromkeys(by_layer)
+        if mode != "zero":
+            outputs = self._outputs_by_head(cast(Batch, batch), list(by_layer))
+            replacements = {index: _REPLACEMENTS[mode](of_layer) for index, of_layer in outputs.items()}
+        with ExitStack() as blocks:
+            blocks.enter_context(running_hooks(self.network))  # without compiling for each set of heads
+            for index, of_layer in by_layer.items():
+                blocks.enter_context(ablated(layers[index], of_layer, replacements[index]))
+            yield
+
+    def _by_layer(self, heads: Sequence[Head]) -> dict[int, list[int]]:
+        """The indices of heads within their layers, by the index of the layer in `Network.attentions`."""
+        layers, addresses = self.network.attentions(), self.network.layer_addresses()
+        found: dict[int, list[int]] = {}
+        if not isinstance(heads, Sequence):
+            raise ArgumentError("heads", heads, "must be a list of heads", {"heads": [(*addresses[0], 0)]})
+        for entry in heads:
+            head = plain_address(entry if isinstance(entry, Sequence) else [entry])
+            *address, number = head or (None,)
+            is_known = all(type(part) in (int, str) for part in head) and tuple(address) in addresses
+            index = addresses.index(tuple(address)) if is_known else None
+            if index is None or number not in layers[index].head_map.ids:
+                kinds = [kind for kind in KINDS if (kind, 0) in addresses]
+                kind = next((kind for kind in kinds if kind in head), kinds[0]) if kinds else None
+                of_kind = [layer for own, layer in zip(addresses, layers, strict=True) if kind in (None, own[0])]
+                raise not_a_head("heads", list(head), len(of_kind), of_kind[-1].num_heads, kind)
+            found.setdefault(index, []).append(layers[index].head_map.ids.index(cast(int, number)))
+        return found
+
+    def _outputs_by_head(self, batch: Batch, indices: Sequence[int]) -> dict[int, Float[Tensor, "tokens heads dim"]]:
+        """The outputs of the heads of some layers for each token of a batch, without its padding.
+
+        Those of a head that is already ablated are its own, as if it were not.
+        """
+        layers, addresses, lengths = self.network.attentions(), self.network.layer_addresses(), lengths_of(batch)
+        found: dict[int, Tensor] = {}
+
+        def record(index: int, gate: nn.Module, args: tuple[Float[Tensor, "batch heads seq dim"]]) -> None:
+            outputs = args[0].transpose(1, 2)
+            place = torch.arange(outputs.shape[1], device=outputs.device)
+            seq = "source_seq" if addresses[index][0] == "encoder" else "seq"
+            found[index] = outputs[place < lengths[seq].unsqueeze(1)]
+
+        hooks = [layers[index].head_gate.register_forward_pre_hook(partial(record, index)) for index in indices]
+        try:
+            self._run(batch, (), None)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+
+def _mean(outputs: Float[Tensor, "tokens heads dim"]) -> Callable[[Tensor], Tensor]:
+    mean = outputs.float().mean(dim=0).unsqueeze(1)
+    return lambda heads: mean.to(heads.dtype)
+
+
+def _resample(outputs: Float[Tensor, "tokens heads dim"]) -> Callable[[Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(heads: Float[Tensor, "batch heads seq dim"]) -> Float[Tensor, "batch heads seq dim"]:
+        tokens = torch.randint(len(outputs), (heads.shape[0], heads.shape[2]), generator=generator)
+        return outputs[tokens.to(outputs.device)].transpose(1, 2)
+
+    return drawn
+
+
+_REPLACEMENTS = {"mean": _mean, "resample": _resample}
+"""What replaces the outputs of a layer's heads, given those for the tokens of some texts."""
+
+
+def lengths_of(batch: Batch) -> dict[str, Int[Tensor, " batch"]]:
+    """The number of tokens of each row without padding: of its "seq", and of its "source_seq" if it has a source."""
+    if "source" in batch:
+        return {"source_seq": batch["source_lengths"], "seq": (batch["targets"] != IGNORED).sum(dim=1)}
+    return {"seq": batch["lengths"]}

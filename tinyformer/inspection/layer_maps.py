@@ -1,0 +1,96 @@
+"""The attention maps of one layer for one text."""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tinyformer.analysis import Words, map_names, merge_words
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import AttentionMaps, BaseAttention, DifferentialAttention
+from tinyformer.nn.heads import Address
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMaps:
+    """The attention maps of a layer for one text.
+
+    Attributes:
+        address: of the layer, (3,) or ("cross", 3).
+        heads: the numbers of its heads; pruned heads are missing, the others keep their numbers.
+        names: the name of each map: "3" for that of head 3, "3a" and "3b" where a head has two softmaxes.
+        weights: the attention weights of each map.
+        logits: the scores before the softmax, -inf where the mask hides the key; None for maps of words.
+        factor: λ of differential attention, the factor of the second softmax; None for other attention.
+        ablated: the numbers of the heads whose output is replaced.
+    """
+
+    address: Address
+    heads: tuple[int, ...]
+    names: tuple[str, ...]
+    weights: Float[Tensor, "maps queries keys"]
+    logits: Float[Tensor, "maps queries keys"] | None
+    factor: float | None
+    ablated: frozenset[int]
+
+    @classmethod
+    def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps) -> "LayerMaps":
+        """The maps of a batch of one text, on the CPU.
+
+        Args:
+            layer: the layer.
+            address: its address in the network.
+            maps: what it computed, of shape (1, maps, queries, keys).
+        """
+        names = [name.removeprefix("0") for name in map_names(layer)]  # for people: 3, not 03
+        factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
+        factors = layer.head_gate.factors
+        ones = () if factors is None else factors.reshape(-1, layer.num_heads)[0].tolist()
+        ablated = frozenset(head for head, one in zip(layer.head_map.ids, ones, strict=False) if one != 1)
+        weights, logits = (part[0].detach().cpu() for part in maps)
+        return cls(address, tuple(layer.head_map.ids), tuple(names), weights, logits, factor, ablated)
+
+    @property
+    def kind(self) -> str:
+        """The kind of attention, such as "cross"; empty where there is only one."""
+        return str(self.address[0]) if len(self.address) > 1 else ""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the map of a head can have negative weights."""
+        return self.factor is not None
+
+    def of_head(self, head: int | str) -> Float[Tensor, "queries keys"]:
+        """The map of a head, or, given a name such as "3a", that of one of its softmaxes.
+
+        In differential attention the map of a head is softmax₁ - λ softmax₂, whose weights multiply the values. They
+        can be negative, and each row sums to 1 - λ.
+
+        Args:
+            head: the number of the head, or the name of a map.
+
+        Raises:
+            ArgumentError: the layer has no such head, or the head has several softmaxes that are combined in a way of
+                its own.
+        """
+        if isinstance(head, str):
+            return self.weights[self.names.index(head)]
+        per_head = len(self.names) // len(self.heads)
+        maps = self.weights[per_head * self.heads.index(head) :][:per_head]
+        if per_head == 1:
+            return maps[0]
+        if self.factor is None:
+            name = self.names[per_head * self.heads.index(head)]
+            reason = f"has {per_head} maps, which are addressed by their names"
+            raise ArgumentError("head", (*self.address, head), reason, {"head": (*self.address, name)})
+        return maps[0] - self.factor * maps[1]
+
+    def all_heads(self) -> Float[Tensor, "heads queries keys"]:
+        """The map of each head, see `of_head`."""
+        if self.factor is None:
+            return self.weights
+        return self.weights[0::2] - self.factor * self.weights[1::2]
+
+    def merged(self, queries: Words, keys: Words) -> "LayerMaps":
+        """The maps of words, see `merge_words`."""
+        return replace(self, weights=merge_words(self.weights, queries, keys), logits=None)

@@ -1,0 +1,57 @@
+"""The attention maps of token sequences, from a forward pass of a model."""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tinyformer.analysis import CapturedMaps, TokenPair, capture_pair, capture_weights
+from tinyformer.data import TextTokenizer
+from tinyformer.inspection.layer_maps import LayerMaps
+from tinyformer.inspection.text_maps import TextMaps, TokenAxis
+from tinyformer.nn import EncoderDecoder, Network, Transformer
+from tinyformer.tasks import Task
+
+
+@torch.no_grad()
+def maps_of_tokens(
+    network: Transformer, task: Task, tokenizer: TextTokenizer | None, tokens: Int[Tensor, " seq"], model: str = ""
+) -> TextMaps:
+    """The attention maps of a token sequence, in evaluation mode.
+
+    Args:
+        network: the model.
+        task: its task, which makes the mask.
+        tokenizer: its tokenizer; None: a token is shown by its id.
+        tokens: token ids, on the network's device, without padding.
+        model: what the model is called in titles.
+    """
+    inputs = tokens.unsqueeze(0)
+    captured = capture_weights(network, inputs, task.mask({"inputs": inputs}))
+    axis = TokenAxis.of(tokens.tolist(), tokenizer)
+    return TextMaps(_layers(network, [captured]), {"": (axis, axis)}, tokenizer, model)
+
+
+@torch.no_grad()
+def maps_of_pair(
+    network: EncoderDecoder, tokenizer: TextTokenizer | None, pair: TokenPair, model: str = ""
+) -> TextMaps:
+    """The attention maps of a source and its target, of each kind of attention, in evaluation mode.
+
+    Args:
+        network: the model.
+        tokenizer: its tokenizer; None: a token is shown by its id.
+        pair: the source and the target, on the network's device.
+        model: what the model is called in titles.
+    """
+    source, target, predicted = (TokenAxis.of(ids[0].tolist(), tokenizer) for ids in pair)
+    axes = {"encoder": (source, source), "decoder": (target, target), "cross": (predicted, source)}
+    return TextMaps(_layers(network, capture_pair(network, pair).values()), axes, tokenizer, model)
+
+
+def _layers(network: Network, captured: Iterable[CapturedMaps]) -> list[LayerMaps]:
+    """The maps of each of a network's `attentions`."""
+    maps = [layer for of_kind in captured for layer in of_kind.layers]
+    places = zip(network.attentions(), network.layer_addresses(), maps, strict=True)
+    return [LayerMaps.of(layer, address, found) for layer, address, found in places]

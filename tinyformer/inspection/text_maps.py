@@ -1,0 +1,311 @@
+"""The attention maps of one text, in all layers and heads."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from tinyformer import inspection
+from tinyformer.analysis import CROSS_MEANINGS, CROSS_MEASURES, MEANINGS, MEASURES, PATTERNS, Words, words_of
+from tinyformer.analysis import Axes as TokenStrings
+from tinyformer.analysis.atlas import write_atlas
+from tinyformer.analysis.capture import CapturedMaps
+from tinyformer.analysis.measures import measure_layers
+from tinyformer.analysis.scales import EXPLANATIONS
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.inspection.drawing import Panel, chart_of_maps
+from tinyformer.inspection.layer_maps import LayerMaps
+from tinyformer.inspection.notebook import framed
+from tinyformer.inspection.table import Table
+from tinyformer.nn import AttentionMaps
+from tinyformer.nn.heads import layer_title, plain_address
+
+HeadAddress: TypeAlias = tuple[int | str, ...]
+"""Of a head: (3, 0), or ("cross", 3, 0); the number of a head of two softmaxes can be the name of one, "0a"."""
+
+SELF_MEASURES = MEASURES | PATTERNS
+OF_KIND = {"cross": CROSS_MEASURES}
+"""The measures of each kind of attention; of the others `SELF_MEASURES`."""
+
+
+class TokenAxis(NamedTuple):
+    """The tokens of the queries or of the keys.
+
+    Attributes:
+        ids: token ids; empty for words.
+        tokens: token strings, or words.
+    """
+
+    ids: Sequence[int]
+    tokens: list[str]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], tokenizer: TextTokenizer | None) -> "TokenAxis":
+        """The tokens with these ids; without a tokenizer, a token is shown by its id."""
+        return cls(ids, tokenizer.token_strings(ids) if tokenizer else list(map(str, ids)))
+
+
+@dataclass(frozen=True, eq=False)
+class TextMaps:
+    """The exact attention maps of one text, or of a source and its target; made by `Model.attention`.
+
+        maps = model.attention("The bank by the river")
+        maps[1, 3]  # queries × keys, of layer 1, head 3; maps["cross", 1, 3] of an encoder–decoder
+        maps.plot(1, 3)
+
+    A row of a map is a query, a column a key. Heads keep their numbers when others are pruned; an ablated head has its
+    weights, although its output is replaced. In a notebook it shows as the atlas, see `write_atlas`.
+
+    Args:
+        layers: the maps of each layer, in the order of `Network.attentions`.
+        axes: the tokens of queries and keys of each kind of attention; of the kind "" where there is only one.
+        tokenizer: the model's tokenizer, if it has one.
+        model: what the model is called in titles.
+    """
+
+    layers: Sequence[LayerMaps]
+    axes: Mapping[str, tuple[TokenAxis, TokenAxis]]
+    tokenizer: TextTokenizer | None
+    model: str = ""
+
+    @property
+    def tokens(self) -> list[str] | dict[str, TokenStrings]:
+        """The token strings; of an encoder–decoder, those of queries and keys of each kind of attention.
+
+        A query of cross-attention has the token that is predicted there, see `axes_of_pair`.
+        """
+        if "" in self.axes:
+            return self.axes[""][0].tokens
+        return {kind: TokenStrings(queries.tokens, keys.tokens) for kind, (queries, keys) in self.axes.items()}
+
+    @cached_property
+    def heads(self) -> list[HeadAddress]:
+        """The address of each head."""
+        return [(*layer.address, head) for layer in self.layers for head in layer.heads]
+
+    def __getitem__(self, address: HeadAddress) -> Float[Tensor, "queries keys"]:
+        """The map of a head; see `LayerMaps.of_head` for differential attention, which has two of them.
+
+        Raises:
+            ArgumentError: there is no such head.
+        """
+        return self.layer_of(address).of_head(plain_address(address)[-1])
+
+    def layer_of(self, address: HeadAddress) -> LayerMaps:
+        """The layer of a head.
+
+        Args:
+            address: (layer, head), or (kind, layer, head).
+
+        Raises:
+            ArgumentError: there is no such head.
+        """
+        parts = plain_address(address if isinstance(address, tuple) else (address,))
+        is_plain = all(isinstance(part, int | str) for part in parts)  # an array has no truth value to compare by
+        layer = next((layer for layer in self.layers if is_plain and layer.address == parts[:-1]), None)
+        if layer is not None and parts[-1] in (*layer.heads, *layer.names):
+            return layer
+        form = "(layer, head)" if "" in self.axes else "(kind, layer, head)"
+        if layer is not None:
+            known = f"{layer_title(layer.address)} has heads {', '.join(map(str, layer.heads))}"
+        else:
+            known = f"there are {', '.join(layer_title(layer.address) for layer in self.layers)}"
+        nearest = layer or self.layers[0]
+        works = {"head": (*nearest.address, nearest.heads[0])}
+        raise ArgumentError("head", address, f"must be the {form} of a head: {known}", works)
+
+    def words(self) -> "TextMaps":
+        """The maps of words, see `words_of` and `merge_words`.
+
+        The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens.
+
+        Raises:
+            ArgumentError: the model has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise ArgumentError("tokenizer", None, "the model has no tokenizer, so its tokens have no words")
+        if all(not axis.ids for both in self.axes.values() for axis in both):
+            return self
+        found: dict[str, tuple[Words, Words]] = {}
+        for kind, (queries, keys) in self.axes.items():
+            found[kind] = words_of(queries.ids, self.tokenizer), words_of(keys.ids, self.tokenizer)
+        axes = {
+            kind: (TokenAxis((), list(queries.names)), TokenAxis((), list(keys.names)))
+            for kind, (queries, keys) in found.items()
+        }
+        layers = [layer.merged(*found[layer.kind]) for layer in self.layers]
+        return TextMaps(layers, axes, self.tokenizer, self.model)
+
+    def mean(self, *address: int | str) -> Float[Tensor, "queries keys"]:
+        """The mean map over heads.
+
+        Args:
+            address: of a layer, as in `mean(3)` or `mean("cross", 3)`, for the mean over its heads; of a kind of
+                attention, `mean("cross")`, for that over all its heads; without any, over all heads of the model.
+
+        Raises:
+            ArgumentError: there is no such layer, or no kind is given where there are several.
+        """
+        chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
+        if len({layer.kind for layer in chosen}) != 1:
+            known = ", ".join(layer_title(layer.address) for layer in self.layers)
+            raise ArgumentError("layer", address, f"must be the number of a layer, after its kind if any: {known}")
+        return torch.cat([layer.all_heads() for layer in chosen]).mean(dim=0)
+
+    def rollout(self, kind: str | None = None) -> Float[Tensor, "queries keys"]:
+        """Attention rollout (Abnar & Zuidema 2020, arXiv 2005.00928): how much of each token reaches each output.
+
+        A = A_L · … · A_1 with A_l = 0.5 (mean of the heads of layer l) + 0.5 I, whose rows are made to sum to 1. The
+        identity stands for the residual connection. A row of the result is a token of the last layer, a column a token
+        of the input.
+
+        Args:
+            kind: None; of an encoder–decoder "encoder", the attention whose layers only read each other.
+
+        Raises:
+            ArgumentError: the weights are of differential attention, whose negative weights are no shares; or `kind`
+                is another one.
+        """
+        stack = "encoder" if "encoder" in self.axes else None
+        if kind != stack:
+            reason = "must be None for a model of one stack of layers"
+            if stack:
+                reason = 'must be "encoder": the decoder reads the encoder in each layer, which a product leaves out'
+            raise ArgumentError("kind", kind, reason, {"kind": stack})
+        layers = [layer for layer in self.layers if layer.kind == (stack or "")]
+        if any(layer.is_signed for layer in layers):
+            reason = "has negative weights, which are no shares of attention; rollout is not defined"
+            raise ArgumentError("attention", "differential", reason)
+        total = identity = torch.eye(len(self.axes[stack or ""][0].tokens))
+        for layer in layers:
+            mixed = 0.5 * layer.weights.mean(dim=0).float() + 0.5 * identity
+            total = mixed / mixed.sum(dim=-1, keepdim=True) @ total
+        return total
+
+    def measures(self) -> Table:
+        """Every measure of every map: one row each, with the columns `layer`, `head` and one for each measure.
+
+        With several kinds of attention, `kind` comes first. The measures are those of `MEASURES`, `PATTERNS` (on this
+        text, None where no token repeats) and, of cross-attention, `CROSS_MEASURES`.
+
+        Raises:
+            ArgumentError: the maps are those of words; measures are defined for tokens.
+        """
+        if any(layer.logits is None for layer in self.layers):
+            raise ArgumentError(
+                "maps", "words", "have no measures, which are defined for tokens: call measures() first"
+            )
+        columns = ("layer", "head") if "" in self.axes else ("kind", "layer", "head")
+        rows = [
+            dict(zip(columns, (*layer.address, _number(name)), strict=True))
+            | {measure: _finite(values[index][head]) for measure, values in self._measured.items()}
+            for index, layer in enumerate(self.layers)
+            for head, name in enumerate(layer.names)
+        ]
+        return Table(rows, MEANINGS | CROSS_MEANINGS)
+
+    @cached_property
+    def _measured(self) -> dict[str, list[list[float]]]:
+        """The measures by name, then by layer and map; empty for words."""
+        if any(layer.logits is None for layer in self.layers):
+            return {}
+        found: dict[str, list[list[float]]] = {}
+        for index, layer in enumerate(self.layers):
+            assert layer.logits is not None
+            captured, keys = CapturedMaps(), self.axes[layer.kind][1]
+            captured.layers = [AttentionMaps(layer.weights.unsqueeze(0), layer.logits.unsqueeze(0))]
+            captured.rows = torch.arange(layer.weights.shape[1])
+            measures = OF_KIND.get(layer.kind, SELF_MEASURES)
+            for name, (values,) in measure_layers(measures, captured, torch.tensor([keys.ids])).items():
+                found.setdefault(name, [[math.nan] * len(other.names) for other in self.layers])[index] = values
+        return found
+
+    def plot(self, *address: int | str, axes: Axes | None = None) -> Figure:
+        """The map of a head as a heat map with a colour bar; the numbers are written where they fit.
+
+        The colour is the square root of the weight, from 0 to 1, as in the atlas; negative weights of differential
+        attention have a linear scale around 0.
+
+        Args:
+            address: of the head, as in `plot(1, 3)` or `plot("cross", 1, 3)`.
+            axes: matplotlib axes to draw on; by default those of a new figure.
+
+        Returns:
+            The figure, which a notebook shows, and `savefig` saves.
+
+        Raises:
+            ArgumentError: there is no such head.
+        """
+        panel = self.panel_of(address)
+        queries, keys = self.axes[self.layer_of(address).kind]
+        return chart_of_maps([panel], queries.tokens, keys.tokens, [] if axes is None else [axes])
+
+    def panel_of(self, address: HeadAddress) -> Panel:
+        """The map of a head, with its title.
+
+        Args:
+            address: of the head, see `layer_of`.
+
+        Raises:
+            ArgumentError: there is no such head.
+        """
+        layer, head = self.layer_of(address), plain_address(address)[-1]
+        ablated = " (ablated)" if head in layer.ablated else ""
+        title = f"{layer_title(layer.address)} head {head}{ablated}\n{self.model}".rstrip()
+        return Panel(self[address], title, signed=layer.is_signed and not isinstance(head, str))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the atlas of these maps, an HTML file that needs no server; see `write_atlas`."""
+        kinds = {kind: TokenStrings(*(axis.tokens for axis in both)) for kind, both in self.axes.items()}
+        return write_atlas(
+            path,
+            [layer.weights for layer in self.layers],
+            kinds,
+            self._measured,
+            [layer.names for layer in self.layers],
+            title=" · ".join(filter(None, ["Attention", self.model])),
+            descriptions=EXPLANATIONS,
+            addresses=[layer.address for layer in self.layers],
+            ablated=[[int(name.rstrip("ab")) in layer.ablated for name in layer.names] for layer in self.layers],
+        )
+
+    def __sub__(self, other: "TextMaps") -> "inspection.MapsDifference":
+        """What the maps of another model of the same tokens differ by.
+
+        Raises:
+            ArgumentError: the tokens differ, or no head is in both models.
+        """
+        return inspection.MapsDifference(self, other) if isinstance(other, TextMaps) else NotImplemented
+
+    def __repr__(self) -> str:
+        parts = []
+        for kind, (queries, keys) in self.axes.items():
+            own = [layer for layer in self.layers if layer.kind == kind]
+            layers = f"{kind} {len(own)} layer{'s' * (len(own) != 1)}".strip()
+            heads = sum(len(layer.heads) for layer in own)
+            parts.append(f"{layers}, {heads} heads, {len(queries.tokens)} × {len(keys.tokens)} tokens")
+        return f"{type(self).__name__}({'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """The atlas in a frame, for notebooks."""
+        with TemporaryDirectory() as folder:
+            return framed(self.save(Path(folder) / "atlas.html").read_text(encoding="utf-8"))
+
+
+def _number(name: str) -> int | str:
+    """The name of a map, as a number where it is the number of a head."""
+    return int(name) if name.isdecimal() else name
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
