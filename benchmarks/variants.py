@@ -40,7 +40,7 @@ TITLES = {
     "differential": "differential",
     "score dot": "dot",
     "score general": "general",
-    "score additive": "additive",
+    "score additive, ALiBi": "additive+alibi",
     "ALiBi": "alibi",
     "relative (Shaw)": "relative",
     "relative, keys only": "relative_keys",

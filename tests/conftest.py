@@ -6,13 +6,16 @@ import os
 import runpy
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from browser import chromium
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
+from playwright.sync_api import Browser
 from programs import BOOK, ROOT, SMALL, TEXT, Ended, Program, Trained
 
 # The models of the tests are so small that a second thread only waits, and on a busy machine it waits long.
@@ -35,10 +38,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.pop("WANDB_API_KEY", None)
 
 
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of a process: Playwright starts once."""
+    with chromium() as browser:
+        yield browser
+
+
 @pytest.fixture(autouse=True)
-def short_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees what a program in this process, before it, has told Hydra."""
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+def environment() -> Iterator[None]:
+    """Environment variables of its own for each test: a program in this process sets some for Hydra and for Python."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture

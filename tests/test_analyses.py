@@ -16,7 +16,7 @@ from wandb_file import read_history
 
 from tinyformer.checkpoint import load_checkpoint
 
-ANALYSES = ("heads", "importance", "prune", "residual", "maps")
+ANALYSES = ("heads", "importance", "prune", "residual", "gradients", "maps")
 LAYERS, HEADS = 2, 4
 EVERY_HEAD = [[layer, head] for layer in range(LAYERS) for head in range(HEADS)]
 
@@ -90,15 +90,15 @@ def pruned_heads(path: str | Path) -> list[list[int]]:
 
 
 def check_heads(program: Program, checkpoint: Path, sharing: str, results: dict) -> None:
-    assert heads_in("heads") == EVERY_HEAD
-    changes = numbers("heads", "change")
+    assert heads_in("ablation") == EVERY_HEAD
+    changes = numbers("ablation", "change")
     groups = {"gqa": ["0 1", "2 3"] * 2, "mqa": ["0 1 2 3"] * 2}.get(sharing)
     assert Path("evaluated/kv_groups.csv").exists() is (groups is not None)
     if groups:
         assert [row["heads"] for row in table("kv_groups")] == groups
     assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
     # The worst head, ablated by the config.
-    worst, losses = max(range(8), key=changes.__getitem__), numbers("heads", "loss")
+    worst, losses = max(range(8), key=changes.__getitem__), numbers("ablation", "loss")
     without = evaluate(program, checkpoint, f"attention.ablated_heads=[[{worst // 4},{worst % 4}]]")
     assert losses[worst] == pytest.approx(without["val/loss"], abs=1e-5)
 
@@ -116,8 +116,8 @@ def check_prune(program: Program, checkpoint: Path, sharing: str, results: dict)
     assert len(pruned) == results["analysis/num_pruned"] == 3
     assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
     # The checkpoint is evaluated and analysed like any other, and has the loss of the ablated model.
-    smaller = evaluate(program, path, f"analysis=heads {ALL}")
-    assert heads_in("heads") == left
+    smaller = evaluate(program, path, f"analysis=heads score=true {ALL}")
+    assert heads_in("ablation") == left
     assert smaller["num_parameters"] == results["analysis/pruned_num_parameters"] < results["num_parameters"]
     assert len(smaller["sample"]) == 2
     for loss in (smaller["analysis/loss"], results["analysis/pruned_loss"]):
@@ -131,6 +131,13 @@ def check_residual(program: Program, checkpoint: Path, sharing: str, results: di
     assert 0 < results["analysis/trained_without_skips/rank_distance"] <= 1
 
 
+def check_gradients(program: Program, checkpoint: Path, sharing: str, results: dict) -> None:
+    assert len(table("gradients")) == 4 * (LAYERS + 1)
+    assert all(value > 0 for value in numbers("gradients", "gradient_norm"))
+    assert heads_in("saturation") == EVERY_HEAD
+    assert 0 <= results["analysis/saturated"] <= 1
+
+
 def check_maps(program: Program, checkpoint: Path, sharing: str, results: dict) -> None:
     letters = "ab" if sharing == "differential" else [""]
     names = [f"{head:02d}{letter}" for head in range(HEADS) for letter in letters]
@@ -141,7 +148,11 @@ def check_maps(program: Program, checkpoint: Path, sharing: str, results: dict) 
 
 
 CHECKS = {name: globals()[f"check_{name}"] for name in ANALYSES}
-PICTURES = {"residual": ["rank", "token_cosine"]}
+PICTURES = {
+    "heads": ["ablation"],
+    "residual": ["rank", "token_cosine"],
+    "gradients": ["gradients", "saturation"],
+}
 SLOW, NIGHTLY = (("differential", "maps"),), (("mha", "heads"), ("mqa", "heads"), ("mla", "prune"))
 CELLS = [("gqa", analysis) for analysis in ANALYSES]
 CELLS += [pytest.param(*cell, marks=pytest.mark.slow) for cell in SLOW]
@@ -151,10 +162,18 @@ CELLS += [pytest.param(*cell, marks=pytest.mark.nightly) for cell in NIGHTLY]
 @pytest.mark.parametrize(("sharing", "analysis"), CELLS)
 def test_an_analysis(program: Program, checkpoint_of: Checkpoints, sharing: str, analysis: str) -> None:
     checkpoint = checkpoint_of(f"attention={sharing}")
-    results = evaluate(program, checkpoint, f"analysis={analysis} {ALL}")
+    results = evaluate(program, checkpoint, f"analysis={analysis} score=true {ALL}")
     for name in PICTURES.get(analysis, [analysis]):
         assert min(imread(f"evaluated/{name}.png").shape[:2]) > 100
     CHECKS[analysis](program, checkpoint, sharing, results)
+
+
+def test_relations_between_words(program: Program, checkpoint_of: Checkpoints) -> None:
+    text = """analysis=relations analysis.text='cat sees 3 mice' analysis.pairs=[[mice,cat],[3,sees]]"""
+    evaluate(program, checkpoint_of("attention=gqa"), text)
+    assert heads_in("relations") == EVERY_HEAD * 2
+    assert all(0 < weight < 1 for weight in numbers("relations", "weight"))
+    assert min(imread("evaluated/relations.png").shape[:2]) > 100
 
 
 @pytest.mark.slow
@@ -187,19 +206,40 @@ def test_a_run_started_from_a_pruned_checkpoint_keeps_its_heads_pruned(
 )
 def test_models_with_masks_and_ablated_heads(program: Program, checkpoint_of: Checkpoints, trained: str) -> None:
     checkpoint = checkpoint_of(trained)
-    results = evaluate(program, checkpoint, f"analysis=heads {ALL}")
+    results = evaluate(program, checkpoint, f"analysis=heads score=true {ALL}")
     assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
-    changes = zip(heads_in("heads"), numbers("heads", "change"), strict=True)
+    changes = zip(heads_in("ablation"), numbers("ablation", "change"), strict=True)
     assert [pair for pair, change in changes if change == 0] == ([[0, 1], [1, 3]] if "ablated" in trained else [])
     evaluate(program, checkpoint, "analysis=maps")
     assert heads_in("maps") == EVERY_HEAD
 
 
+def test_an_analysis_alone_neither_scores_nor_draws_nor_samples(program: Program, checkpoint_of: Checkpoints) -> None:
+    checkpoint = checkpoint_of("attention=gqa")
+    own = f"checkpoint={checkpoint} {own_data(checkpoint)}"
+    ended = program("evaluate.py", own, "hydra.run.dir=run analysis=importance")
+    assert ended.code == 0, ended.err
+    assert not [word for word in ("val loss", "attention maps", "A sample") if word in ended.out]
+    results = json.loads(Path("run/results.json").read_text())
+    assert results["sample"] is None
+    assert not [key for key in results if key.startswith(("val/", "throughput/"))]
+    assert not Path("run/attention").exists()
+    assert Path("run/importance.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ("score=false", "Error: score=false: leaves nothing to do without an analysis; score=true works."),
+        ("analysis=heads generate.prompt=The", "Error: generate.prompt=The: is not read by an analysis alone;"),
         ("analysis=prune analysis.fraction=0.9", "Error: analysis.fraction=0.9: is 7 of 8 heads;"),
         ("analysis=importance attention.backend=flex", "attention.backend="),
+        ("analysis=relations", "Error: analysis.text=null: must be the text that has the words of analysis.pairs;"),
+        (
+            "analysis=relations analysis.text='a cat' analysis.pairs=[[a,cat]]",
+            "Error: analysis.pairs=[[a,cat]]: a does not see cat, which comes later in the text; a model that is "
+            "trained with task=masked_lm sees both directions; analysis.pairs=[[cat,a]] works.",
+        ),
     ],
 )
 def test_a_mistake_leaves_no_results(

@@ -84,6 +84,8 @@ MISTAKES = {
     "attention=mha,gqaa": "attention=gqaa: ",
     "model.num_heads=5": "model.num_heads=5",
     "dtype=fp8": "dtype=fp8: ",
+    "batch=0": "batch=0: must be at least 1; batch=8 works.",
+    "batch=many": "batch=many: should be a valid integer",
     "seed=interval(1,2)": "Can only enumerate CHOICE and RANGE sweeps",
     "--save nowhere/cards.json": "--save=nowhere/cards.json: must be a file in a folder that exists",
 }
@@ -106,6 +108,28 @@ def test_alternatives_are_combined(card: Run) -> None:
     ]
     assert [card["cache_bytes_per_token"] for card in cards] == [2 * 128 * size for size in (2, 4, 4, 8)]
     assert [card["flops_per_token_by_part"]["readout"] for card in cards] == [2 * 100 * 128] * 4
+
+
+def test_a_batch_has_flops_and_memory_of_its_own(card: Run) -> None:
+    ended = card("optimizer=adamw,muon model.vocab_size=100 batch=3")
+    shown = rows(ended.out)
+    assert (shown["batch, sequences"], shown["tokens"]) == (["3", "3"], ["768", "768"])
+    per_token, of_step = (
+        [int(cell.replace(",", "")) for cell in shown[row]]
+        for row in ("FLOPs per token, training", "FLOPs of a training step")
+    )
+    assert of_step == [768 * flops for flops in per_token]
+    adamw, muon = (int(cell.replace(",", "")) for cell in shown["state of the optimizer"])
+    assert adamw - muon == pytest.approx(4 * 12 * 128 * 128 * 4, abs=100)  # one moment of each matrix less; steps
+    assert "bytes of a training step" not in card("model.vocab_size=100").out
+
+
+@pytest.mark.slow
+def test_a_batch_of_the_largest_preset_takes_no_memory(tmp_path: Path) -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))" + WITHOUT
+    ended = spawned(tmp_path, "experiment=gpt2 model=gpt3 batch=16 --json", "-c", limited.format(unwanted={"wandb"}))
+    assert (ended.code, ended.err) == (0, "")
+    assert json.loads(ended.out)["cards"][0]["batch"]["training_bytes"] > 4e12
 
 
 def test_columns_are_headed_by_the_overrides_that_differ(card: Run) -> None:

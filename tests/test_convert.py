@@ -255,7 +255,7 @@ def test_every_analysis_of_an_imported_model(family: str, convert: Run, program:
         choice = f"analysis={analysis} analysis.num_windows=6 hydra.run.dir={analysis}"
         ended = program("evaluate.py", f"checkpoint=in.ckpt {options} {choice}")
         assert ended.code == 0, ended.err
-    rows = Path("heads/heads.csv").read_text().splitlines()
+    rows = Path("heads/ablation.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * (6 if family in ("Llama", "Mistral") else 7)
     # A pruned model is a checkpoint like any other, but belongs to no family.
     assert program("evaluate.py", f"checkpoint=prune/pruned.ckpt {options} hydra.run.dir=again").code == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import Program, Trained, results_of
+from programs import BOOK, Program, Trained, results_of
 
 import tinyformer
 
@@ -47,6 +47,7 @@ def test_it_gives_the_loss_of_the_run(program: Program, trained: Trained) -> Non
     with tables[0].open() as ours, tables[1].open() as theirs:
         for trained_head, head in zip(csv.DictReader(ours), csv.DictReader(theirs), strict=True):
             assert head.keys() == trained_head.keys() >= {"layer", "head", "entropy", "induction"}
+            assert head.pop("label") == trained_head.pop("label")
             for name, value in head.items():
                 assert float(value) == pytest.approx(float(trained_head[name]), abs=1e-5)
     assert "attention/layer_01/head_01/entropy" in Path("evaluated/metrics.csv").read_text().splitlines()[0]
@@ -73,6 +74,13 @@ def test_other_text_is_scored_whole(program: Program, trained: Trained) -> None:
     Path("folder/train.txt").write_text("In line 1 the cat sees 3 birds.\n" * 20)
     Path("folder/valid.txt").write_text("In line 2 the cat sees 4 birds.\n")
     assert evaluate(program, trained, "data.files=folder")["val/num_bytes"] == 32
+
+
+def test_the_rows_that_are_scored_are_those_of_the_run(program: Program, trained: Trained) -> None:
+    """Whatever the size of a batch, and whatever of the training text is held out by no share of its own."""
+    results = evaluate(program, trained, "data.batch_size=7 data.pack=document data.num_workers=0")
+    assert (results["split"], results["val/num_tokens"]) == ("validation", trained.results["val/num_tokens"])
+    assert evaluate(program, trained, "split=all data.test_fraction=0")["val/num_bytes"] == len(BOOK)
 
 
 def test_a_prompt_is_gone_on_with(program: Program, trained: Trained) -> None:
@@ -103,6 +111,9 @@ MISTAKES = {
     "model.num_layers=3": "checkpoint=",
     "data.files=none.txt": "data.files=none.txt: ",
     "split=dev": "split=dev: must be one of ",
+    "data.test_fraction=0.5 split=test": "data.test_fraction=0.5: would hold out text that the checkpoint was trained",
+    "data=text": "data.validation_fraction=0.05: would hold out ",
+    "seed=5": "seed=5: would hold out ",
 }
 
 

@@ -58,6 +58,12 @@ def test_a_share_that_is_reached_exactly_is_enough():
     assert set(draw(Sampling(top_p=0.75), shares=shares).tolist()) == {0, 1}
 
 
+def test_of_equal_tokens_top_k_keeps_k():
+    shares = torch.tensor([0.1, 0.3, 0.3, 0.3])
+    assert len(set(draw(Sampling(top_k=2), shares=shares).tolist())) == 2
+    assert len(set(draw(Sampling(top_k=1), shares=shares).tolist())) == 1
+
+
 # Many.
 
 

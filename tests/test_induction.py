@@ -52,7 +52,7 @@ def test_the_induction_heads_are_found_and_ablated(program: Program) -> None:
         checkpoint = "checkpoint=run/checkpoints/last.ckpt callbacks.attention=null"
         return results_of(program, "evaluate.py", "evaluated", checkpoint, *overrides)["val/accuracy"]
 
-    assert accuracy("analysis=maps analysis.importance=false") > 0.8
+    assert accuracy("analysis=maps analysis.importance=false score=true") > 0.8
     with Path("evaluated/maps.csv").open() as file:
         scores = {(int(row["layer"]), int(row["head"])): float(row["induction"]) for row in csv.DictReader(file)}
     induction = [head for head, score in scores.items() if score > 0.4]

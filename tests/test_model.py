@@ -13,6 +13,7 @@ from programs import ROOT
 from torch.nn.attention import flex_attention
 
 import tinyformer
+from tinyformer.analysis import capture_attention
 from tinyformer.app.config import register_resolvers
 from tinyformer.app.parts import make_network
 from tinyformer.checkpoint import KEY
@@ -111,6 +112,18 @@ def test_results_are_those_of_the_network_under_the_mask_of_its_task(paths, mode
     masked = tinyformer.load(paths["masked"])
     with torch.no_grad():
         torch.testing.assert_close(masked.encode(["The cat"]), masked.network.encoder(tokens))
+
+
+@pytest.mark.parametrize("kind", ["causal", "masked", "classifier"])
+def test_a_loaded_model_shows_its_attention(paths, kind):
+    model = tinyformer.load(paths[kind])
+    maps, other = model.attention(["The cat", "x"])
+    with capture_attention(model) as captured:
+        model.logits("The cat")
+    for layer in range(2):
+        torch.testing.assert_close(maps[layer, 3], captured[layer][0, 3])
+    assert other.tokens == ["<eos>", "x"]
+    assert f"{paths[kind].name}, step 1" in repr(model)
 
 
 def test_loading_and_generating_leave_random_numbers_alone(paths):

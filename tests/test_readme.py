@@ -35,11 +35,14 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "READ
 FENCE = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
 BLOCKS = [(kind, block) for page in PAGES.values() for kind, block in FENCE.findall(page)]
 PYTHON = {block for kind, block in BLOCKS if kind == "python"}
-LOADING = sorted(block for block in PYTHON if "tinyformer.load" in block and "outputs/…" in block)
+LOOKING = sorted(block for block in PYTHON if ".attention(" in block)
+LOADING = sorted(
+    block for block in PYTHON if "outputs/…" in block and "tinyformer.load" in block and block not in LOOKING
+)
 TRANSLATING = [block for block in PYTHON if "outputs/translate" in block]
 ANSWERING = [block for block in PYTHON if "outputs/span" in block]
 CAPTURING = [block for block in PYTHON if "capture_attention(" in block]
-TRAINING = [block for block in PYTHON if "compose_run(" in block]
+TRAINING = sorted(block for block in PYTHON if "tinyformer.train(" in block)
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
 # After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer.card`.
 LINES = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()]
@@ -214,12 +217,15 @@ EVIDENCE: dict[str, Callable[[Evaluation], Any]] = {
     "One, two, ": lambda done: "One, two, " in done.ended.out,
     "[The cat,A dog]": lambda done: "The cat" in done.ended.out and "A dog" in done.ended.out,
     "prompt_file": lambda done: "Once there was a cat." in done.ended.out,
-    "analysis=heads": lambda done: (done.folder / "heads.csv").exists(),
+    "analysis=heads": lambda done: (done.folder / "ablation.csv").exists(),
+    "score=true": lambda done: done.results["val/loss"] > 0,
     "mode=resample": lambda done: "resample" in done.ended.out,
     "analysis=importance": lambda done: (done.folder / "importance.csv").exists(),
     "analysis=prune": lambda done: (done.folder / "pruned.ckpt").exists(),
     "analysis=residual": lambda done: (done.folder / "residual.csv").exists(),
+    "analysis=gradients": lambda done: (done.folder / "saturation.csv").exists(),
     "analysis=maps": lambda done: (done.folder / "atlas.html").exists(),
+    "analysis=relations": lambda done: "→" in done.ended.out and (done.folder / "relations.csv").exists(),
     "mine.WorstWindow": lambda done: done.results["worst_window"] > 0,
     "ablated_heads": lambda done: done.results["val/loss"] != results_of("outputs/run")["val/loss"],
 }
@@ -292,7 +298,8 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
         assert main(["export", "outputs/run/checkpoints/last.ckpt", "exported"]) == 0
     capsys.readouterr()
     assert main(arguments) == 0
-    assert ("ported" if "convert" in line else "mha") in capsys.readouterr().out
+    shows = {"convert": "ported", "batch=": "state of the optimizer"}
+    assert next((text for part, text in shows.items() if part in line), "mha") in capsys.readouterr().out
 
 
 @pytest.mark.nightly
@@ -310,6 +317,17 @@ def test_command_at_full_size(line: str, place: Path) -> None:
 def test_loading_in_python(block: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(block.replace("outputs/…", "outputs/run"), {})
     assert "['The cat" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", LOOKING)
+def test_looking_in_python(block: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(block.replace("outputs/…", "outputs/run"), names)
+    heads = (names.get("maps") or names["difference"]).heads
+    assert (1, 3) in heads
+    assert capsys.readouterr().out
+    assert list(Path.cwd().glob("*.png"))
 
 
 @pytest.mark.slow
@@ -333,11 +351,12 @@ def test_answering_in_python(program: Program, place: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_training_in_python(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = TRAINING
+@pytest.mark.parametrize("block", TRAINING)
+def test_training_in_python(block: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = [*SMALL_RUN, "data=text", "data.files=book.txt", "trainer.max_steps=2"]
-    exec(block.replace('"trainer.max_steps=200"', f"*{small}"), {})
-    assert str(results_of("outputs/gqa")["val/loss"]) in capsys.readouterr().out
+    names: dict[str, Any] = {}
+    exec(block.replace('"trainer.max_steps=200"', f"*{small}"), names)
+    assert str(names["run"].results["val/loss"]) in capsys.readouterr().out
 
 
 def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,7 +366,7 @@ def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_python_block_is_run() -> None:
-    assert {*LOADING, *TRANSLATING, *ANSWERING, *CAPTURING, *TRAINING, *MINE} == PYTHON
+    assert {*LOADING, *LOOKING, *TRANSLATING, *ANSWERING, *CAPTURING, *TRAINING, *MINE} == PYTHON
     classes = {part for block in MINE for part in block.split("\n\n\n")[1:]}
     assert all(part.strip() in MINE[-1] for part in classes)  # commands run with the whole
 

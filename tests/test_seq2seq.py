@@ -53,9 +53,9 @@ def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     for name in ("loss", "bleu", "chrf"):
         assert results_of("evaluated")[f"val/{name}"] == pytest.approx(results_of("run")[f"val/{name}"], abs=1e-4)
     assert results_of("evaluated")["val/num_decoded"] == 4
-    few = f"checkpoint={checkpoint} data.files=pairs.tsv hydra.run.dir=few data.batch_size=3 trainer.limit_val_batches="
+    few = f"checkpoint={checkpoint} data.files=pairs.tsv split=all hydra.run.dir=few data.batch_size=3 "
     for limit, number in (("2", 6), ("0.5", 39)):  # batches, or a fraction of those of all 80 pairs
-        assert program("evaluate.py", f"{few}{limit}").code == 0
+        assert program("evaluate.py", few, f"trainer.limit_val_batches={limit}").code == 0
         assert results_of("few")["val/num_decoded"] == len(table("few/translations.csv")) == number
     prompts = "data.files=pairs.tsv 'generate.prompt=[3 1,4 8]' generate.beams=2 hydra.run.dir=prompted"
     prompted = program("evaluate.py", f"checkpoint={checkpoint}", prompts)
@@ -85,7 +85,7 @@ def evaluate(program: Program, checkpoint: str, *overrides: str, folder: str = "
 def test_a_pruned_checkpoint_is_one_like_any_other(program: Program) -> None:
     ended = program("train.py", SMALL, PAIRS, HEADS, "model.max_seq_len=4")
     assert ended.code == 0, ended.err
-    out, results = evaluate(program, "run/checkpoints/last.ckpt", "analysis=prune analysis.num_windows=100")
+    out, results = evaluate(program, "run/checkpoints/last.ckpt", "analysis=prune analysis.num_windows=100 score=true")
     # 70 of the 80 pairs have more than three characters on a side.
     assert "text, validation split, 4 pairs, 3 pairs truncated\n" in out
     assert "288 training tokens, 64 pairs truncated, fingerprint" in ended.out
@@ -94,9 +94,10 @@ def test_a_pruned_checkpoint_is_one_like_any_other(program: Program) -> None:
     heads = load_checkpoint("evaluated/pruned.ckpt").stored["values"]["model.pruned_heads"]
     assert len(heads) == results["analysis/num_pruned"] == 10
     assert pruned.network.pruned_heads() == heads
-    _, smaller = evaluate(program, "evaluated/pruned.ckpt", "analysis=heads analysis.num_windows=100", folder="smaller")
+    again = "analysis=heads analysis.num_windows=100 score=true"
+    _, smaller = evaluate(program, "evaluated/pruned.ckpt", again, folder="smaller")
     assert smaller["val/loss"] == pytest.approx(results["analysis/pruned_loss"], abs=1e-5)
-    left = [[row["kind"], int(row["layer"]), int(row["head"])] for row in table("smaller/heads.csv")]
+    left = [[row["kind"], int(row["layer"]), int(row["head"])] for row in table("smaller/ablation.csv")]
     assert len(left) == 14
     assert not any(head in heads for head in left)
     outputs = [row["output"] for row in table("smaller/translations.csv")]
@@ -121,7 +122,8 @@ def test_a_run_from_a_pruned_checkpoint_keeps_its_heads_pruned(program: Program)
 def test_the_other_analyses_of_pairs(program: Program) -> None:
     assert program("train.py", SMALL, PAIRS, HEADS).code == 0
     for analysis, files in ANALYSES.items():
-        _, results = evaluate(program, "run/checkpoints/last.ckpt", f"analysis={analysis} analysis.num_windows=100")
+        options = f"analysis={analysis} analysis.num_windows=100 score=true"
+        _, results = evaluate(program, "run/checkpoints/last.ckpt", options)
         assert all((Path("evaluated") / name).exists() for name in files)
         assert results.get("analysis/loss", results["val/loss"]) == pytest.approx(results["val/loss"], abs=1e-5)
         (first, *_) = table(f"evaluated/{files[0]}")
@@ -129,9 +131,16 @@ def test_the_other_analyses_of_pairs(program: Program) -> None:
 
 
 ANALYSES = {
-    "heads": ["heads.csv", "heads.png"],
+    "heads": ["ablation.csv", "ablation.png"],
     "importance": ["importance.csv", "importance.png"],
     "residual": ["residual.csv", "rank.csv", "encoder_rank.png", "decoder_token_cosine.png"],
+    "gradients": [
+        "gradients.csv",
+        "saturation.csv",
+        "encoder_gradients.png",
+        "decoder_gradients.png",
+        "saturation.png",
+    ],
     "maps analysis.text='4 8'": ["maps.csv", "atlas.html", "encoder_maps.png", "decoder_maps.png", "cross_maps.png"],
 }
 

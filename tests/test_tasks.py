@@ -60,8 +60,9 @@ def test_a_masked_model_is_trained_evaluated_and_analysed(program: Program, book
     trained = results_of("run")
     assert trained["val/pseudo_perplexity"] > 1
     assert not {"val/perplexity", "val/bits_per_byte"} & trained.keys()  # only masked tokens are scored
-    evaluated = "checkpoint=run/checkpoints/last.ckpt data.files=book.txt analysis=heads callbacks.attention=null"
-    assert "layer 0 head 0" in ran(program, "evaluate.py", evaluated, "hydra.run.dir=evaluated")
+    evaluated = "checkpoint=run/checkpoints/last.ckpt data.files=book.txt callbacks.attention=null"
+    analysis = "analysis=heads score=true hydra.run.dir=evaluated"
+    assert "layer 0 head 0" in ran(program, "evaluate.py", evaluated, analysis)
     for name in ("loss", "accuracy", "pseudo_perplexity", "majority_share"):
         assert results_of("evaluated")[f"val/{name}"] == pytest.approx(trained[f"val/{name}"], abs=1e-5)
 

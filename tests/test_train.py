@@ -24,8 +24,8 @@ RESULT_KEYS = {
     *("throughput/data_wait", "num_parameters", "device", "attention_kernel", "steps", "seconds"),
     *("telemetry/seconds", "telemetry/share"),
 }
-MEASURED = ("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near", "largest_logit")
-MEASURED += ("rank", "similarity", "induction", "duplicate_token")
+MEASURED = ("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near", "vertical")
+MEASURED += ("block", "largest_logit", "rank", "similarity", "induction", "duplicate_token")
 
 
 def train(program: Program, run: str, *overrides: str) -> dict[str, Any]:
@@ -158,9 +158,10 @@ def test_a_finished_run_is_made_longer_and_never_written_over(program: Program, 
     book.write_text(BOOK)
     assert program("train.py", "resume=run trainer.max_steps=8").code == 0
     rates = column("run", "train/learning_rate")
-    # Half a cosine over 8 steps from the fifth step on.
-    for step in (5, 6, 7):
-        assert float(rates[step]) == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)))
+    # Half a cosine over 8 steps from the fifth step on; the first step has the peak.
+    assert float(rates[1]) == pytest.approx(1e-3)
+    for step in (5, 6, 7, 8):
+        assert float(rates[step]) == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * (step - 1) / 8)))
 
 
 def test_a_run_from_a_checkpoint_has_its_architecture_and_its_tokenizer(program: Program, book: Path) -> None:
@@ -215,7 +216,7 @@ def stored_table(last: dict[str, object], key: str, files: Path) -> tuple[list[s
 @pytest.mark.parametrize(
     ("overrides", "heads"),
     [
-        ("callbacks.attention.sink=0.999 callbacks.attention.collapse=1e-6", ["00", "01"]),
+        ("callbacks.attention.thresholds.first_token=0.999", ["00", "01"]),
         pytest.param("attention=differential position=rotary", ["00a", "00b", "01a", "01b"], marks=pytest.mark.slow),
     ],
     ids=["plain", "differential"],
@@ -238,7 +239,7 @@ def test_offline_wandb_holds_every_head_and_the_figures(
         assert (files / path).read_bytes() == Path(f"run/attention/{name}_000004.png").read_bytes()
         assert len(list((files / "media/images/attention").glob(f"{key}_*.png"))) == 2
     columns, rows = stored_table(last, "attention/heads", files)
-    assert columns == ["layer", "head", *MEASURED]
+    assert columns == ["layer", "head", *MEASURED, "label"]
     assert [row[:2] for row in rows] == [[layer, head] for layer in range(2) for head in heads]
     assert rows[-1][2] == last[f"attention/layer_01/head_{heads[-1]}/entropy"]
 
@@ -250,8 +251,8 @@ def test_events_are_told_everywhere(program: Program, book: Path) -> None:
     train(program, "first", settings)
     series = {step: float(value) for step, value in column("first", "attention/layer_01/head_01/first_token").items()}
     sink = (series[0] + series[20]) / 2
-    found = f"callbacks.attention.sink={sink} callbacks.attention.hysteresis=0 logger=wandb hydra.run.dir=run"
-    ended = program("train.py", SMALL, TEXT, settings, found)
+    found = f"callbacks.attention.thresholds.first_token={sink} callbacks.attention.hysteresis=0"
+    ended = program("train.py", SMALL, TEXT, settings, found, "logger=wandb hydra.run.dir=run")
     assert ended.code == 0, ended.err
     with Path("run/events.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -354,14 +355,23 @@ def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: 
     assert all(torch.equal(unbroken[name], stopped[name]) for name in unbroken)
 
 
-def test_what_cannot_be_composed_is_told_without_torch(tmp_path: Path) -> None:
-    command = [sys.executable, "-X", "importtime", ROOT / "train.py", "modle.d_model=8"]
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("modle.d_model=8", "modle.d_model: there is no such key."),
+        ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=128; model.num_heads=2 works."),
+        ("model.num_heads=x", "model.num_heads=x: should be a valid integer; model.num_heads=4 works."),
+        ("data=text data.files=book.txt", "data.files=book.txt: the file does not exist; name a text file, "),
+    ],
+)
+def test_mistakes_that_a_config_shows_are_told_without_torch(override: str, told: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", ROOT / "train.py", *override.split()]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     lines = ended.stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time")}
     said = [line for line in lines if not line.startswith("import time")]
-    assert (ended.returncode, "modle" in said[0]) == (2, True)
+    assert (ended.returncode, said[0].startswith(f"Error: {told}")) == (2, True), said
     assert "hydra" in imported
     assert not {"torch", "lightning", "wandb", "datasets", "matplotlib"} & imported
 

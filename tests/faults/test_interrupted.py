@@ -27,6 +27,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_resumed(program: Program, book: Path) -> None:
     assert program("train.py", LONG.replace("dir=run", "dir=unbroken"), "trainer.max_steps=8").code == 0
     assert program("train.py", LONG, "trainer.max_steps=6").code == 0

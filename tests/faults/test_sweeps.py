@@ -1,6 +1,7 @@
 """Sweeps whose jobs fail or are killed, one after the other or side by side."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,5 +72,8 @@ def test_jobs_run_side_by_side_and_a_failed_one_is_told(tmp_path: Path, book: Pa
     assert ended.stderr.count("Error: model.num_heads=3: must divide model.d_model=16") == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout.count("val loss") == 2
+    of_hydra = r"\[\d+-\d+-\d+ .*|Error executing job with overrides: .*"
+    lines = [line for line in f"{ended.stdout}\n{ended.stderr}".splitlines() if not re.fullmatch(of_hydra, line)]
+    assert {line.partition(" ")[0] for line in lines if line} == {"[0]", "[1]", "[2]", "[3]"}, lines
     assert ended.stdout.count(", 1 thread)") == 2, ended.stdout
     assert [results_of(tmp_path / "sweep" / str(n))["steps"] for n in (0, 1)] == [4, 4]

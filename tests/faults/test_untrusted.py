@@ -111,6 +111,7 @@ def refuse_to_list(path: Any) -> None:
     raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
+@pytest.mark.slow
 def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(
     program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +173,7 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_malformed_state_of_a_run_is_one_sentence(program: Program, book: Path) -> None:
     assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
     last = Path("run/checkpoints/last.ckpt")
@@ -188,6 +190,7 @@ def test_a_malformed_state_of_a_run_is_one_sentence(program: Program, book: Path
         shutil.rmtree("malformed")
 
 
+@pytest.mark.slow
 def test_a_device_or_foreign_metrics_in_a_run_folder_are_refused(program: Program, book: Path) -> None:
     assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
     for rows in ("step,loss\nx,1\n", "step,loss\n1,2,3\n", "loss,step\n1\n"):
@@ -243,6 +246,7 @@ def test_a_file_of_an_earlier_version_is_upgraded(program: Program, trained: Tra
         assert ended.code == 0, ended.err
 
 
+@pytest.mark.slow
 def test_a_sweep_imports_no_score_and_makes_no_million_jobs(program: Program, book: Path) -> None:
     Path("sweep").mkdir()
     Path("sweep/mine.py").write_text("from pathlib import Path\nPath('it-ran').touch()\n")

@@ -1,0 +1,54 @@
+"""Run the notebooks of `examples`. `python tests/notebooks.py` runs each and stores its displays in it."""
+
+import copy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+FOLDER = Path(__file__).parents[1] / "examples"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def executed(path: Path, folder: Path) -> NotebookNode:
+    """The notebook after it ran from top to bottom in a kernel of its own, in a folder.
+
+    Raises:
+        CellExecutionError: a cell raised an exception.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    return notebook
+
+
+def as_stored(notebook: NotebookNode) -> NotebookNode:
+    """The notebook with the outputs that the repository holds: the results of cells, such as tables and charts.
+
+    What a run prints has the speed of a machine; the atlas has a hundred kilobytes, and GitHub does not show it.
+    """
+    stored = copy.deepcopy(notebook)
+    for cell in stored.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = [
+            output
+            for output in cell.outputs
+            if output.output_type == "execute_result" or "image/png" in output.get("data", {})
+        ]
+        for output in cell.outputs:
+            if "<iframe" in output.data.get("text/html", ""):
+                del output.data["text/html"]
+    stored.metadata.language_info = {"name": "python"}
+    return stored
+
+
+if __name__ == "__main__":
+    for path in NOTEBOOKS:
+        with TemporaryDirectory() as folder:
+            nbformat.write(as_stored(executed(path, Path(folder))), path)
+        print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
