@@ -11,7 +11,7 @@ from torch import nn
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW
-from tinyformer.training.stacked_muon import StackedMuon
+from tinyformer.training.stacked_muon import StackedMuon, orthogonalise
 from training.runs import QUIET, make_trainer
 
 RECIPES = {"adamw": AdamW(lr=1e-2, weight_decay=0.1), "muon": MuonWithAdamW(lr=0.02, adamw_lr=1e-2, weight_decay=0.1)}
@@ -46,7 +46,7 @@ MUON = {"momentum": 0.8, "weight_decay": 0.3}
 @pytest.mark.parametrize(
     "options", [{}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw", "ns_steps": 3}], ids=str
 )
-def test_stacked_matrices_are_updated_as_by_torchs_muon(options):
+def test_stacked_matrices_are_updated_as_by_torchs_muon(options, native_bf16):
     torch.manual_seed(0)
     first = [torch.randn(shape) for shape in SHAPES]
     both = []
@@ -65,6 +65,18 @@ def test_stacked_matrices_are_updated_as_by_torchs_muon(options):
         assert (expected - before).abs().max() > 0.1
         torch.testing.assert_close(actual, expected, atol=2e-3, rtol=0)  # of steps of 0.1, in bf16
     torch.testing.assert_close(our_optimizer.state_dict()["state"], their_optimizer.state_dict()["state"])
+
+
+def test_fp32_replaces_emulated_bf16(native_bf16):
+    native_bf16(False)
+    torch.manual_seed(0)
+    stacks, (a, b, c) = [torch.randn(2, *shape) for shape in SHAPES], (3.4445, -4.775, 2.0315)
+    for stack, result in zip(stacks, orthogonalise(stacks, (a, b, c), num_steps=5, eps=1e-7), strict=True):
+        u, s, v = torch.linalg.svd(stack.double(), full_matrices=False)
+        s = s / s.norm(dim=-1, keepdim=True)
+        for _ in range(5):
+            s = a * s + b * s**3 + c * s**5
+        torch.testing.assert_close(result, (u @ (s[..., None] * v)).float(), atol=1e-5, rtol=0)
 
 
 # Parameters and settings.
