@@ -2,7 +2,7 @@
 
 from typing import NotRequired, TypedDict, cast
 
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Int32
 from torch import Tensor
 
 IGNORED = -100
@@ -27,7 +27,7 @@ class Batch(TypedDict):
     labels: NotRequired[Int[Tensor, " batch"]]
     lengths: NotRequired[Int[Tensor, " batch"]]
     documents: NotRequired[Int[Tensor, "batch seq"]]
-    document_starts: NotRequired[Int[Tensor, "batch most"]]
+    document_starts: NotRequired[Int32[Tensor, " starts"]]
     source: NotRequired[Int[Tensor, "batch source_seq"]]
     source_lengths: NotRequired[Int[Tensor, " batch"]]
     contexts: NotRequired[Int[Tensor, " batch"]]

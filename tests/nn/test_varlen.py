@@ -141,13 +141,9 @@ def test_the_kernel_of_torch_2_11_shares_heads_unasked(monkeypatch):
 def test_documents_whose_starts_are_known_are_packed_without_counting_them(monkeypatch):
     monkeypatch.setattr(Tensor, "nonzero", None)
     documents = torch.tensor([[1] * 9, [3] * 4 + [4] * 5, [6] * 1 + [7] * 7 + [9] * 1])
-    starts = torch.tensor([[0, 0, 0], [0, 4, 4], [0, 1, 8]])
-    padded = AttentionMask(True, documents=documents, document_starts=starts[:, [0, 1, 2, 2, 2]])
-    assert_equals_eager(Case(9, 9, 8, "causal", batch=3), AttentionMask(True, documents=documents), padded)
-    # Rows that were cut behind their seventh token.
-    cut = AttentionMask(True, documents=documents[:, :7])
-    known = AttentionMask(True, documents=documents[:, :7], document_starts=starts)
-    assert_equals_eager(Case(7, 7, 8, "causal", batch=3), cut, known)
+    starts = torch.tensor([0, 0, 0, 9, 13, 13, 18, 19, 26, 27], dtype=torch.int32)
+    known = AttentionMask(True, documents=documents, document_starts=starts)
+    assert_equals_eager(Case(9, 9, 8, "causal", batch=3), AttentionMask(True, documents=documents), known)
 
 
 def test_packed_queries_of_another_length_than_the_keys():

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Int, Int32, Int64
 from torch import Tensor
 
 from tinyformer.batch import IGNORED, Batch
@@ -91,8 +91,11 @@ class Windows(torch.utils.data.Dataset):
         return self.__getitems__([index])
 
 
-def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int64[np.ndarray, "batch most"]:
-    """The positions at which the documents of each row begin, see `AttentionMask`.
+def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int32[np.ndarray, " starts"]:
+    """Where the documents of rows that are laid end to end begin, and the number of tokens, see `AttentionMask`.
+
+    There are as many starts in each row, the last one repeated in rows of fewer documents, so that batches of one size
+    have one shape.
 
     Args:
         documents: the document of each token.
@@ -100,9 +103,11 @@ def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int
     """
     row, position = np.nonzero(np.diff(documents, axis=1))
     first = np.searchsorted(row, row)  # the index of the row's first boundary
-    starts = np.zeros((len(documents), most), np.int64)
+    starts = np.zeros((len(documents), most), np.int32)
     starts[row, 1 + np.arange(len(row)) - first] = position + 1
-    return np.maximum.accumulate(starts, axis=1)
+    rows = np.arange(len(documents), dtype=np.int32)[:, None] * documents.shape[1]
+    packed = rows + np.maximum.accumulate(starts, axis=1)
+    return np.append(packed, np.int32(documents.size))
 
 
 def _slices(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Int32
 from torch import Tensor
 
 from tinyformer.errors import ArgumentError
@@ -68,9 +68,9 @@ class AttentionMask:
             decreases along a row. A query attends to keys of its own document only.
         window: number of keys that a query attends to, its own position included (Beltagy et al. 2020, arXiv
             2004.05150): the last ones if causal, else `window // 2` before and `(window - 1) // 2` after it.
-        document_starts: the positions in `documents` at which a document begins, in each row from 0 on, the last one
-            repeated in rows of fewer documents; they must agree with `documents`. Without them, kernels for packed
-            sequences wait for the GPU to count.
+        document_starts: where documents begin in the rows of `documents` laid end to end, from 0 on, and the number of
+            tokens; a repeated start makes an empty document. They must agree with `documents`. Without them, kernels
+            for packed sequences wait for the GPU to count.
         allowed: a mask of any pattern, True where a query may attend, whose shape broadcasts to `batch num_heads q_seq
             k_seq`. In decoding, its queries are those of the call, and its keys are all keys, cached ones included.
     """
@@ -79,7 +79,7 @@ class AttentionMask:
     lengths: Int[Tensor, " batch"] | None = None
     documents: Int[Tensor, "batch k_seq"] | None = None
     window: int | None = None
-    document_starts: Int[Tensor, "batch most"] | None = None
+    document_starts: Int32[Tensor, " starts"] | None = None
     allowed: Bool[Tensor, "*#batch_and_heads #q_seq #k_seq"] | None = None
 
     def __post_init__(self) -> None:

@@ -43,36 +43,47 @@ class StackedMuon(torch.optim.Muon):
                 loss = closure()
         is_masked = None if self.found_inf is None else self.found_inf > 0
         for group in self.param_groups:
-            kept: Any = 1 - float(group["lr"]) * group["weight_decay"]
-            if is_masked is not None:
-                kept = torch.where(is_masked, 1.0, kept)
-            by_shape: dict[Any, list[Tensor]] = defaultdict(list)
+            by_kind: dict[Any, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape[parameter.shape, parameter.device, parameter.dtype].append(parameter)
-            updates = [self._average(parameters, group, is_masked) for parameters in by_shape.values()]
-            directions = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
-            if by_shape:
-                torch._foreach_mul_([parameter for parameters in by_shape.values() for parameter in parameters], kept)
-            for parameters, stack in zip(by_shape.values(), directions, strict=True):
-                self._move(parameters, stack, group, is_masked)
+                    by_kind[parameter.device, parameter.dtype].append(parameter)
+            for parameters in by_kind.values():
+                self._update(parameters, group, is_masked)
         return loss
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any], is_masked: Bool[Tensor, ""] | None) -> None:
+        """Update matrices of one device and dtype."""
+        kept: Any = 1 - float(group["lr"]) * group["weight_decay"]
+        if is_masked is not None:
+            kept = torch.where(is_masked, 1.0, kept)
+        by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+        for parameter in parameters:
+            by_shape[parameter.shape].append(parameter)
+        parameters = [parameter for of_shape in by_shape.values() for parameter in of_shape]
+        sizes = [len(of_shape) * shape.numel() for shape, of_shape in by_shape.items()]
+        parts = self._average(parameters, group, is_masked).split(sizes)
+        updates = [part.view(-1, *shape) for part, shape in zip(parts, by_shape, strict=True)]
+        directions = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        torch._foreach_mul_(parameters, kept)
+        for of_shape, stack in zip(by_shape.values(), directions, strict=True):
+            self._move(of_shape, stack, group, is_masked)
 
     def _average(
         self, parameters: list[Tensor], group: dict[str, Any], is_masked: Bool[Tensor, ""] | None
-    ) -> Float[Tensor, "matrices rows columns"]:
-        """Add the gradients of matrices of one shape to their running means, and return the updates."""
+    ) -> Float[Tensor, " elements"]:
+        """Add the gradients of matrices to their running means, and return the updates, one matrix behind the other."""
         momentum = group["momentum"]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        gradients = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
-        means = torch.stack(buffers)
+        gradients = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+        means = torch.cat([buffer.flatten() for buffer in buffers])
         if is_masked is not None:  # the mean of a mean and itself is the same, bit by bit
             gradients = torch.where(is_masked, means, gradients)
         means = means.lerp(gradients, 1 - momentum)
-        torch._foreach_copy_(buffers, list(means.unbind()))
+        parts = means.split([buffer.numel() for buffer in buffers])
+        torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
         return gradients.lerp(means, momentum) if group["nesterov"] else means
 
     def _move(
@@ -102,7 +113,7 @@ def orthogonalise(
     Matrices that are each other's transposed shape are iterated together, in bf16 where the hardware computes it.
 
     Args:
-        stacks: stacks of matrices.
+        stacks: stacks of matrices, of one device and dtype.
         coefficients: a, b and c.
         num_steps: number of iterations.
         eps: smallest Frobenius norm by which a matrix is divided before.
@@ -110,16 +121,16 @@ def orthogonalise(
     a, b, c = coefficients
     wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]
     results: list[Tensor] = [*stacks]
-    kinds = [(stack.shape[1:], stack.device, stack.dtype) for stack in wide]
-    for kind in dict.fromkeys(kinds):
-        numbers = [number for number, other in enumerate(kinds) if other == kind]
+    shapes = [stack.shape[1:] for stack in wide]
+    for shape in dict.fromkeys(shapes):
+        numbers = [number for number, other in enumerate(shapes) if other == shape]
         x = torch.cat([wide[number] for number in numbers])
         x = x.bfloat16() if has_native_bf16(x.device.type) else x.float()
         x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
         for _ in range(num_steps):
             gram = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-        x = x.to(kind[-1])
+        x = x.to(stacks[0].dtype)
         for number, part in zip(numbers, x.split([len(wide[number]) for number in numbers]), strict=True):
             results[number] = part if part.shape == stacks[number].shape else part.mT
     return results

@@ -80,17 +80,15 @@ def _segments(mask: AttentionMask, batch: int, q_seq: int, k_seq: int, device: t
     With lengths, a row is two sequences: all its queries with its real keys, and no queries with the padding. So the
     number of sequences is known without waiting for the GPU, which documents require unless the mask has their starts.
     """
+    if mask.document_starts is not None:
+        return mask.document_starts, mask.document_starts
     rows = torch.arange(batch + 1, device=device, dtype=torch.int32)
     starts_q, starts_k = rows * q_seq, rows * k_seq
     if mask.lengths is not None:
         between = starts_k[:-1] + mask.lengths.to(torch.int32)
         starts_k = torch.cat([torch.stack([starts_k[:-1], between], dim=1).flatten(), starts_k[-1:]])
         starts_q = torch.cat([torch.stack([starts_q[:-1], starts_q[1:]], dim=1).flatten(), starts_q[-1:]])
-    if mask.document_starts is not None:
-        # A start that is repeated makes an empty sequence.
-        begins = (starts_k[:-1, None] + mask.document_starts.clamp(max=k_seq)).flatten()
-        starts_q = starts_k = F.pad(begins, (0, 1), value=batch * k_seq).to(torch.int32)
-    elif mask.documents is not None:
+    if mask.documents is not None:
         begins = F.pad(mask.documents[:, 1:] != mask.documents[:, :-1], (1, 0), value=True).flatten()
         starts_q = starts_k = F.pad(begins.nonzero().flatten(), (0, 1), value=batch * k_seq).to(torch.int32)
     return starts_q, starts_k
