@@ -160,8 +160,11 @@ def test_pruned_heads_and_undefined_values_are_white_and_equal_values_have_one_c
     assert labels["2.00"].left == labels["4.00"].left
     assert picture.pixels[labels["1.00"].top + 5, labels["3.00"].left] == WHITE
     assert picture.pixels[labels["3.00"].top + 5, labels["1.00"].left] == WHITE
-    picture = measure_maps({"a": [[0.5], [0.5]]}, {"a": "b"}, names_of(2, 1), "title")
-    assert {int(picture.pixels[label.top, label.left - 2]) for label in labelled(picture, "0.50")} == {0}
+    for values, limits in (([[0.5], [0.5]], None), ([[0.5], [0.504]], (0.0, 1.0))):
+        picture = measure_maps({"a": values}, {"a": "b"}, names_of(2, 1), "title", limits=limits)
+        colours = {int(picture.pixels[label.top, label.left - 2]) for label in labelled(picture, "0.50")}
+        assert max(colours) - min(colours) <= 1
+        assert (min(colours) == 0) == (limits is None)
 
 
 def test_all_measures_are_legible_and_explained():

@@ -133,6 +133,7 @@ def test_words_of_the_target_and_of_the_source():
 
 MISTAKES = {
     "text=None: must be the text that has the words of pairs": {"text": None},
+    "text='  ': must be the text that has the words of pairs": {"text": "  "},
     "pairs=[]: must hold pairs of words of text": {"pairs": []},
     "pairs=[['cc']]: must hold pairs": {"pairs": [["cc"]]},
     "pairs=['cc', 'bb']: must hold pairs": {"pairs": ["cc", "bb"]},

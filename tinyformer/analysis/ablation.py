@@ -159,7 +159,8 @@ class HeadAblation:
         mode: what replaces the head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv 2211.00593),
             which removes what differs between tokens and keeps the constant part; or `resample`, its output at the
             same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution;
-            where that window is shorter, at one of its tokens, drawn at random.
+            where that window is shorter, at one of its tokens, drawn at random and alike for every head, so that heads
+            are compared on the same draws.
         num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
         num_resamples: number of bootstrap resamples of the windows.
 

@@ -117,6 +117,7 @@ class HeadMaps:
             labels=head_labels(measures.values),
             ablated=ablated,
         )
+        plural = "s" * (shown.extent != "1")
         table, first, pictures = measures.table(), slice(0, PICTURE_TOKENS), {}
         for kind, axes in shown.axes.items():
             of_kind = [index for index, address in enumerate(subject.addresses) if kind in ("", address[0])]
@@ -130,10 +131,11 @@ class HeadMaps:
                 [ablated[index] for index in of_kind],
             )
         return Findings(
-            lines={"atlas": f"{len(table[1])} maps of {shown.extent} tokens; open {atlas.name} in a browser"},
+            lines={"atlas": f"{len(table[1])} maps of {shown.extent} token{plural}; open {atlas.name} in a browser"},
             tables={"maps": table},
             figures={**pictures},
             files=[atlas],
+            facts=None if self.text is None else subject.facts_of_text(self.text),
         )
 
     def _one_text(self, subject: Subject) -> Shown:

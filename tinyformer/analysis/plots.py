@@ -99,6 +99,7 @@ def measure_maps(
     layer_labels: Sequence[str] | None = None,
     num_keys: int = 64,
     ablated: Sequence[Sequence[bool]] | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> Picture:
     """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
 
@@ -113,6 +114,7 @@ def measure_maps(
         layer_labels: label of each layer; by default "layer 0", "layer 1", and so on.
         num_keys: the largest number of keys of the measured maps, on which the limits of some measures depend.
         ablated: whether each layer's heads are ablated, which are hatched; by default, none is.
+        limits: limits of the colours of all measures, in place of their own.
     """
     columns, num_layers = _columns(names), len(names)
     title += "; those of ablated heads are hatched" * bool(_true(ablated or []))
@@ -147,7 +149,7 @@ def measure_maps(
         without = [(layer, columns[names[layer][at]]) for layer, at in _true(ablated or [])]
         for place in without:
             grid[place] = np.nan
-        low, high = LIMITS[name](num_keys) if name in LIMITS else _range(grid)
+        low, high = limits or (LIMITS[name](num_keys) if name in LIMITS else _range(grid))
         _draw_grid(picture, left, top, grid, low, high)
         for layer, column in without:
             picture.hatch(left + column * CELL_WIDTH, top + layer * CELL_HEIGHT, CELL_WIDTH, CELL_HEIGHT)

@@ -84,7 +84,7 @@ class HeadRelations:
 
     def __init__(self, text: str | None = None, pairs: Sequence[Any] | None = None, target: str | None = None) -> None:
         works = {"text": "The bank by the river", "pairs": [["river", "bank"]]}
-        if not text:
+        if not text or text.isspace():
             raise ArgumentError("text", text, "must be the text that has the words of `pairs`", works)
         if not pairs or not all(map(_is_pair, pairs)):
             reason = "must hold pairs of words of `text`, the query and the key"
@@ -120,8 +120,14 @@ class HeadRelations:
         heads = [[name.removeprefix("0") for name in layer] for layer in names]
         flags = dict(zip(subject.addresses, ablated_maps(subject.network), strict=True))
         ablated = [flags[address] for address in read.addresses]
-        picture = measure_maps(weights, meanings, heads, "attention from word to word", labels, ablated=ablated)
-        return Findings(lines=lines, tables={"relations": (columns, rows)}, figures={"relations": picture})
+        title = "Attention from word to word"
+        picture = measure_maps(weights, meanings, heads, title, labels, ablated=ablated, limits=(0.0, 1.0))
+        return Findings(
+            lines=lines,
+            tables={"relations": (columns, rows)},
+            figures={"relations": picture},
+            facts=subject.facts_of_text(self.text),
+        )
 
     def _related(self, read: Read, pair: tuple[str, str]) -> list[Related]:
         """The attention of each layer from one word to another.

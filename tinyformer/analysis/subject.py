@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -82,6 +83,11 @@ class Subject:
         """A head in words: "layer 3 head 0", or "cross layer 3 head 0"; see `head_address`."""
         *layer_address, number = self.head_address(layer, head)
         return f"{layer_title(tuple(layer_address))} head {number}"
+
+    def facts_of_text(self, text: str) -> dict[str, str]:
+        """`facts` of pictures of a text, which name its first words in place of the data."""
+        others = {name: fact for name, fact in self.facts.items() if name != "data"}
+        return others | {"text": f'"{shorten(text, 60, placeholder=" …")}"'}
 
     def losses(self) -> "Losses":
         """The loss of each window with the network as it is now."""
@@ -162,6 +168,7 @@ class Findings:
         tables: columns and rows of each `NAME.csv`.
         figures: each `NAME.png`.
         files: files that the analysis has written.
+        facts: what the figures show, by name, where it is not the subject's sample; see `Subject.facts_of_text`.
     """
 
     scalars: dict[str, float | int | None] = field(default_factory=dict)
@@ -169,6 +176,7 @@ class Findings:
     tables: dict[str, tuple[list[str], list[list[Any]]]] = field(default_factory=dict)
     figures: dict[str, Figure | Picture] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
+    facts: Mapping[str, str] | None = None
 
 
 @runtime_checkable

@@ -38,7 +38,7 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
         findings: the findings, to which the files are added.
         folder: the folder.
         loggers: the loggers of the run.
-        facts: what was analysed, for the line above each figure; see `caption`.
+        facts: what was analysed, for the line above each figure, where the findings do not say it; see `caption`.
     """
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
@@ -46,7 +46,7 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
             csv.writer(file).writerows([columns, *rows])
         findings.files.append(path)
     for name, figure in findings.figures.items():
-        findings.files.append(save_png(figure, folder / f"{name}.png", caption(facts)))
+        findings.files.append(save_png(figure, folder / f"{name}.png", caption(findings.facts or facts)))
     for logger in loggers:
         if isinstance(logger, RunWandbLogger):
             logger.log_findings(findings)

@@ -114,7 +114,9 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     mask = evaluation_mask(task, data, split)
     analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
     kernels = choose_kernels(network, settings, mask, training=analysis is not None and analysis.needs_gradient)
-    module = TrainingModule(network, task, data, evaluated=split, first_step=checkpoint.step)
+    module = TrainingModule(
+        network, task, data, evaluated=split, first_step=checkpoint.step, checkpoint=checkpoint.path
+    )
     loggers, callbacks = make_loggers(config, folder, invocation.is_sweep), make_callbacks(config)
     trainer = scoring_trainer(settings, folder, loggers, callbacks, settings.arguments.get("profiler"))
     kernel = ", ".join(sorted(set(kernels)))

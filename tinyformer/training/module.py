@@ -1,6 +1,7 @@
 """The Lightning module: a training step, validation metrics, the optimizer and its schedule."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -26,6 +27,7 @@ class TrainingModule(L.LightningModule):
         schedule: the learning-rate schedule.
         evaluated: the split that validation evaluates.
         first_step: optimizer steps that the weights have already been trained for.
+        checkpoint: the checkpoint that the weights are from, which pictures name; None in a run, which they name then.
 
     Attributes:
         metrics: the metrics of the last validation; None for one that is undefined.
@@ -40,11 +42,13 @@ class TrainingModule(L.LightningModule):
         schedule: Schedule | None = None,
         evaluated: str = "validation",
         first_step: int = 0,
+        checkpoint: Path | None = None,
     ) -> None:
         super().__init__()
         self.network, self.task = network, task
         self.make_optimizer, self.schedule = optimizer, schedule
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
+        self.checkpoint = checkpoint
         self.sums = Sums(task.zeros())
         self.metrics: dict[str, float | None] = {}
 

@@ -26,10 +26,12 @@ class HeadLog:
         folder: the run's folder.
         loggers: the run's loggers.
         data: the name of the data and its split, for the plots.
+        checkpoint: the checkpoint that is evaluated, for the plots; None: the run of the folder is named.
     """
 
-    def __init__(self, folder: Path, loggers: Sequence[Logger], data: str) -> None:
+    def __init__(self, folder: Path, loggers: Sequence[Logger], data: str, checkpoint: Path | None = None) -> None:
         self.folder, self.loggers, self.data = folder, loggers, data
+        self.source = {"checkpoint": checkpoint} if checkpoint else {"run": folder}
         self.wandb = [logger for logger in loggers if isinstance(logger, WandbLogger)]
         self.num_events: int | None = None
 
@@ -40,8 +42,9 @@ class HeadLog:
             logger.log_metrics(numbers, step=step)
 
     def picture(self, step: int, name: str, file: str, picture: Picture) -> Path:
-        """Save and log a plot of all heads, with the run, the step and the data in a line above it."""
-        facts = {"run": relative_path(self.folder), "step": f"{step:,}", "data": self.data}
+        """Save and log a plot of all heads, with the run or checkpoint, the step and the data in a line above it."""
+        source = {name: relative_path(path) for name, path in self.source.items()}
+        facts = source | {"step": f"{step:,}", "data": self.data}
         path = save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", caption(facts))
         for logger in self.wandb:
             logger.log_image(f"attention/{name}", [str(path)], step=step)

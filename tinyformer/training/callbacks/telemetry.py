@@ -108,7 +108,7 @@ class AttentionTelemetry(L.Callback):
         kind = PairProbing if isinstance(pl_module.network, EncoderDecoder) else TextProbing
         self.probing = kind(pl_module.data, pl_module.evaluated, self.sizes)
         data = f"{pl_module.data.title}, {pl_module.evaluated} split"
-        self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers, data)
+        self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers, data, pl_module.checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure before the first step."""
