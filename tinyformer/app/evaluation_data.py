@@ -1,5 +1,6 @@
 """The data of an evaluation: those of the checkpoint's run in the splits of that run, or others."""
 
+import os.path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -74,7 +75,14 @@ def what_is_read(config: DictConfig) -> dict[str, Any]:
 def _without_not_read(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
-    return {name: _without_not_read(value) for name, value in node.items() if name not in NOT_READ}
+    read = {name: _without_not_read(value) for name, value in node.items() if name not in NOT_READ}
+    return read | ({"files": _normal(read["files"])} if "files" in read else {})
+
+
+def _normal(files: Any) -> Any:
+    """Paths without "./" and the like, so that another spelling is not another text."""
+    names = [files] if isinstance(files, str) else files
+    return [os.path.normpath(name) for name in names] if isinstance(names, list) else names
 
 
 def require_own_splits(config: DictConfig, stored: dict[str, Any]) -> None:

@@ -207,7 +207,8 @@ class LocalGaussian(nn.Module):
 
     w ← w · exp(-(s - p)² / 2σ²), where σ is half of the window's reach D, as in the paper (arXiv 1508.04025, eq. 9 and
     10); the weights are not normalised again. There p = S · sigmoid(vᵀ tanh(W q)) ranges over the source sentence;
-    here, in self-attention, it ranges over the query's window, from its first key to its last.
+    here, in self-attention, it ranges over the query's window, from its first key to its last. With rotary
+    positions the centre is predicted from the rotated query, so weights depend on absolute positions, too.
 
     Args:
         num_heads: number of heads, each with its own centre.

@@ -50,7 +50,8 @@ class MaskedLM(TokenTask):
     def final_metrics(self, network: Network, split: TokenSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
         """`pseudo_perplexity`: each token masked in turn (Salazar et al. 2020, arXiv 1910.14659).
 
-        exp(-1/N Σ_i log p(w_i | all other tokens)), over windows of the model's context length.
+        exp(-1/N Σ_i log p(w_i | all other tokens)), over windows of the model's context length; a token sees
+        all of its window, the documents before and after its own too, whatever `data.document_mask` says.
         """
         ids = torch.from_numpy(np.asarray(split.ids[: self.pseudo_perplexity_tokens], dtype=np.int64))
         assert tokenizer.mask_id is not None
