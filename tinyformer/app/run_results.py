@@ -92,6 +92,7 @@ def make_results(run: "Run", scores: Scores) -> dict[str, Any]:
         "train/num_tokens": splits["train"].num_tokens,
         "train/num_unknown": splits["train"].num_unknown,
         "train/loss": run.report.latest.get("train/loss"),
+        **run.training_scores,
         **speed_results(run.report),
         "num_parameters": run.network.num_parameters(),
         "device": describe_device(run.settings.device),

@@ -54,7 +54,15 @@ from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
-from tinyformer.training.callbacks import Checkpoints, FiniteCheck, Interrupted, NonFiniteStep, Report, StepProgress
+from tinyformer.training.callbacks import (
+    Checkpoints,
+    FiniteCheck,
+    Interrupted,
+    NonFiniteStep,
+    Report,
+    StepProgress,
+    TrainingScores,
+)
 from tinyformer.training.weights_memory import find_memory_shortage
 
 
@@ -175,6 +183,12 @@ class Run:
     def telemetry(self) -> list[AttentionTelemetry]:
         """The callbacks that measure heads."""
         return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
+
+    @property
+    def training_scores(self) -> dict[str, float]:
+        """The metrics of training rows at the last validation, by name; empty where none are scored."""
+        scores = [callback for callback in self.callbacks if isinstance(callback, TrainingScores)]
+        return {name: value for callback in scores for name, value in callback.metrics.items()}
 
     @property
     def skipped(self) -> list[int]:

@@ -3,6 +3,7 @@
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import DataModule
 from tinyformer.data.cache import PreparedText, TextRecipe
+from tinyformer.data.copying import CopyDataModule
 from tinyformer.data.dates import Dates
 from tinyformer.data.docstring_questions import DocstringQuestions
 from tinyformer.data.docstrings import Docstrings
@@ -13,12 +14,14 @@ from tinyformer.data.induction import InductionDataModule
 from tinyformer.data.labelled import LabelledDataModule
 from tinyformer.data.loader import EpochLoader, ResumableLoader
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
+from tinyformer.data.modular_addition import ModularAdditionDataModule
 from tinyformer.data.module import TextDataModule, TokenDataModule
 from tinyformer.data.near_copies import near_copy_groups
 from tinyformer.data.pairs import PairDataModule, PairLoader, PairRecipe, Pairs, PairSplit
 from tinyformer.data.pydoc import Pydoc
 from tinyformer.data.question_module import QuestionDataModule, QuestionRecipe
 from tinyformer.data.questions import QuestionLoader, Questions, QuestionSplit, QuestionTexts, tokenise_questions
+from tinyformer.data.recall import RecallDataModule
 from tinyformer.data.sources import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source, TextFiles
 from tinyformer.data.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.splits import hold_out
@@ -44,6 +47,7 @@ __all__ = [
     "Batch",
     "ByteTokenizer",
     "CharTokenizer",
+    "CopyDataModule",
     "DataModule",
     "Dates",
     "DocstringQuestions",
@@ -63,6 +67,7 @@ __all__ = [
     "MaskedWindows",
     "Masker",
     "Masking",
+    "ModularAdditionDataModule",
     "Pack",
     "PairDataModule",
     "PairLoader",
@@ -82,6 +87,7 @@ __all__ = [
     "QuestionSplit",
     "QuestionTexts",
     "Questions",
+    "RecallDataModule",
     "ResumableLoader",
     "Source",
     "SpecialTokens",

@@ -1,6 +1,6 @@
 """Training: the Lightning module, optimizers, schedules, callbacks and loggers."""
 
-from tinyformer.training.callbacks import AttentionTelemetry, FiniteCheck
+from tinyformer.training.callbacks import AttentionTelemetry, FiniteCheck, TrainingScores
 from tinyformer.training.loggers import RunCSVLogger, RunWandbLogger
 from tinyformer.training.module import Sums, TrainingModule
 from tinyformer.training.optimizers import AdamW, CombinedOptimizer, MuonWithAdamW
@@ -17,6 +17,7 @@ __all__ = [
     "RunWandbLogger",
     "Sums",
     "TrainingModule",
+    "TrainingScores",
     "WarmupCosine",
     "WarmupStableDecay",
 ]

@@ -1,10 +1,11 @@
-"""Lightning callbacks: checkpoints, reports, finite steps, progress and telemetry."""
+"""Lightning callbacks: checkpoints, reports, finite steps, progress, telemetry and training scores."""
 
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.finite import FiniteCheck, NonFiniteStep
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.callbacks.telemetry import AttentionTelemetry
+from tinyformer.training.callbacks.training_scores import TrainingScores
 
 __all__ = [
     "AttentionTelemetry",
@@ -14,4 +15,5 @@ __all__ = [
     "NonFiniteStep",
     "Report",
     "StepProgress",
+    "TrainingScores",
 ]

@@ -1,0 +1,180 @@
+"""Recall, copying and modular addition: every scored target against a solver that reads the text, and fresh epochs."""
+
+import itertools
+import re
+
+import pytest
+
+from tinyformer.data import (
+    IGNORED,
+    ByteTokenizer,
+    CharTokenizer,
+    CopyDataModule,
+    ModularAdditionDataModule,
+    RecallDataModule,
+)
+from tinyformer.data.masking import Masking
+from tinyformer.data.modular_addition import NUMBERS
+from tinyformer.errors import ArgumentError
+
+RECALL = {"seq_len": 30, "max_seq_len": 40, "batch_size": 8, "num_pairs": 4, "num_keys": 9, "num_values": 5}
+RECALL |= {"num_sequences": 50, "num_validation_sequences": 20}
+COPY = {"max_seq_len": 40, "batch_size": 8, "num_symbols": 5, "min_length": 2, "max_length": 7, "max_test_length": 12}
+COPY |= {"num_sequences": 50, "num_validation_sequences": 20}
+ADDITION = {"max_seq_len": 8, "batch_size": 8, "modulus": 13, "train_fraction": 0.3}
+
+KINDS = {
+    "recall": (RecallDataModule, RECALL),
+    "copy": (CopyDataModule, COPY),
+    "modular_addition": (ModularAdditionDataModule, ADDITION),
+}
+
+
+def prepared(kind, **changes):
+    make, arguments = KINDS[kind]
+    module = make(**arguments | changes)
+    module.prepare()
+    return module
+
+
+def texts(module, split):
+    """Each sequence as text, and the positions in it that are scored."""
+    tokens = module.splits[split]
+    for begin, end in itertools.pairwise(tokens.offsets):
+        assert tokens.ids[begin] == module.tokenizer.eos_id
+        scored = tokens.scored[begin + 1 : end].nonzero()[0].tolist()
+        assert not tokens.scored[begin]
+        yield module.tokenizer.decode(tokens.ids[begin + 1 : end]), scored
+
+
+# Independent of the module: what a person would write under each scored position, from the text before it.
+
+
+def recalled(text):
+    pairs = dict(re.findall("(.)(.)", text[:8]))
+    assert len(pairs) == 4  # distinct keys
+    asked = {2 * n + 9: pairs[key] for n, (key, _) in enumerate(re.findall("(.)(.)", text[8:])) if key != "."}
+    assert sorted(text[at - 1] for at in asked) == sorted(pairs)  # each once
+    return asked
+
+
+def copied(text):
+    original, equals, _ = text.partition("=")
+    assert equals
+    return {len(original) + 1 + n: symbol for n, symbol in enumerate(original)}
+
+
+def added(text):
+    a, b = text[:3].split("+")
+    assert text[3] == "="
+    return {4: NUMBERS[(NUMBERS.index(a) + NUMBERS.index(b)) % 13]}
+
+
+SOLVERS = {"recall": recalled, "copy": copied, "modular_addition": added}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_scored_is_what_a_solver_predicts(kind):
+    module = prepared(kind)
+    for split, tokens in module.splits.items():
+        number = 0
+        for text, scored in texts(module, split):
+            solved = SOLVERS[kind](text)
+            assert scored == sorted(solved)
+            assert all(text[position] == symbol for position, symbol in solved.items())
+            number += len(solved)
+        assert tokens.num_tokens == number > 0
+        loader = module.evaluation_dataloader(split)
+        batches = [(batch["inputs"].tolist(), batch["targets"].tolist()) for batch in loader]
+        rows = [pair for inputs, targets in batches for pair in zip(inputs, targets, strict=True)]
+        assert len(rows) == tokens.num_documents
+        for (inputs, targets), (text, scored) in zip(rows, texts(module, split), strict=True):
+            # Each sequence is one window, from its <eos> on. The last token of the stream is not an input.
+            assert module.tokenizer.decode(inputs).startswith("<eos>" + text[:-1])
+            assert [n for n, target in enumerate(targets) if target != IGNORED] == scored
+            assert module.tokenizer.decode(targets[n] for n in scored) == "".join(text[n] for n in scored)
+
+
+def test_lengths_of_copies_and_the_whole_table_of_sums():
+    module = prepared("copy", num_validation_sequences=200)
+    for split, lengths in {"train": (2, 7), "validation": (2, 7), "test": (8, 12)}.items():
+        found = {len(scored) for _, scored in texts(module, split)}
+        assert found == set(range(lengths[0], lengths[1] + 1))
+    module = prepared("modular_addition")
+    train, validation = ([text[:3] for text, _ in texts(module, split)] for split in ("train", "validation"))
+    assert (len(train), len(validation)) == (51, 118)  # 0.3 of 169
+    assert sorted(train + validation) == sorted(f"{a}+{b}" for a in NUMBERS[:13] for b in NUMBERS[:13])
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), [("recall", 0), ("copy", 0), ("recall", 2)])
+def test_fresh_epochs_are_new_resume_exactly_and_never_show_validation(kind, num_workers):
+    # So few sequences that by chance many of a new epoch would be of the validation split.
+    few = {"recall": {"num_keys": 2, "num_values": 3, "num_pairs": 1, "seq_len": 7}, "copy": {"max_length": 3}}[kind]
+    module = prepared(kind, **few, num_workers=num_workers, batch_size=10, num_sequences=20)
+    held_out = {text for text, _ in texts(module, "validation")}
+    assert held_out
+
+    def rows(batch):
+        return [text.replace("<eos>", "") for text in map(module.tokenizer.decode, batch["inputs"].tolist())]
+
+    reference = module.train_dataloader()
+    epochs = [[rows(batch) for batch in reference] for _ in range(3)]
+    assert not held_out & {row for epoch in epochs for batch in epoch for row in batch}
+    assert len({str(sorted(itertools.chain.from_iterable(epoch))) for epoch in epochs}) == 3
+    interrupted = module.train_dataloader()
+    list(interrupted)
+    next(iter(interrupted))
+    resumed = module.train_dataloader()
+    resumed.load_state_dict(interrupted.state_dict())
+    assert [rows(batch) for batch in resumed] == epochs[1][1:]
+    assert [rows(batch) for batch in resumed] == epochs[2]
+    fixed = prepared(kind, **few, batch_size=10, num_sequences=20, fresh=False).train_dataloader()
+    first, second = (sorted(row for batch in fixed for row in rows(batch)) for _ in range(2))
+    assert first == second
+
+
+def test_the_fingerprint_covers_everything_that_changes_the_tokens():
+    other, drawn = (
+        ByteTokenizer().build([]),
+        [{"num_sequences": 51}, {"num_validation_sequences": 21}, {"fresh": False}],
+    )
+    changes = {
+        "recall": [{"seq_len": 29}, {"num_pairs": 3}, {"num_keys": 8}, {"num_values": 4}, *drawn],
+        "copy": [{"num_symbols": 6}, {"min_length": 1}, {"max_length": 6}, {"max_test_length": 13}, *drawn],
+        "modular_addition": [{"modulus": 12}, {"train_fraction": 0.4}],
+    }
+    changes = {kind: [{"seed": 1}, {"tokenizer": other}, *several] for kind, several in changes.items()}
+    for kind, several in changes.items():
+        first, others = prepared(kind), [prepared(kind, **change) for change in several]
+        assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(several)
+        same = prepared(kind, batch_size=3, num_workers=1, max_seq_len=99)
+        assert same.fingerprint == first.fingerprint
+        for split in first.splits:
+            assert list(texts(first, split)) == list(texts(same, split)) != list(texts(others[0], split))
+
+
+MISTAKES = [
+    ("recall", {"num_keys": 0}, "num_keys=0: must be from 1 to 398"),
+    ("recall", {"num_keys": 390, "num_values": 9}, "num_values=9: must be from 1 to 8"),
+    ("recall", {"num_pairs": 0}, "num_pairs=0: must be at least 1"),
+    ("recall", {"num_keys": 3}, "num_pairs=4: must be at most num_keys=3, .*; num_pairs=3 works"),
+    ("recall", {"seq_len": 16}, "seq_len=16: must be at least 17, .*; seq_len=17 works"),
+    ("recall", {"seq_len": 41}, "seq_len=41: must be at most max_seq_len=40; seq_len=40 works"),
+    ("recall", {"masking": Masking()}, "masking=.*: .*recall needs a model of the next token"),
+    ("recall", {"tokenizer": CharTokenizer().build(["abc"])}, "num_keys=15: .* no token for the symbols d e f"),
+    ("copy", {"num_symbols": 399}, "num_symbols=399: must be from 1 to 398"),
+    ("copy", {"max_length": 1}, "max_length=1: must be at least min_length=2; max_length=2 works"),
+    ("copy", {"max_test_length": 7}, "max_test_length=7: must be above max_length=7, .*; max_test_length=14 works"),
+    ("copy", {"max_test_length": 20}, "max_test_length=20: makes 42 tokens, .*; max_seq_len=42 works"),
+    ("copy", {"num_symbols": 1, "num_sequences": 500}, "num_sequences=500: they include all 6 different sequences"),
+    ("modular_addition", {"modulus": 1}, "modulus=1: must be from 2 to 398"),
+    ("modular_addition", {"train_fraction": 1.0}, "train_fraction=1.0: must be between 0 and 1"),
+    ("modular_addition", {"train_fraction": 0.001}, "train_fraction=0.001: .*; train_fraction=0.5 works"),
+    ("modular_addition", {"max_seq_len": 5}, "seq_len=6: must be at most max_seq_len=5"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "sentence"), MISTAKES, ids=[str(change) for _, change, _ in MISTAKES])
+def test_arguments(kind, changes, sentence):
+    with pytest.raises(ArgumentError, match=f"^{sentence}"):
+        prepared(kind, **changes)

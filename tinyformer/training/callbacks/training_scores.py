@@ -1,0 +1,47 @@
+"""Scores of training rows at each validation, to tell what a model knows by heart from what it has learned."""
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+
+from tinyformer.errors import require_at_least
+from tinyformer.training.module import TrainingModule
+
+
+class TrainingScores(L.Callback):
+    """Scores rows of the training split at each validation, as validation scores its own.
+
+    Logs `train/accuracy` and the task's other metrics, but for the loss: `train/loss` is that of the steps. The rows
+    are drawn at random and stay the same throughout the run.
+
+    Args:
+        num_rows: number of training rows that are scored; 0: none.
+
+    Attributes:
+        metrics: the metrics of the last validation, by name.
+
+    Raises:
+        ArgumentError: `num_rows` is negative.
+    """
+
+    def __init__(self, num_rows: int = 0) -> None:
+        require_at_least(0, num_rows=num_rows)
+        self.num_rows = num_rows
+        self.metrics: dict[str, float] = {}
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Score the rows."""
+        if not self.num_rows or trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, TrainingModule)
+        task = pl_module.task
+        sums = {name: zero.to(pl_module.device) for name, zero in task.zeros().items()}
+        with trainer.precision_plugin.forward_context():
+            for batch in pl_module.data.sample("train", self.num_rows):
+                scores = task.score(pl_module.network, trainer.strategy.batch_to_device(batch))
+                sums = {name: total + scores[name] for name, total in sums.items()}
+        metrics = task.metrics(sums, pl_module.data.splits["train"])
+        self.metrics = {
+            f"train/{name}": value for name, value in metrics.items() if name != "loss" and value is not None
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(self.metrics, step=pl_module.step)
