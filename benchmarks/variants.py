@@ -16,19 +16,21 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tinyformer.doctor.variants import combine
 
 ROOT = Path(__file__).parent.parent
 
-NETWORK = ["model=nano", "model.max_seq_len=128"]
 EQUAL = [
-    *NETWORK,
+    "model=nano",
+    "model.max_seq_len=128",
     "data=text",
     "data.batch_size=16",
     "tokenizer=char",
     "trainer.max_steps=200",
     "generate.num_tokens=1",
+    "match=parameters",
 ]
 """The overrides of all variants, which the command line may change: 200 steps of 16 x 128 characters."""
 
@@ -64,24 +66,7 @@ VARIANTS = {title: list(combine(name).overrides) for title, name in TITLES.items
 """The overrides of each; the defaults are multi-head attention, scaled dot products and rotary positions."""
 
 
-def count_parameters(overrides: list[str]) -> list[int]:
-    """The parameters of a network with these overrides, or of each where an override lists several values."""
-    command = [sys.executable, "-m", "tinyformer.card", *NETWORK, *overrides, "--json"]
-    cards = json.loads(subprocess.check_output(command, cwd=ROOT))["cards"]
-    return [card["num_parameters"] for card in cards]
-
-
-def matching_d_ff(overrides: list[str], d_ff: int = 512) -> int:
-    """The width of the feed-forward network with which a variant has the parameters of multi-head attention at `d_ff`.
-
-    As near as whole units come: one unit is a row and a column of each layer's two matrices.
-    """
-    (target,) = count_parameters([f"model.d_ff={d_ff}"])
-    own, one_more = count_parameters([*overrides, f"model.d_ff={d_ff},{d_ff + 1}"])
-    return d_ff + round((target - own) / (one_more - own))
-
-
-def train(overrides: list[str], folder: Path) -> dict[str, object]:
+def train(overrides: list[str], folder: Path) -> dict[str, Any]:
     """The results of a run with these overrides."""
     command = [sys.executable, "train.py", *EQUAL, *overrides, f"hydra.run.dir={folder}"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -113,8 +98,8 @@ def main() -> None:
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, overrides) in enumerate(VARIANTS.items()):
-            d_ff = matching_d_ff(overrides)
-            results = train([*overrides, f"model.d_ff={d_ff}", *given], Path(folder) / f"run-{number}")
+            results = train([*overrides, *given], Path(folder) / f"run-{number}")
+            d_ff = results["matched"]["size"]
             kept = ("val/loss", "num_parameters", "attention_kernel", "seconds", "steps", "device", "precision")
             rows[name] = {"overrides": overrides, "d_ff": d_ff, **{key: results[key] for key in kept}}
             print(f"{name:<24} {results['val/loss']:.4f}  {results['num_parameters']:,}  d_ff {d_ff}", flush=True)

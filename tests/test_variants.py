@@ -65,14 +65,6 @@ def test_each_variant_was_brought_below_the_unigram_entropy() -> None:
     assert all(abs(row["num_parameters"] - ROWS["multi-head"]["num_parameters"]) <= 512 for row in ROWS.values())
 
 
-@pytest.mark.nightly
-def test_the_width_that_makes_up_for_a_variants_parameters() -> None:
-    # Learned positions of nano: 128 vectors of 128, so 16 units of 4 layers x 2 matrices x 128.
-    assert BENCHMARK["matching_d_ff"](["position=learned"]) == 512 - 16
-    # Grouped queries on 2 of 4 key/value heads: 2 x 128 x 64 fewer in each of 4 layers.
-    assert BENCHMARK["matching_d_ff"](["attention=gqa"]) == 512 + 64
-
-
 def test_the_documentation_shows_the_recorded_losses() -> None:
     assert BENCHMARK["table"](ROWS) in (ROOT / "docs" / "pages" / "variants.md").read_text()
 

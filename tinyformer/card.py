@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyformer.app.checks import check_types, check_value
-from tinyformer.app.config import config_dir, describe_axes
+from tinyformer.app.config import Invocation, config_dir, describe_axes
 from tinyformer.app.errors import config_keys, exit_code_of, option_names
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.errors import ArgumentError, argument_path
@@ -110,15 +110,17 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from torch import device
 
     from tinyformer.analysis.costs import count_costs
+    from tinyformer.app.match import match_size
     from tinyformer.app.scores import register_score
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
-    sized: Any = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     with config_keys(config):
         check_types(config, "network", config.hydra.runtime.choices)
+        match_size(config, Invocation(overrides), vocab_size, CONFIG_NAME)
         with device("meta"):
             register_score(unresolved)
+            sized: Any = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})
             network = instantiate(sized.network, _convert_="all")
         with argument_path(passed={"cache_dtype": "dtype"}):
             costs = count_costs(network, str(config.dtype))

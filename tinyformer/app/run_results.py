@@ -1,7 +1,7 @@
 """The end of a training run: its scores, its results and its summary."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinyformer.analysis import Findings
@@ -95,6 +95,7 @@ def make_results(run: "Run", scores: Scores) -> dict[str, Any]:
         **run.training_scores,
         **speed_results(run.report),
         "num_parameters": run.network.num_parameters(),
+        **({"matched": asdict(run.matched)} if run.matched else {}),
         "device": describe_device(run.settings.device),
         "precision": run.settings.precision,
         "attention_backend": run.config.attention.backend,
@@ -117,6 +118,7 @@ def summarise(run: "Run", scores: Scores) -> dict[str, Any]:
     print_summary(
         {
             "parameters": f"{results['num_parameters']:,}",
+            "matched": str(run.matched) if run.matched else None,
             "device": f"{results['device']}, {results['precision']}",
             "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
             "warning": run.warning,

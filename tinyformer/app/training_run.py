@@ -20,6 +20,7 @@ from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers
+from tinyformer.app.match import Matched, match_size, set_size
 from tinyformer.app.parts import (
     evaluation_mask,
     make_task,
@@ -103,6 +104,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     task = make_task(config, data)
     require_network_of(task, config)
     refuse_prompts(config.generate, task)
+    matched = match_size(config, invocation, data.tokenizer.vocab_size)
+    set_size(stored, matched)
     network = make_starting_network(config, data.tokenizer, start)
     require_known_tokens(task, network)
     mask = evaluation_mask(task, data, "validation")
@@ -126,7 +129,20 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
         require_one_process(trainer)
     kernel = ", ".join(sorted(set(kernels)))
     return Run(
-        config, folder, invocation, start, settings, data, task, network, kernel, warning, module, loggers, trainer
+        config,
+        folder,
+        invocation,
+        start,
+        settings,
+        data,
+        task,
+        network,
+        kernel,
+        warning,
+        module,
+        loggers,
+        trainer,
+        matched,
     )
 
 
@@ -148,6 +164,7 @@ class Run:
         module: Lightning's module.
         loggers: the loggers.
         trainer: Lightning's trainer, with all callbacks.
+        matched: the size that was solved, if any.
     """
 
     config: DictConfig
@@ -163,6 +180,7 @@ class Run:
     module: TrainingModule
     loggers: list[Logger]
     trainer: L.Trainer
+    matched: Matched | None
 
     @property
     def callbacks(self) -> list[L.Callback]:

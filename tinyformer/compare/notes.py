@@ -18,7 +18,13 @@ def notes_on(comparison: Comparison, found: Found) -> list[str]:
         found: all runs in the folders.
     """
     runs = [run for row in comparison.rows for run in row.runs]
-    return [*_absent(found), *_without_number(comparison, runs), *_repeated(comparison), *_unlike(comparison, runs)]
+    return [
+        *_absent(found),
+        *_without_number(comparison, runs),
+        *_repeated(comparison),
+        *_unlike(comparison, runs),
+        *_matched(comparison),
+    ]
 
 
 def _absent(found: Found) -> Iterator[str]:
@@ -72,6 +78,15 @@ def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
     steps = {steps for run in runs if (steps := number(run, "steps")) is not None}
     if len(steps) > 1 and "trainer.max_steps" not in comparison.columns:
         yield f"The runs made different numbers of steps: {min(steps):,} to {max(steps):,}."
+
+
+def _matched(comparison: Comparison) -> Iterator[str]:
+    for row in comparison.rows:
+        found = [run.results["matched"] for run in row.runs if isinstance(run.results.get("matched"), dict)]
+        solved = sorted({(f"{one.get('by')}={one.get('size')}", one.get("number"), one.get("target")) for one in found})
+        for size, own, target in solved:
+            setting = " ".join(f"{key}={value}" for key, value in row.settings.items()) or "all"
+            yield f"{setting}: {size} was solved for {own:,} {found[0].get('quantity')}, to match {target:,}."
 
 
 def _named(paths: Iterable[Path]) -> str:
