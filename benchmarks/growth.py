@@ -16,9 +16,7 @@ import os
 import platform
 import statistics
 import subprocess
-import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +25,12 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.hardware import describe_device, free_memory
-from tinyformer.nn import (
-    Attention,
-    AttentionMask,
-    Encoder,
-    FeedForward,
-    LayerNorm,
-    PreNormBlock,
-    backend_refusal,
-    resolve_backend,
-)
-from tinyformer.training.weights_memory import stored_bytes
+from tinyformer.doctor.growth import BASE, measure_axis
+from tinyformer.hardware import describe_device
 
 ROOT = Path(__file__).parent.parent
 BACKENDS = ("eager", "sdpa", "flash", "flex")
-BASE = {
-    "cpu": {"seq": 1024, "width": 128, "depth": 1, "heads": 8, "kv_heads": 8},
-    "cuda": {"seq": 2048, "width": 1024, "depth": 1, "heads": 16, "kv_heads": 16},
-}
-"""Where the other axes stand while one is turned."""
-
 VALUES = {
     "seq": (512, 1024, 2048, 4096, 8192, 16384),
     "width": (64, 128, 256, 512, 1024),
@@ -58,73 +39,6 @@ VALUES = {
     "kv_heads": (1, 2, 4, 8),
 }
 """Of each axis. The width is shared by the heads, so that more heads are narrower ones."""
-
-CAUSAL = AttentionMask(causal=True)
-
-
-def make_encoder(point: dict[str, int], backend: str, device: str, dtype: torch.dtype) -> Encoder:
-    """An encoder of the model's own parts.
-
-    Args:
-        point: a value of each axis.
-        backend: of its attention.
-        device: the type.
-        dtype: of its weights.
-    """
-    width, heads = point["width"], point["heads"]
-    attention = partial(Attention, width, heads, min(point["kv_heads"], heads), backend=backend)
-    block = partial(PreNormBlock, width, attention, partial(FeedForward, width), LayerNorm)
-    return Encoder(64, point["depth"], width, point["seq"], block, LayerNorm).to(device, dtype).train()
-
-
-def peak_bytes(step: Any, device: str) -> int:
-    """The most memory that a call takes on top of what there is before it."""
-    if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        step()
-    assert watched.profiler is not None
-    assert watched.profiler.kineto_results is not None
-    found = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
-    most = held = 0
-    for event in sorted(found, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
-
-
-def measure(point: dict[str, int], backend: str, device: str, repeats: int) -> dict[str, Any]:
-    """Seconds and bytes of a forward and backward pass, or why there are none."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    encoder = make_encoder(point, backend, device, dtype)
-    layers = [layer.attention for layer in encoder.layers]
-    if reason := backend_refusal(layers[0], backend, device, dtype, CAUSAL, point["seq"]):
-        return {"left_out": f"{backend} {reason}"}
-    free = free_memory(device)
-    needed = 3 * sum(stored_bytes(layer, point["seq"], device, dtype) for layer in layers) if backend == "eager" else 0
-    if free is not None and needed > free / 4:
-        return {"left_out": f"about {needed / 1e9:.0f} GB"}
-    for layer in layers:
-        resolve_backend(layer, device, dtype, CAUSAL, point["seq"])
-    tokens = torch.zeros(1, point["seq"], dtype=torch.long, device=device)
-
-    def step() -> None:
-        encoder(tokens, CAUSAL).sum().backward()
-        encoder.zero_grad()
-
-    step()
-    seconds = []
-    for _ in range(repeats):
-        _finish(device)
-        start = time.perf_counter()
-        step()
-        _finish(device)
-        seconds.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(seconds), "bytes": peak_bytes(step, device)}
 
 
 def exponent(values: Sequence[float], measured: Sequence[float]) -> float | None:
@@ -208,10 +122,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows: list[dict[str, Any]] = []
     for axis in given.axes:
-        for value in (value for value in VALUES[axis] if axis != "seq" or value <= given.longest):
-            for backend in BACKENDS:
-                found = measure(BASE[device] | {axis: value}, backend, device, given.repeats)
-                rows.append({"axis": axis, "value": value, "backend": backend, **found})
+        values = [value for value in VALUES[axis] if axis != "seq" or value <= given.longest]
+        rows += measure_axis(axis, values, BACKENDS, device, given.repeats)
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
     record = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -227,11 +139,6 @@ def main() -> None:
     given.output.write_text(json.dumps(record, indent=2) + "\n")
     draw(record, given.output.with_suffix(".png"))
     print_table(record)
-
-
-def _finish(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from programs import ROOT, SMALL
 
 import tinyformer
 from tinyformer.beam_search import Beam
+from tinyformer.doctor.growth import peak_bytes
 
 
 def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
@@ -31,7 +32,6 @@ def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
 
 def test_the_peak_is_the_most_that_is_held_at_a_time() -> None:
     """Two tensors of 4 MB, of which one goes before a third comes."""
-    growth = runpy.run_path(str(ROOT / "benchmarks" / "growth.py"))
 
     def step() -> None:
         first = torch.zeros(1024, 1024)
@@ -40,7 +40,7 @@ def test_the_peak_is_the_most_that_is_held_at_a_time() -> None:
         third = torch.zeros(512, 1024)
         del second, third
 
-    assert growth["peak_bytes"](step, "cpu") == pytest.approx(2 * 2**22, rel=0.01)
+    assert peak_bytes(step, "cpu") == pytest.approx(2 * 2**22, rel=0.01)
 
 
 @pytest.mark.nightly

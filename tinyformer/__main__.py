@@ -10,6 +10,7 @@ PROGRAMS = {
     "card": ("tinyformer.card", "parameters, FLOPs and KV cache of a variant before it is trained"),
     "compare": ("tinyformer.compare.__main__", "runs side by side, averaged over seeds"),
     "convert": ("tinyformer.convert.__main__", "import and export Hugging Face models"),
+    "findings": ("tinyformer.findings.__main__", "claims of papers about attention, tested on this machine"),
     "doctor": ("tinyformer.doctor.__main__", "check every attention backend on this machine"),
 }
 """The module of each program, which is imported when it runs, since torch takes seconds; and its purpose."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -35,7 +35,11 @@ class GradientFlow:
     A softmax row is saturated if its largest weight w is at least `saturated`: then no derivative of a weight with
     respect to a logit exceeds w (1 - w) there, 0.0099 for 0.99. Dot products grow with the dimension of a head, and
     saturate the softmax unless they are scaled (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1, footnote 4); so
-    the share is also given with a scale of 1. Rows with a single visible key do not count.
+    the share is also given with a scale of 1. Rows with a single visible key do not count. Of the same rows, the table
+    `logits` has `logit_statistics` of each head: the variance of the logits, and the trace of the softmax's Jacobian.
+
+    The table `sublayers` has the norm of the gradient of the mean loss with respect to all weights of each sublayer
+    (Xiong et al. 2020, arXiv 2002.04745, section 3.3), in the trained and in the untrained network.
 
     Args:
         num_windows: number of windows, or pairs, of the evaluated split.
@@ -89,6 +93,23 @@ class GradientFlow:
                     ],
                 ),
                 "saturation": ([*subject.address_columns, "head", *shares], rows),
+                "logits": (
+                    [*subject.address_columns, "head", "logit_variance", "softmax_jacobian"],
+                    [
+                        [*address, name, *map(_finite, of_head)]
+                        for address, of_layer, own in zip(subject.addresses, self._logits(subject), names, strict=True)
+                        for name, of_head in zip(own, of_layer, strict=True)
+                    ],
+                ),
+                "sublayers": (
+                    [*subject.address_columns[:-1], "model", "layer", "sublayer", "gradient_norm"],
+                    [
+                        [*kind, name, *at, norm]
+                        for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items()
+                        for kind, norms in zip(kinds, sublayer_gradients(subject, network), strict=True)
+                        for at, norm in norms.items()
+                    ],
+                ),
             },
             figures={
                 **{"_".join([*kind, "gradients"]): _chart(kind, of) for kind, of in zip(kinds, norms, strict=True)},
@@ -114,6 +135,16 @@ class GradientFlow:
                     series[f"{name}, {suffix}"] = values
         return norms
 
+    def _logits(self, subject: Subject) -> list[list[list[float]]]:
+        """The means of `logit_statistics` over rows, for each map of each layer, over inputs without padding."""
+        sums = [torch.zeros(3, len(map_names(layer)), dtype=torch.float64) for layer in subject.layers]
+        for inputs in inputs_without_padding(subject):
+            with subject.precision(), torch.no_grad():
+                calls = attention_calls(subject.network, *inputs)
+                found = [logit_statistics(layer.maps_of_call(call)) for layer, call in calls]
+            sums = [total + new.cpu() for total, new in zip(sums, found, strict=True)]
+        return [(total[:2] / total[2]).T.tolist() for total in sums]
+
     def _shares(self, subject: Subject) -> dict[str, list[list[float]]]:
         """The share of saturated rows of each map of each layer, over inputs without padding; nan without rows.
 
@@ -133,6 +164,41 @@ class GradientFlow:
         return {
             name: [(saturated / rows).tolist() for saturated, rows in of_layers] for name, of_layers in counts.items()
         }
+
+
+def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], float]]:
+    """The norm of ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, of each stack.
+
+    L is the mean loss of the batches' windows, in nats per target. Norms belong to the sublayer that they precede or
+    follow as parts of the layer, and are not counted.
+
+    Args:
+        subject: the batches and their task.
+        network: the network, which need not be the subject's.
+    """
+    sublayers = [
+        {
+            (depth, name): [weight for weight in getattr(layer, name).parameters() if weight.requires_grad]
+            for depth, layer in enumerate(stack.layers)
+            for name in ("attention", "cross_attention", "feed_forward")
+            if getattr(layer, name, None) is not None
+        }
+        for stack in network.stacks()
+    ]
+    weights = [weight for of_stack in sublayers for several in of_stack.values() for weight in several]
+    totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
+    num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
+    for batch in subject.batches:
+        with torch.enable_grad(), subject.precision(), running_hooks(network):
+            nats, targets = subject.task.nats(network, batch)
+            loss = (nats / targets.clamp(min=1)).sum() / num_windows
+            gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
+        totals = [total + gradient for total, gradient in zip(totals, gradients, strict=True)]
+    found = iter(totals)
+    return [
+        {at: math.sqrt(sum(float(next(found).square().sum()) for _ in several)) for at, several in of_stack.items()}
+        for of_stack in sublayers
+    ]
 
 
 def gradient_norms(subject: Subject, network: Network) -> list[list[float]]:
@@ -159,6 +225,26 @@ def gradient_norms(subject: Subject, network: Network) -> list[list[float]]:
             totals[index] = total + torch.stack(norms).cpu()
     num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
     return [(total / num_windows).tolist() for total in totals]
+
+
+def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
+    """Sums over the rows of each map that have a choice, and the number of these rows.
+
+    The first is the variance of a row's logits; it grows with the dimension of a head unless they are scaled (Vaswani
+    et al. 2017, arXiv 1706.03762, footnote 4). The second is the trace 1 - Σ w² of the softmax's Jacobian
+    diag(w) - wwᵀ, which vanishes with saturation.
+
+    Args:
+        maps: attention weights and logits of one layer.
+    """
+    is_visible, weights = maps.logits > -torch.inf, maps.weights.double()
+    num_keys = is_visible.sum(dim=-1)
+    logits = maps.logits.double().masked_fill(~is_visible, 0)
+    mean = logits.sum(dim=-1, keepdim=True) / num_keys.clamp(min=1).unsqueeze(-1)
+    variance = (logits - mean).square().masked_fill(~is_visible, 0).sum(dim=-1) / num_keys.clamp(min=1)
+    has_choice = (num_keys > 1).double()
+    sums = torch.stack([variance * has_choice, (1 - weights.square().sum(dim=-1)) * has_choice, has_choice])
+    return sums.sum(dim=(1, 3))
 
 
 def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, "2 maps"]:

@@ -37,14 +37,14 @@ def distance_to_rank_one(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor,
     Dong et al. 2021 (arXiv 2103.03404), with the Frobenius norm, for which the mean over the tokens is the best x̄; for
     the paper's norm, √(‖·‖₁ ‖·‖_∞), no closed form exists.
     """
-    x = x.float()
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     rest = x - x.mean(dim=1, keepdim=True)
     return (rest.norm(dim=(1, 2)) / x.norm(dim=(1, 2)).clamp(min=torch.finfo(x.dtype).tiny)).mean()
 
 
 def token_cosine(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
     """The mean cosine similarity of all pairs of different tokens of a sequence, averaged over the batch."""
-    unit, seq = F.normalize(x.float(), dim=-1), x.shape[1]
+    unit, seq = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1), x.shape[1]
     # ‖Σ u‖² = Σᵢⱼ uᵢ·uⱼ, minus the pairs of a token with itself.
     pairs = unit.sum(dim=1).square().sum(dim=-1) - unit.square().sum(dim=(1, 2))
     return (pairs / (seq * (seq - 1))).mean()

@@ -81,6 +81,10 @@ def original_peak_rate(d_model: Any, warmup_steps: Any) -> float:
     return float((d_model * warmup_steps) ** -0.5)
 
 
+NO_AXES = ("finding",)
+"""Folders of files that no program composes."""
+
+
 def describe_axes(config_dir: Path, names: Sequence[str] = ()) -> str:
     """The axes for `--help`: each with its choices, and the first comment line of each choice's file.
 
@@ -89,7 +93,7 @@ def describe_axes(config_dir: Path, names: Sequence[str] = ()) -> str:
         names: the axes to list; all by default.
     """
     lines = []
-    for group in sorted(path for path in config_dir.iterdir() if path.is_dir()):
+    for group in sorted(path for path in config_dir.iterdir() if path.is_dir() and path.name not in NO_AXES):
         if names and group.name not in names:
             continue
         lines.append(group.name)

@@ -1,0 +1,173 @@
+"""The file of a finding: read, and checked before anything is computed."""
+
+import difflib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from tinyformer.app.config import config_dir
+from tinyformer.app.errors import ConfigError
+from tinyformer.findings.quantities import QUANTITIES
+from tinyformer.findings.records import SOURCES, Plain
+from tinyformer.plain_yaml import load_plain_yaml
+
+PROGRAM_NAMES = ("train", "costs", "kernels")
+
+
+class _Checked(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Paper(_Checked):
+    """Where the claim was made.
+
+    Args:
+        name: authors and year, such as "Olsson et al. 2022".
+        arxiv: the id, such as "2209.11895".
+    """
+
+    name: str
+    arxiv: str = pydantic.Field(pattern=r"^\d{4}\.\d{4,5}$")
+
+
+class Check(_Checked):
+    """A measured quantity and the band in which the claim expects it.
+
+    Args:
+        name: what is measured, with its unit.
+        quantity: a name in `QUANTITIES`.
+        of: the arguments of that function.
+        at_least: the lower end of the band.
+        at_most: the upper end. Without either, the quantity is reported and decides nothing.
+        premise: whether the claim is about what is measured only where this holds: without it, it is not testable here.
+    """
+
+    name: str
+    quantity: str
+    of: dict[str, Any]
+    at_least: float | None = None
+    at_most: float | None = None
+    premise: bool = False
+
+    @property
+    def decides(self) -> bool:
+        """Whether it has a band."""
+        return self.at_least is not None or self.at_most is not None
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies in the band; nan does not."""
+        return value >= (self.at_least if self.at_least is not None else -float("inf")) and value <= (
+            self.at_most if self.at_most is not None else float("inf")
+        )
+
+    @property
+    def band(self) -> str:
+        """The band in words."""
+        if self.at_least is None:
+            return "reported" if self.at_most is None else f"at most {self.at_most:g}"
+        return (
+            f"at least {self.at_least:g}" if self.at_most is None else f"between {self.at_least:g} and {self.at_most:g}"
+        )
+
+
+class Finding(_Checked):
+    """A claim and its protocol.
+
+    Args:
+        name: the name of its file.
+        title: a line.
+        paper: where the claim was made.
+        claim: the claim in a sentence, with its figure.
+        baseline: overrides of every run, which state each choice that matters.
+        runs: the overrides of each run beside the baseline, by name.
+        seeds: the seeds of each run.
+        program: what makes a run: `train`, or one that computes without training.
+        evaluate: overrides of `evaluate`, which analyses every run that was trained; null for none.
+        checks: the measured quantities and their bands.
+        why: why these bands.
+        refuted_by: what would refute the claim.
+        cost: what it costs.
+        notes: what was tried and learnt, after the first run.
+    """
+
+    name: str
+    title: str
+    paper: Paper
+    claim: str
+    baseline: list[str]
+    runs: dict[str, list[str]] = pydantic.Field(min_length=1)
+    seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
+    program: str = "train"
+    evaluate: list[str] | None = None
+    checks: list[Check] = pydantic.Field(min_length=1)
+    why: str
+    refuted_by: str
+    cost: str
+    notes: str = ""
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> "Finding":
+        if self.program not in PROGRAM_NAMES:
+            raise ValueError(f"program={self.program}: must be one of {', '.join(PROGRAM_NAMES)}")
+        if not any(check.decides and not check.premise for check in self.checks):
+            raise ValueError("checks: at least one that is no premise must have at_least or at_most")
+        for check in self.checks:
+            _require_arguments(check, self.runs)
+        return self
+
+
+def _require_arguments(check: Check, runs: dict[str, list[str]]) -> None:
+    """Refuse an unknown quantity, arguments that it does not take, and runs that the finding does not make."""
+    if check.quantity not in QUANTITIES:
+        raise ValueError(f"quantity={check.quantity}: must be one of {', '.join(QUANTITIES)}")
+    try:
+        inspect.signature(QUANTITIES[check.quantity]).bind({}, **check.of)
+    except TypeError as error:
+        raise ValueError(f"quantity={check.quantity}: {error}") from error
+    named: list[Plain] = [check.of[key] for key in ("run", "than") if key in check.of]
+    named += list(check.of.get("points", {}))
+    for run in named:
+        if run not in runs:
+            raise ValueError(f"{check.name}: there is no run {run}; the runs are {', '.join(runs)}")
+    for source in (check.of[key] for key in ("source", "other") if key in check.of):
+        if not isinstance(source, dict) or sum(kind in source for kind in SOURCES) != 1:
+            raise ValueError(f"{check.name}: a source needs one of {', '.join(SOURCES)}")
+
+
+def finding_names(folder: Path | None = None) -> list[str]:
+    """The names of all findings.
+
+    Args:
+        folder: of their files; `conf/finding` by default.
+    """
+    return sorted(path.stem for path in (folder or config_dir() / "finding").glob("*.yaml"))
+
+
+def read_finding(name: str, folder: Path | None = None) -> Finding:
+    """Read a finding.
+
+    Args:
+        name: the name.
+        folder: of the files; `conf/finding` by default.
+
+    Raises:
+        ConfigError: there is no such finding, or its file is malformed.
+    """
+    folder = folder or config_dir() / "finding"
+    names = finding_names(folder)
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"findings {name}: there is no such finding. {hint}Findings: {', '.join(names)}.")
+    try:
+        values = load_plain_yaml((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+        return Finding.model_validate({**values, "name": name})
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"finding/{name}.yaml: {where}{': ' if where else ''}{first['msg']}.") from error
+    except (yaml.YAMLError, TypeError) as error:
+        raise ConfigError(f"finding/{name}.yaml: {str(error).splitlines()[0]}.") from error

@@ -1,0 +1,213 @@
+"""What a finding leaves: a table, a figure and JSON, and the page of all findings."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from tinyformer.analysis import save_png
+from tinyformer.findings.files import Finding
+from tinyformer.findings.verdicts import Measured, verdict
+
+COLUMNS = ("measured", "band", "mean", "95 % interval", "seeds", "in the band")
+
+INTERVAL = "the 95 % t-interval of the mean over seeds"
+
+Outcome = dict[str, Any]
+"""The contents of `NAME.json`."""
+
+
+def outcome_of(finding: Finding, measured: Sequence[Measured], runs: list[dict[str, Any]]) -> Outcome:
+    """A finding and what was measured, as plain values.
+
+    Args:
+        finding: the finding.
+        measured: its quantities.
+        runs: when, where and by which code each of its runs was made.
+    """
+    return {
+        "name": finding.name,
+        "title": finding.title,
+        "paper": finding.paper.model_dump(),
+        "claim": finding.claim,
+        "verdict": verdict(measured),
+        "measured": [
+            {
+                "name": one.check.name,
+                "at_least": one.check.at_least,
+                "at_most": one.check.at_most,
+                "premise": one.check.premise,
+                "values": [value if math.isfinite(value) else str(value) for value in one.values],
+                "mean": one.mean if math.isfinite(one.mean) else str(one.mean),
+                "interval": one.interval,
+                "holds": one.holds,
+                "clear": one.is_clear,
+            }
+            for one in measured
+        ],
+        "interval": INTERVAL,
+        "seconds": round(sum(run["seconds"] for run in {run["folder"]: run for run in runs}.values()), 1),
+        "runs": runs,
+    }
+
+
+def rows_of(measured: Sequence[Measured]) -> list[list[str]]:
+    """The table of a finding, by `COLUMNS`."""
+    return [
+        [
+            one.check.name + (" (premise)" if one.check.premise else ""),
+            one.check.band,
+            shown(one.mean),
+            "" if one.interval is None else f"{shown(one.interval[0])} to {shown(one.interval[1])}",
+            " ".join(map(shown, one.values)),
+            {None: "", True: "yes", False: "no"}[one.holds] + (", not clearly" if one.is_clear is False else ""),
+        ]
+        for one in measured
+    ]
+
+
+def shown(value: float) -> str:
+    """A number in four digits; "never" for a level that was not reached."""
+    return "never" if value == math.inf else f"{value:.4g}"
+
+
+def write_outcome(finding: Finding, measured: Sequence[Measured], runs: list[dict[str, Any]], folder: Path) -> Outcome:
+    """Write `NAME.csv`, `NAME.png` and, last, `NAME.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outcome = outcome_of(finding, measured, runs)
+    with (folder / f"{finding.name}.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([COLUMNS, *rows_of(measured)])
+    save_png(draw(finding, measured), folder / f"{finding.name}.png", f"tinyformer findings {finding.name}")
+    (folder / f"{finding.name}.json").write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
+    return outcome
+
+
+def draw(finding: Finding, measured: Sequence[Measured]) -> Figure:
+    """A panel for each quantity: every seed, the mean with its interval, and the band."""
+    figure = Figure(figsize=(8, 0.9 + 0.85 * len(measured)), layout="constrained")
+    panels = figure.subplots(len(measured), 1, squeeze=False)[:, 0]
+    for panel, one in zip(panels, measured, strict=True):
+        ends = [end for end in (one.check.at_least, one.check.at_most) if end is not None]
+        finite = [value for value in one.values if math.isfinite(value)]
+        points = [*finite, *ends, *(one.interval or ())]
+        low, high = min(points, default=0.0), max(points, default=1.0)
+        room = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
+        panel.set(xlim=(low - room, high + room), ylim=(-1, 1), yticks=[])
+        if ends:
+            start, end = one.check.at_least, one.check.at_most
+            panel.axvspan(low - room if start is None else start, high + room if end is None else end, color="#d9ead3")
+            for at in ends:
+                panel.axvline(at, color="#6aa84f", linewidth=1)
+        if one.interval:
+            panel.plot(one.interval, [0, 0], color="#1a1a1a", linewidth=1.2)
+            panel.plot([one.mean], [0], "|", color="#1a1a1a", markersize=14)
+        panel.plot(finite, [0] * len(finite), "o", markerfacecolor="none", color="#3f7fc1")
+        never = len(one.values) - len(finite)
+        panel.set_title(one.check.name + (f" ({never} never)" if never else ""), fontsize=8, loc="left")
+        panel.tick_params(labelsize=7)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+    title = f"{finding.title}: {verdict(measured)}\nband green, seeds blue, mean and 95 % t-interval black"
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    return figure
+
+
+def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
+    """What was measured last, by the name of the finding."""
+    paths = {name: folder / f"{name}.json" for name in names}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
+
+
+def measured_line(outcome: Outcome) -> str:
+    """What was measured, in one line: the means of what decides."""
+    decisive = [one for one in outcome["measured"] if one["holds"] is not None]
+    return "; ".join(f"{one['name']}: {shown(float(one['mean']))}" for one in decisive)
+
+
+def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: str) -> str:
+    """The page of all findings, in Markdown.
+
+    Args:
+        findings: all of them.
+        outcomes: what was measured last.
+        folder: of tables and figures, relative to the page.
+    """
+    lines = [HEAD, "| finding | claim | verdict |", "|---|---|---|"]
+    for finding in findings:
+        found = outcomes[finding.name]["verdict"] if finding.name in outcomes else "unmeasured"
+        lines.append(f"| [{finding.name}](#{finding.name}) | {finding.title} | {found} |")
+    for finding in findings:
+        lines += ["", *_section(finding, outcomes.get(finding.name), folder)]
+    return "\n".join(lines) + "\n"
+
+
+HEAD = """\
+# Findings
+
+What papers say about attention, and whether it happens here. Each finding is a file of plain values in `conf/finding`:
+the claim, the runs, the measured quantities, and the band in which the claim expects each of them. Bands were written
+down before the first run.
+
+```bash
+tinyformer findings
+tinyformer findings cost
+```
+
+The first command lists them with what was measured last; the second makes the runs of one that were not made before,
+and prints its table and verdict. `tinyformer findings all` does so for every finding and writes this page; it goes on
+where it was stopped. A verdict compares the mean over seeds with the band; beside it stands the 95 % t-interval of the
+mean, and "not clearly" where that crosses an end of the band. A quantity without a band is reported only.
+"""
+
+
+def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str]:
+    paper = f"[{finding.paper.name}](https://arxiv.org/abs/{finding.paper.arxiv})"
+    lines = [f"## {finding.name}", "", f"{finding.claim.strip()} ({paper})", ""]
+    if outcome is None:
+        lines += [f"**Unmeasured.** It costs {finding.cost.strip()}.", ""]
+        rows = [[check.name, check.band] for check in finding.checks]
+        lines += _table(["to be measured", "band"], rows)
+    else:
+        last = outcome["runs"][-1]
+        lines += [f"**{outcome['verdict'].capitalize()}.**", ""]
+        with_rows = [
+            [
+                one["name"],
+                _band(one),
+                shown(float(one["mean"])),
+                "" if one["interval"] is None else " to ".join(map(shown, one["interval"])),
+                {None: "", True: "yes", False: "no"}[one["holds"]] + (", not clearly" if one["clear"] is False else ""),
+            ]
+            for one in outcome["measured"]
+        ]
+        lines += _table(["measured", "band", "mean", "95 % interval", "in the band"], with_rows)
+        lines += ["", f"![{finding.title}]({folder}/{finding.name}.png)", ""]
+        machine, versions = last["machine"], last["versions"]
+        lines += [
+            f"{len(outcome['runs'])} runs, {outcome['seconds']:.0f} s in all, on {machine['name']} with "
+            f"{machine['threads']} thread(s) of {machine['cpus']} cores; torch {versions['torch']}, "
+            f"{last['time']}, commit {last['commit']}."
+        ]
+    lines += [
+        "",
+        f"*Why these bands:* {finding.why.strip()}",
+        "",
+        f"*What would refute it:* {finding.refuted_by.strip()}",
+    ]
+    return [*lines, "", finding.notes.strip()] if finding.notes else lines
+
+
+def _band(one: Mapping[str, Any]) -> str:
+    ends = [f"{word} {one[key]:g}" for key, word in (("at_least", "≥"), ("at_most", "≤")) if one[key] is not None]
+    return ", ".join(ends) or "reported"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(columns)} |",
+        "|" + "---|" * len(columns),
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]

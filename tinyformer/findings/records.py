@@ -1,0 +1,136 @@
+"""What a run left behind, and the numbers in it that a source names."""
+
+import csv
+import json
+import re
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tinyformer.app.errors import ConfigError
+
+Plain: TypeAlias = Any
+"""A plain value of YAML."""
+
+Series: TypeAlias = dict[int, float]
+"""A number by the step at which it was measured."""
+
+STATISTICS: dict[str, Callable[[list[float]], float]] = {
+    "largest": max,
+    "smallest": min,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "last": lambda values: values[-1],
+}
+"""What becomes of several numbers: of heads, or of the rows of a table."""
+
+HEAD = re.compile(r"attention/(?:\w+/)?layer_(\d+)/head_(\w+)/(\w+)")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run left behind.
+
+    Args:
+        results: the numbers at its end, by name.
+        metrics: the rows of `metrics.csv`.
+        tables: the rows of each table of its analysis, by the name of the file.
+    """
+
+    results: Mapping[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, str]] = field(default_factory=list)
+    tables: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def value(self, source: Mapping[str, Plain]) -> float:
+        """The number that a source names; see `SOURCES`."""
+        kind = next(kind for kind in SOURCES if kind in source)
+        return SOURCES[kind](self, **source)
+
+    def series(self, source: Mapping[str, Plain]) -> Series:
+        """A metric, or a measure of heads, by step.
+
+        Args:
+            source: {"metric": name}, or {"heads": measure, "over": statistic}, with "layer" for a single layer.
+
+        Raises:
+            ConfigError: the run did not measure it, or it is a table.
+        """
+        reduce = STATISTICS[source.get("over", "mean")]
+        found = {}
+        for row in self.metrics:
+            if "metric" in source:
+                values = [row.get(source["metric"])]
+            else:
+                values = [
+                    value
+                    for name, value in row.items()
+                    if (at := HEAD.fullmatch(name))
+                    and at[3] == source.get("heads")
+                    and source.get("layer") in (None, int(at[1]))
+                ]
+            numbers = [float(value) for value in values if value]
+            if numbers:
+                found[int(row["step"])] = reduce(numbers)
+        if not found:
+            raise ConfigError(f"source={dict(source)}: metrics.csv has no such values.")
+        return dict(sorted(found.items()))
+
+    def rows(self, table: str, where: Mapping[str, Plain]) -> list[dict[str, str]]:
+        """The rows of a table whose columns have some values.
+
+        Raises:
+            ConfigError: there is no such table, or no such row.
+        """
+        if table not in self.tables:
+            raise ConfigError(f"table={table}: the run left {', '.join(self.tables) or 'no tables'}.")
+        found = [row for row in self.tables[table] if all(row.get(name) == str(value) for name, value in where.items())]
+        if not found:
+            raise ConfigError(f"table={table}: no row has {dict(where)}.")
+        return found
+
+
+def _result(record: Record, metric: str) -> float:
+    """A number of `results.json`."""
+    if not isinstance(record.results.get(metric), int | float):
+        raise ConfigError(f"metric={metric}: results.json has no such number.")
+    return float(record.results[metric])
+
+
+def _heads(record: Record, heads: str, over: str, layer: int | None = None) -> float:
+    """The last measure of the heads, reduced to one number."""
+    return list(record.series({"heads": heads, "over": over, "layer": layer}).values())[-1]
+
+
+def _cells(record: Record, table: str, column: str, over: str = "mean", where: Mapping[str, Plain] = {}) -> float:
+    """A column of the rows of a table, reduced to one number; empty cells do not count."""
+    found = [float(row[column]) for row in record.rows(table, where) if row[column]]
+    if not found:
+        raise ConfigError(f"table={table}: the column {column} is empty where {dict(where)}.")
+    return STATISTICS[over](found)
+
+
+SOURCES: dict[str, Callable[..., float]] = {"metric": _result, "heads": _heads, "table": _cells}
+"""The kinds: {metric: NAME}, {heads: MEASURE, over: …, layer: …}, {table: …, column: …, where: …, over: …}."""
+
+
+def read_record(folder: Path, analysed: Path | None = None) -> Record:
+    """Read what a run left behind.
+
+    Args:
+        folder: of the run.
+        analysed: of its analysis, if there is one.
+    """
+    results: dict[str, Any] = {}
+    tables: dict[str, list[dict[str, str]]] = {}
+    for at in (analysed, folder) if analysed else (folder,):  # of a name in both, the run's own counts
+        path = at / "results.json"
+        results |= json.loads(path.read_text()) if path.exists() else {}
+        tables |= {path.stem: _rows(path) for path in sorted(at.glob("*.csv"))}
+    return Record(results, tables.pop("metrics", []), tables)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
