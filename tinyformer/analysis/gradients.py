@@ -178,7 +178,7 @@ def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[in
     """
     sublayers = [
         {
-            (depth, name): [weight for weight in getattr(layer, name).parameters() if weight.requires_grad]
+            (depth, name): list(getattr(layer, name).parameters())
             for depth, layer in enumerate(stack.layers)
             for name in ("attention", "cross_attention", "feed_forward")
             if getattr(layer, name, None) is not None
@@ -189,7 +189,7 @@ def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[in
     totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
     for batch in subject.batches:
-        with torch.enable_grad(), subject.precision(), running_hooks(network):
+        with torch.enable_grad(), subject.precision(), running_hooks(network), learning(weights):
             nats, targets = subject.task.nats(network, batch)
             loss = (nats / targets.clamp(min=1)).sum() / num_windows
             gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
@@ -257,6 +257,19 @@ def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, "2 map
     has_choice = (maps.logits > -torch.inf).sum(dim=-1) > 1
     is_saturated = maps.weights.amax(dim=-1) >= threshold
     return torch.stack([is_saturated & has_choice, has_choice]).sum(dim=(1, 3))
+
+
+@contextmanager
+def learning(weights: Sequence[Tensor]) -> Iterator[None]:
+    """Let weights have gradients inside the block, even if they are frozen."""
+    before = [weight.requires_grad for weight in weights]
+    for weight in weights:
+        weight.requires_grad_()
+    try:
+        yield
+    finally:
+        for weight, value in zip(weights, before, strict=True):
+            weight.requires_grad_(value)
 
 
 @contextmanager

@@ -1,0 +1,148 @@
+"""The quantities of findings, by hand-computed values, and the verdicts that they lead to."""
+
+import math
+
+import pytest
+
+from tinyformer.app.errors import ConfigError
+from tinyformer.findings.files import Check, finding_names, read_finding
+from tinyformer.findings.quantities import QUANTITIES
+from tinyformer.findings.records import Record
+from tinyformer.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, Measured, t_interval, verdict
+
+RISING = [
+    {"step": str(step), "val/accuracy": accuracy, **{f"attention/layer_00/head_0{h}/near": n for h, n in near}}
+    for step, accuracy, near in (
+        (0, "0.0", [(0, "0.1"), (1, "0.3")]),
+        (20, "0.2", [(0, "0.2"), (1, "0.4")]),
+        (30, "", [(0, "0.9"), (1, "0.9")]),
+        (40, "0.6", [(0, "0.5"), (1, "0.7")]),
+        (80, "1.0", [(0, "0.6"), (1, "0.9")]),
+    )
+]
+CELLS = {"cells": [{"at": str(n), "is": kind, "y": str(y)} for n, kind, y in ((1, "a", 3), (2, "a", 12), (4, "b", 5))]}
+RECORDS = {
+    "one": Record({"loss": 2.0, "size": 3}, RISING, CELLS),
+    "two": Record({"loss": 8.0}),
+    "none": Record({"loss": 0.0}),
+}
+LOSS, ACCURACY = {"metric": "loss"}, {"metric": "val/accuracy"}
+NEAR = {"heads": "near", "over": "largest"}
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "expected"),
+    [
+        ("value", {"run": "one", "source": LOSS}, 2),
+        ("value", {"run": "one", "source": NEAR}, 0.9),
+        ("value", {"run": "one", "source": {"heads": "near", "over": "median", "layer": 0}}, 0.75),
+        (
+            "value",
+            {"run": "one", "source": {"table": "cells", "column": "y", "over": "mean", "where": {"is": "a"}}},
+            7.5,
+        ),
+        ("value", {"run": "one", "source": {"table": "cells", "column": "y", "over": "last"}}, 5),
+        ("value", {"run": "one", "source": {"table": "cells", "column": "y", "over": "smallest"}}, 3),
+        ("difference", {"run": "two", "than": "one", "source": LOSS}, 6),
+        ("ratio", {"run": "two", "than": "one", "source": LOSS}, 4),
+        ("ratio", {"run": "two", "than": "none", "source": LOSS}, math.inf),
+        ("quotient", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1.5),
+        ("slope", {"points": {"one": 1, "two": 2}, "source": LOSS}, 2),  # 2 x²
+        ("slope", {"points": {"one": 1, "none": 2}, "source": LOSS}, math.nan),  # no logarithm of 0
+        ("slope_in_table", {"run": "one", "table": "cells", "x": "at", "y": "y", "where": {"is": "a"}}, 2),  # 3 x²
+        ("crossing", {"run": "one", "source": ACCURACY, "level": 0.5}, 40),
+        ("crossing", {"run": "one", "source": ACCURACY, "level": 1.1}, math.inf),
+        ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 0.5}, 0.25),  # (40 - 20) / 80
+        ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 1.1}, math.inf),
+        ("change", {"run": "one", "source": NEAR}, 0.6),
+        # Without step 30: deviations (-.45 -.25 .15 .55) and (-.275 -.175 .125 .325) of the two.
+        ("correlation", {"run": "one", "source": ACCURACY, "other": NEAR}, 0.365 / math.sqrt(0.59 * 0.2275)),
+    ],
+)
+def test_quantities_by_hand(name, of, expected):
+    assert QUANTITIES[name](RECORDS, **of) == pytest.approx(expected, nan_ok=True)
+
+
+def test_every_quantity_is_computed_by_hand():
+    (mark,) = test_quantities_by_hand.pytestmark
+    assert {case[0] for case in mark.args[1]} == set(QUANTITIES)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ({"metric": "speed"}, "results.json has no such number"),
+        ({"heads": "far", "over": "mean"}, "metrics.csv has no such values"),
+        ({"table": "rank", "column": "y"}, "the run left cells"),
+        ({"table": "cells", "column": "y", "where": {"is": "c"}}, "no row has"),
+    ],
+)
+def test_what_a_run_lacks_is_named(source, problem):
+    with pytest.raises(ConfigError, match=problem):
+        RECORDS["one"].value(source)
+
+
+def test_the_interval_is_students():
+    # Mean 2, standard deviation 1: 4.303 / √3 on either side.
+    assert t_interval([1, 2, 3]) == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-3)
+    assert t_interval([1]) is None
+    assert t_interval([1, math.inf]) is None
+
+
+def measured(*values, premise=False, **band):
+    check = Check(name="x", quantity="value", of={}, premise=premise, **band)
+    return Measured(check, tuple(map(float, values)))
+
+
+@pytest.mark.parametrize(
+    ("several", "expected"),
+    [
+        ([measured(1, at_most=1), measured(9)], HOLDS),
+        ([measured(1, at_most=1), measured(2, at_most=1)], FAILS),
+        ([measured(math.nan, at_most=1)], FAILS),
+        ([measured(1, math.inf, at_most=5)], FAILS),  # a seed that never got there
+        ([measured(0, 3, at_least=1, at_most=2)], HOLDS),
+        ([measured(1, at_least=2, premise=True), measured(9, at_most=1)], NOT_TESTABLE),
+        ([measured(3, at_least=2, premise=True), measured(9, at_most=1)], FAILS),
+    ],
+)
+def test_verdicts(several, expected):
+    assert verdict(several) == expected
+
+
+def test_a_mean_is_clear_where_its_interval_lies_on_one_side_of_the_band():
+    assert measured(1, 1.1, 1.2, at_most=2).is_clear
+    assert not measured(0, 1, 2, at_most=2).is_clear
+    assert measured(5, 5.1, at_most=2).is_clear
+    assert not measured(1, 5, at_most=2).is_clear
+    assert measured(1, at_most=2).is_clear is None
+
+
+@pytest.mark.parametrize("name", finding_names())
+def test_every_finding_is_read(name):
+    assert read_finding(name).runs
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"quantity": "values"}, "must be one of value, difference"),
+        ({"of": {"run": "a"}}, "missing a required argument"),
+        ({"of": {"run": "b", "source": LOSS}}, "there is no run b; the runs are a"),
+        ({"of": {"run": "a", "source": {}}}, "a source needs one of metric, heads, table"),
+        ({"at_most": None}, "must have at_least or at_most"),
+        ({"at_mots": 1}, "Extra inputs are not permitted"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(tmp_path, change, problem):
+    check = {"name": "x", "quantity": "value", "of": {"run": "a", "source": LOSS}, "at_most": 1} | change
+    lines = ["title: T", "paper: {name: A 2020, arxiv: '2001.00001'}", "claim: C", "baseline: []", "runs: {a: []}"]
+    lines += ["seeds: [0]", "why: W", "refuted_by: R", "cost: nothing"]
+    (tmp_path / "mine.yaml").write_text("\n".join([*lines, f"checks: [{check}]".replace("None", "null")]))
+    with pytest.raises(ConfigError, match=problem):
+        read_finding("mine", tmp_path)
+
+
+def test_an_unknown_finding_lists_the_names():
+    with pytest.raises(ConfigError, match=r"Did you mean rank\? Findings: cost, exact,"):
+        read_finding("ranks")
