@@ -47,6 +47,7 @@ NEAR = {"heads": "near", "over": "largest"}
         ("ratio", {"run": "two", "than": "one", "source": LOSS}, 4),
         ("ratio", {"run": "two", "than": "none", "source": LOSS}, math.inf),
         ("quotient", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1.5),
+        ("excess", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1),
         ("slope", {"points": {"one": 1, "two": 2}, "source": LOSS}, 2),  # 2 x²
         ("slope", {"points": {"one": 1, "none": 2}, "source": LOSS}, math.nan),  # no logarithm of 0
         ("slope_in_table", {"run": "one", "table": "cells", "x": "at", "y": "y", "where": {"is": "a"}}, 2),  # 3 x²

@@ -37,6 +37,11 @@ def quotient(records: Records, run: str, source: Source, other: Source) -> float
     return records[run].value(source) / divisor if divisor else math.inf
 
 
+def excess(records: Records, run: str, source: Source, other: Source) -> float:
+    """A number of a run, minus another of the same run."""
+    return records[run].value(source) - records[run].value(other)
+
+
 def slope(records: Records, points: Mapping[str, float], source: Source) -> float:
     """The exponent of the power law of a number of runs: least squares in logarithms.
 
@@ -104,7 +109,7 @@ def _exponent(points: list[tuple[float, float]]) -> float:
 QUANTITIES: dict[str, Callable[..., float]] = {
     function.__name__: function
     for function in (
-        *(value, difference, ratio, quotient),
+        *(value, difference, ratio, quotient, excess),
         *(slope, slope_in_table),
         *(crossing, rise, change, correlation),
     )
