@@ -91,14 +91,16 @@ def test_both_maps_of_a_differential_head_have_its_importance(tmp_path):
     [
         ({}, None, "8 maps of 8 tokens;"),
         ({"num_tokens": 3}, None, "8 maps of 3 tokens;"),
-        ({"text": "abc"}, "abc", "8 maps of 3 tokens;"),
-        ({"text": "abc" * 9}, "abc" * 5 + "a", "8 maps of 16 of the text's 27 tokens;"),
+        ({"text": "abc"}, "abc", "8 maps of 4 tokens;"),
+        ({"text": "abc" * 9}, "abc" * 5, "8 maps of 16 of the text's 28 tokens;"),
     ],
 )
 def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
     subject = make_subject(loud_transformer())
     found = HeadMaps(**settings)(subject, tmp_path)
-    ids = TOKENIZER.encode(shown) if shown else subject.batches[0]["inputs"][0, : settings.get("num_tokens")].tolist()
+    ids = subject.batches[0]["inputs"][0, : settings.get("num_tokens")].tolist()
+    if shown:
+        ids = [TOKENIZER.eos_id, *TOKENIZER.encode(shown)]
     assert page_of(tmp_path)["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
     assert found.lines["atlas"].startswith(line)
     captions = [label.text for label in found.figures["maps"].labels if "layer" in label.text]
@@ -108,14 +110,15 @@ def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
 def test_page_and_picture_show_the_maps_of_the_model(tmp_path):
     network, text = loud_transformer(max_seq_len=40), "x" + "abc" * 20
     found = HeadMaps(text=text)(make_subject(network), tmp_path)
-    whole = torch.cat([layer[0] for layer in captured(network, torch.tensor([TOKENIZER.encode(text[:40])]))])
+    tokens = torch.tensor([[TOKENIZER.eos_id, *TOKENIZER.encode(text[:39])]])
+    whole = torch.cat([layer[0] for layer in captured(network, tokens)])
     for head, weights in zip(page_of(tmp_path)["heads"], whole, strict=True):
         levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
         np.testing.assert_allclose(levels / 65535, weights, atol=1e-4)
     picture = found.figures["maps"]
     below = max(label.bottom for label in picture.labels if label.text.startswith("layer 1"))
     across = [label.text for label in picture.labels if label.top > below and label.text != "Keys"]
-    assert across[-96:] == list(text[:24]) * 4
+    assert across[-96:] == ["<eos>", *text[:23]] * 4
 
 
 LEARNED = {

@@ -8,14 +8,15 @@ import torch
 from nn.model_cases import make_transformer
 
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import columns_of, make_subject
+from analysis.subjects import columns_of, loud_transformer, make_subject
 from tinyformer.analysis import HeadRelations, TokenPair, capture_pair, decoded_pair
 from tinyformer.analysis.relations import relate
 from tinyformer.analysis.words import Words, merge_words, words_of
 from tinyformer.data import CharTokenizer
 from tinyformer.errors import ArgumentError
+from tinyformer.model import Model
 from tinyformer.nn import AttentionMaps, DifferentialAttention, prune_heads
-from tinyformer.tasks import MaskedLM
+from tinyformer.tasks import CausalLM, MaskedLM
 
 TEXT = "bb aa aa cc"
 TOKENIZER = CharTokenizer().build([TEXT + "defghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU"])
@@ -56,29 +57,39 @@ def test_one_head_links_two_words():
     found, table = related(subject_of(linked_transformer()), ["cc", "aa:2"], ["aa:2", "bb"])
     assert (table["layer"], table["head"]) == (((0,) * 4 + (1,) * 4) * 2, ("00", "01", "02", "03") * 4)
     assert table["query"] == ("cc",) * 8 + ("aa:2",) * 8
-    # "cc", with the space before it, sees 9, 10 and 11 of the 11 characters, 3 of which are " aa".
-    even = sum(3 / n for n in (9, 10, 11)) / 3
+    # "cc", with the space before it, sees <eos> and 9, 10 and 11 of the 11 characters, 3 of which are " aa".
+    even = sum(3 / n for n in (10, 11, 12)) / 3
     weights = [even] * 8
     # The space attends evenly; both c attend to four a, of which two are here.
-    weights[HEAD] = (3 / 9 + 2 / 4 + 2 / 4) / 3
+    weights[HEAD] = (3 / 10 + 2 / 4 + 2 / 4) / 3
     assert table["weight"][:8] == pytest.approx(weights, abs=1e-4)
     assert table["uniform"][:8] == pytest.approx([even] * 8)
     assert table["rank"][:8] == (1,) * 8  # evenly, three characters have no less than two
-    assert table["num_words"] == (4,) * 8 + (3,) * 8
-    second = sum(2 / n for n in (6, 7, 8)) / 3
+    assert table["num_words"] == (5,) * 8 + (4,) * 8
+    second = sum(2 / n for n in (7, 8, 9)) / 3
     assert table["weight"][8:] == pytest.approx([second] * 8, abs=1e-4)
     assert table["rank"][8:] == (2,) * 8  # behind aa:1, of three characters
     first, line = list(found.lines.items())[1]
     assert first == f"  cc → aa:2: layer 0 head {HEAD}"
-    assert line == f"{weights[HEAD]:.4f}, rank 1 of 4; uniform {even:.4f}"
+    assert line == f"{weights[HEAD]:.4f}, rank 1 of 5; uniform {even:.4f}"
     assert len(found.lines) == 1 + 2 * 3
 
 
 def test_a_bidirectional_model_sees_later_words():
     _, table = related(subject_of(linked_transformer(), MaskedLM()), ["aa:1", "cc"], ["cc", "aa:1"])
-    assert table["weight"][:8] == pytest.approx([3 / 11] * 8, abs=1e-4)
-    assert table["weight"][8 + HEAD] == pytest.approx((3 / 11 + 1 / 2 + 1 / 2) / 3, abs=1e-4)
-    assert table["num_words"] == (4,) * 16
+    assert table["weight"][:8] == pytest.approx([3 / 12] * 8, abs=1e-4)
+    assert table["weight"][8 + HEAD] == pytest.approx((3 / 12 + 1 / 2 + 1 / 2) / 3, abs=1e-4)
+    assert table["num_words"] == (5,) * 16
+
+
+def test_the_weights_are_those_of_the_model_in_python():
+    network = loud_transformer()
+    subject, text = make_subject(network), "bb aa, cc"
+    tokenizer = CharTokenizer().build([text + "defghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST"])
+    _, table = related(replace(subject, tokenizer=tokenizer), ["cc", "aa"], text=text)
+    words = Model(network, tokenizer, CausalLM()).attention(text).words()
+    cc, aa = words.tokens.index("cc"), words.tokens.index("aa")
+    assert table["weight"] == pytest.approx([float(words[head][cc, aa]) for head in words.heads])
 
 
 def test_windows_pruned_and_ablated_heads_and_two_softmaxes():
@@ -138,7 +149,7 @@ MISTAKES = {
     "pairs=[['cc']]: must hold pairs": {"pairs": [["cc"]]},
     "pairs=['cc', 'bb']: must hold pairs": {"pairs": ["cc", "bb"]},
     "pairs=[['cc', None]]: must hold pairs": {"pairs": [["cc", None]]},
-    "pairs=[['cat', 'bb']]: cat is not a word of the text, which are bb aa aa cc": {"pairs": [["cat", "bb"]]},
+    "pairs=[['cat', 'bb']]: cat is not a word of the text, which are <eos> bb aa aa cc": {"pairs": [["cat", "bb"]]},
     "pairs=[['cc', 'aa']]: the text has aa 2 times: aa:1 to aa:2; pairs=[['cc', 'aa:1']] works.": {
         "pairs": [["cc", "aa"]]
     },
@@ -147,7 +158,7 @@ MISTAKES = {
     "bb does not see cc, which comes later in the text; a model that is trained with task=masked_lm sees both": {
         "pairs": [["bb", "cc"]]
     },
-    "text='bb aa cc bb aa cc': has 17 tokens; the context of the model holds 16": {
+    "text='bb aa cc bb aa cc': has 17 tokens; the context of the model holds 15": {
         "text": "bb aa cc bb aa cc",
         "pairs": [["bb", "aa"]],
     },

@@ -69,8 +69,9 @@ class HeadMaps:
     For an encoder–decoder, of a source and its target (`atlas.html`, `cross_maps.png` and so on).
 
     Args:
-        text: the text, or the source; by default the first window of the sample, or the first of its pairs that has at
-            most `num_tokens` tokens on each side.
+        text: the text, which is preceded by the token that starts a document, as in training; or the source. By
+            default the first window of the sample, or the first of its pairs that has at most `num_tokens` tokens on
+            each side.
         target: the target of the source; by default what the model decodes.
         num_tokens: number of tokens shown, of a pair on each side; by default 48, or the context length if that is
             smaller.
@@ -149,6 +150,7 @@ class HeadMaps:
             raise ArgumentError("target", self.target, reason, {"target": None})
         num_tokens, text = self._length(subject), self._tokens(subject, "text", self.text)
         first, is_token = subject.batches[0]["inputs"][0], queries_by_kind(subject.batches[0])[""][0]
+        text = text and [subject.tokenizer.eos_id, *text]
         tokens = (first[is_token].tolist() if text is None else text)[:num_tokens]
         shown = torch.tensor([tokens], device=first.device)
         with subject.precision():

@@ -66,6 +66,8 @@ class HeadRelations:
     1906.04341, section 4.1). Each weight comes with its rank among the words that the query sees, and with the weight
     of even attention on the tokens that it sees. Ablated heads are left out.
 
+    The text is preceded by the token that starts a document, as in training and in `Model.attention`.
+
     In an encoder–decoder, a pair is a word of the target and a word of the source, and the heads are those of
     cross-attention; each token of the target is at the query that predicts it.
 
@@ -180,7 +182,8 @@ class HeadRelations:
         if self.target is not None:
             reason = "a model of one text has no target; one that is trained with task=seq2seq has"
             raise ArgumentError("target", self.target, reason, {"target": None})
-        ids, network = self._encode(subject, "text", self.text), cast(Transformer, subject.network)
+        ids = [subject.tokenizer.eos_id, *self._encode(subject, "text", self.text, num_special=1)]
+        network = cast(Transformer, subject.network)
         tokens = torch.tensor([ids], device=subject.batches[0]["inputs"].device)
         with subject.precision():
             calls = attention_calls(network, tokens, subject.task.mask({"inputs": tokens}))
