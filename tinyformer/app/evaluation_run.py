@@ -51,7 +51,7 @@ from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.files import relative_path
 from tinyformer.hardware import describe_device
-from tinyformer.nn import Network
+from tinyformer.nn import LearnedPosition, Network
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
 
@@ -107,7 +107,9 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     require_network_of(task, config)
     refuse_prompts(config.generate, task)
     check_score(config)
-    require_fitting(make_network(config, data.tokenizer, "meta"), checkpoint)  # before memory is allocated
+    unmade = make_network(config, data.tokenizer, "meta")
+    require_positions(unmade, checkpoint)
+    require_fitting(unmade, checkpoint)  # before memory is allocated
     network = make_seeded_network(config, data.tokenizer)
     require_known_tokens(task, network)
     load_weights(network, checkpoint)
@@ -136,6 +138,21 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
         loggers,
         trainer,
     )
+
+
+def require_positions(network: Network, checkpoint: Checkpoint) -> None:
+    """Refuse another context than the run's where each position has a vector of its own.
+
+    All other positional encodings are computed for any position, or from distances that are clipped.
+
+    Raises:
+        ArgumentError: `model.max_seq_len` is not the number of learned positions.
+    """
+    for name, module in network.named_modules():
+        weight = checkpoint.weights.get(f"{name}.embedding.weight")
+        if isinstance(module, LearnedPosition) and weight is not None and len(weight) != module.max_seq_len:
+            reason = f"the run has learned vectors for {len(weight)} positions, and for no others"
+            raise ArgumentError("model.max_seq_len", module.max_seq_len, reason, {"model.max_seq_len": len(weight)})
 
 
 def scores_split(config: DictConfig) -> bool:
