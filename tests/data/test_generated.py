@@ -174,7 +174,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes", "sentence"), MISTAKES, ids=[str(change) for _, change, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"), MISTAKES, ids=[f"{kind}-{next(iter(change))}" for kind, change, _ in MISTAKES]
+)
 def test_arguments(kind, changes, sentence):
     with pytest.raises(ArgumentError, match=f"^{sentence}"):
         prepared(kind, **changes)
