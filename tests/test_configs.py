@@ -14,7 +14,7 @@ from tinyformer.app.config import register_resolvers
 from tinyformer.nn import Transformer
 
 CONF = ROOT / "conf"
-CHOICES = [(file.parent.name, file.stem) for file in sorted(CONF.glob("*/[!_]*.yaml"))]
+CHOICES = [(f.parent.name, f.stem) for f in sorted(CONF.glob("*/[!_]*.yaml")) if f.parent.name != "finding"]
 NEEDED = {
     **{choice: ["data.files=book.txt"] for choice in ("text", "translate_cpu", "translate_lm_cpu")},
     "hub": ["data.path=owner/name"],

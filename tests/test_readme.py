@@ -69,6 +69,12 @@ ADAPTED = {
 }
 """What a command asks of the network or of an earlier run, and what stands in for it here."""
 
+SMALL_MODULE = {
+    "tinyformer.doctor": ["--variants", "mha", "--dtypes", "fp32"],
+    "tinyformer.findings": ["--results", "results"],  # not those of the checkout
+}
+"""What is added to the command of a program that takes no overrides."""
+
 FAST = {
     "python train.py attention=gqa position=alibi",
     'python evaluate.py checkpoint=outputs/…/checkpoints/last.ckpt split=test generate.prompt="The"',
@@ -291,8 +297,8 @@ def test_command(line: str, program: Program, place: Path) -> None:
 def test_module_command(line: str, program: Program, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "multirun/…" in line:
         make_sweep(program)
-    small = " --variants mha --dtypes fp32" if "doctor" in line else ""
-    _, _, module, *arguments = shlex.split(adapted(line) + small)
+    _, _, module, *arguments = shlex.split(adapted(line))
+    arguments += SMALL_MODULE.get(module, [])
     main = importlib.import_module(PROGRAMS[module.removeprefix("tinyformer.")][0]).main
     if "convert hf" in line:
         assert main(["export", "outputs/run/checkpoints/last.ckpt", "exported"]) == 0

@@ -11,7 +11,7 @@ from tinyformer.app.errors import ConfigError
 from tinyformer.app.sweep import compose_run
 
 CONF = config_dir()
-CHOICES = sorted(CONF.glob("*/[!_]*.yaml"))
+CHOICES = [path for path in sorted(CONF.glob("*/[!_]*.yaml")) if path.parent.name != "finding"]
 
 
 class Part:

@@ -69,6 +69,7 @@ def test_a_finding_that_was_killed_goes_on_and_is_not_made_again(tmp_path: Path,
     (first,) = tmp_path.glob("runs/train-*/ended.json")
     before = first.read_text()
     assert not list(tmp_path.glob("results/*"))
+    assert not (tmp_path / "findings.md").exists()
 
     ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -80,6 +81,10 @@ def test_a_finding_that_was_killed_goes_on_and_is_not_made_again(tmp_path: Path,
     assert outcome["runs"][0]["machine"]
     assert (tmp_path / "results" / "mine.png").stat().st_size > 5_000
     assert "ratio,at least 1.1" in (tmp_path / "results" / "mine.csv").read_text()
+
+    page = (tmp_path / "findings.md").read_text()
+    assert "| [mine](#mine) | Two layers have more parameters than one | holds |" in page
+    assert "(results/mine.png)" in page
 
     again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert again.stdout.count("kept in") == 4

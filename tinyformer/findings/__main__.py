@@ -52,13 +52,11 @@ def _show(options: argparse.Namespace) -> None:
         _list(options)
         return
     chosen = names if options.name == "all" else [options.name]
-    findings = [read_finding(name, options.files) for name in chosen]
-    for finding in findings:
+    for finding in [read_finding(name, options.files) for name in chosen]:
         _measure(finding, options)
-    if options.name == "all":
-        path = options.results.parent / "findings.md"
-        outcomes = read_outcomes(options.results, names)
-        path.write_text(page(findings, outcomes, options.results.name), encoding="utf-8")
+        path = options.results.parent / "findings.md"  # after each, so that a program that is stopped leaves it true
+        of_all = [read_finding(name, options.files) for name in names]
+        path.write_text(page(of_all, read_outcomes(options.results, names), options.results.name), encoding="utf-8")
         print(f"Page: {path}")
 
 
