@@ -41,7 +41,7 @@ def test_the_list_and_an_unknown_name(capsys, tmp_path):
     assert all(name in out for name in finding_names())
     assert out.count("unmeasured") == len(finding_names())
     assert main(["nothing"]) == 2
-    assert "Findings: cost, exact" in capsys.readouterr().err
+    assert "Findings: cost, diverse" in capsys.readouterr().err
 
 
 @pytest.mark.slow
