@@ -25,7 +25,7 @@ baseline: [data=text, data.files=BOOK, tokenizer=char, data.validation_fraction=
   trainer.precision=32-true, generate.num_tokens=3, callbacks.attention.num_tokens=6]
 runs: {one: [model.num_layers=1], two: [model.num_layers=2]}
 seeds: [0, 1]
-evaluate: [analysis=heads, analysis.num_windows=4]
+evaluate: [analysis=heads, analysis.num_windows=4, data.files=BOOK]
 checks:
   - {name: ratio, quantity: ratio, of: {run: two, than: one, source: {metric: num_parameters}}, at_least: 1.1}
   - {name: change, quantity: value, of: {run: two, source: {table: ablation, column: change, over: median}}}
