@@ -400,5 +400,5 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
 
 def test_the_pictures_are_there() -> None:
     pictures = [(page, path) for page, text in PAGES.items() for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)]
-    assert len(pictures) == 9
+    assert len([page for page, _ in pictures if page != "docs/pages/findings.md"]) == 9  # it has one of each measured
     assert all((ROOT / page).parent.joinpath(path).stat().st_size > 5_000 for page, path in pictures)

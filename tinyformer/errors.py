@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -111,6 +112,23 @@ def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | N
     for argument, value in arguments.items():
         if value is not None and value > maximum:
             raise ArgumentError(argument, value, f"must be at most {maximum}", {argument: works[argument]})
+
+
+def require_numbers(kind: type[int] | type[float], works: Mapping[str, Any], **arguments: Any) -> None:
+    """Refuse the first of some arguments that is no number, or no integer.
+
+    Args:
+        kind: int for integers, those of NumPy included; float for any real numbers.
+        works: an example for each argument.
+        arguments: the values, by the names of the arguments.
+
+    Raises:
+        ArgumentError: a value is of another type.
+    """
+    for argument, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+            reason = "must be an integer" if kind is int else "must be a number"
+            raise ArgumentError(argument, value, reason, {argument: works[argument]})
 
 
 def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tinyformer import inspection
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.errors import ArgumentError, require_choice, require_numbers
 from tinyformer.generation import Sampling, generate
 from tinyformer.inspection.forward import ForwardPass, Replacement, without_padding
 from tinyformer.inspection.inspected import Head, Inspected
@@ -20,6 +20,9 @@ from tinyformer.tasks import Classification, Task
 
 Texts: TypeAlias = str | Sequence[str] | Tensor
 """A text, a list of texts, or token ids of shape (batch, seq)."""
+
+SOME_TEXTS = ["A text", "and another"]
+"""What errors show as texts that work."""
 
 
 class Model(Inspected):
@@ -195,7 +198,14 @@ class Model(Inspected):
         elif labels is not None:
             raise ArgumentError("labels", labels, f"must be None: {type(self.task).__name__} has no labels")
         mask_id = getattr(self._tokenizer, "mask_id", None)
-        return per_target(*self.task.nats_of_texts(self.network, batch, mask_id))
+        if not isinstance(self.task, Classification):
+            for index in (batch["lengths"] < 2).nonzero().flatten().tolist():
+                reason = (
+                    "must be at least 2 tokens, including the one that starts a text: only tokens after it have a loss"
+                )
+                raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})
+        nats, targets = self.task.nats_of_texts(self.network, batch, mask_id)
+        return nats / targets
 
     def generate(
         self,
@@ -221,7 +231,13 @@ class Model(Inspected):
         """
         if not self.task.generates:
             raise ArgumentError("task", type(self.task).__name__, "cannot generate text; CausalLM can")
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        integers = {"num_tokens": num_tokens, "seed": seed} | ({} if top_k is None else {"top_k": top_k})
+        require_numbers(int, {"num_tokens": 200, "seed": 0, "top_k": 20}, **integers)
+        numbers = {"temperature": temperature} | ({} if top_p is None else {"top_p": top_p})
+        require_numbers(float, {"temperature": 0.8, "top_p": 0.9}, **numbers)
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        if not isinstance(prompts, Sequence) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise ArgumentError("prompts", prompts, "must be a text, or a list of texts", {"prompts": SOME_TEXTS})
         rows = self._rows(prompts) if prompts else []
         sampling = Sampling(temperature, top_k, top_p)
         new = generate(self.network, rows, num_tokens, sampling, seed, stop_token=self.tokenizer.eos_id)
@@ -259,7 +275,8 @@ class Model(Inspected):
             return texts.tolist()
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ArgumentError("texts", texts, "must be a text, a list of texts, or token ids of shape (batch, seq)")
+            reason = "must be a text, a list of texts, or token ids of shape (batch, seq)"
+            raise ArgumentError("texts", texts, reason, {"texts": SOME_TEXTS})
         return [[self.tokenizer.eos_id, *ids] for ids in self.tokenizer.encode_batch(texts)]
 
 
@@ -275,14 +292,3 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
         raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
     for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
         raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
-
-
-def per_target(nats: Float[Tensor, " batch"], targets: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-    """The loss of each text, given its negative log-likelihood and its number of targets.
-
-    Raises:
-        ArgumentError: a text has none.
-    """
-    for index in (targets == 0).nonzero().flatten().tolist():
-        raise ArgumentError(f"texts[{index}]", "", "has no target, so that its loss is not defined")
-    return nats / targets

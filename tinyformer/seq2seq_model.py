@@ -18,7 +18,7 @@ from tinyformer.data import PairTokens, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.inspection.forward import ForwardPass, Replacement
 from tinyformer.inspection.inspected import Head, Inspected
-from tinyformer.model import Texts, per_target, require_token_ids
+from tinyformer.model import SOME_TEXTS, Texts, require_token_ids
 from tinyformer.nn import EncoderDecoder
 from tinyformer.tasks import Seq2Seq
 
@@ -146,6 +146,7 @@ class Seq2SeqModel(Inspected):
         Raises:
             ArgumentError: see `Model.run`; there are not as many targets as sources, or one is too long.
         """
+        self._require_no_point("targets", targets, capture)
         return self._run(self._batch(texts, targets), capture, replace)
 
     def ablated(
@@ -175,7 +176,8 @@ class Seq2SeqModel(Inspected):
         Raises:
             ArgumentError: see `run`.
         """
-        return per_target(*self.task.nats(self.network, self._batch(texts, targets)))
+        nats, num_tokens = self.task.nats(self.network, self._batch(texts, targets))
+        return nats / num_tokens
 
     def _batch(self, texts: Texts, targets: Targets | None) -> Batch:
         """Sources and targets as a batch."""
@@ -226,14 +228,18 @@ class Seq2SeqModel(Inspected):
         """
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, Sequence) or not texts:
-            raise ArgumentError(argument, texts, "must be a text, a list of texts, or token ids")
+            raise ArgumentError(
+                argument, texts, "must be a text, a list of texts, or token ids", {argument: SOME_TEXTS}
+            )
         if all(isinstance(text, str) for text in texts):
             if self.tokenizer is None:
                 raise ArgumentError(argument, texts, "the model has no tokenizer, so it takes token ids")
             return self.tokenizer.encode_batch(texts)
         are_rows = all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in texts)
         if argument == "texts" or not are_rows or not all(type(token) is int for ids in texts for token in ids):
-            raise ArgumentError(argument, texts, "must be a text, a list of texts, or token ids")
+            raise ArgumentError(
+                argument, texts, "must be a text, a list of texts, or token ids", {argument: SOME_TEXTS}
+            )
         for ids in texts:
             require_token_ids(argument, torch.tensor([ids], dtype=torch.long), self.network.vocab_size)
         return [list(ids) for ids in texts]

@@ -16,7 +16,7 @@ from tinyformer.data.questions import EXTRA_TOKENS
 from tinyformer.errors import ArgumentError
 from tinyformer.inspection.forward import ForwardPass, Replacement
 from tinyformer.inspection.inspected import Head
-from tinyformer.model import Model, Texts
+from tinyformer.model import SOME_TEXTS, Model, Texts
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Prediction, SpanExtraction
 
@@ -85,7 +85,7 @@ class SpanModel(Model):
             contexts: the context of each question; a single one is that of all.
 
         Raises:
-            ArgumentError: see `answer` and `tokenize`; or a context takes several windows.
+            ArgumentError: see `answer` and `Model.attention`; or a context takes several windows.
         """
         if contexts is None:
             return super().attention(texts)
@@ -123,6 +123,7 @@ class SpanModel(Model):
         Raises:
             ArgumentError: see `Model.run` and `answer`.
         """
+        self._require_no_point("contexts", contexts, capture)
         return self._run(self._batch(texts, contexts), capture, replace)
 
     def ablated(
@@ -188,9 +189,11 @@ class SpanModel(Model):
         told = told * len(asked) if isinstance(contexts, str) else told
         if len(told) != len(asked):
             raise ArgumentError("contexts", contexts, f"must be one text, or {len(asked)}, as many as `{argument}`")
-        given = [""] * len(asked) if answers is None else [answers] if isinstance(answers, str) else list(answers)
-        if len(given) != len(asked) or not all(isinstance(answer, str) for answer in given):
-            raise ArgumentError("answers", answers, f"must be {len(asked)} texts, one for each question")
+        given = [""] * len(asked) if answers is None else [answers] if isinstance(answers, str) else answers
+        is_list = isinstance(given, Sequence) and all(isinstance(answer, str) for answer in given)
+        if not is_list or len(given) != len(asked):
+            number = "a text" if len(asked) == 1 else f"{len(asked)} texts, one for each question"
+            raise ArgumentError("answers", answers, f"must be {number}; empty where the context has none")
         rows = []
         for index, (question, context, answer) in enumerate(zip(asked, told, given, strict=True)):
             if answer not in context:
@@ -223,7 +226,9 @@ def _texts(argument: str, value: Any) -> list[str]:
     """
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, Sequence) or not texts or not all(isinstance(one, str) and one.strip() for one in texts):
-        raise ArgumentError(argument, value, "must be a text, or a list of texts, none of them empty")
+        raise ArgumentError(
+            argument, value, "must be a text, or a list of texts, none of them empty", {argument: SOME_TEXTS}
+        )
     if any(map(SURROGATE.search, texts)):
         raise ArgumentError(argument, value, "holds half of a surrogate pair, which is no text")
     return list(texts)

@@ -64,18 +64,18 @@ def test_the_other_tasks_by_hand():
 
 
 MISTAKES = [
-    (causal, ([""],), "texts[0]='': has no target, so that its loss is not defined."),
+    (causal, ([""],), "len(texts[0])=1: must be at least 2 tokens"),
     (causal, (TEXTS, LABELS), "labels=['no', 'yes', 'maybe']: must be None: CausalLM has no labels."),
-    (masked, (["a", ""],), "texts[1]='': has no target"),
+    (masked, (["a", ""],), "len(texts[1])=1: must be at least 2 tokens"),
     (classifier, (TEXTS,), "labels=None: must be 3, one for each text; labels=['no', 'no', 'no'] works."),
     (classifier, (TEXTS, ["no", "yes", "perhaps"]), "labels='perhaps': must be one of no, yes, maybe, 0, 1, 2."),
     (classifier, (TEXTS, [0, 1, 3]), "labels=3: must be one of"),
     (translator, (TEXTS, ["un"]), "targets=['un']: must be 3, as many as texts."),
     (translator, ("a", "b" * 16), "len(targets[0])=17: must be 1 to 16 tokens, with those that begin and end it."),
     (reader, ("who", "a cat", "dog"), "answers[0]='dog': must be a part of its context."),
-    (reader, (["who", "who"], "a cat", "cat"), "answers='cat': must be 2 texts, one for each question."),
-    (reader, ("who", "a cat", [["cat"]]), "answers=[['cat']]: must be 1 texts, one for each question."),
-    (translator, ("a", [[1.5]]), "targets=[[1.5]]: must be a text, a list of texts, or token ids."),
+    (reader, (["who", "who"], "a cat", "cat"), "answers='cat': must be 2 texts, one for each question;"),
+    (reader, ("who", "a cat", [["cat"]]), "answers=[['cat']]: must be a text; empty"),
+    (translator, ("a", [[1.5]]), "targets=[[1.5]]: must be a text, a list of texts, or token ids;"),
 ]
 
 

@@ -171,7 +171,7 @@ def test_means_over_heads():
     )
     torch.testing.assert_close(maps.mean(0), torch.tensor([[1.0, 0.0], [0.3, 0.7]]))
     torch.testing.assert_close(maps.mean(), torch.tensor([[1.0, 0.0], [1.6 / 3, 1.4 / 3]]))
-    with pytest.raises(ArgumentError, match=r"^layer=\(2,\): must be the number of a layer.*: layer 0, layer 1\.$"):
+    with pytest.raises(ArgumentError, match=r"^layer=\(2,\): must be the number of a layer.*: layer 0, layer 1;"):
         maps.mean(2)
 
 
@@ -246,7 +246,7 @@ def test_a_source_alone_has_the_target_that_the_model_decodes():
         ("a" * 16, None, r"len(texts[0])=17: must be 1 to 16 tokens, with those that begin and end it."),
         ("a", "b" * 16, r"len(targets[0])=17: must be 1 to 16 tokens, with those that begin and end it."),
         (["a", "b"], ["c"], r"targets=['c']: must be 2, as many as `texts`"),
-        ([], None, r"texts=[]: must be a text, a list of texts, or token ids."),
+        ([], None, r"texts=[]: must be a text, a list of texts, or token ids;"),
         (["a"], [[50]], r"targets=50: token ids go from 0 to 49."),
     ],
 )

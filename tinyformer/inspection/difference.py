@@ -9,7 +9,7 @@ from torch import Tensor
 from tinyformer.errors import ArgumentError
 from tinyformer.inspection.drawing import Panel, chart_of_maps
 from tinyformer.inspection.table import Table
-from tinyformer.inspection.text_maps import HeadAddress, TextMaps
+from tinyformer.inspection.text_maps import HeadAddress, TextMaps, require_parts
 
 
 class MapsDifference:
@@ -72,6 +72,7 @@ class MapsDifference:
         Raises:
             ArgumentError: one of the models has no such head.
         """
+        require_parts("head", "plot", address)
         panels = [maps.panel_of(address) for maps in (self.first, self.second)]
         queries, keys = self.first.axes[self.first.layer_of(address).kind]
         panels.append(Panel(self[address], "first minus second", signed=True, label="Difference of attention weights"))

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -57,6 +58,20 @@ class Inspected:
         return forward_pass(
             self.network, lambda: self.task.forward(self.network, batch), lengths_of(batch), capture, replace
         )
+
+    def _require_no_point(self, argument: str, texts: Any, capture: Any) -> None:
+        """Refuse the name of a point in the place of a second text, as in `run("a question", "logits")`.
+
+        Raises:
+            ArgumentError: nothing is captured, and `texts` is what `capture` would be.
+        """
+        names = [texts] if isinstance(texts, str) else texts
+        if not isinstance(names, Sequence) or not names or not isinstance(capture, str | Sequence) or capture:
+            return
+        points = self.points
+        if all(isinstance(name, str) and any(fnmatchcase(point, name) for point in points) for name in names):
+            reason = "is the name of a point, and stands in the place of a text"
+            raise ArgumentError(argument, texts, reason, {"capture": texts})
 
     @contextmanager
     def _ablated(self, heads: Sequence[Head], mode: str, batch: Batch | None) -> Iterator[None]:

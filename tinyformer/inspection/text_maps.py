@@ -1,12 +1,13 @@
 """The attention maps of one text, in all layers and heads."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -111,7 +112,7 @@ class TextMaps:
             ArgumentError: there is no such head.
         """
         parts = plain_address(address if isinstance(address, tuple) else (address,))
-        is_plain = all(isinstance(part, int | str) for part in parts)  # an array has no truth value to compare by
+        is_plain = all(type(part) in (int, str) for part in parts)  # an array has no truth value to compare by
         layer = next((layer for layer in self.layers if is_plain and layer.address == parts[:-1]), None)
         if layer is not None and parts[-1] in (*layer.heads, *layer.names):
             return layer
@@ -156,10 +157,12 @@ class TextMaps:
         Raises:
             ArgumentError: there is no such layer, or no kind is given where there are several.
         """
+        require_parts("layer", "mean", address)
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
         if len({layer.kind for layer in chosen}) != 1:
             known = ", ".join(layer_title(layer.address) for layer in self.layers)
-            raise ArgumentError("layer", address, f"must be the number of a layer, after its kind if any: {known}")
+            reason = f"must be the number of a layer, after its kind if any: {known}"
+            raise ArgumentError("layer", address, reason, {"layer": self.layers[0].address})
         return torch.cat([layer.all_heads() for layer in chosen]).mean(dim=0)
 
     def rollout(self, kind: str | None = None) -> Float[Tensor, "queries keys"]:
@@ -244,8 +247,11 @@ class TextMaps:
             The figure, which a notebook shows, and `savefig` saves.
 
         Raises:
-            ArgumentError: there is no such head.
+            ArgumentError: there is no such head, or `axes` are no axes.
         """
+        require_parts("head", "plot", address)
+        if axes is not None and not isinstance(axes, Axes):
+            raise ArgumentError("axes", axes, "must be axes of matplotlib, such as plt.gca()")
         panel = self.panel_of(address)
         queries, keys = self.axes[self.layer_of(address).kind]
         return chart_of_maps([panel], queries.tokens, keys.tokens, [] if axes is None else [axes])
@@ -265,7 +271,18 @@ class TextMaps:
         return Panel(self[address], title, signed=layer.is_signed and not isinstance(head, str))
 
     def save(self, path: str | Path) -> Path:
-        """Write the atlas of these maps, an HTML file that needs no server; see `write_atlas`."""
+        """Write the atlas of these maps, an HTML file that needs no server; see `write_atlas`.
+
+        Args:
+            path: the file; folders are created.
+
+        Raises:
+            ArgumentError: it is a folder, or no path.
+        """
+        if not isinstance(path, str | os.PathLike):
+            raise ArgumentError("path", path, "must be the path of a file", {"path": "atlas.html"})
+        if Path(path).is_dir():
+            raise ArgumentError("path", str(path), "is a folder", {"path": str(Path(path, "atlas.html"))})
         kinds = {kind: TokenStrings(*(axis.tokens for axis in both)) for kind, both in self.axes.items()}
         return write_atlas(
             path,
@@ -300,6 +317,17 @@ class TextMaps:
         """The atlas in a frame, for notebooks."""
         with TemporaryDirectory() as folder:
             return framed(self.save(Path(folder) / "atlas.html").read_text(encoding="utf-8"))
+
+
+def require_parts(argument: str, method: str, address: Sequence[Any]) -> None:
+    """Refuse an address as one argument, `plot((1, 3))`, of a method that takes its parts, `plot(1, 3)`.
+
+    Raises:
+        ArgumentError: it is.
+    """
+    if len(address) == 1 and isinstance(address[0], tuple | list):
+        parts = ", ".join(map(repr, address[0]))
+        raise ArgumentError(argument, address[0], f"must be given in parts: {method}({parts})")
 
 
 def _number(name: str) -> int | str:
