@@ -3,8 +3,9 @@
 Each name is imported on first use: the costs of a model do not wait for the training libraries of an analysis.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tinyformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tinyformer.analysis.ablation import HeadAblation
@@ -203,14 +204,4 @@ _NAMES = {
 }
 """The names that each module defines."""
 
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -3,8 +3,9 @@
 Each name is imported on first use: the models import this package, whose maps import the analyses.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tinyformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tinyformer.inspection.description import Origin, describe
@@ -16,24 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LayerMaps", "MapsDifference", "Origin", "Table", "TextMaps", "describe", "maps_of_pair", "maps_of_tokens"]
 
-_MODULES = {
-    "LayerMaps": "layer_maps",
-    "MapsDifference": "difference",
-    "Origin": "description",
-    "Table": "table",
-    "TextMaps": "text_maps",
-    "describe": "description",
-    "maps_of_pair": "reading",
-    "maps_of_tokens": "reading",
+_NAMES = {
+    "description": ("Origin", "describe"),
+    "difference": ("MapsDifference",),
+    "layer_maps": ("LayerMaps",),
+    "reading": ("maps_of_pair", "maps_of_tokens"),
+    "table": ("Table",),
+    "text_maps": ("TextMaps",),
 }
-"""The module that defines each name."""
+"""The names that each module defines."""
 
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

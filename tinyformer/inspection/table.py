@@ -55,7 +55,9 @@ class Table(list[dict[str, Any]]):
 
 
 def _shown(value: Any) -> str:
-    """A value in a cell; numbers have three decimals."""
+    """A value in a cell: fractions have three decimals, large integers commas."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
