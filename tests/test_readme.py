@@ -305,6 +305,7 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
     capsys.readouterr()
     assert main(arguments) == 0
     shows = {"convert": "ported", "batch=": "state of the optimizer"}
+    shows |= {"findings cost": "cost: holds", "findings": "redundancy"}
     assert next((text for part, text in shows.items() if part in line), "mha") in capsys.readouterr().out
 
 
