@@ -51,10 +51,10 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     saved: list[Figure] = []
     save = tinyformer.analysis.save_png
 
-    def keep(figure: Figure, path: Path) -> Path:
+    def keep(figure: Figure, path: Path, *caption: str) -> Path:
         if path.name.startswith("compare_"):
             saved.append(figure)
-        return save(figure, path)
+        return save(figure, path, *caption)
 
     monkeypatch.setattr("tinyformer.analysis.save_png", keep)
     return saved
