@@ -115,7 +115,7 @@ def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | N
 
 
 def require_numbers(kind: type[int] | type[float], works: Mapping[str, Any], **arguments: Any) -> None:
-    """Refuse the first of some arguments that is no number, or no integer.
+    """Raise an error for the first argument that is not a number, or not an integer.
 
     Args:
         kind: int for integers, those of NumPy included; float for any real numbers.

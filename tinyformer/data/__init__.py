@@ -22,13 +22,14 @@ from tinyformer.data.pydoc import Pydoc
 from tinyformer.data.question_module import QuestionDataModule, QuestionRecipe
 from tinyformer.data.questions import QuestionLoader, Questions, QuestionSplit, QuestionTexts, tokenise_questions
 from tinyformer.data.recall import RecallDataModule
-from tinyformer.data.sources import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source, TextFiles
+from tinyformer.data.sources import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source
 from tinyformer.data.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.splits import hold_out
 from tinyformer.data.squad import Question, SquadFiles
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.summaries import Summaries
+from tinyformer.data.text_files import TextFiles
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import (
     BPETokenizer,

@@ -15,7 +15,8 @@ from tinyformer.batch import Batch
 from tinyformer.data.cache import Recipe
 from tinyformer.data.loader import EpochLoader
 from tinyformer.data.similar_lengths import Rows
-from tinyformer.data.sources import Source, TextFiles, lacks_own_splits
+from tinyformer.data.sources import Source, lacks_own_splits
+from tinyformer.data.text_files import TextFiles
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most

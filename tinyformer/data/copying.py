@@ -1,10 +1,10 @@
 """Sequences to copy, longer ones in the test split than in training."""
 
+from typing import Any
+
 import numpy as np
 
 from tinyformer.data.generated import ABSENT, Drawn, RandomDataModule, require_symbols
-from tinyformer.data.masking import Masking
-from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.windows import Windows
 from tinyformer.errors import ArgumentError, require_at_least
 
@@ -28,7 +28,6 @@ class CopyDataModule(RandomDataModule):
 
     Args:
         max_seq_len: the maximum length of the model.
-        batch_size: sequences in a batch, on each device.
         num_symbols: number of different symbols.
         min_length: the smallest n.
         max_length: the largest n in training and validation.
@@ -36,10 +35,8 @@ class CopyDataModule(RandomDataModule):
         num_sequences: number of training sequences in an epoch.
         num_validation_sequences: number of sequences of the validation split, and of the test split.
         fresh: whether each epoch has training sequences of its own.
-        tokenizer: see `GeneratedDataModule`.
-        masking: not supported, since the task is to predict the next token.
-        num_workers: see `TokenDataModule`.
         seed: determines the sequences and their order.
+        settings: further arguments of `GeneratedDataModule`.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -50,7 +47,6 @@ class CopyDataModule(RandomDataModule):
     def __init__(
         self,
         max_seq_len: int,
-        batch_size: int,
         *,
         num_symbols: int,
         min_length: int,
@@ -59,10 +55,8 @@ class CopyDataModule(RandomDataModule):
         num_sequences: int,
         num_validation_sequences: int,
         fresh: bool = True,
-        tokenizer: TextTokenizer | None = None,
-        masking: Masking | None = None,
-        num_workers: int = 0,
         seed: int = 0,
+        **settings: Any,
     ) -> None:
         symbols = require_symbols("num_symbols", num_symbols) + COPY
         require_at_least(1, min_length=min_length)
@@ -82,7 +76,6 @@ class CopyDataModule(RandomDataModule):
         super().__init__(
             _num_tokens(max_length),
             max_seq_len=max_seq_len,
-            batch_size=batch_size,
             symbols=symbols,
             identity=[
                 *(self.name, _FORMAT, symbols, self._lengths, num_sequences, num_validation_sequences, fresh),
@@ -91,10 +84,8 @@ class CopyDataModule(RandomDataModule):
             num_sequences=num_sequences,
             num_validation_sequences=num_validation_sequences,
             fresh=fresh,
-            tokenizer=tokenizer,
-            masking=masking,
-            num_workers=num_workers,
             seed=seed,
+            **settings,
         )
 
     def _make(self) -> dict[str, Drawn]:

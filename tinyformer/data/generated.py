@@ -79,10 +79,10 @@ class GeneratedDataModule(TokenDataModule):
         *,
         symbols: str,
         identity: list[Any],
-        tokenizer: TextTokenizer | None,
-        masking: Masking | None,
-        num_workers: int,
-        seed: int,
+        tokenizer: TextTokenizer | None = None,
+        masking: Masking | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
     ) -> None:
         if masking is not None:
             reason = f"the sequences are predicted from their beginning; {self.name} needs a model of the next token"

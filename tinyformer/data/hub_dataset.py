@@ -12,6 +12,7 @@ import datasets
 import filelock
 
 from tinyformer.data import hub
+from tinyformer.data.columns import PAIR_ARGUMENTS, one_or_two, require_label_column, require_pair, two_columns
 from tinyformer.data.documents import (
     TEXTS,
     class_name,
@@ -21,15 +22,7 @@ from tinyformer.data.documents import (
     require_all_or_no_labels,
 )
 from tinyformer.data.hub_card import require_plain_card
-from tinyformer.data.sources import (
-    PAIR_ARGUMENTS,
-    SPLIT_OF,
-    SPLITS,
-    one_or_two,
-    require_label_column,
-    require_pair,
-    two_columns,
-)
+from tinyformer.data.sources import SPLIT_OF, SPLITS
 from tinyformer.data.squad import Question, from_questions, make_question
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.errors import ArgumentError

@@ -1,12 +1,11 @@
 """Random sequences that repeat themselves, to find induction heads with."""
 
 import string
+from typing import Any
 
 import numpy as np
 
 from tinyformer.data.generated import Drawn, RandomDataModule, require_symbols
-from tinyformer.data.masking import Masking
-from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
 
 SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
@@ -30,17 +29,13 @@ class InductionDataModule(RandomDataModule):
 
     Args:
         seq_len: tokens in a window, `<eos>` included.
-        max_seq_len: the maximum length of the model.
-        batch_size: sequences in a batch, on each device.
         num_symbols: number of different symbols.
         min_period: the smallest p.
         max_period: the largest p.
         num_sequences: number of training sequences; longer runs repeat them in another order.
         num_validation_sequences: number of validation sequences.
-        tokenizer: see `GeneratedDataModule`.
-        masking: not supported, since the task is to predict the next token.
-        num_workers: see `TokenDataModule`.
         seed: determines the sequences and their order.
+        settings: further arguments of `GeneratedDataModule`.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -51,18 +46,14 @@ class InductionDataModule(RandomDataModule):
     def __init__(
         self,
         seq_len: int,
-        max_seq_len: int,
-        batch_size: int,
         *,
         num_symbols: int,
         min_period: int,
         max_period: int,
         num_sequences: int,
         num_validation_sequences: int,
-        tokenizer: TextTokenizer | None = None,
-        masking: Masking | None = None,
-        num_workers: int = 0,
         seed: int = 0,
+        **settings: Any,
     ) -> None:
         symbols, self._periods = require_symbols("num_symbols", num_symbols, SYMBOLS), (min_period, max_period)
         _check_periods(num_symbols, min_period, max_period)
@@ -73,16 +64,12 @@ class InductionDataModule(RandomDataModule):
         numbers = {"train": num_sequences, "validation": num_validation_sequences}
         super().__init__(
             seq_len,
-            max_seq_len=max_seq_len,
-            batch_size=batch_size,
             symbols=symbols,
             identity=[_FORMAT, symbols, self._periods, numbers, seq_len, seed],
             num_sequences=num_sequences,
             num_validation_sequences=num_validation_sequences,
-            tokenizer=tokenizer,
-            masking=masking,
-            num_workers=num_workers,
             seed=seed,
+            **settings,
         )
 
     def _draw(self, generator: np.random.Generator, number: int) -> Drawn:

@@ -2,12 +2,11 @@
 
 import itertools
 import string
+from typing import Any
 
 import numpy as np
 
 from tinyformer.data.generated import ALPHABET, Drawn, GeneratedDataModule, require_symbols
-from tinyformer.data.masking import Masking
-from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
 
 NUMBERS = string.digits + ALPHABET.replace(string.digits, "")
@@ -26,14 +25,10 @@ class ModularAdditionDataModule(GeneratedDataModule):
     right in 1 / p of the cases.
 
     Args:
-        max_seq_len: the maximum length of the model.
-        batch_size: sums in a batch, on each device.
         modulus: p, which need not be a prime number.
         train_fraction: fraction of the table that is for training.
-        tokenizer: see `GeneratedDataModule`.
-        masking: not supported, since the task is to predict the next token.
-        num_workers: see `TokenDataModule`.
         seed: determines which part of the table is for training, and its order.
+        settings: further arguments of `GeneratedDataModule`.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -43,15 +38,11 @@ class ModularAdditionDataModule(GeneratedDataModule):
 
     def __init__(
         self,
-        max_seq_len: int,
-        batch_size: int,
         *,
         modulus: int = 59,
         train_fraction: float = 0.5,
-        tokenizer: TextTokenizer | None = None,
-        masking: Masking | None = None,
-        num_workers: int = 0,
         seed: int = 0,
+        **settings: Any,
     ) -> None:
         symbols = require_symbols("modulus", modulus, NUMBERS, smallest=2) + "+="
         self._modulus, self._num_training = modulus, round(train_fraction * modulus**2)
@@ -60,14 +51,10 @@ class ModularAdditionDataModule(GeneratedDataModule):
             raise ArgumentError("train_fraction", train_fraction, reason, {"train_fraction": 0.5})
         super().__init__(
             6,  # <eos> a + b = c
-            max_seq_len=max_seq_len,
-            batch_size=batch_size,
             symbols=symbols,
             identity=[self.name, _FORMAT, symbols, self._num_training, seed],
-            tokenizer=tokenizer,
-            masking=masking,
-            num_workers=num_workers,
             seed=seed,
+            **settings,
         )
 
     def _make(self) -> dict[str, Drawn]:

@@ -1,10 +1,10 @@
 """Associative recall with several queries: pairs of keys and values, and later the keys again."""
 
+from typing import Any
+
 import numpy as np
 
 from tinyformer.data.generated import ALPHABET, Drawn, RandomDataModule, require_symbols
-from tinyformer.data.masking import Masking
-from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
 
 FILLER = "."
@@ -27,18 +27,14 @@ class RecallDataModule(RandomDataModule):
 
     Args:
         seq_len: tokens in a window, `<eos>` included; at least 4 D + 1.
-        max_seq_len: the maximum length of the model.
-        batch_size: sequences in a batch, on each device.
         num_pairs: D, the number of pairs, and of queries.
         num_keys: number of different keys.
         num_values: number of different values.
         num_sequences: number of training sequences in an epoch.
         num_validation_sequences: number of validation sequences.
         fresh: whether each epoch has training sequences of its own.
-        tokenizer: see `GeneratedDataModule`.
-        masking: not supported, since the task is to predict the next token.
-        num_workers: see `TokenDataModule`.
         seed: determines the sequences and their order.
+        settings: further arguments of `GeneratedDataModule`.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -49,8 +45,6 @@ class RecallDataModule(RandomDataModule):
     def __init__(
         self,
         seq_len: int,
-        max_seq_len: int,
-        batch_size: int,
         *,
         num_pairs: int,
         num_keys: int,
@@ -58,10 +52,8 @@ class RecallDataModule(RandomDataModule):
         num_sequences: int,
         num_validation_sequences: int,
         fresh: bool = True,
-        tokenizer: TextTokenizer | None = None,
-        masking: Masking | None = None,
-        num_workers: int = 0,
         seed: int = 0,
+        **settings: Any,
     ) -> None:
         keys = require_symbols("num_keys", num_keys)
         symbols = keys + require_symbols("num_values", num_values, ALPHABET[num_keys:]) + FILLER
@@ -76,8 +68,6 @@ class RecallDataModule(RandomDataModule):
         self._numbers = num_pairs, num_keys, num_values
         super().__init__(
             seq_len,
-            max_seq_len=max_seq_len,
-            batch_size=batch_size,
             symbols=symbols,
             identity=[
                 *(self.name, _FORMAT, symbols, self._numbers, num_sequences, num_validation_sequences, fresh),
@@ -86,10 +76,8 @@ class RecallDataModule(RandomDataModule):
             num_sequences=num_sequences,
             num_validation_sequences=num_validation_sequences,
             fresh=fresh,
-            tokenizer=tokenizer,
-            masking=masking,
-            num_workers=num_workers,
             seed=seed,
+            **settings,
         )
 
     def _draw(self, generator: np.random.Generator, number: int) -> Drawn:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tinyformer.data.documents import from_columns
 from tinyformer.data.files import SURROGATE, Layout, parse_json, read_rows
-from tinyformer.data.sources import files_of_splits, hash_files
+from tinyformer.data.text_files import files_of_splits, hash_files
 from tinyformer.errors import ArgumentError
 
 COLUMNS = ("question", "context", "answers")

@@ -24,7 +24,7 @@ STATISTICS: dict[str, Callable[[list[float]], float]] = {
     "median": statistics.median,
     "last": lambda values: values[-1],
 }
-"""What becomes of several numbers: of heads, or of the rows of a table."""
+"""Reductions of several values to one, by name: over heads, or over the rows of a table."""
 
 HEAD = re.compile(r"attention/(?:\w+/)?layer_(\d+)/head_(\w+)/(\w+)")
 

@@ -1,0 +1,168 @@
+"""Text of local files, with or without labels, or as pairs."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from tinyformer.data.columns import PAIR_ARGUMENTS, one_or_two, require_label_column, require_pair, two_columns
+from tinyformer.data.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
+from tinyformer.data.files import Layout, read_rows
+from tinyformer.data.sources import SPLIT_OF
+from tinyformer.errors import ArgumentError
+from tinyformer.text_paths import find_files
+
+_FORMAT = 2  # increase it when the same files would give other texts
+
+
+class TextFiles:
+    r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
+
+    Files whose names begin or end with a word such as `train`, `validation` (`valid`, `val`, `dev`) or `test`
+    (`train.txt`, `train-00000-of-00002.parquet`) become these splits, if one of them is for training. Line ends are
+    those of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is
+    kept, except a byte-order mark at the beginning of a file. Rows without text (null) are left out, unless they have a
+    label: then their text is empty. All texts are held in memory.
+
+    Args:
+        files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
+        text_column: the column or key that holds the text, or the two that hold a pair of texts; .txt files have none.
+        label_column: the column that holds the label. A label is a name: the number 1 is "1".
+        source_column: the column that holds the sources of pairs.
+        target_column: the column that holds their targets.
+        columns: the columns of .csv and .tsv files without a header.
+        quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
+
+    Raises:
+        ArgumentError: `text_column` is not one column or two.
+    """
+
+    name = "text"
+
+    def __init__(
+        self,
+        files: str | Iterable[str],
+        text_column: str | Sequence[str] = "text",
+        label_column: str | None = None,
+        columns: Sequence[str] | None = None,
+        quoted: bool = True,
+        source_column: str = "source",
+        target_column: str = "target",
+    ) -> None:
+        self.files = [files] if isinstance(files, str) else [str(file) for file in files]
+        self.text_columns, self.label_column = one_or_two(text_column), label_column
+        self.columns, self.quoted = columns and list(columns), quoted
+        self.pair_columns = two_columns(source_column, target_column)
+
+    @property
+    def has_own_splits(self) -> bool:
+        """Whether the files include a validation split."""
+        return "validation" in files_of_splits(self.files)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
+
+        Raises:
+            ArgumentError: a file does not exist, or its format is not supported.
+        """
+        settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted]
+        return hash_files(files_of_splits(self.files), json.dumps(settings).encode())
+
+    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """All documents, in the order of the files.
+
+        Raises:
+            ArgumentError: a file is missing, unreadable or of an unknown format, or lacks a column.
+        """
+        return {
+            split: from_texts("\n".join(texts) for texts, _, _ in self._rows(files, None))
+            for split, files in files_of_splits(self.files).items()
+        }
+
+    def load_examples(self) -> dict[str, datasets.Dataset]:
+        """All documents with their labels, in the order of the files.
+
+        Raises:
+            ArgumentError: as for `load`; or `label_column` is missing, or only some rows have a label.
+        """
+        column = require_label_column(self.label_column, self.text_columns)
+        return {split: self._examples(files, column) for split, files in files_of_splits(self.files).items()}
+
+    def load_pairs(self) -> dict[str, datasets.Dataset]:
+        """All pairs, in the order of the files.
+
+        Raises:
+            ArgumentError: as for `load`; or a row lacks its source or its target.
+        """
+        return {split: self._pairs(files) for split, files in files_of_splits(self.files).items()}
+
+    def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
+        layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
+        pairs = []
+        for file in files:
+            for number, values in enumerate(read_rows(file, layout), start=1):
+                require_pair(values, self.pair_columns, f"row {number} of {file}")
+                pairs.append([with_newlines(text) for text in values])
+        sources, targets = zip(*pairs, strict=True) if pairs else ([], [])
+        return from_columns(text=sources, pair=targets)
+
+    def _examples(self, files: Sequence[Path], label_column: str) -> datasets.Dataset:
+        rows = list(self._rows(files, label_column))
+        labels = [label for _, label, _ in rows]
+        require_all_or_no_labels(labels, label_column, lambda row: rows[row][2])
+        texts = zip(*(texts for texts, _, _ in rows), strict=True) if rows else [[] for _ in self.text_columns]
+        return from_columns(**dict(zip(TEXTS, texts, strict=False)), label=labels)
+
+    def _rows(self, files: Iterable[Path], label_column: str | None) -> Iterator[tuple[list[str], str | None, str]]:
+        """The texts of each row, its label if there is a label column, and its place, for errors."""
+        layout = Layout(self.text_columns, label_column, self.columns, self.quoted)
+        for file in files:
+            for number, values in enumerate(read_rows(file, layout), start=1):
+                texts = [self._text(file, *named) for named in zip(self.text_columns, values, strict=False)]
+                if self.label_column or any(text is not None for text in texts):
+                    label = None if label_column is None else class_name(values[-1], label_column, str(file))
+                    yield [text or "" for text in texts], label, f"row {number} of {file}"
+
+    @staticmethod
+    def _text(file: Path, column: str, value: Any) -> str | None:
+        if value is not None and not isinstance(value, str):
+            raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
+        return value if value is None else with_newlines(value)
+
+
+def with_newlines(text: str) -> str:
+    r"""A text whose lines end in `\n`, as Python reads them from a file: not in `\r\n` or `\r`."""
+    return re.sub(r"\r\n?", "\n", text)
+
+
+def files_of_splits(names: Sequence[str]) -> dict[str, list[Path]]:
+    """The files that names, patterns and folders stand for, by split; all are for training if none is said to be.
+
+    Raises:
+        ArgumentError: a file does not exist, or its format is not supported.
+    """
+    files = find_files(names)
+    splits: dict[str, list[Path]] = {}
+    for file in files:
+        splits.setdefault(_split_of(file), []).append(file)
+    return splits if "train" in splits else {"train": files}
+
+
+def hash_files(splits: Mapping[str, Sequence[Path]], settings: bytes) -> str:
+    """SHA-256 of the contents of files, their formats and splits, and of the settings by which they are read."""
+    digest = hashlib.sha256(settings)
+    for split, files in splits.items():
+        for file in files:
+            with file.open("rb") as opened:
+                content = hashlib.file_digest(opened, "sha256").hexdigest()
+            digest.update(f"{split} {file.suffix} {content}".encode())
+    return digest.hexdigest()
+
+
+def _split_of(file: Path) -> str:
+    words = re.split(r"[^a-z]+", file.stem.lower())
+    return next((SPLIT_OF[word] for word in (words[0], words[-1]) if word in SPLIT_OF), "train")
