@@ -1,10 +1,15 @@
 """Recall, copying and modular addition: every scored target against a solver that reads the text, and fresh epochs."""
 
+import csv
 import itertools
+import json
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
+import tinyformer
 from tinyformer.data import (
     IGNORED,
     ByteTokenizer,
@@ -180,3 +185,19 @@ MISTAKES = [
 def test_arguments(kind, changes, sentence):
     with pytest.raises(ArgumentError, match=f"^{sentence}"):
         prepared(kind, **changes)
+
+
+def test_training_accuracy_is_that_of_the_saved_model_on_the_training_sums(program):
+    sizes = (
+        "model.num_layers=1 model.num_heads=2 model.d_model=16 model.max_seq_len=8 optimizer=adamw optimizer.lr=1e-2"
+    )
+    data = "data=modular_addition data.modulus=7 data.batch_size=8 trainer.max_steps=40 trainer.precision=32-true"
+    assert program("train.py", sizes, data, "trainer.val_check_interval=20 hydra.run.dir=run").code == 0
+    module = prepared("modular_addition", modulus=7, train_fraction=0.5)
+    ids = torch.tensor(module.splits["train"].ids.tolist()).view(-1, 6)
+    predicted = tinyformer.load("run/checkpoints/last.ckpt").logits(ids[:, :-1])[:, -1].argmax(-1)
+    accuracy = (predicted == ids[:, -1]).float().mean().item()
+    rows = list(csv.DictReader(Path("run/metrics.csv").read_text().splitlines()))
+    logged = [float(row["train/accuracy"]) for row in rows if row["train/accuracy"]]
+    assert 0 < accuracy != logged[0]
+    assert json.loads(Path("run/results.json").read_text())["train/accuracy"] == logged[-1] == pytest.approx(accuracy)
