@@ -25,7 +25,8 @@ RESULT_KEYS = {
     *("telemetry/seconds", "telemetry/share"),
 }
 MEASURED = ("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near", "vertical")
-MEASURED += ("block", "largest_logit", "rank", "similarity", "induction", "duplicate_token")
+MEASURED += ("block", "largest_logit", "rank", "similarity", "mean_similarity")
+MEASURED += ("induction", "duplicate_token")
 
 
 def train(program: Program, run: str, *overrides: str) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def random_maps(seed=0, batch=2, heads=3, seq=8, causal=True):
             (0.54 + 0.3) ** 2 / (0.54**2 + 0.3**2 + 2 * 0.24**2),
         ),
         ("similarity", math.nan, math.nan),
+        ("mean_similarity", math.nan, math.nan),
         ("induction", math.nan, math.nan),
         ("duplicate_token", math.nan, math.nan),
     ],
@@ -68,6 +69,15 @@ def random_maps(seed=0, batch=2, heads=3, seq=8, causal=True):
 def test_measures_by_hand(name, three, offset):
     assert measure(name, THREE, [0, 1, 2]) == pytest.approx(three, rel=1e-6, nan_ok=True)
     assert measure(name, OFFSET, [2, 3]) == pytest.approx(offset, rel=1e-6, nan_ok=True)
+
+
+def test_similarities_of_heads_by_hand():
+    # Of the first map with the others 1/√2 and 0; of the second with the third 1/√2.
+    weights = torch.tensor([[[1.0, 0, 0]], [[0.5, 0.5, 0]], [[0, 1, 0]]]).unsqueeze(0)
+    maps, rows = AttentionMaps(weights, weights.log()), torch.tensor([2])
+    half = math.sqrt(0.5)
+    for name, expected in {"similarity": [half] * 3, "mean_similarity": [half / 2, half, half / 2]}.items():
+        assert ALL[name].compute(maps, rows, rows).tolist() == pytest.approx(expected)
 
 
 def halves(seq, boundary, causal):
@@ -115,7 +125,7 @@ def test_repeated_tokens():
         assert torch.equal(row[:10], row[10:])
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "similarity"])
+@pytest.mark.parametrize("name", [name for name in ALL if "similarity" not in name])
 def test_heads_are_independent_and_the_batch_is_averaged(name):
     maps, tokens = random_maps(batch=3, heads=4)
     tokens, rows = tokens[:1].expand(3, -1), torch.arange(8)

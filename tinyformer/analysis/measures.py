@@ -116,6 +116,15 @@ def nearest_head(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Fl
     return others.masked_fill(itself, -torch.inf).amax(dim=-1)
 
 
+def mean_similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """Mean similarity to the other heads of the layer; nan if the layer has one head.
+
+    Its mean over the heads is the mean over all pairs.
+    """
+    of_pairs = similarity(weights)
+    return (of_pairs.sum(dim=-1) - of_pairs.diagonal(dim1=-2, dim2=-1)) / (of_pairs.shape[-1] - 1)
+
+
 def induction(
     weights: Float[Tensor, "*layers batch heads rows k_seq"],
     tokens: Int[Tensor, "batch k_seq"],
@@ -203,6 +212,9 @@ MEASURES: dict[str, Measure] = {
     ),
     "rank": Measure(lambda maps, rows, tokens: effective_rank(maps.weights), "effective rank of the map"),
     "similarity": Measure(lambda maps, rows, tokens: nearest_head(maps.weights), "cosine with the most similar head"),
+    "mean_similarity": Measure(
+        lambda maps, rows, tokens: mean_similarity(maps.weights), "mean cosine with the other heads", is_costly=True
+    ),
 }
 """The measures of any text, by the last part of the logged name, such as `attention/layer_00/head_00/entropy`."""
 

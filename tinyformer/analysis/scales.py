@@ -20,6 +20,7 @@ EXPLANATIONS: dict[str, str] = {
     "largest_logit": "Largest logit before the softmax; it keeps growing before training diverges.",
     "rank": "Effective rank of the map: 1 if all queries attend to the same keys, n for n different keys.",
     "similarity": "Cosine similarity to the most similar other head of the layer: 1 for the same map.",
+    "mean_similarity": "Mean cosine similarity to the other heads of the layer: 1 if all have the same map.",
     "induction": "On repeated random tokens, share of attention on tokens that followed the query's token before.",
     "duplicate_token": "On repeated random tokens, share of attention on earlier occurrences of the query's token.",
     "diagonal_distance": "Mean distance from the diagonal, as a share of the source: 0 for a pace that stays even.",
