@@ -22,7 +22,7 @@ RISING = [
 ]
 CELLS = {"cells": [{"at": str(n), "is": kind, "y": str(y)} for n, kind, y in ((1, "a", 3), (2, "a", 12), (4, "b", 5))]}
 RECORDS = {
-    "one": Record({"loss": 2.0, "size": 3}, RISING, CELLS),
+    "one": Record({"loss": 2.0, "size": 3}, {"loss": 2.5}, RISING, CELLS),
     "two": Record({"loss": 8.0}),
     "none": Record({"loss": 0.0}),
 }
@@ -44,15 +44,22 @@ NEAR = {"heads": "near", "over": "largest"}
         ("value", {"run": "one", "source": {"table": "cells", "column": "y", "over": "last"}}, 5),
         ("value", {"run": "one", "source": {"table": "cells", "column": "y", "over": "smallest"}}, 3),
         ("difference", {"run": "two", "than": "one", "source": LOSS}, 6),
+        ("difference_ratio", {"run": "two", "than": "one", "to": ["one", "none"], "source": LOSS}, 3),
+        ("difference_ratio", {"run": "two", "than": "one", "to": ["one", "one"], "source": LOSS}, math.inf),
         ("ratio", {"run": "two", "than": "one", "source": LOSS}, 4),
         ("ratio", {"run": "two", "than": "none", "source": LOSS}, math.inf),
         ("quotient", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1.5),
         ("excess", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1),
+        ("excess", {"run": "one", "source": {"evaluated": "loss"}, "other": LOSS}, 0.5),
         ("slope", {"points": {"one": 1, "two": 2}, "source": LOSS}, 2),  # 2 x²
         ("slope", {"points": {"one": 1, "none": 2}, "source": LOSS}, math.nan),  # no logarithm of 0
         ("slope_in_table", {"run": "one", "table": "cells", "x": "at", "y": "y", "where": {"is": "a"}}, 2),  # 3 x²
         ("crossing", {"run": "one", "source": ACCURACY, "level": 0.5}, 40),
         ("crossing", {"run": "one", "source": ACCURACY, "level": 1.1}, math.inf),
+        # At step 80 and, the largest of two heads, at step 30; a level that only one of the two reaches.
+        ("delay", {"run": "one", "source": ACCURACY, "level": 1, "other": NEAR, "other_level": 0.9}, 80 / 30),
+        ("delay", {"run": "one", "source": ACCURACY, "level": 2, "other": NEAR, "other_level": 0.9}, math.inf),
+        ("delay", {"run": "one", "source": ACCURACY, "level": 1, "other": NEAR, "other_level": 2}, math.nan),
         ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 0.5}, 0.25),  # (40 - 20) / 80
         ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 1.1}, math.inf),
         ("change", {"run": "one", "source": NEAR}, 0.6),
@@ -72,7 +79,8 @@ def test_every_quantity_is_computed_by_hand():
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ({"metric": "speed"}, "results.json has no such number"),
+        ({"metric": "speed"}, "metric=speed: results.json has no such number"),
+        ({"evaluated": "size"}, "evaluated=size: results.json has no such number"),
         ({"heads": "far", "over": "mean"}, "metrics.csv has no such values"),
         ({"table": "rank", "column": "y"}, "the run left cells"),
         ({"table": "cells", "column": "y", "where": {"is": "c"}}, "no row has"),
@@ -130,7 +138,11 @@ def test_every_finding_is_read(name):
         ({"quantity": "values"}, "must be one of value, difference"),
         ({"of": {"run": "a"}}, "missing a required argument"),
         ({"of": {"run": "b", "source": LOSS}}, "there is no run b; the runs are a"),
-        ({"of": {"run": "a", "source": {}}}, "a source needs one of metric, heads, table"),
+        (
+            {"quantity": "difference_ratio", "of": {"run": "a", "than": "a", "to": ["a", "c"], "source": LOSS}},
+            "there is no run c",
+        ),
+        ({"of": {"run": "a", "source": {}}}, "a source needs one of metric, evaluated, heads, table"),
         ({"at_most": None}, "must have at_least or at_most"),
         ({"at_mots": 1}, "Extra inputs are not permitted"),
     ],

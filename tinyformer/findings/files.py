@@ -128,7 +128,7 @@ def _require_arguments(check: Check, runs: dict[str, list[str]]) -> None:
     except TypeError as error:
         raise ValueError(f"quantity={check.quantity}: {error}") from error
     named: list[Plain] = [check.of[key] for key in ("run", "than") if key in check.of]
-    named += list(check.of.get("points", {}))
+    named += [*check.of.get("points", {}), *check.of.get("to", [])]
     for run in named:
         if run not in runs:
             raise ValueError(f"{check.name}: there is no run {run}; the runs are {', '.join(runs)}")

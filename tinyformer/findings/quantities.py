@@ -6,7 +6,7 @@ number, or a series by step, of a record; see `records.SOURCES`.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from tinyformer.findings.records import Plain, Record, Series
@@ -23,6 +23,21 @@ def value(records: Records, run: str, source: Source) -> float:
 def difference(records: Records, run: str, than: str, source: Source) -> float:
     """A number of a run, minus that of another."""
     return records[run].value(source) - records[than].value(source)
+
+
+def difference_ratio(records: Records, run: str, than: str, to: Sequence[str], source: Source) -> float:
+    """A number of a run minus that of another, divided by the difference of two further runs; infinite where that is 0.
+
+    Args:
+        records: of the runs.
+        run: the run.
+        than: the run whose number is subtracted.
+        to: the same for the difference to compare with.
+        source: the number.
+    """
+    first, second = to
+    other = difference(records, first, second, source)
+    return difference(records, run, than, source) / other if other else math.inf
 
 
 def ratio(records: Records, run: str, than: str, source: Source) -> float:
@@ -71,6 +86,15 @@ def crossing(records: Records, run: str, source: Source, level: float) -> float:
     return _crossing(records[run].series(source), level)
 
 
+def delay(records: Records, run: str, source: Source, level: float, other: Source, other_level: float) -> float:
+    """The first step at which a series is at least a level, divided by that of another series and level.
+
+    Infinite if only the first never gets there, nan if the second does not.
+    """
+    step, other_step = crossing(records, run, source, level), crossing(records, run, other, other_level)
+    return step / other_step if other_step < math.inf else math.nan
+
+
 def rise(records: Records, run: str, source: Source, low: float, high: float) -> float:
     """The share of a run's steps from a series' first value of at least `low` to that of `high`.
 
@@ -109,9 +133,9 @@ def _exponent(points: list[tuple[float, float]]) -> float:
 QUANTITIES: dict[str, Callable[..., float]] = {
     function.__name__: function
     for function in (
-        *(value, difference, ratio, quotient, excess),
+        *(value, difference, difference_ratio, ratio, quotient, excess),
         *(slope, slope_in_table),
-        *(crossing, rise, change, correlation),
+        *(crossing, delay, rise, change, correlation),
     )
 }
 """The quantities, by the names that the files use."""

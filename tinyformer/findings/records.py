@@ -35,11 +35,13 @@ class Record:
 
     Args:
         results: the numbers at its end, by name.
+        evaluated: the numbers of its evaluation, by name.
         metrics: the rows of `metrics.csv`.
         tables: the rows of each table of its analysis, by the name of the file.
     """
 
     results: Mapping[str, Any] = field(default_factory=dict)
+    evaluated: Mapping[str, Any] = field(default_factory=dict)
     metrics: list[dict[str, str]] = field(default_factory=list)
     tables: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
 
@@ -92,10 +94,19 @@ class Record:
 
 
 def _result(record: Record, metric: str) -> float:
-    """A number of `results.json`."""
-    if not isinstance(record.results.get(metric), int | float):
-        raise ConfigError(f"metric={metric}: results.json has no such number.")
-    return float(record.results[metric])
+    """A number of the run's `results.json`."""
+    return _number(record.results, "metric", metric)
+
+
+def _evaluated(record: Record, evaluated: str) -> float:
+    """A number of the `results.json` of the run's evaluation."""
+    return _number(record.evaluated, "evaluated", evaluated)
+
+
+def _number(results: Mapping[str, Any], kind: str, name: str) -> float:
+    if not isinstance(results.get(name), int | float):
+        raise ConfigError(f"{kind}={name}: results.json has no such number.")
+    return float(results[name])
 
 
 def _heads(record: Record, heads: str, over: str, layer: int | None = None) -> float:
@@ -111,8 +122,14 @@ def _cells(record: Record, table: str, column: str, over: str = "mean", where: M
     return STATISTICS[over](found)
 
 
-SOURCES: dict[str, Callable[..., float]] = {"metric": _result, "heads": _heads, "table": _cells}
-"""The kinds: {metric: NAME}, {heads: MEASURE, over: …, layer: …}, {table: …, column: …, where: …, over: …}."""
+SOURCES: dict[str, Callable[..., float]] = {
+    "metric": _result,
+    "evaluated": _evaluated,
+    "heads": _heads,
+    "table": _cells,
+}
+"""The kinds: {metric: NAME}, {evaluated: NAME}, {heads: MEASURE, over: …, layer: …}, and
+{table: …, column: …, where: …, over: …}."""
 
 
 def read_record(folder: Path, analysed: Path | None = None) -> Record:
@@ -122,13 +139,16 @@ def read_record(folder: Path, analysed: Path | None = None) -> Record:
         folder: of the run.
         analysed: of its analysis, if there is one.
     """
-    results: dict[str, Any] = {}
     tables: dict[str, list[dict[str, str]]] = {}
     for at in (analysed, folder) if analysed else (folder,):  # of a name in both, the run's own counts
-        path = at / "results.json"
-        results |= json.loads(path.read_text()) if path.exists() else {}
         tables |= {path.stem: _rows(path) for path in sorted(at.glob("*.csv"))}
-    return Record(results, tables.pop("metrics", []), tables)
+    evaluated = _results(analysed) if analysed else {}
+    return Record(_results(folder), evaluated, tables.pop("metrics", []), tables)
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    path = folder / "results.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
