@@ -228,6 +228,7 @@ EVIDENCE: dict[str, Callable[[Evaluation], Any]] = {
     "mode=resample": lambda done: "resample" in done.ended.out,
     "analysis=importance": lambda done: (done.folder / "importance.csv").exists(),
     "analysis=prune": lambda done: (done.folder / "pruned.ckpt").exists(),
+    "analysis=circuit": lambda done: (done.folder / "circuit.csv").exists(),
     "analysis=residual": lambda done: (done.folder / "residual.csv").exists(),
     "analysis=gradients": lambda done: (done.folder / "saturation.csv").exists(),
     "analysis=maps": lambda done: (done.folder / "atlas.html").exists(),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tinyformer.analysis.ablation import HeadAblation
     from tinyformer.analysis.atlas import atlas_html, write_atlas
     from tinyformer.analysis.capture import CapturedMaps, capture_attention
+    from tinyformer.analysis.circuit import HeadCircuit
     from tinyformer.analysis.cross_measures import CROSS_MEANINGS, CROSS_MEASURES
     from tinyformer.analysis.events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
     from tinyformer.analysis.gradients import GradientFlow
@@ -68,6 +69,7 @@ __all__ = [
     "Findings",
     "GradientFlow",
     "HeadAblation",
+    "HeadCircuit",
     "HeadImportance",
     "HeadMaps",
     "HeadMeasures",
@@ -127,6 +129,7 @@ _NAMES = {
         "capture_attention",
     ),
     "predictions": ("analyse_predictions",),
+    "circuit": ("HeadCircuit",),
     "cross_measures": (
         "CROSS_MEANINGS",
         "CROSS_MEASURES",

@@ -1,0 +1,197 @@
+"""A circuit of heads: found by what they attend to, then kept alone or taken away."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tinyformer.analysis.ablation import MODES, ReplacementOf, ablated
+from tinyformer.analysis.charts import head_grid
+from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
+from tinyformer.analysis.probe import ablated_heads, capture_weights
+from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs
+from tinyformer.batch import Batch
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.nn import Transformer
+from tinyformer.tasks.language import TokenTask
+
+THRESHOLDS = {"induction": 0.4, "previous_token": 0.5}
+"""Those from which telemetry labels a head."""
+
+Heads = list[tuple[int, int]]
+"""Some of `head_pairs`."""
+
+
+class HeadCircuit:
+    """The heads that attend in a known way, kept alone and taken away: are they what a model does a task with?
+
+    Heads are found on random sequences that are repeated once (`repeated_tokens`), which are not those that are
+    scored: a head belongs to the circuit if one of its measures reaches its threshold. The loss and the accuracy of the
+    evaluated split are then those of the whole model, of the circuit alone, with every other head ablated, of the model
+    without the circuit, and of as many heads of each layer drawn at random, kept alone and taken away. Few heads do
+    most of the work in a trained model (Voita et al. 2019, arXiv 1905.09418); an induction circuit has a head that
+    attends to the previous token and, in a later layer, one that attends to what followed (Elhage et al. 2021).
+
+    Args:
+        measures: by the name of a measure, the value from which a head belongs to the circuit.
+        mode: what replaces the output of an ablated head, a name in `MODES`.
+        num_windows: number of windows, drawn at random from the evaluated split.
+        num_sequences: number of random sequences.
+        period: number of random tokens before they repeat; at most half of the context.
+        num_draws: number of draws of random heads.
+        seed: of the random sequences and heads.
+
+    Raises:
+        ArgumentError: a name is unknown, or a number is too small.
+    """
+
+    needs_gradient = False
+
+    def __init__(
+        self,
+        measures: Mapping[str, float] = THRESHOLDS,
+        mode: str = "zero",
+        num_windows: int = 32,
+        num_sequences: int = 16,
+        period: int = 32,
+        num_draws: int = 8,
+        seed: int = 0,
+    ) -> None:
+        for name in measures:
+            require_choice("measures", name, MEASURES | PATTERNS)
+        if not measures:
+            raise ArgumentError("measures", {}, "must name at least one measure", {"measures": THRESHOLDS})
+        require_choice("mode", mode, MODES)
+        working = {"num_windows": 32, "num_sequences": 16, "period": 32, "num_draws": 8}
+        require_at_least(
+            1, working, num_windows=num_windows, num_sequences=num_sequences, period=period, num_draws=num_draws
+        )
+        self.measures, self.mode, self.num_windows = dict(measures), mode, num_windows
+        self.num_sequences, self.period, self.num_draws, self.seed = num_sequences, period, num_draws, seed
+
+    def __call__(self, subject: Subject, folder: Path) -> Findings:
+        measured, pairs = self._measured(subject), head_pairs(subject.layers)
+        found = [pair for pair, values in zip(pairs, measured, strict=True) if self._belongs(values)]
+        if not found:
+            largest = {name: float(f"{max(values[name] for values in measured):.3g}") for name in self.measures}
+            reason = f"no head reaches a threshold; the largest values of the model's {len(pairs)} heads work"
+            raise ArgumentError("measures", self.measures, reason, {"measures": largest})
+        generator = torch.Generator().manual_seed(self.seed)
+        draws = [_as_many(pairs, found, generator) for _ in range(self.num_draws)]
+        replacement_of = MODES[self.mode](subject)
+        sets: list[tuple[str, int | None, Heads]] = [("all heads", None, pairs), ("circuit alone", None, found)]
+        sets.append(("without circuit", None, _without(pairs, found)))
+        sets += [("random heads alone", number, drawn) for number, drawn in enumerate(draws)]
+        sets += [("without random heads", number, _without(pairs, drawn)) for number, drawn in enumerate(draws)]
+        rows = [
+            [name, number, len(kept), *_scores(subject, _without(pairs, kept), replacement_of)]
+            for name, number, kept in sets
+        ]
+        means = {name: _mean([row[3:] for row in rows if row[0] == name]) for name, *_ in sets}
+        relative = [max(values[name] / least for name, least in self.measures.items()) for values in measured]
+        return Findings(
+            scalars={
+                "analysis/num_found": len(found),
+                "analysis/num_heads": len(pairs),
+                **{
+                    f"analysis/{name.replace(' ', '_')}/{kind}": value
+                    for name, values in means.items()
+                    for kind, value in zip(("loss", "accuracy"), values, strict=True)
+                },
+            },
+            lines={
+                "circuit": f"{len(found)} of {len(pairs)} heads: "
+                + ", ".join(subject.head_title(*pair) for pair in found),
+                **{f"  {name}": f"{accuracy:.1%} correct, loss {loss:.4f}" for name, (loss, accuracy) in means.items()},
+            },
+            tables={
+                "circuit": (["heads", "draw", "num_heads", "loss", "accuracy"], rows),
+                "circuit_heads": (
+                    [*subject.address_columns, "head", *self.measures, "found"],
+                    [
+                        [*subject.head_address(*pair), *values.values(), self._belongs(values)]
+                        for pair, values in zip(pairs, measured, strict=True)
+                    ],
+                ),
+            },
+            figures={
+                "circuit": head_grid(
+                    by_layer(subject.layers, relative),
+                    [[str(head) for head in layer.head_map.ids] for layer in subject.layers],
+                    f"Measure relative to its threshold; alone, heads from 1 on are right in "
+                    f"{means['circuit alone'][1]:.1%}, the model without them in {means['without circuit'][1]:.1%}",
+                    layers=subject.addresses,
+                    label=f"largest of {', '.join(f'{name} / {least:g}' for name, least in self.measures.items())}",
+                    ablated=ablated_heads(subject.network),
+                )
+            },
+        )
+
+    def _belongs(self, values: Mapping[str, float]) -> bool:
+        return any(values[name] >= least for name, least in self.measures.items())
+
+    def _measured(self, subject: Subject) -> list[dict[str, float]]:
+        """The measures of each of `head_pairs` on random sequences; of a head's two softmaxes, the larger value."""
+        network = subject.network
+        if not isinstance(network, Transformer) or not isinstance(subject.task, TokenTask):
+            reason = "analyses models that were trained with task=causal_lm or task=masked_lm"
+            raise ArgumentError("analysis", "circuit", reason, {"analysis": "heads"})
+        period = min(self.period, subject.batches[0]["inputs"].shape[1] // 2)
+        if period == 0:
+            raise ArgumentError("period", self.period, "needs windows of at least 2 tokens, so that they can repeat")
+        tokens = repeated_tokens(network.vocab_size, self.num_sequences, period, self.seed)
+        tokens = tokens.to(subject.batches[0]["inputs"].device)
+        with torch.no_grad(), subject.precision():
+            maps = capture_weights(network, tokens, subject.task.mask(cast(Batch, {"inputs": tokens})))
+        chosen = {name: (MEASURES | PATTERNS)[name] for name in self.measures}
+        values = measure_layers(chosen, maps, tokens)
+        return [
+            {
+                name: max(of_layers[index][head * layer.num_softmaxes : (head + 1) * layer.num_softmaxes])
+                for name, of_layers in values.items()
+            }
+            for index, layer in enumerate(subject.layers)
+            for head in range(layer.num_heads)
+        ]
+
+
+def _as_many(pairs: Heads, found: Heads, generator: torch.Generator) -> Heads:
+    """As many heads of each layer as were found there, drawn at random."""
+    drawn = []
+    for layer in sorted({layer for layer, _ in pairs}):
+        of_layer = [pair for pair in pairs if pair[0] == layer]
+        order = torch.randperm(len(of_layer), generator=generator).tolist()
+        drawn += [of_layer[place] for place in order[: sum(at == layer for at, _ in found)]]
+    return sorted(drawn)
+
+
+def _without(pairs: Heads, heads: Heads) -> Heads:
+    return [pair for pair in pairs if pair not in heads]
+
+
+@contextmanager
+def _ablated(subject: Subject, heads: Heads, replacement_of: ReplacementOf, batch: Batch) -> Iterator[None]:
+    with ExitStack() as stack:
+        for index, layer in enumerate(subject.layers):
+            of_layer = [head for at, head in heads if at == index]
+            if of_layer:
+                stack.enter_context(ablated(layer, of_layer, replacement_of(index, batch)))
+        yield
+
+
+def _scores(subject: Subject, removed: Heads, replacement_of: ReplacementOf) -> tuple[float, float]:
+    """The loss in nats per target, and the accuracy, with some heads ablated."""
+    sums: dict[str, Tensor] = subject.task.zeros()
+    for batch in subject.batches:
+        with torch.no_grad(), subject.precision(), _ablated(subject, removed, replacement_of, batch):
+            scored = subject.task.score(subject.network, batch)
+        sums = {name: total + scored[name].cpu() for name, total in sums.items()}
+    return float(sums["nats"] / sums["tokens"]), float(sums["top1"] / sums["tokens"])
+
+
+def _mean(rows: Sequence[Sequence[Any]]) -> tuple[float, float]:
+    loss, accuracy = torch.tensor(rows, dtype=torch.float64).mean(dim=0).tolist()
+    return loss, accuracy
