@@ -9,6 +9,7 @@ from tinyformer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tinyformer.analysis.ablation import HeadAblation
+    from tinyformer.analysis.alignment import CrossAlignment
     from tinyformer.analysis.atlas import atlas_html, write_atlas
     from tinyformer.analysis.capture import CapturedMaps, capture_attention
     from tinyformer.analysis.circuit import HeadCircuit
@@ -64,6 +65,7 @@ __all__ = [
     "Analysis",
     "Axes",
     "CapturedMaps",
+    "CrossAlignment",
     "Event",
     "EventDetector",
     "Findings",
@@ -120,6 +122,7 @@ __all__ = [
 
 _NAMES = {
     "ablation": ("HeadAblation",),
+    "alignment": ("CrossAlignment",),
     "atlas": (
         "atlas_html",
         "write_atlas",

@@ -1,0 +1,141 @@
+"""Cross-attention as an alignment: whether a head looks at the source token that the decoder copies."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tinyformer.analysis.charts import head_grid
+from tinyformer.analysis.pair_probe import TokenPair, capture_pair, pairs_of
+from tinyformer.analysis.probe import head_label, map_names
+from tinyformer.analysis.subject import Findings, Subject
+from tinyformer.analysis.words import words_of
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.nn import EncoderDecoder
+
+Copied = list[tuple[int, int]]
+"""The rows of cross-attention that predict a copied token, each with the place of that token in the source."""
+
+
+class CrossAlignment:
+    """How often each head of the cross-attention looks at the token that is copied (Bahdanau et al. 2014).
+
+    arXiv 1409.0473, figure 3, by eye; here by count. A word of the target, such as a number or a name, is copied if it
+    occurs once in the target and once in the source, in as many tokens; so it is known which token of the source each
+    of its tokens comes from. A head hits a copied token if the largest weight of the row that predicts it lies there.
+    The best head is chosen on one half of the pairs and tested on the other, for the trained and the untrained network.
+
+    Args:
+        num_windows: number of pairs, drawn at random from the evaluated split; half of them choose the head.
+        min_length: the smallest number of characters of a copied word.
+
+    Raises:
+        ArgumentError: a number is too small.
+    """
+
+    needs_gradient = False
+
+    def __init__(self, num_windows: int = 200, min_length: int = 2) -> None:
+        require_at_least(2, {"num_windows": 200}, num_windows=num_windows)
+        require_at_least(1, {"min_length": 2}, min_length=min_length)
+        self.num_windows, self.min_length = num_windows, min_length
+
+    def __call__(self, subject: Subject, folder: Path) -> Findings:
+        if not isinstance(subject.network, EncoderDecoder):
+            reason = "analyses the cross-attention of models that were trained with task=seq2seq"
+            raise ArgumentError("analysis", "alignment", reason, {"analysis": "heads"})
+        pairs = [
+            (pair, copied)
+            for batch in subject.batches
+            for pair in pairs_of(batch)
+            if (copied := copied_tokens(pair, subject.tokenizer, self.min_length))
+        ]
+        halves = pairs[::2], pairs[1::2]
+        if not halves[1]:
+            reason = f"needs at least two pairs with a copied word, and the sample has {len(pairs)}"
+            raise ArgumentError("num_windows", self.num_windows, reason, {"num_windows": 10 * self.num_windows})
+        rows, best = [], {}
+        for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
+            assert isinstance(network, EncoderDecoder)
+            choosing, tested = (_hits(subject, network, half) for half in halves)
+            chosen = int(torch.cat(choosing).argmax())
+            names = [(layer, head) for layer, heads in enumerate(self._names(network)) for head in heads]
+            best[name] = (*names[chosen], float(torch.cat(tested)[chosen]))
+            shares = zip(torch.cat(choosing).tolist(), torch.cat(tested).tolist(), strict=True)
+            rows += [
+                [name, layer, head, *of_head, index == chosen]
+                for index, ((layer, head), of_head) in enumerate(zip(names, shares, strict=True))
+            ]
+            if name == "trained":
+                grid = [layer.tolist() for layer in tested]
+        counts = [sum(len(copied) for _, copied in half) for half in halves]
+        return Findings(
+            scalars={f"analysis/{name}/copied_tokens_hit": share for name, (*_, share) in best.items()},
+            lines={
+                "alignment": f"share of copied tokens that the best head hits, chosen on {counts[0]} of "
+                f"{len(halves[0])} pairs, tested on {counts[1]} of {len(halves[1])} others",
+                **{
+                    f"  {name}": f"{share:.1%} by cross layer {layer} head {head_label(head)}"
+                    for name, (layer, head, share) in best.items()
+                },
+            },
+            tables={"alignment": (["model", "layer", "head", "choosing", "tested", "chosen"], rows)},
+            figures={
+                "alignment": head_grid(
+                    grid,
+                    [[head_label(head) for head in heads] for heads in self._names(subject.network)],
+                    f"Copied tokens that heads of the cross-attention hit, of {counts[1]}",
+                    label="share of copied tokens",
+                )
+            },
+        )
+
+    @staticmethod
+    def _names(network: EncoderDecoder) -> list[list[str]]:
+        return [map_names(layer) for layer in network.attentions_by_kind()["cross"]]
+
+
+def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2) -> Copied:
+    """The tokens of the words that a target copies from its source, see `CrossAlignment`.
+
+    Args:
+        pair: a source and a target.
+        tokenizer: the tokenizer of both.
+        min_length: the smallest number of characters of a copied word.
+    """
+    places, rows = (_once(ids[0].tolist(), tokenizer) for ids in (pair.source, pair.predicted))
+    found: Copied = []
+    for name, to in rows.items():
+        of = places.get(name, [])
+        if len(to) == len(of) and len(name) >= min_length and any(map(str.isalnum, name)):
+            found += zip(to, of, strict=True)
+    return found
+
+
+def _once(ids: Sequence[int], tokenizer: TextTokenizer) -> dict[str, list[int]]:
+    """The words that occur once, with the places of their tokens, of which white space and `eos` are none."""
+    words = words_of(ids, tokenizer)
+    is_text = [token != tokenizer.eos_id and bool(tokenizer.decode([token]).strip()) for token in ids]
+    counts = Counter(words.names)
+    return {
+        name: [place for place in words.tokens(index) if is_text[place]]
+        for index, name in enumerate(words.names)
+        if counts[name] == 1
+    }
+
+
+def _hits(
+    subject: Subject, network: EncoderDecoder, pairs: Sequence[tuple[TokenPair, Copied]]
+) -> list[Float[Tensor, " maps"]]:
+    """For each map of each layer, the share of copied tokens whose row has its largest weight on that token."""
+    found = []
+    for pair, copied in pairs:
+        with subject.precision():
+            layers = capture_pair(network, pair)["cross"].layers
+        rows, places = (torch.tensor(side) for side in zip(*copied, strict=True))
+        found.append([layer.weights[0].cpu()[:, rows].argmax(dim=-1) == places for layer in layers])
+    return [torch.cat(of_layer, dim=-1).double().mean(dim=-1) for of_layer in zip(*found, strict=True)]
