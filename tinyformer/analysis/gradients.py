@@ -231,8 +231,8 @@ def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
     """Sums over the rows of each map that have a choice, and the number of these rows.
 
     The first is the variance of a row's logits; it grows with the dimension of a head unless they are scaled (Vaswani
-    et al. 2017, arXiv 1706.03762, footnote 4). The second is the trace 1 - Σ w² of the softmax's Jacobian
-    diag(w) - wwᵀ, which vanishes with saturation.
+    et al. 2017, arXiv 1706.03762, footnote 4). The second is the trace Σ w (1 - w) of the softmax's Jacobian
+    diag(w) - wwᵀ, which vanishes with saturation; the weights of a row with a sink sum to less than 1.
 
     Args:
         maps: attention weights and logits of one layer.
@@ -243,7 +243,7 @@ def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
     mean = logits.sum(dim=-1, keepdim=True) / num_keys.clamp(min=1).unsqueeze(-1)
     variance = (logits - mean).square().masked_fill(~is_visible, 0).sum(dim=-1) / num_keys.clamp(min=1)
     has_choice = (num_keys > 1).double()
-    sums = torch.stack([variance * has_choice, (1 - weights.square().sum(dim=-1)) * has_choice, has_choice])
+    sums = torch.stack([variance * has_choice, (weights * (1 - weights)).sum(dim=-1) * has_choice, has_choice])
     return sums.sum(dim=(1, 3))
 
 
