@@ -1,19 +1,28 @@
 """`tinyformer findings`, from a file to its verdict; mechanisms that are broken on purpose make a finding fail."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
 
 import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from programs import ROOT
 
+from tinyformer.app.lock import held
+from tinyformer.files import relative_path
 from tinyformer.findings.__main__ import main
 from tinyformer.findings.files import Finding, finding_names, read_finding
-from tinyformer.findings.running import plan, run_all
+from tinyformer.findings.running import PlannedRun, plan, records_of, run_all
 from tinyformer.findings.verdicts import FAILS, HOLDS, measure, verdict
 
 MINE = """\
@@ -35,6 +44,9 @@ cost: seconds
 """
 
 
+SIDE_BY_SIDE = ["--launcher", "joblib", "n_jobs=2"]
+
+
 def test_the_list_and_an_unknown_name(capsys, tmp_path):
     assert main(["--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out
@@ -42,6 +54,24 @@ def test_the_list_and_an_unknown_name(capsys, tmp_path):
     assert out.count("unmeasured") == len(finding_names())
     assert main(["nothing"]) == 2
     assert "Findings: cost, diverse" in capsys.readouterr().err
+
+
+LAUNCHERS = {
+    "jobli": "--launcher jobli: there is no such launcher. Installed: basic.",
+    "joblib": "--launcher joblib: is not installed. pip install 'tinyformer[sweep]' brings it. Installed: basic.",
+    "basic all": "--launcher basic all: is no KEY=VALUE; a finding stands before --launcher.",
+    "basic n_jobs=2": "--launcher basic n_jobs=2: basic has no settings.",
+}
+
+
+def test_a_launcher_that_is_not_installed(capsys, tmp_path, monkeypatch):
+    launchers = ConfigStore.instance().repo["hydra"]["launcher"]
+    Plugins.instance()  # adds those that are installed
+    monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", {"basic.yaml": launchers["basic.yaml"]})
+    for words, sentence in LAUNCHERS.items():
+        assert main(["cost", "--results", str(tmp_path), "--launcher", *words.split()]) == 2
+        assert capsys.readouterr() == ("", f"Error: {sentence}\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -52,42 +82,139 @@ def test_every_run_of_every_finding_composes(tmp_path):
         assert len(folders) == len(finding.runs)  # no two are alike
 
 
-@pytest.mark.slow
-def test_a_finding_that_was_killed_goes_on_and_is_not_made_again(tmp_path: Path, book: Path) -> None:
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "mine.yaml").write_text(MINE.replace("BOOK", str(book)).replace("STEPS", "300"))
-    words = [sys.executable, "-m", "tinyformer.findings", "mine", "--files=files", "--runs=runs", "--results=results"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    begun = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    # The first run has ended, and the second has saved a checkpoint.
-    while len(list(tmp_path.glob("runs/train-*/checkpoints/last.ckpt"))) < 2 and time.monotonic() < deadline:
-        assert begun.poll() is None
-        time.sleep(0.02)
-    begun.send_signal(signal.SIGKILL)
-    begun.wait()
-    (first,) = tmp_path.glob("runs/train-*/ended.json")
-    before = first.read_text()
-    assert not list(tmp_path.glob("results/*"))
-    assert not (tmp_path / "findings.md").exists()
+@dataclass(frozen=True)
+class Place:
+    """A folder with findings of a test's own, and the program in it."""
 
-    ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "[1/4] one, seed 0: kept in" in ended.stdout
-    assert first.read_text() == before
-    outcome = json.loads((tmp_path / "results" / "mine.json").read_text())
+    folder: Path
+    book: Path
+
+    def add(self, name: str, text: str, steps: int) -> None:
+        """Add a finding."""
+        (self.folder / "files").mkdir(exist_ok=True)
+        contents = text.replace("BOOK", str(self.book)).replace("STEPS", str(steps))
+        (self.folder / "files" / f"{name}.yaml").write_text(contents)
+
+    def words(self, *words: str, to: str = "") -> list[str]:
+        """The command of the program, with its folders of runs and results below `to`."""
+        folders = ["--files=files", f"--runs={to}runs", f"--results={to}results"]
+        return [sys.executable, "-m", "tinyformer.findings", *words[:1], *folders, *words[1:]]
+
+    def surroundings(self, words: Sequence[str]) -> dict[str, Any]:
+        """Where the program is started."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if "joblib" in words:  # which divides the threads of the machine among its jobs unless their number is given
+            del environment["OMP_NUM_THREADS"]
+        return {"cwd": self.folder, "env": environment}
+
+    def run(self, *words: str, to: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run the program to its end."""
+        ended = subprocess.run(
+            self.words(*words, to=to), **self.surroundings(words), capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == code, ended.stderr
+        return ended
+
+    def stop(self, *words: str, by: int) -> str:
+        """Stop the program when a run has ended and another has saved a checkpoint; return its errors."""
+        begun = subprocess.Popen(
+            self.words(*words),
+            **self.surroundings(words),
+            stdout=DEVNULL,
+            stderr=PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 300
+        while not self.kept() or len(list(self.folder.glob("runs/train-*/checkpoints/last.ckpt"))) <= len(self.kept()):
+            assert begun.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (os.killpg if by == signal.SIGINT else os.kill)(begun.pid, by)  # Ctrl-C reaches all processes of a terminal
+        try:
+            # Until the processes that it has started, which write there too, have ended: long before their runs would.
+            errors = begun.communicate(timeout=10)[1]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(begun.pid, signal.SIGKILL)
+        assert begun.returncode in (-by, 128 + by)
+        return errors
+
+    def kept(self) -> dict[Path, str]:
+        """What the runs that have ended, analysis and all, wrote last."""
+        return {path: path.read_text() for path in self.folder.glob("runs/train-*/evaluate-*/ended.json")}
+
+
+@pytest.fixture
+def place(tmp_path: Path, book: Path) -> Place:
+    return Place(tmp_path, book)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "by"),
+    [([], signal.SIGKILL), (SIDE_BY_SIDE, signal.SIGKILL), (SIDE_BY_SIDE, signal.SIGINT)],
+    ids=["alone", "side_by_side", "ctrl_c"],
+)
+def test_a_finding_that_was_stopped_goes_on_and_is_not_made_again(place: Place, launcher: list[str], by: int) -> None:
+    place.add("mine", MINE, 300)
+    errors = place.stop("mine", *launcher, by=by)
+    assert ("Stopped. The same command goes on" in errors) is (by == signal.SIGINT)
+    assert "Traceback" not in errors
+    before = place.kept()
+    assert 0 < len(before) < 4
+    assert not list(place.folder.glob("results/*"))
+    assert not (place.folder / "findings.md").exists()
+
+    ended = place.run("mine", *launcher)
+    assert ended.stdout.count("kept in") == len(before)
+    assert before.items() <= place.kept().items()
+    outcome = json.loads((place.folder / "results" / "mine.json").read_text())
     assert outcome["verdict"] == HOLDS
     assert [len(one["values"]) for one in outcome["measured"]] == [2, 2]
     assert outcome["runs"][0]["machine"]
-    assert (tmp_path / "results" / "mine.png").stat().st_size > 5_000
-    assert "ratio,at least 1.1" in (tmp_path / "results" / "mine.csv").read_text()
+    assert (place.folder / "results" / "mine.png").stat().st_size > 5_000
+    assert "ratio,at least 1.1" in (place.folder / "results" / "mine.csv").read_text()
 
-    page = (tmp_path / "findings.md").read_text()
+    page = (place.folder / "findings.md").read_text()
     assert "| [mine](#mine) | Two layers have more parameters than one | holds |" in page
     assert "(results/mine.png)" in page
+    assert place.run("mine", *launcher).stdout.count("kept in") == 4
 
-    again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert again.stdout.count("kept in") == 4
+
+@pytest.mark.slow
+def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
+    """The same files and tables, of findings that share their training; a failed run is told, and stops no other."""
+    place.add("mine", MINE.replace("seeds: [0, 1]", "seeds: [0]"), 4)
+    twin = MINE.replace("num_windows=4", "num_windows=2").replace("seeds: [0, 1]", "seeds: [0]")
+    place.add("twin", twin, 4)
+    place.add("wrong", twin.replace("model.num_layers=1]", "model.num_heads=3]"), 4)
+    for to, launcher in (("serial/", ["--launcher", "basic"]), ("parallel/", ["--launcher", "joblib"])):
+        ended = place.run("all", *launcher, to=to, code=2)
+        failed = [line for line in ended.stderr.splitlines() if "Error" in line]
+        assert len(failed) == 1, ended.stderr
+        assert "wrong/one, seed 0: Error: model.num_heads=3: must divide model.d_model=16" in failed[0]
+        assert "wrong: not measured; runs that have not ended: 1." in ended.stderr
+        assert "Traceback" not in ended.stderr
+    serial, parallel = place.folder / "serial", place.folder / "parallel"
+    files = {path.relative_to(serial) for path in serial.rglob("*")}
+    assert files == {path.relative_to(parallel) for path in parallel.rglob("*")}
+    assert len(list(serial.glob("runs/train-*/ended.json"))) == 2
+    assert len(list(serial.glob("runs/train-*/evaluate-*/ended.json"))) == 4
+    for name in ("mine", "twin"):
+        assert (serial / "results" / f"{name}.csv").read_text() == (parallel / "results" / f"{name}.csv").read_text()
+    for path in parallel.glob("runs/**/ended.json"):
+        assert json.loads(path.read_text())["machine"]["threads"] == 1  # joblib starts as many jobs as there are cores
+
+
+def test_a_run_that_another_process_makes_is_refused(tmp_path, capfd):
+    run = PlannedRun("cost", "heads_1", 0, "costs", [], tmp_path / "run", None)
+    with held(tmp_path / ".run.ended.lock", ""):
+        assert run_all([run]) == 2
+    sentence = "another process is making this run; the same command goes on when that has ended."
+    told = f"[1/1] cost/heads_1, seed 0: Error: {relative_path(run.folder)}: {sentence}\n"
+    assert capfd.readouterr() == ("", told)
+    assert not run.folder.exists()
 
 
 def broken(name: str, run: str, **changes) -> Finding:
@@ -99,7 +226,9 @@ def broken(name: str, run: str, **changes) -> Finding:
 
 
 def verdict_of(finding: Finding, kept: Path) -> str:
-    return verdict(measure(finding, run_all(plan(finding, kept), print)))
+    planned = plan(finding, kept)
+    assert run_all(planned) == 0
+    return verdict(measure(finding, records_of(planned)))
 
 
 @pytest.mark.slow

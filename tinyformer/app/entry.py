@@ -59,7 +59,7 @@ def run_program(
     directory = config_dir()
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
-    _guard_imports()
+    guard_imports()
     exit_codes: list[int] = []
     process = os.getpid()
     script, words, arguments = sys.argv[:1], sys.argv[1 : 1 + num_words], sys.argv[1 + num_words :]
@@ -103,7 +103,7 @@ def run_program(
     return max(exit_codes, default=0)
 
 
-def _guard_imports() -> None:
+def guard_imports() -> None:
     """Keep the processes that libraries start from importing what lies in the current folder.
 
     Python looks there first in a process that runs `-c` or `-m`. Where it looked first in this one, it does so in them.

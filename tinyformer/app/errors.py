@@ -93,6 +93,8 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
         return str(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
         return "there is not enough memory; a smaller data.batch_size, model.max_seq_len or model.d_model needs less."
+    if type(error).__name__ == "TerminatedWorkerError":  # of joblib, which may not be installed
+        return "the process of a job was killed, as happens where memory runs out; fewer jobs side by side need less."
     if isinstance(error, ValueError) and raising_module(error).startswith("lightning."):
         return f"trainer: {str(error).strip().splitlines()[0]}"
     if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
@@ -100,11 +102,11 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
     return describe_hydra_error(error, config_dir, config_name)
 
 
-def exit_code_of(job: Callable[[], None], config_dir: Path, config_name: str) -> int:
+def exit_code_of(job: Callable[[], int | None], config_dir: Path, config_name: str) -> int:
     """Run the job of a program that Hydra does not start, and report its errors as those of `train` are.
 
     Args:
-        job: the job.
+        job: the job; it may return an exit code, of errors that it has reported itself.
         config_dir: the folder of the config files.
         config_name: the primary config, whose keys an error may suggest.
 
@@ -112,10 +114,9 @@ def exit_code_of(job: Callable[[], None], config_dir: Path, config_name: str) ->
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
     try:
-        job()
+        return job() or 0
     except Exception as error:
         return report(error, config_dir, config_name, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
-    return 0
 
 
 def report(error: BaseException, config_dir: Path, config_name: str, with_traceback: bool = False) -> int:

@@ -23,17 +23,32 @@ def locked(folder: Path) -> Iterator[None]:
     if not is_first_process():
         yield
         return
+    name = relative_path(folder)
+    problem = "another process is training in this folder"
     # Not in the folder, which a refused run leaves as it was.
     path = folder.absolute().with_name(f".{folder.name}.lock")
+    with held(path, f"hydra.run.dir={name}: {problem}; hydra.run.dir={name}-2 starts another run."):
+        yield
+
+
+@contextlib.contextmanager
+def held(path: Path, sentence: str) -> Iterator[None]:
+    """Hold a lock, which the system releases when the process ends, however it ends.
+
+    Args:
+        path: the file of the lock, which is removed at the end.
+        sentence: what is told if another process holds it.
+
+    Raises:
+        ConfigError: another process does.
+    """
     if path.is_symlink():
         raise ConfigError(f"{path} is a symbolic link, which a run does not make; remove it.")
     lock = filelock.FileLock(path, blocking=False)
     try:
         lock.acquire()
     except filelock.Timeout as error:
-        name = relative_path(folder)
-        problem = "another process is training in this folder"
-        raise ConfigError(f"hydra.run.dir={name}: {problem}; hydra.run.dir={name}-2 starts another run.") from error
+        raise ConfigError(sentence) from error
     try:
         yield
     finally:

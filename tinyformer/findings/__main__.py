@@ -1,6 +1,7 @@
 """Claims of papers about attention, tested on this machine: `tinyformer findings`, `tinyformer findings NAME`."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from tinyformer.app.errors import exit_code_of
 
 if TYPE_CHECKING:
     from tinyformer.findings.files import Finding
+    from tinyformer.findings.running import PlannedRun
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyformer.findings") -> int:
@@ -26,10 +28,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyform
         prog: the name of the program in its help.
 
     Returns:
-        The exit code: 0 whatever the verdict, 1 for a bug, 2 for a mistake of the user.
+        The exit code: 0 whatever the verdict, 1 for a bug, 2 for a mistake of the user, 128 + the number of the signal
+        after Ctrl-C.
     """
     options = _parser(prog).parse_args(arguments)
-    return exit_code_of(lambda: _show(options), config_dir(), "train")
+    try:
+        return exit_code_of(lambda: _show(options), config_dir(), "train")
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on where it stopped.", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -39,25 +46,37 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     default = pages / "findings" if pages.is_dir() else Path("findings")  # a checkout keeps what was measured
     parser.add_argument("--results", type=Path, metavar="FOLDER", default=default, help="of tables and figures")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", default=Path("outputs/findings"), help="of the runs")
+    launching = "of Hydra, which makes the runs, and its settings: joblib, or joblib n_jobs=2, makes them side by side"
+    words = ("NAME", "KEY=VALUE")
+    parser.add_argument("--launcher", nargs="+", metavar=words, default=["basic"], help=launching)
     parser.add_argument("--files", type=Path, metavar="FOLDER", help="of findings of yours, in place of conf/finding")
     return parser
 
 
-def _show(options: argparse.Namespace) -> None:
+def _show(options: argparse.Namespace) -> int:
     from tinyformer.findings.files import finding_names, read_finding
+    from tinyformer.findings.launching import ONE_AFTER_THE_OTHER, require_launcher
     from tinyformer.findings.pages import page, read_outcomes
 
     names = finding_names(options.files)
     if options.name is None:
         _list(options)
-        return
-    chosen = names if options.name == "all" else [options.name]
-    for finding in [read_finding(name, options.files) for name in chosen]:
-        _measure(finding, options)
+        return 0
+    require_launcher(options.launcher)
+    chosen = [read_finding(name, options.files) for name in (names if options.name == "all" else [options.name])]
+    # One after the other, each is measured before the runs of the next; side by side, the runs of all fill the machine.
+    is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER
+    codes = []
+    for findings in [[finding] for finding in chosen] if is_serial else [chosen]:
+        codes.append(_measure(findings, options))
+        outcomes = read_outcomes(options.results, names)
+        if not outcomes:  # all runs failed
+            continue
         path = options.results.parent / "findings.md"  # after each, so that a program that is stopped leaves it true
         of_all = [read_finding(name, options.files) for name in names]
-        path.write_text(page(of_all, read_outcomes(options.results, names), options.results.name), encoding="utf-8")
+        path.write_text(page(of_all, outcomes, options.results.name), encoding="utf-8")
         print(f"Page: {path}")
+    return max(codes)
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -77,17 +96,35 @@ def _list(options: argparse.Namespace) -> None:
     Console(markup=False).print(table)
 
 
-def _measure(finding: "Finding", options: argparse.Namespace) -> None:
+def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
+    """Make the runs of findings, and measure those whose runs have all ended; returns the exit code."""
     with ending_at_ctrl_c():
-        from tinyformer.findings.pages import COLUMNS, rows_of, write_outcome
-        from tinyformer.findings.running import facts_of, plan, run_all
-        from tinyformer.findings.verdicts import measure, verdict
+        from tinyformer.findings.running import plan, run_all
 
-    print(f"{finding.name}: {finding.claim.strip()} ({finding.paper.name}, arXiv {finding.paper.arxiv})", flush=True)
-    planned = plan(finding, options.runs.absolute())
-    records = run_all(planned, lambda line: print(line, flush=True))
-    measured = measure(finding, records)
-    write_outcome(finding, measured, facts_of(planned), options.results)
+    planned = {}
+    for finding in findings:
+        print(
+            f"{finding.name}: {finding.claim.strip()} ({finding.paper.name}, arXiv {finding.paper.arxiv})", flush=True
+        )
+        planned[finding.name] = plan(finding, options.runs.absolute())
+    code = run_all([run for runs in planned.values() for run in runs], options.launcher)
+    for finding in findings:
+        lacking = sum(not run.has_ended for run in planned[finding.name])
+        if lacking:
+            print(f"{finding.name}: not measured; runs that have not ended: {lacking}.", file=sys.stderr)
+        else:
+            _conclude(finding, planned[finding.name], options.results)
+    return code
+
+
+def _conclude(finding: "Finding", planned: Sequence["PlannedRun"], results: Path) -> None:
+    """Measure a finding whose runs have ended; write and print its table and its verdict."""
+    from tinyformer.findings.pages import COLUMNS, rows_of, write_outcome
+    from tinyformer.findings.running import facts_of, records_of
+    from tinyformer.findings.verdicts import measure, verdict
+
+    measured = measure(finding, records_of(planned))
+    write_outcome(finding, measured, facts_of(planned), results)
     table = Table(box=box.SIMPLE_HEAD)
     for column in COLUMNS:
         table.add_column(column)
@@ -95,7 +132,7 @@ def _measure(finding: "Finding", options: argparse.Namespace) -> None:
         table.add_row(*row)
     Console(markup=False).print(table)
     print(f"{finding.name}: {verdict(measured)}")
-    print(f"Table, figure and JSON: {options.results / finding.name}.csv, .png, .json")
+    print(f"Table, figure and JSON: {results / finding.name}.csv, .png, .json")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """The runs of a finding: made once, kept by their composed config, and gone on with after an interruption."""
 
 import contextlib
+import functools
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,11 +19,16 @@ import torch
 from omegaconf import OmegaConf
 
 import tinyformer
+from tinyformer.app.config import config_dir
+from tinyformer.app.errors import report
 from tinyformer.app.isolation import keep_hydra
+from tinyformer.app.job_lines import named_lines
+from tinyformer.app.lock import held
 from tinyformer.app.sweep import compose_run
 from tinyformer.doctor.machine import describe_machine
 from tinyformer.files import relative_path
 from tinyformer.findings.files import Finding
+from tinyformer.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.findings.programs import CONFIG_NAMES, PROGRAMS, analyse
 from tinyformer.findings.quantities import Records
 from tinyformer.findings.records import read_record
@@ -38,6 +45,7 @@ class PlannedRun:
     """A run that a finding needs.
 
     Args:
+        finding: the finding.
         name: its name in the finding.
         seed: its seed.
         program: what makes it, a name in `PROGRAMS`.
@@ -46,6 +54,7 @@ class PlannedRun:
         evaluate: overrides of `evaluate`, which analyses it; None for none.
     """
 
+    finding: str
     name: str
     seed: int
     program: str
@@ -85,37 +94,46 @@ def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
                 with keep_hydra():
                     described = OmegaConf.to_container(compose_run(config_name, words)[0], resolve=False)
             folder = kept / f"{finding.program}-{_digest(described)}"
-            planned.append(PlannedRun(name, seed, finding.program, words, folder, finding.evaluate))
+            planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, finding.evaluate))
     return planned
 
 
-def run_all(planned: list[PlannedRun], report: Callable[[str], None]) -> list[Records]:
-    """Make the runs that were not made before.
+def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_THE_OTHER,)) -> int:
+    """Make the runs that were not made before, those that need the same training by one job; print a line about each.
 
-    A run that was killed goes on from its last checkpoint, or begins anew if it has none. A second process that needs
-    the same run is refused by the lock of the run's folder.
+    A run that was killed goes on from its last checkpoint, or begins anew if it has none. One that fails is reported,
+    and the others are made.
 
     Args:
-        planned: the runs.
-        report: is given a line about each.
+        planned: the runs, of any findings.
+        launcher: the launcher of Hydra that makes them, and its settings; see `launching.require_launcher`.
 
     Returns:
-        What they left behind: for each seed, by name.
+        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
-    by_seed: dict[int, dict[str, Any]] = {}
+    labelled: dict[Path, list[tuple[str, PlannedRun]]] = {}
     for number, run in enumerate(planned, 1):
-        label = f"[{number}/{len(planned)}] {run.name}, seed {run.seed}"
-        if run.has_ended:
-            report(f"{label}: kept in {relative_path(run.folder)}")
+        label = f"[{number}/{len(planned)}] {run.finding}/{run.name}, seed {run.seed}:"
+        labelled.setdefault(run.folder, []).append((label, run))
+    jobs = []
+    for runs in labelled.values():
+        job = functools.partial(_make_all, runs)
+        if all(run.has_ended for _, run in runs):
+            job()  # which only says so
         else:
-            start = time.perf_counter()
-            _make(run)
-            report(f"{label}: {time.perf_counter() - start:.0f} s, {relative_path(run.folder)}")
+            jobs.append(job)
+    return max(launch(jobs, launcher, planned[0].folder.parent)) if jobs else 0
+
+
+def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
+    """What runs that have ended left behind: for each seed, by name."""
+    by_seed: dict[int, dict[str, Any]] = {}
+    for run in planned:
         by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
     return list(by_seed.values())
 
 
-def facts_of(planned: list[PlannedRun]) -> list[dict[str, Any]]:
+def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
     """When, where and by which code each run was made."""
     return [
         {"run": run.name, "seed": run.seed, "folder": run.folder.name, **json.loads((run.folder / ENDED).read_text())}
@@ -123,15 +141,39 @@ def facts_of(planned: list[PlannedRun]) -> list[dict[str, Any]]:
     ]
 
 
+def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
+    """Make runs of one folder, and report errors; each line begins with the label of its run."""
+    codes = []
+    for label, run in runs:
+        with named_lines(label):
+            try:
+                if run.has_ended:
+                    print(f"kept in {relative_path(run.folder)}")
+                    continue
+                start = time.perf_counter()
+                _make(run)
+                print(f"{time.perf_counter() - start:.0f} s, {relative_path(run.folder)}")
+            except Exception as error:
+                codes.append(report(error, config_dir(), "train", os.environ.get("HYDRA_FULL_ERROR") == "1"))
+    return max(codes, default=0)
+
+
 def _make(run: PlannedRun) -> None:
+    """Make a run and its analysis.
+
+    Raises:
+        ConfigError: another process makes it.
+    """
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    if not (run.folder / ENDED).exists():
-        with _quiet(run.folder.with_suffix(".txt")), _ending(run.folder, run.words):
-            PROGRAMS[run.program](run.words, run.folder)
-    if run.analysed and not (run.analysed / ENDED).exists():
-        shutil.rmtree(run.analysed, ignore_errors=True)  # an analysis that was killed takes seconds
-        with _quiet(run.analysed.with_suffix(".txt")), _ending(run.analysed, run.evaluate or []):
-            analyse(run.folder / "checkpoints" / "last.ckpt", run.evaluate or [], run.analysed)
+    problem = "another process is making this run; the same command goes on when that has ended"
+    with held(run.folder.with_name(f".{run.folder.name}.ended.lock"), f"{relative_path(run.folder)}: {problem}."):
+        if not (run.folder / ENDED).exists():
+            with _quiet(run.folder.with_suffix(".txt")), _ending(run.folder, run.words):
+                PROGRAMS[run.program](run.words, run.folder)
+        if run.analysed and not (run.analysed / ENDED).exists():
+            shutil.rmtree(run.analysed, ignore_errors=True)  # an analysis that was killed takes seconds
+            with _quiet(run.analysed.with_suffix(".txt")), _ending(run.analysed, run.evaluate or []):
+                analyse(run.folder / "checkpoints" / "last.ckpt", run.evaluate or [], run.analysed)
 
 
 @contextlib.contextmanager
