@@ -28,6 +28,8 @@ from programs import ROOT, Ended, Program, results_of
 
 from tinyformer.__main__ import PROGRAMS
 from tinyformer.app.config import register_resolvers
+from tinyformer.findings.files import finding_names, read_finding
+from tinyformer.findings.pages import overview, page, read_outcomes
 from tinyformer.nn import LACKS, Feature
 
 DOCS = ROOT / "docs" / "pages"
@@ -398,6 +400,15 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
         for feature in Feature
     ]
     assert "\n".join(rows) in PAGES["docs/pages/backends.md"]
+
+
+def test_findings_are_those_that_were_measured() -> None:
+    findings = [read_finding(name) for name in finding_names()]
+    outcomes = read_outcomes(ROOT / "docs/pages/findings", finding_names())
+    table = "\n".join(overview(findings, outcomes))
+    assert table in PAGES["README.md"]
+    assert len(table.encode()) <= 1_500
+    assert PAGES["docs/pages/findings.md"] == page(findings, outcomes, "findings")
 
 
 def test_the_pictures_are_there() -> None:

@@ -135,13 +135,23 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: s
         outcomes: what was measured last.
         folder: of tables and figures, relative to the page.
     """
-    lines = [HEAD, "| finding | claim | verdict |", "|---|---|---|"]
-    for finding in findings:
-        found = outcomes[finding.name]["verdict"] if finding.name in outcomes else "unmeasured"
-        lines.append(f"| [{finding.name}](#{finding.name}) | {finding.title} | {found} |")
+    lines = [HEAD, *overview(findings, outcomes, "[{0}](#{0})")]
     for finding in findings:
         lines += ["", *_section(finding, outcomes.get(finding.name), folder)]
     return "\n".join(lines) + "\n"
+
+
+def overview(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], name: str = "{}") -> list[str]:
+    """The table of all findings and verdicts, in Markdown.
+
+    Args:
+        findings: all of them.
+        outcomes: what was measured last.
+        name: how the name of a finding is written.
+    """
+    verdicts = {name: outcome["verdict"] for name, outcome in outcomes.items()}
+    rows = [[name.format(one.name), one.title, verdicts.get(one.name, "unmeasured")] for one in findings]
+    return _table(["finding", "claim", "verdict"], rows)
 
 
 HEAD = """\
@@ -195,10 +205,11 @@ def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str
         lines += _table(["measured", "band", "mean", "95 % interval", "in the band"], with_rows)
         lines += ["", f"![{finding.title}]({folder}/{finding.name}.png)", ""]
         machine, versions = last["machine"], last["versions"]
+        commits = list(dict.fromkeys(str(run["commit"]) for run in outcome["runs"]))
         lines += [
             f"{len(outcome['runs'])} runs, {outcome['seconds']:.0f} s in all, on {machine['name']} with "
             f"{machine['threads']} thread(s) of {machine['cpus']} cores; torch {versions['torch']}, "
-            f"{last['time']}, commit {last['commit']}."
+            f"{last['time']}, commit {', '.join(commits)}."
         ]
     lines += [
         "",
