@@ -49,7 +49,7 @@ def test_the_found_heads_are_kept_alone_and_taken_away(tmp_path):
 
 def test_random_heads_are_as_many_of_each_layer(tmp_path):
     subject = make_subject(loud_transformer())
-    found = HeadCircuit({"self": -1.0}, num_draws=2)(subject, tmp_path)  # every head
+    found = HeadCircuit({"self": 1e-6}, num_draws=2)(subject, tmp_path)  # every head
     rows = columns_of(found.tables["circuit"])
     assert set(rows["num_heads"]) == {8, 0}
     alone = {accuracy for name, accuracy in zip(rows["heads"], rows["loss"], strict=True) if name.endswith("alone")}
@@ -62,6 +62,7 @@ def test_random_heads_are_as_many_of_each_layer(tmp_path):
         ({"measures": {"inductoin": 0.4}}, "inductoin"),
         ({"measures": {}}, "must name at least one measure"),
         ({"measures": {"self": 1.5}}, "no head reaches a threshold; the largest values of the model's 8 heads work"),
+        ({"measures": {"self": 0}}, r"measures.self=0: must be above 0, .*; measures.self=0.5 works"),
         ({"num_draws": 0}, "num_draws=0: must be at least 1"),
     ],
 )

@@ -157,5 +157,5 @@ def test_mistakes_in_a_file_are_named(tmp_path, change, problem):
 
 
 def test_an_unknown_finding_lists_the_names():
-    with pytest.raises(ConfigError, match=r"Did you mean rank\? Findings: cost, diverse,"):
+    with pytest.raises(ConfigError, match=r"Did you mean rank\? Findings: alignment, circuit,"):
         read_finding("ranks")

@@ -45,7 +45,7 @@ class HeadCircuit:
         seed: of the random sequences and heads.
 
     Raises:
-        ArgumentError: a name is unknown, or a number is too small.
+        ArgumentError: a name is unknown, a number is too small, or no head reaches a threshold.
     """
 
     needs_gradient = False
@@ -64,6 +64,10 @@ class HeadCircuit:
             require_choice("measures", name, MEASURES | PATTERNS)
         if not measures:
             raise ArgumentError("measures", {}, "must name at least one measure", {"measures": THRESHOLDS})
+        for name, least in measures.items():
+            if least <= 0:
+                reason = "must be above 0, so that not every head belongs to the circuit"
+                raise ArgumentError(f"measures.{name}", least, reason, {f"measures.{name}": THRESHOLDS.get(name, 0.5)})
         require_choice("mode", mode, MODES)
         working = {"num_windows": 32, "num_sequences": 16, "period": 32, "num_draws": 8}
         require_at_least(

@@ -81,12 +81,13 @@ def write_outcome(finding: Finding, measured: Sequence[Measured], runs: list[dic
     outcome = outcome_of(finding, measured, runs)
     with (folder / f"{finding.name}.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([COLUMNS, *rows_of(measured)])
-    save_png(draw(finding, measured), folder / f"{finding.name}.png", f"tinyformer findings {finding.name}")
+    caption = f"{finding.name}: {verdict(measured)} · band green, seeds blue, mean and 95 % t-interval black"
+    save_png(draw(measured), folder / f"{finding.name}.png", caption)
     (folder / f"{finding.name}.json").write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
     return outcome
 
 
-def draw(finding: Finding, measured: Sequence[Measured]) -> Figure:
+def draw(measured: Sequence[Measured]) -> Figure:
     """A panel for each quantity: every seed, the mean with its interval, and the band."""
     figure = Figure(figsize=(8, 0.9 + 0.85 * len(measured)), layout="constrained")
     panels = figure.subplots(len(measured), 1, squeeze=False)[:, 0]
@@ -110,8 +111,6 @@ def draw(finding: Finding, measured: Sequence[Measured]) -> Figure:
         panel.set_title(one.check.name + (f" ({never} never)" if never else ""), fontsize=8, loc="left")
         panel.tick_params(labelsize=7)
         panel.spines[["top", "right", "left"]].set_visible(False)
-    title = f"{finding.title}: {verdict(measured)}\nband green, seeds blue, mean and 95 % t-interval black"
-    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
     return figure
 
 
