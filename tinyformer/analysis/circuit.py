@@ -67,7 +67,7 @@ class HeadCircuit:
         for name, least in measures.items():
             if least <= 0:
                 reason = "must be above 0, so that not every head belongs to the circuit"
-                raise ArgumentError(f"measures.{name}", least, reason, {f"measures.{name}": THRESHOLDS.get(name, 0.5)})
+                raise ArgumentError(f"measures.{name}", least, reason, {name: THRESHOLDS.get(name, 0.5)})
         require_choice("mode", mode, MODES)
         working = {"num_windows": 32, "num_sequences": 16, "period": 32, "num_draws": 8}
         require_at_least(
