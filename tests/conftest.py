@@ -38,9 +38,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.pop("WANDB_API_KEY", None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of a process: Playwright starts once."""
+    """One Chromium for the tests of a module; while Playwright is there, no other event loop can run in the process."""
     with chromium() as browser:
         yield browser
 
