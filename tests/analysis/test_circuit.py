@@ -7,6 +7,7 @@ import torch
 
 from analysis.subjects import CAUSAL, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import MEASURES, PATTERNS, HeadCircuit, Probe, Probes, measure_heads, repeated_tokens
+from tinyformer.analysis.ablation import MODES, losses_without
 from tinyformer.analysis.pruning import gated
 from tinyformer.errors import ArgumentError
 
@@ -45,6 +46,16 @@ def test_the_found_heads_are_kept_alone_and_taken_away(tmp_path):
     for draw in range(3):
         assert rows["random heads alone", draw][0] == len(found)
         assert rows["without random heads", draw][0] == len(others)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_heads_are_replaced_as_in_an_ablation_of_a_layer(tmp_path, mode):
+    subject = make_subject(loud_transformer())
+    of_heads = columns_of(HeadCircuit({"self": 1e-6})(subject, tmp_path).tables["circuit_heads"])["self"]
+    best = max(range(8), key=of_heads.__getitem__)
+    found = HeadCircuit({"self": of_heads[best]}, mode=mode)(subject, tmp_path)
+    (expected,) = losses_without(subject, [(best // 4, [best % 4])], mode)
+    assert found.scalars["analysis/without_circuit/loss"] == pytest.approx(expected.mean, rel=1e-5)
 
 
 def test_random_heads_are_as_many_of_each_layer(tmp_path):

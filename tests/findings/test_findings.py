@@ -227,7 +227,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "alignment": {},
     "circuit": {"evaluate": ["analysis=circuit", "analysis.measures.induction=0.001", "analysis.num_windows=8"]},
     "cost": {"runs": {"kv_heads_8": []}},
-    "diverse": {"more": ["optimizer.lr=0"]},
+    "diverse": {"more": ["optimizer.lr=0"], "steps": 20},
     "entropy": {"alike": "normed_high"},
     "exact": {"baseline": ["variants=mha", "masks=full", "dtypes=bf16", "lengths=128,256"]},
     "grokking": {},
@@ -247,6 +247,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "sinks": {"alike": "none"},
     "warmup": {"runs": {f"post_{depth}": ["block=pre_norm", f"model.num_layers={depth}"] for depth in (2, 4, 8, 16)}},
 }
+STEPS = ("trainer.max_steps", "trainer.val_check_interval")
 FAST = ("cost", "rank")  # seconds, without training
 
 
@@ -255,9 +256,11 @@ def broken(name: str) -> Finding:
     values, changed = read_finding(name).model_dump(), BROKEN[name]
 
     def short(words: list[str]) -> list[str]:
-        steps = {f"trainer.{key}": changed.get("steps", 3) for key in ("max_steps", "val_check_interval")}
-        kept = [word for word in words if word.split("=")[0] not in steps or word == "trainer.max_steps=1"]
-        return kept + [f"{key}={steps[key]}" for key in steps if kept != words and key in " ".join(words)]
+        keys = [word.split("=")[0] for word in words]
+        return [
+            f"{key}={changed.get('steps', 3)}" if key in STEPS and word != "trainer.max_steps=1" else word
+            for key, word in zip(keys, words, strict=True)
+        ]
 
     runs = {run: changed.get("runs", {}).get(run, words) for run, words in values["runs"].items()}
     if "alike" in changed:

@@ -7,7 +7,7 @@ import pytest
 from tinyformer.app.errors import ConfigError
 from tinyformer.findings.files import Check, finding_names, read_finding
 from tinyformer.findings.quantities import QUANTITIES
-from tinyformer.findings.records import Record
+from tinyformer.findings.records import Record, read_record
 from tinyformer.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, Measured, t_interval, verdict
 
 RISING = [
@@ -89,6 +89,19 @@ def test_every_quantity_is_computed_by_hand():
 def test_what_a_run_lacks_is_named(source, problem):
     with pytest.raises(ConfigError, match=problem):
         RECORDS["one"].value(source)
+
+
+def test_a_record_has_the_numbers_of_run_and_evaluation(tmp_path):
+    for folder, loss in ((tmp_path, 2.0), (tmp_path / "evaluated", 3.0)):
+        folder.mkdir(exist_ok=True)
+        (folder / "results.json").write_text(f'{{"loss": {loss}}}')
+        (folder / "metrics.csv").write_text(f"step,loss\n1,{loss}\n")
+    (tmp_path / "evaluated" / "ablation.csv").write_text("head,loss\n0,4\n")
+    record = read_record(tmp_path, tmp_path / "evaluated")
+    assert [record.value({kind: "loss"}) for kind in ("metric", "evaluated")] == [2, 3]
+    assert record.series({"metric": "loss"}) == {1: 2}
+    assert record.value({"table": "ablation", "column": "loss"}) == 4
+    assert not read_record(tmp_path).evaluated
 
 
 def test_the_interval_is_students():

@@ -59,6 +59,7 @@ class CrossAlignment:
             reason = f"needs at least two pairs with a copied word, and the sample has {len(pairs)}"
             raise ArgumentError("num_windows", self.num_windows, reason, {"num_windows": 10 * self.num_windows})
         rows, best = [], {}
+        of_trained: list[list[float]] = []
         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
             assert isinstance(network, EncoderDecoder)
             choosing, tested = (_hits(subject, network, half) for half in halves)
@@ -70,8 +71,7 @@ class CrossAlignment:
                 [name, layer, head, *of_head, index == chosen]
                 for index, ((layer, head), of_head) in enumerate(zip(names, shares, strict=True))
             ]
-            if name == "trained":
-                grid = [layer.tolist() for layer in tested]
+            of_trained = of_trained or [layer.tolist() for layer in tested]
         counts = [sum(len(copied) for _, copied in half) for half in halves]
         return Findings(
             scalars={f"analysis/{name}/copied_tokens_hit": share for name, (*_, share) in best.items()},
@@ -86,7 +86,7 @@ class CrossAlignment:
             tables={"alignment": (["model", "layer", "head", "choosing", "tested", "chosen"], rows)},
             figures={
                 "alignment": head_grid(
-                    grid,
+                    of_trained,
                     [[head_label(head) for head in heads] for heads in self._names(subject.network)],
                     f"Copied tokens that heads of the cross-attention hit, of {counts[1]}",
                     label="share of copied tokens",

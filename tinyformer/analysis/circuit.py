@@ -1,17 +1,17 @@
 """A circuit of heads: found by what they attend to, then kept alone or taken away."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from tinyformer.analysis.ablation import MODES, ReplacementOf, ablated
+from tinyformer.analysis.ablation import MODES, ReplacementOf
 from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
 from tinyformer.analysis.probe import ablated_heads, capture_weights
+from tinyformer.analysis.pruning import gated
 from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
@@ -176,21 +176,12 @@ def _without(pairs: Heads, heads: Heads) -> Heads:
     return [pair for pair in pairs if pair not in heads]
 
 
-@contextmanager
-def _ablated(subject: Subject, heads: Heads, replacement_of: ReplacementOf, batch: Batch) -> Iterator[None]:
-    with ExitStack() as stack:
-        for index, layer in enumerate(subject.layers):
-            of_layer = [head for at, head in heads if at == index]
-            if of_layer:
-                stack.enter_context(ablated(layer, of_layer, replacement_of(index, batch)))
-        yield
-
-
 def _scores(subject: Subject, removed: Heads, replacement_of: ReplacementOf) -> tuple[float, float]:
     """The loss in nats per target, and the accuracy, with some heads ablated."""
     sums: dict[str, Tensor] = subject.task.zeros()
     for batch in subject.batches:
-        with torch.no_grad(), subject.precision(), _ablated(subject, removed, replacement_of, batch):
+        replacements = [replacement_of(index, batch) for index in range(len(subject.layers))]
+        with torch.no_grad(), subject.precision(), gated(subject.network, removed, replacements.__getitem__):
             scored = subject.task.score(subject.network, batch)
         sums = {name: total + scored[name].cpu() for name, total in sums.items()}
     return float(sums["nats"] / sums["tokens"]), float(sums["top1"] / sums["tokens"])

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tinyformer.analysis.ablation import ablated, head_changes
+from tinyformer.analysis.ablation import Replacement, ablated, head_changes
 from tinyformer.analysis.charts import lines
 from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.subject import Findings, Subject, head_pairs
@@ -203,11 +203,21 @@ def _at_random_line(baselines: Mapping[str, Mapping[int, float]], num_pruned: in
 
 
 @contextmanager
-def gated(network: Network, heads: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Ablate some of `head_pairs` inside the block."""
+def gated(
+    network: Network,
+    heads: Sequence[tuple[int, int]],
+    replacement_of: Callable[[int], Replacement | None] = lambda layer: None,
+) -> Iterator[None]:
+    """Ablate some of `head_pairs` inside the block.
+
+    Args:
+        network: the model.
+        heads: a layer's index and a head's index within it, of each ablated head.
+        replacement_of: what replaces the outputs of heads of a layer, by its index; zero by default.
+    """
     with ExitStack() as stack:
         for index, layer in enumerate(network.attentions()):
-            stack.enter_context(ablated(layer, [head for at, head in heads if at == index]))
+            stack.enter_context(ablated(layer, [head for at, head in heads if at == index], replacement_of(index)))
         yield
 
 

@@ -153,7 +153,7 @@ def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
                 start = time.perf_counter()
                 _make(run)
                 print(f"{time.perf_counter() - start:.0f} s, {relative_path(run.folder)}")
-            except Exception as error:
+            except Exception as error:  # told as the program tells its own, so that it stops no other run
                 codes.append(report(error, config_dir(), "train", os.environ.get("HYDRA_FULL_ERROR") == "1"))
     return max(codes, default=0)
 
