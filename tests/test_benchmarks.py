@@ -99,16 +99,6 @@ def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_translates_dates_is_compared_with_simpler_ways(tmp_path: Path) -> None:
-    sizes = "model.num_layers=1 model.num_encoder_layers=1 model.d_model=16 model.num_heads=2 trainer.max_steps=2"
-    dates = "experiment=dates_cpu data.num_pairs=300 task.objective.num_decoded=1 hydra.run.dir=dates"
-    command = [sys.executable, str(ROOT / "train.py"), *dates.split(), *sizes.split()]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    printed = run_benchmark("alignment", tmp_path, ["dates/checkpoints/best.ckpt"])
-    assert printed.count("% of the copied digits of 10 test pairs") == 2
-
-
-@pytest.mark.slow
 def test_a_language_model_translates_by_continuing(tmp_path: Path) -> None:
     english = {"uno": "one", "dos": "two", "tres": "three", "cuatro": "four", "cinco": "five"}
     pairs = [(" ".join(few), " ".join(map(english.get, few))) for n in (2, 3, 4) for few in permutations(english, n)]

@@ -112,7 +112,7 @@ def test_gradients_of_sublayers_by_a_network_in_plain_torch(kind):
     assert not any(weight.requires_grad for weight in network.parameters())
     for first, model in ((0, network), (4, subject.untrained())):
         w = {name: weight.double().requires_grad_() for name, weight in model.state_dict().items()}
-        losses = []
+        losses, of_last = [], []
         for window in windows_of(subject):
             length = int(window["lengths"])
             tokens, targets = window["inputs"][0, :length], window["targets"][0, :length]
@@ -121,17 +121,19 @@ def test_gradients_of_sublayers_by_a_network_in_plain_torch(kind):
                 x = layer_by_hand(w, f"encoder.layers.{layer}", x, kind is PreNormBlock)
             if kind is PreNormBlock:
                 x = F.layer_norm(x, (32,), w["encoder.final_norm.weight"])
-            losses.append(F.cross_entropy(x @ w["readout.proj.weight"].T, targets))
-        torch.stack(losses).mean().backward()
-        expected = [
-            torch.cat([w[f"encoder.layers.{layer}.{part}.weight"].grad.flatten() for part in parts]).norm().item()
-            for layer in range(2)
-            for parts in (
-                [f"attention.{name}_proj" for name in "qkvo"],
-                ["feed_forward.up_proj", "feed_forward.down_proj"],
-            )
-        ]
-        assert table["gradient_norm"][first : first + 4] == pytest.approx(expected, rel=1e-4)
+            nats = F.cross_entropy(x @ w["readout.proj.weight"].T, targets, reduction="none")
+            losses.append(nats.mean())
+            of_last.append(nats[-1])
+        parts = [[f"attention.{name}_proj" for name in "qkvo"], [f"feed_forward.{way}_proj" for way in ("up", "down")]]
+        sublayers = [[w[f"encoder.layers.{i}.{name}.weight"] for name in names] for i in range(2) for names in parts]
+
+        def norms(loss, sublayers=sublayers):
+            found = [torch.autograd.grad(loss, weights, retain_graph=True) for weights in sublayers]
+            return [torch.cat([gradient.flatten() for gradient in several]).norm().item() for several in found]
+
+        assert table["gradient_norm"][first : first + 4] == pytest.approx(norms(torch.stack(losses).mean()), rel=1e-4)
+        last = torch.tensor([norms(loss) for loss in of_last]).mean(dim=0).tolist()
+        assert table["target_gradient_norm"][first : first + 4] == pytest.approx(last, rel=1e-4)
 
 
 def test_gradients_of_sublayers_of_an_encoder_decoder():
@@ -147,7 +149,7 @@ def test_gradients_of_sublayers_of_an_encoder_decoder():
         layers = getattr(network, stack).layers
         names = ["attention", "cross_attention", "feed_forward"][:: 1 if stack == "decoder" else 2]
         assert list(found) == [(depth, name) for depth in range(len(layers)) for name in names]
-        for (depth, name), norm in found.items():
+        for (depth, name), (norm, _) in found.items():
             gradients = [weight.grad.flatten() for weight in getattr(layers[depth], name).parameters()]
             assert norm == pytest.approx(float(torch.cat(gradients).norm()), rel=1e-4)
 

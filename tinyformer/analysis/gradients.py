@@ -18,6 +18,7 @@ from tinyformer.analysis.charts import head_grid, lines
 from tinyformer.analysis.probe import ablated_maps, map_names
 from tinyformer.analysis.residual import Kind, inputs_without_padding, residuals_of, scaled, stack_kinds
 from tinyformer.analysis.subject import Findings, Subject
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMaps, BaseAttention, Network
 
@@ -39,7 +40,8 @@ class GradientFlow:
     `logits` has `logit_statistics` of each head: the variance of the logits, and the trace of the softmax's Jacobian.
 
     The table `sublayers` has the norm of the gradient of the mean loss with respect to all weights of each sublayer
-    (Xiong et al. 2020, arXiv 2002.04745, section 3.3), in the trained and in the untrained network.
+    (Xiong et al. 2020, arXiv 2002.04745, section 3.3), in the trained and in the untrained network; and that of the
+    gradient of a single target's loss, averaged over windows. The first is smaller where the targets' gradients differ.
 
     Args:
         num_windows: number of windows, or pairs, of the evaluated split.
@@ -102,12 +104,15 @@ class GradientFlow:
                     ],
                 ),
                 "sublayers": (
-                    [*subject.address_columns[:-1], "model", "layer", "sublayer", "gradient_norm"],
                     [
-                        [*kind, name, *at, norm]
+                        *subject.address_columns[:-1],
+                        *("model", "layer", "sublayer", "gradient_norm", "target_gradient_norm"),
+                    ],
+                    [
+                        [*kind, name, *at, *norms]
                         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items()
-                        for kind, norms in zip(kinds, sublayer_gradients(subject, network), strict=True)
-                        for at, norm in norms.items()
+                        for kind, of_stack in zip(kinds, sublayer_gradients(subject, network), strict=True)
+                        for at, norms in of_stack.items()
                     ],
                 ),
             },
@@ -166,11 +171,12 @@ class GradientFlow:
         }
 
 
-def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], float]]:
-    """The norm of ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, of each stack.
+def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], tuple[float, float]]]:
+    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, of each stack.
 
-    L is the mean loss of the batches' windows, in nats per target. Norms belong to the sublayer that they precede or
-    follow as parts of the layer, and are not counted.
+    In the first, L is the mean loss of the batches' windows, in nats per target. In the second, L is the loss of the
+    last target of a window, which attends to most tokens, and the norm is averaged over windows. LayerNorms are not
+    counted: they are parts of the layer, not of the sublayer.
 
     Args:
         subject: the batches and their task.
@@ -185,20 +191,38 @@ def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[in
         }
         for stack in network.stacks()
     ]
-    weights = [weight for of_stack in sublayers for several in of_stack.values() for weight in several]
+    groups = [several for of_stack in sublayers for several in of_stack.values()]
+    weights = list(itertools.chain(*groups))
     totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
+    of_targets = torch.zeros(len(groups), dtype=torch.float64)
     num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
     for batch in subject.batches:
         with torch.enable_grad(), subject.precision(), running_hooks(network), learning(weights):
             nats, targets = subject.task.nats(network, batch)
             loss = (nats / targets.clamp(min=1)).sum() / num_windows
             gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
-        totals = [total + gradient for total, gradient in zip(totals, gradients, strict=True)]
-    found = iter(totals)
-    return [
-        {at: math.sqrt(sum(float(next(found).square().sum()) for _ in several)) for at, several in of_stack.items()}
-        for of_stack in sublayers
-    ]
+            totals = [total + gradient for total, gradient in zip(totals, gradients, strict=True)]
+            nats, _ = subject.task.nats(network, with_last_target(batch))
+            for row in nats:
+                gradients = torch.autograd.grad(row, weights, retain_graph=True, materialize_grads=True)
+                of_targets += torch.tensor(_norms_of(groups, gradients), dtype=torch.float64)
+    norms = zip(_norms_of(groups, totals), (of_targets / num_windows).tolist(), strict=True)
+    return [{at: next(norms) for at in of_stack} for of_stack in sublayers]
+
+
+def with_last_target(batch: Batch) -> Batch:
+    """A batch whose rows are scored at their last target alone; one whose rows have a single target, as it is."""
+    if "targets" not in batch:
+        return batch
+    is_target = batch["targets"] != IGNORED
+    is_last = is_target & (is_target.cumsum(dim=1) == is_target.sum(dim=1, keepdim=True))
+    return {**batch, "targets": batch["targets"].masked_fill(~is_last, IGNORED)}
+
+
+def _norms_of(groups: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor]) -> list[float]:
+    """The norms of the gradients of groups of weights, which follow one another."""
+    found = iter(gradients)
+    return [math.sqrt(sum(float(next(found).double().square().sum()) for _ in several)) for several in groups]
 
 
 def gradient_norms(subject: Subject, network: Network) -> list[list[float]]:

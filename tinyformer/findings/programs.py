@@ -27,6 +27,8 @@ from tinyformer.nn import AttentionMask, Cache
 
 def train_run(words: Sequence[str], folder: Path) -> None:
     """Train as `tinyformer train` does; go on with a run that was killed after it had saved a checkpoint."""
+    if (folder / "results.json").exists():  # it was killed while it generated its sample text, which no finding needs
+        return
     if (folder / "checkpoints" / "last.ckpt").exists():
         train([f"resume={folder}"])
     else:
