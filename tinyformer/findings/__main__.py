@@ -121,10 +121,9 @@ def _conclude(finding: "Finding", planned: Sequence["PlannedRun"], results: Path
     """Measure a finding whose runs have ended; write and print its table and its verdict."""
     from tinyformer.findings.pages import COLUMNS, rows_of, write_outcome
     from tinyformer.findings.running import facts_of, records_of
-    from tinyformer.findings.verdicts import measure, verdict
+    from tinyformer.findings.verdicts import verdict
 
-    measured = measure(finding, records_of(planned))
-    write_outcome(finding, measured, facts_of(planned), results)
+    measured = write_outcome(finding, records_of(planned), facts_of(planned), results)
     table = Table(box=box.SIMPLE_HEAD)
     for column in COLUMNS:
         table.add_column(column)

@@ -11,7 +11,7 @@ import yaml
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import ConfigError
 from tinyformer.findings.quantities import QUANTITIES
-from tinyformer.findings.records import SOURCES, Plain
+from tinyformer.findings.records import SERIES, SOURCES, Plain
 from tinyformer.plain_yaml import load_plain_yaml
 
 PROGRAM_NAMES = ("train", "costs", "kernels")
@@ -87,6 +87,7 @@ class Finding(_Checked):
         program: what makes a run: `train`, or one that computes without training.
         evaluate: overrides of `evaluate`, which analyses every run that was trained; null for none.
         checks: the measured quantities and their bands.
+        curves: series that the figure shows by step, each a source; by what they are, with the unit.
         why: why these bands.
         refuted_by: what would refute the claim.
         cost: what it costs.
@@ -103,6 +104,7 @@ class Finding(_Checked):
     program: str = "train"
     evaluate: list[str] | None = None
     checks: list[Check] = pydantic.Field(min_length=1)
+    curves: dict[str, dict[str, str]] = {}
     why: str
     refuted_by: str
     cost: str
@@ -116,6 +118,9 @@ class Finding(_Checked):
             raise ValueError("checks: at least one that is no premise must have at_least or at_most")
         for check in self.checks:
             _require_arguments(check, self.runs)
+        for name, source in self.curves.items():
+            if not source.keys() & SERIES:
+                raise ValueError(f"curves: {name}: a series needs one of {', '.join(SERIES)}")
         return self
 
 

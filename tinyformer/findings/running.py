@@ -83,17 +83,22 @@ def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
     Raises:
         Exception: what Hydra raises about overrides that do not compose.
     """
+    config_name = CONFIG_NAMES.get(finding.program)
+    quiet = QUIET if finding.program == "train" else ()
+    described: dict[str, Any] = {}
+    for name, own in finding.runs.items():
+        described[name] = words = [*finding.baseline, *own]
+        if config_name:  # the others take plain arguments
+            with keep_hydra():
+                config, _ = compose_run(config_name, [*words, *quiet])
+            described[name] = OmegaConf.to_container(config, resolve=False)
     planned = []
     for seed in finding.seeds:
         for name, own in finding.runs.items():
-            words = [*finding.baseline, *own]
-            config_name = CONFIG_NAMES.get(finding.program)
-            described: Any = words
-            if config_name:  # the others take plain arguments
-                words = [*words, f"seed={seed}", *(QUIET if finding.program == "train" else ())]
-                with keep_hydra():
-                    described = OmegaConf.to_container(compose_run(config_name, words)[0], resolve=False)
-            folder = kept / f"{finding.program}-{_digest(described)}"
+            words, description = [*finding.baseline, *own], described[name]
+            if config_name:  # composing takes a second, so that it is not done for each seed
+                words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
+            folder = kept / f"{finding.program}-{_digest(description)}"
             planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, finding.evaluate))
     return planned
 
