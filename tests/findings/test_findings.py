@@ -202,6 +202,8 @@ def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
         assert "wrong/one, seed 0: Error: model.num_heads=3: must divide model.d_model=16" in failed[0]
         assert "wrong: not measured; runs that have not ended: 1." in ended.stderr
         assert "Traceback" not in ended.stderr
+    refused = place.run("mine", "--launcher", "joblib", "n_jobs=0", to="refused/", code=2)
+    assert refused.stderr == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
     serial, parallel = place.folder / "serial", place.folder / "parallel"
     files = {path.relative_to(serial) for path in serial.rglob("*")}
     assert files == {path.relative_to(parallel) for path in parallel.rglob("*")}

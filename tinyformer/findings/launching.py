@@ -76,13 +76,19 @@ def launch(jobs: Sequence[Job], words: Sequence[str], folder: Path) -> list[int]
 
     Returns:
         The exit codes.
+
+    Raises:
+        ConfigError: the launcher refuses a setting.
     """
     guard_imports()
     with keep_hydra(), hydra_parser(config_dir()):
         config = _compose(words, folder)
         context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks(config))
         launcher = Plugins.instance().instantiate_launcher(context, functools.partial(_do, jobs), config)
-        ended = launcher.launch([[f"+number={number}"] for number in range(len(jobs))], 0)
+        try:
+            ended = launcher.launch([[f"+number={number}"] for number in range(len(jobs))], 0)
+        except ValueError as error:  # jobs report their own errors
+            raise ConfigError(f"--launcher {' '.join(words)}: {error}.") from error
     return [one.return_value for one in ended]
 
 
