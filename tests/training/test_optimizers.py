@@ -104,6 +104,12 @@ def test_matrices_other_than_embeddings_decay_and_muon_updates_those_of_layers(r
         assert {group["lr"] for group in adamw.param_groups} == {0.01}
 
 
+def test_adamw_decays_all_parameters_if_asked_to():
+    network = make_network(tied=False)
+    (group,) = AdamW(weight_decay=0.1, decay_all=True)(network).param_groups
+    assert (len(group["params"]), group["weight_decay"]) == (len(list(network.parameters())), 0.1)
+
+
 def test_values_out_of_range():
     for make, message in (
         (lambda: AdamW(lr=-1.0), "lr=-1.0: must be at least 0; lr=0.001 works."),

@@ -1,5 +1,6 @@
 """Optimizers, made for a network's parameters."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +35,14 @@ def _embeddings(network: nn.Module) -> set[int]:
     return {id(p) for m in network.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
 
 
-def _adamw(network: nn.Module, parameters: list[Tensor], **options: Any) -> torch.optim.Optimizer:
-    """AdamW on some parameters, with weight decay on matrices other than embeddings."""
+def _adamw(
+    network: nn.Module, parameters: list[Tensor], decay_all: bool = False, **options: Any
+) -> torch.optim.Optimizer:
+    """AdamW on some parameters, with weight decay on all of them or on matrices other than embeddings."""
     embeddings = _embeddings(network)
-    decayed = [p for p in parameters if p.ndim == 2 and id(p) not in embeddings]
-    undecayed = [p for p in parameters if p.ndim != 2 or id(p) in embeddings]
+    is_decayed = [decay_all or (p.ndim == 2 and id(p) not in embeddings) for p in parameters]
+    decayed = list(itertools.compress(parameters, is_decayed))
+    undecayed = [p for p, decays in zip(parameters, is_decayed, strict=True) if not decays]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True, **options)
     # A fused optimizer offers to undo fp16's loss scaling inside its step, and Lightning then refuses to clip
@@ -49,13 +53,14 @@ def _adamw(network: nn.Module, parameters: list[Tensor], **options: Any) -> torc
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101) without weight decay on norms, biases and embeddings.
+    """AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101), by default without decay of norms, biases and embeddings.
 
     Args:
         lr: peak learning rate.
         betas: decay rates of the first and second moment.
         eps: added to the square root of the second moment.
         weight_decay: times the learning rate, the fraction of a weight that each step subtracts.
+        decay_all: whether norms, biases and embeddings are decayed too.
 
     Raises:
         ArgumentError: a value is negative, or a decay rate is not below 1.
@@ -65,6 +70,7 @@ class AdamW:
     betas: Sequence[float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
+    decay_all: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(0, WORKS, lr=self.lr, weight_decay=self.weight_decay, eps=self.eps)
@@ -72,8 +78,8 @@ class AdamW:
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a network's parameters."""
-        options = {"lr": self.lr, "betas": tuple(self.betas), "eps": self.eps}
-        return _adamw(network, list(network.parameters()), weight_decay=self.weight_decay, **options)
+        options = {"lr": self.lr, "betas": tuple(self.betas), "eps": self.eps, "weight_decay": self.weight_decay}
+        return _adamw(network, list(network.parameters()), self.decay_all, **options)
 
 
 @dataclass(frozen=True)
