@@ -14,7 +14,6 @@ from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import pytest
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from programs import ROOT
@@ -23,8 +22,6 @@ from tinyformer.app.lock import held
 from tinyformer.files import relative_path
 from tinyformer.findings.__main__ import main
 from tinyformer.findings.files import Finding, finding_names, read_finding
-from tinyformer.findings.pages import curves_of, draw
-from tinyformer.findings.records import Record
 from tinyformer.findings.running import PlannedRun, plan, records_of, run_all
 from tinyformer.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, measure, verdict
 
@@ -41,7 +38,7 @@ evaluate: [analysis=heads, analysis.num_windows=4, data.files=BOOK]
 checks:
   - {name: ratio, quantity: ratio, of: {run: two, than: one, source: {metric: num_parameters}}, at_least: 1.1}
   - {name: change, quantity: value, of: {run: two, source: {table: ablation, column: change, over: median}}}
-curves: {validation loss: {metric: val/loss}}
+curves: [{name: validation loss, of: {metric: val/loss}}]
 why: W
 refuted_by: R
 cost: seconds
@@ -213,18 +210,6 @@ def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
         assert (serial / "results" / f"{name}.csv").read_text() == (parallel / "results" / f"{name}.csv").read_text()
     for path in parallel.glob("runs/**/ended.json"):
         assert json.loads(path.read_text())["machine"]["threads"] == 1  # joblib starts as many jobs as there are cores
-
-
-def test_a_curve_has_a_line_for_every_run_and_seed():
-    finding = Finding.model_validate(yaml.safe_load(MINE) | {"name": "mine"})
-    seeds = [[{"step": 50, "val/loss": 3.0 + seed}, {"step": 99, "val/loss": 2.0}] for seed in range(2)]
-    records = [dict.fromkeys(finding.runs, Record(metrics=rows)) for rows in seeds]
-    curves, *bands = draw([], curves_of(finding, records)).axes
-    assert not bands
-    assert [list(line.get_ydata()) for line in curves.lines] == [[3, 2], [4, 2]] * 2
-    assert [text.get_text() for text in curves.get_legend().texts] == ["one", "two"]
-    with pytest.raises(ValueError, match="validation loss: a series needs one of metric, heads"):
-        Finding.model_validate(finding.model_dump() | {"curves": {"validation loss": {"table": "ablation"}}})
 
 
 def test_a_run_that_another_process_makes_is_refused(tmp_path, capfd):

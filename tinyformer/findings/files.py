@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import yaml
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import ConfigError
+from tinyformer.findings.curves import Curve
 from tinyformer.findings.quantities import QUANTITIES
-from tinyformer.findings.records import SERIES, SOURCES, Plain
+from tinyformer.findings.records import SOURCES, Plain
 from tinyformer.plain_yaml import load_plain_yaml
 
 PROGRAM_NAMES = ("train", "costs", "kernels")
@@ -87,7 +89,7 @@ class Finding(_Checked):
         program: what makes a run: `train`, or one that computes without training.
         evaluate: overrides of `evaluate`, which analyses every run that was trained; null for none.
         checks: the measured quantities and their bands.
-        curves: series that the figure shows by step, each a source; by what they are, with the unit.
+        curves: panels of the figure with lines, above those of the checks.
         why: why these bands.
         refuted_by: what would refute the claim.
         cost: what it costs.
@@ -104,7 +106,7 @@ class Finding(_Checked):
     program: str = "train"
     evaluate: list[str] | None = None
     checks: list[Check] = pydantic.Field(min_length=1)
-    curves: dict[str, dict[str, str]] = {}
+    curves: list[Curve] = []
     why: str
     refuted_by: str
     cost: str
@@ -118,9 +120,8 @@ class Finding(_Checked):
             raise ValueError("checks: at least one that is no premise must have at_least or at_most")
         for check in self.checks:
             _require_arguments(check, self.runs)
-        for name, source in self.curves.items():
-            if not source.keys() & SERIES:
-                raise ValueError(f"curves: {name}: a series needs one of {', '.join(SERIES)}")
+        for curve in self.curves:
+            _require_runs(curve.name, curve.drawn_runs(self.runs), self.runs)
         return self
 
 
@@ -134,12 +135,17 @@ def _require_arguments(check: Check, runs: dict[str, list[str]]) -> None:
         raise ValueError(f"quantity={check.quantity}: {error}") from error
     named: list[Plain] = [check.of[key] for key in ("run", "than") if key in check.of]
     named += [*check.of.get("points", {}), *check.of.get("to", [])]
-    for run in named:
-        if run not in runs:
-            raise ValueError(f"{check.name}: there is no run {run}; the runs are {', '.join(runs)}")
+    _require_runs(check.name, named, runs)
     for source in (check.of[key] for key in ("source", "other") if key in check.of):
         if not isinstance(source, dict) or sum(kind in source for kind in SOURCES) != 1:
             raise ValueError(f"{check.name}: a source needs one of {', '.join(SOURCES)}")
+
+
+def _require_runs(name: str, named: Iterable[str], runs: Iterable[str]) -> None:
+    """Refuse runs that the finding does not make."""
+    for run in named:
+        if run not in runs:
+            raise ValueError(f"{name}: there is no run {run}; the runs are {', '.join(runs)}")
 
 
 def finding_names(folder: Path | None = None) -> list[str]:

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from matplotlib.figure import Figure
-
 from tinyformer.analysis import save_png
+from tinyformer.findings.figure import CAPTION, draw
 from tinyformer.findings.files import Finding
 from tinyformer.findings.quantities import Records
-from tinyformer.findings.records import Series
 from tinyformer.findings.verdicts import Measured, measure, verdict
 
 COLUMNS = ("measured", "band", "mean", "95 % interval", "seeds", "in the band")
@@ -21,9 +19,6 @@ INTERVAL = "the 95 % t-interval of the mean over seeds"
 
 Outcome: TypeAlias = dict[str, Any]
 """The contents of `NAME.json`."""
-
-Curves: TypeAlias = Mapping[str, Mapping[str, Sequence[Series]]]
-"""The series of each seed, by what they are and by run."""
 
 
 def outcome_of(finding: Finding, measured: Sequence[Measured], runs: list[dict[str, Any]]) -> Outcome:
@@ -96,59 +91,10 @@ def write_outcome(
     outcome = outcome_of(finding, measured, runs)
     with (folder / f"{finding.name}.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([COLUMNS, *rows_of(measured)])
-    caption = (
-        f"{finding.name}: {verdict(measured)} · band green, seeds as points and lines, mean and 95 % t-interval black"
-    )
-    save_png(draw(measured, curves_of(finding, records)), folder / f"{finding.name}.png", caption)
+    figure, caption = draw(measured, finding.curves, records), f"{finding.name}: {verdict(measured)} · {CAPTION}"
+    save_png(figure, folder / f"{finding.name}.png", caption)
     (folder / f"{finding.name}.json").write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
     return measured
-
-
-def curves_of(finding: Finding, records: Sequence[Records]) -> Curves:
-    """The curves of a finding, of every run."""
-    return {
-        name: {run: [of_seed[run].series(source) for of_seed in records] for run in finding.runs}
-        for name, source in finding.curves.items()
-    }
-
-
-def draw(measured: Sequence[Measured], curves: Curves) -> Figure:
-    """A panel for each curve: a line for every run and seed; and one for each quantity: seeds, mean, interval, band."""
-    heights = [2.2] * len(curves) + [0.85] * len(measured)
-    figure = Figure(figsize=(8, 0.9 + sum(heights)), layout="constrained")
-    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for panel, (name, of_runs) in zip(panels, curves.items(), strict=False):
-        for number, (run, of_seeds) in enumerate(of_runs.items()):
-            for seed, series in enumerate(of_seeds):
-                label = None if seed else run
-                panel.plot(list(series), list(series.values()), color=f"C{number}", linewidth=1, alpha=0.8, label=label)
-        panel.set_title(name, fontsize=8, loc="left")
-        panel.set_xlabel("step", fontsize=7)
-        panel.tick_params(labelsize=7)
-        panel.spines[["top", "right"]].set_visible(False)
-        if len(of_runs) > 1:
-            panel.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    for panel, one in zip(panels[len(curves) :], measured, strict=True):
-        ends = [end for end in (one.check.at_least, one.check.at_most) if end is not None]
-        finite = [value for value in one.values if math.isfinite(value)]
-        points = [*finite, *ends, *(one.interval or ())]
-        low, high = min(points, default=0.0), max(points, default=1.0)
-        room = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
-        panel.set(xlim=(low - room, high + room), ylim=(-1, 1), yticks=[])
-        if ends:
-            start, end = one.check.at_least, one.check.at_most
-            panel.axvspan(low - room if start is None else start, high + room if end is None else end, color="#d9ead3")
-            for at in ends:
-                panel.axvline(at, color="#6aa84f", linewidth=1)
-        if one.interval:
-            panel.plot(one.interval, [0, 0], color="#1a1a1a", linewidth=1.2)
-            panel.plot([one.mean], [0], "|", color="#1a1a1a", markersize=14)
-        panel.plot(finite, [0] * len(finite), "o", markerfacecolor="none", color="#3f7fc1")
-        never = len(one.values) - len(finite)
-        panel.set_title(one.check.name + (f" ({never} never)" if never else ""), fontsize=8, loc="left")
-        panel.tick_params(labelsize=7)
-        panel.spines[["top", "right", "left"]].set_visible(False)
-    return figure
 
 
 def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:

@@ -131,9 +131,6 @@ SOURCES: dict[str, Callable[..., float]] = {
 """The kinds: {metric: NAME}, {evaluated: NAME}, {heads: MEASURE, over: …, layer: …}, and
 {table: …, column: …, where: …, over: …}."""
 
-SERIES = ("metric", "heads")
-"""The kinds that have a value at several steps, too."""
-
 
 def read_record(folder: Path, analysed: Path | None = None) -> Record:
     """Read what a run left behind.

@@ -36,14 +36,14 @@ def _embeddings(network: nn.Module) -> set[int]:
 
 
 def _adamw(
-    network: nn.Module, parameters: list[Tensor], decay_all: bool = False, **options: Any
+    network: nn.Module, parameters: list[Tensor], weight_decay: float, decay_all: bool = False, **options: Any
 ) -> torch.optim.Optimizer:
     """AdamW on some parameters, with weight decay on all of them or on matrices other than embeddings."""
     embeddings = _embeddings(network)
     is_decayed = [decay_all or (p.ndim == 2 and id(p) not in embeddings) for p in parameters]
     decayed = list(itertools.compress(parameters, is_decayed))
     undecayed = [p for p, decays in zip(parameters, is_decayed, strict=True) if not decays]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True, **options)
     # A fused optimizer offers to undo fp16's loss scaling inside its step, and Lightning then refuses to clip
     # gradients. Without the offer the gradient scaler unscales first, and the step is the same.
@@ -78,8 +78,8 @@ class AdamW:
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a network's parameters."""
-        options = {"lr": self.lr, "betas": tuple(self.betas), "eps": self.eps, "weight_decay": self.weight_decay}
-        return _adamw(network, list(network.parameters()), self.decay_all, **options)
+        options: dict[str, Any] = {"lr": self.lr, "betas": tuple(self.betas), "eps": self.eps}
+        return _adamw(network, list(network.parameters()), self.weight_decay, self.decay_all, **options)
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class MuonWithAdamW:
         """The optimizer of a network's parameters."""
         matrices, others = _split(network)
         muon = StackedMuon(matrices, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        options = {"lr": self.adamw_lr, "betas": tuple(self.adamw_betas)}
-        adamw = _adamw(network, others, weight_decay=self.weight_decay, **options)
+        options: dict[str, Any] = {"lr": self.adamw_lr, "betas": tuple(self.adamw_betas)}
+        adamw = _adamw(network, others, self.weight_decay, **options)
         return CombinedOptimizer([muon, adamw])
 
 
