@@ -8,7 +8,7 @@ from nn.model_cases import make_transformer
 from omegaconf import OmegaConf
 
 from tinyformer.app.errors import printable
-from tinyformer.app.sample import check_generation, describe_prompts, print_samples
+from tinyformer.app.sample import check_generation, describe_prompts, print_completion, print_samples
 from tinyformer.data import ByteTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation import Sampling, generate
@@ -41,6 +41,14 @@ def test_a_sample_is_printed_and_given(capsys, prompt):
     tokens = [256, *(prompt or "").encode()]
     [new] = generate(network(), [tokens], 12, Sampling(1.5), stop_token=256)
     assert text == (prompt or "") + TOKENIZER.decode(new)
+
+
+def test_a_completion_is_printed_beside_what_is_expected(capsys):
+    text = print_completion("ab=", "ab", settings_of(temperature=0), network(), TOKENIZER)
+    [new] = generate(network(), [[256, *b"ab="]], 2, Sampling(0))
+    assert text == TOKENIZER.decode(new)
+    lines = f"prompt     ab=\nexpected   ab\ngenerated  {text}"
+    assert capsys.readouterr().out == f"\nA completion:\n{indented(lines)}"
 
 
 def test_of_several_prompts_each_has_its_own(capsys):

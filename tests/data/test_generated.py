@@ -100,6 +100,18 @@ def test_what_is_scored_is_what_a_solver_predicts(kind):
             assert module.tokenizer.decode(targets[n] for n in scored) == "".join(text[n] for n in scored)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_completion_is_what_the_prompt_determines(kind):
+    module = prepared(kind)
+    prompt, end = module.completion
+    text, scored = next(texts(module, "validation"))
+    assert text.startswith(prompt + end)
+    assert end
+    assert set(range(len(prompt), len(prompt + end))) <= set(scored)
+    assert max(scored) == len(prompt + end) - 1
+    assert len(prompt) - 1 not in scored
+
+
 def test_lengths_of_copies_and_the_whole_table_of_sums():
     module = prepared("copy", num_validation_sequences=200)
     for split, lengths in {"train": (2, 7), "validation": (2, 7), "test": (8, 12)}.items():

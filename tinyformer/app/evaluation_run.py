@@ -314,6 +314,6 @@ def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dic
     )
     if run.task.generates and run.is_scored:
         with forward_context(run.trainer, run.network):
-            results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data.tokenizer)
+            results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data)
         write_results(path, results)
     return results

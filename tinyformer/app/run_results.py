@@ -141,6 +141,6 @@ def summarise(run: "Run", scores: Scores) -> dict[str, Any]:
     )
     if run.task.generates:
         with forward_context(run.trainer, run.network):
-            results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data.tokenizer)
+            results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data)
         write_results(path, results)
     return results

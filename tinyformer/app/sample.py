@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig
 from tinyformer.app.checks import check_value
 from tinyformer.app.summary import indent
 from tinyformer.beam_search import Beam
-from tinyformer.data import TextTokenizer
+from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.generation import Sampling, generate, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
@@ -70,13 +70,15 @@ def describe_prompts(
     return "\n".join(f"{name}only its {part} {max_seq_len} tokens fit" for name in names) or None
 
 
-def print_generated(settings: DictConfig, task: Task, network: Network, tokenizer: TextTokenizer) -> Any:
-    """Print what a model generates; see `print_samples` and `print_outputs`."""
+def print_generated(settings: DictConfig, task: Task, network: Network, data: DataModule) -> Any:
+    """Print what a model generates; see `print_samples`, `print_completion` and `print_outputs`."""
     if isinstance(task, Seq2Seq):
         assert isinstance(network, EncoderDecoder)
-        return print_outputs(settings, task, network, tokenizer)
+        return print_outputs(settings, task, network, data.tokenizer)
     assert isinstance(network, Transformer)
-    return print_samples(settings, network, tokenizer)
+    if settings.prompt is None and settings.prompt_file is None and data.completion is not None:
+        return print_completion(*data.completion, settings, network, data.tokenizer)
+    return print_samples(settings, network, data.tokenizer)
 
 
 def print_outputs(
@@ -114,6 +116,20 @@ def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTok
         print(f"\n{heading}:")
         texts.append(_print_pieces(_pieces(prompt, settings, settings.seed + index, network, tokenizer)))
     return texts if isinstance(settings.prompt, ListConfig) else texts[0]
+
+
+def print_completion(
+    prompt: str, expected: str, settings: DictConfig, network: Transformer, tokenizer: TextTokenizer
+) -> str:
+    """Print the beginning of a text, how it ends, and how the model ends it, in as many tokens; returns the latter."""
+    tokens = [tokenizer.eos_id, *tokenizer.encode(prompt)]
+    num_tokens = len(tokenizer.encode(expected))
+    [new] = generate(network, [tokens], num_tokens, _sampling(settings), settings.seed, stop_token=tokenizer.eos_id)
+    text = tokenizer.continuation(new, after=tokens)
+    print("\nA completion:")
+    for name, part in (("prompt", prompt), ("expected", expected), ("generated", text)):
+        print(indent(f"{name:<10} {part}"))
+    return text
 
 
 def _pieces(

@@ -119,6 +119,11 @@ class DataModule(lightning.LightningDataModule):
         """Refuse to train on a type of device that cannot hold the data."""
 
     @property
+    def completion(self) -> tuple[str, str] | None:
+        """The beginning of a validation text, and how it ends; None where the beginning does not determine the end."""
+        return None
+
+    @property
     def title(self) -> str:
         """The name in pictures, with what else tells these data from others."""
         return self.name
