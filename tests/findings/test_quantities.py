@@ -20,10 +20,15 @@ RISING = [
         (80, "1.0", [(0, "0.6"), (1, "0.9")]),
     )
 ]
-CELLS = {"cells": [{"at": str(n), "is": kind, "y": str(y)} for n, kind, y in ((1, "a", 3), (2, "a", 12), (4, "b", 5))]}
+CELLS = {
+    "cells": [
+        {"at": str(n), "is": kind, "y": str(y), "none": none}
+        for n, kind, y, none in ((1, "a", 3, "7"), (2, "a", 12, ""), (4, "b", 5, "nan"))
+    ]
+}
 RECORDS = {
     "one": Record({"loss": 2.0, "size": 3}, {"loss": 2.5}, RISING, CELLS),
-    "two": Record({"loss": 8.0}),
+    "two": Record({"loss": 8.0, "root": 2.0}),
     "none": Record({"loss": 0.0}),
 }
 LOSS, ACCURACY = {"metric": "loss"}, {"metric": "val/accuracy"}
@@ -35,27 +40,28 @@ NEAR = {"heads": "near", "over": "largest"}
     [
         ("value", {"run": "one", "source": LOSS}, 2),
         ("value", {"run": "one", "source": NEAR}, 0.9),
-        ("value", {"run": "one", "source": {"heads": "near", "over": "median", "layer": 0}}, 0.75),
+        ("value", {"run": "one", "source": {"heads": "near", "over": "median"}}, 0.75),
+        ("value", {"run": "one", "source": {"heads": "near", "over": "smallest"}}, 0.6),
         (
             "value",
             {"run": "one", "source": {"table": "cells", "column": "y", "over": "mean", "where": {"is": "a"}}},
             7.5,
         ),
         ("value", {"run": "one", "source": {"table": "cells", "column": "y", "over": "last"}}, 5),
-        ("value", {"run": "one", "source": {"table": "cells", "column": "y", "over": "smallest"}}, 3),
+        ("value", {"run": "one", "source": {"table": "cells", "column": "none", "over": "largest"}}, math.nan),
         ("difference", {"run": "two", "than": "one", "source": LOSS}, 6),
         ("difference_ratio", {"run": "two", "than": "one", "to": ["one", "none"], "source": LOSS}, 3),
         ("difference_ratio", {"run": "two", "than": "one", "to": ["one", "one"], "source": LOSS}, math.inf),
         ("ratio", {"run": "two", "than": "one", "source": LOSS}, 4),
         ("ratio", {"run": "two", "than": "none", "source": LOSS}, math.inf),
-        ("quotient", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1.5),
-        ("excess", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1),
-        ("excess", {"run": "one", "source": {"evaluated": "loss"}, "other": LOSS}, 0.5),
+        ("ratio_within_run", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1.5),
+        ("log_ratio_within_run", {"run": "two", "source": LOSS, "other": {"metric": "root"}}, 3),  # 8 = 2³
+        ("log_ratio_within_run", {"run": "none", "source": LOSS, "other": LOSS}, math.nan),
+        ("difference_within_run", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1),
+        ("difference_within_run", {"run": "one", "source": {"evaluated": "loss"}, "other": LOSS}, 0.5),
         ("slope", {"points": {"one": 1, "two": 2}, "source": LOSS}, 2),  # 2 x²
         ("slope", {"points": {"one": 1, "none": 2}, "source": LOSS}, math.nan),  # no logarithm of 0
         ("slope_in_table", {"run": "one", "table": "cells", "x": "at", "y": "y", "where": {"is": "a"}}, 2),  # 3 x²
-        ("crossing", {"run": "one", "source": ACCURACY, "level": 0.5}, 40),
-        ("crossing", {"run": "one", "source": ACCURACY, "level": 1.1}, math.inf),
         # At step 80 and, the largest of two heads, at step 30; a level that only one of the two reaches.
         ("delay", {"run": "one", "source": ACCURACY, "level": 1, "other": NEAR, "other_level": 0.9}, 80 / 30),
         ("delay", {"run": "one", "source": ACCURACY, "level": 2, "other": NEAR, "other_level": 0.9}, math.inf),

@@ -81,7 +81,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> None:
     from tinyformer.findings.files import finding_names, read_finding
-    from tinyformer.findings.pages import measured_line, read_outcomes
+    from tinyformer.findings.pages import measured_line, read_outcomes, verdict_of
 
     names = finding_names(options.files)
     outcomes = read_outcomes(options.results, names)
@@ -92,7 +92,7 @@ def _list(options: argparse.Namespace) -> None:
         finding, outcome = read_finding(name, options.files), outcomes.get(name)
         last = measured_line(outcome) if outcome else ""
         paper = f"{finding.paper.name}, arXiv {finding.paper.arxiv}"
-        table.add_row(name, finding.title, paper, last, outcome["verdict"] if outcome else "unmeasured")
+        table.add_row(name, finding.title, paper, last, verdict_of(outcome) if outcome else "unmeasured")
     Console(markup=False).print(table)
 
 
@@ -119,18 +119,17 @@ def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
 
 def _conclude(finding: "Finding", planned: Sequence["PlannedRun"], results: Path) -> None:
     """Measure a finding whose runs have ended; write and print its table and its verdict."""
-    from tinyformer.findings.pages import COLUMNS, rows_of, write_outcome
+    from tinyformer.findings.pages import COLUMNS, rows_of, verdict_of, write_outcome
     from tinyformer.findings.running import facts_of, records_of
-    from tinyformer.findings.verdicts import verdict
 
-    measured = write_outcome(finding, records_of(planned), facts_of(planned), results)
+    outcome = write_outcome(finding, records_of(planned), facts_of(planned), results)
     table = Table(box=box.SIMPLE_HEAD)
     for column in COLUMNS:
         table.add_column(column)
-    for row in rows_of(measured):
+    for row in rows_of(outcome):
         table.add_row(*row)
     Console(markup=False).print(table)
-    print(f"{finding.name}: {verdict(measured)}")
+    print(f"{finding.name}: {verdict_of(outcome)}")
     print(f"Table, figure and JSON: {results / finding.name}.csv, .png, .json")
 
 

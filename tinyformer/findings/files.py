@@ -59,19 +59,10 @@ class Check(_Checked):
         """Whether it has a band."""
         return self.at_least is not None or self.at_most is not None
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Whether a value lies in the band; nan does not."""
         return value >= (self.at_least if self.at_least is not None else -float("inf")) and value <= (
             self.at_most if self.at_most is not None else float("inf")
-        )
-
-    @property
-    def band(self) -> str:
-        """The band in words."""
-        if self.at_least is None:
-            return "reported" if self.at_most is None else f"at most {self.at_most:g}"
-        return (
-            f"at least {self.at_least:g}" if self.at_most is None else f"between {self.at_least:g} and {self.at_most:g}"
         )
 
 

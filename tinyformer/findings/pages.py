@@ -11,7 +11,7 @@ from tinyformer.analysis import save_png
 from tinyformer.findings.figure import CAPTION, draw
 from tinyformer.findings.files import Finding
 from tinyformer.findings.quantities import Records
-from tinyformer.findings.verdicts import Measured, measure, verdict
+from tinyformer.findings.verdicts import HOLDS, Measured, measure, verdict
 
 COLUMNS = ("measured", "band", "mean", "95 % interval", "seeds", "in the band")
 
@@ -55,19 +55,25 @@ def outcome_of(finding: Finding, measured: Sequence[Measured], runs: list[dict[s
     }
 
 
-def rows_of(measured: Sequence[Measured]) -> list[list[str]]:
+def rows_of(outcome: Outcome) -> list[list[str]]:
     """The table of a finding, by `COLUMNS`."""
     return [
         [
-            one.check.name + (" (premise)" if one.check.premise else ""),
-            one.check.band,
-            shown(one.mean),
-            "" if one.interval is None else f"{shown(one.interval[0])} to {shown(one.interval[1])}",
-            " ".join(map(shown, one.values)),
-            {None: "", True: "yes", False: "no"}[one.holds] + (", not clearly" if one.is_clear is False else ""),
+            one["name"] + (" (premise)" if one["premise"] else ""),
+            band(one),
+            shown(float(one["mean"])),
+            "" if one["interval"] is None else " to ".join(map(shown, one["interval"])),
+            " ".join(shown(float(value)) for value in one["values"]),
+            {None: "", True: "yes", False: "no"}[one["holds"]] + (", not clearly" if one["clear"] is False else ""),
         ]
-        for one in measured
+        for one in outcome["measured"]
     ]
+
+
+def band(check: Mapping[str, Any]) -> str:
+    """The band of a check, or of what was measured: "≥ 0.9"."""
+    ends = [f"{sign} {check[key]:g}" for key, sign in (("at_least", "≥"), ("at_most", "≤")) if check[key] is not None]
+    return ", ".join(ends) or "reported"
 
 
 def shown(value: float) -> str:
@@ -75,9 +81,7 @@ def shown(value: float) -> str:
     return "never" if value == math.inf else f"{value:.4g}"
 
 
-def write_outcome(
-    finding: Finding, records: Sequence[Records], runs: list[dict[str, Any]], folder: Path
-) -> list[Measured]:
+def write_outcome(finding: Finding, records: Sequence[Records], runs: list[dict[str, Any]], folder: Path) -> Outcome:
     """Measure a finding; write `NAME.csv`, `NAME.png` and, last, `NAME.json`.
 
     Args:
@@ -90,11 +94,11 @@ def write_outcome(
     folder.mkdir(parents=True, exist_ok=True)
     outcome = outcome_of(finding, measured, runs)
     with (folder / f"{finding.name}.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([COLUMNS, *rows_of(measured)])
-    figure, caption = draw(measured, finding.curves, records), f"{finding.name}: {verdict(measured)} · {CAPTION}"
+        csv.writer(file).writerows([COLUMNS, *rows_of(outcome)])
+    figure, caption = draw(measured, finding.curves, records), f"{finding.name}: {verdict_of(outcome)} · {CAPTION}"
     save_png(figure, folder / f"{finding.name}.png", caption)
     (folder / f"{finding.name}.json").write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
-    return measured
+    return outcome
 
 
 def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
@@ -131,17 +135,32 @@ def overview(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], name:
         outcomes: what was measured last.
         name: how the name of a finding is written.
     """
-    verdicts = {name: outcome["verdict"] for name, outcome in outcomes.items()}
-    rows = [[name.format(one.name), one.title, verdicts.get(one.name, "unmeasured")] for one in findings]
+    rows = [
+        [name.format(one.name), one.title, verdict_of(outcomes[one.name]) if one.name in outcomes else "unmeasured"]
+        for one in findings
+    ]
     return _table(["finding", "claim", "verdict"], rows)
+
+
+def verdict_of(outcome: Outcome) -> str:
+    """The verdict; "holds, not clearly" where the interval of a quantity that decides crosses an end of its band.
+
+    A finding fails clearly if one quantity is clearly outside of its band.
+    """
+    decisive = [one for one in outcome["measured"] if one["holds"] is not None]
+    if outcome["verdict"] == HOLDS:
+        is_clear = all(one["clear"] is not False for one in decisive)
+    else:
+        is_clear = any(one["holds"] is False and one["clear"] is not False for one in decisive)
+    return outcome["verdict"] + ("" if is_clear else ", not clearly")
 
 
 HEAD = """\
 # Findings
 
-What papers say about attention, and whether it happens here. Each finding is a file of plain values in `conf/finding`:
-the claim, the runs, the measured quantities, and the band in which the claim expects each of them. Bands were written
-down before the first run.
+Claims of papers about attention, tested on small models. Each finding is a file of plain values in `conf/finding`: the
+claim, the runs, the measured quantities, and the band in which the claim expects each of them. Bands were written down
+before the first run. Where a protocol or a quantity was changed after it, the finding says so; no band was moved.
 
 ```bash
 tinyformer findings
@@ -151,13 +170,14 @@ tinyformer findings cost --launcher joblib
 
 The first command lists them with what was measured last; the second makes the runs of one that were not made before,
 and prints its table and verdict. `tinyformer findings all` does so for every finding and writes this page; it goes on
-where it was stopped. A verdict compares the mean over seeds with the band; beside it stands the 95 % t-interval of the
-mean, and "not clearly" where that crosses an end of the band. A quantity without a band is reported only.
+where it was stopped. A verdict compares the mean over seeds with the band. The table also gives the 95 % t-interval of the
+mean, and says "not clearly" where that crosses an end of the band. A quantity without a band is reported only; without a
+premise, the claim is not testable.
 
 Runs are made one after the other; the third command makes them side by side, by Hydra's joblib launcher
 (`pip install 'tinyformer[sweep]'`): as many as there are cores, or two by `--launcher joblib n_jobs=2`, the threads of
-the machine divided among them. Any other launcher of Hydra that is installed can be named. A run that fails is told by
-its name, and stops no other.
+the machine divided among them. Any other launcher of Hydra that is installed can be named. A run that fails is reported by
+name and does not stop the others.
 
 Runs are kept in `outputs/findings` by their config, and not by the version of the code: after a change of the model's
 code, delete that folder.
@@ -169,22 +189,12 @@ def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str
     lines = [f"## {finding.name}", "", f"{finding.claim.strip()} ({paper})", ""]
     if outcome is None:
         lines += [f"**Unmeasured.** It costs {finding.cost.strip()}.", ""]
-        rows = [[check.name, check.band] for check in finding.checks]
+        rows = [[check.name, band(check.model_dump())] for check in finding.checks]
         lines += _table(["to be measured", "band"], rows)
     else:
         last = outcome["runs"][-1]
-        lines += [f"**{outcome['verdict'].capitalize()}.**", ""]
-        with_rows = [
-            [
-                one["name"],
-                _band(one),
-                shown(float(one["mean"])),
-                "" if one["interval"] is None else " to ".join(map(shown, one["interval"])),
-                {None: "", True: "yes", False: "no"}[one["holds"]] + (", not clearly" if one["clear"] is False else ""),
-            ]
-            for one in outcome["measured"]
-        ]
-        lines += _table(["measured", "band", "mean", "95 % interval", "in the band"], with_rows)
+        lines += [f"**{verdict_of(outcome).capitalize()}.**", ""]
+        lines += _table(COLUMNS, rows_of(outcome))
         lines += ["", f"![{finding.title}]({folder}/{finding.name}.png)", ""]
         machine, versions = last["machine"], last["versions"]
         commits = list(dict.fromkeys(str(run["commit"]) for run in outcome["runs"]))
@@ -200,11 +210,6 @@ def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str
         f"*What would refute it:* {finding.refuted_by.strip()}",
     ]
     return [*lines, "", finding.notes.strip()] if finding.notes else lines
-
-
-def _band(one: Mapping[str, Any]) -> str:
-    ends = [f"{word} {one[key]:g}" for key, word in (("at_least", "≥"), ("at_most", "≤")) if one[key] is not None]
-    return ", ".join(ends) or "reported"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -66,7 +66,7 @@ def count_costs(words: Sequence[str], folder: Path) -> None:
 
 
 def examine_kernels(words: Sequence[str], folder: Path) -> None:
-    """The cells of `tinyformer doctor`, and memory and time by length, as the tables `cells` and `growth`.
+    """The cells of `tinyformer doctor --full`, and memory and time by length, as the tables `cells` and `growth`.
 
     Args:
         words: "backends=A,B", "variants=A,B", "masks=A,B" and "dtypes=A,B" of the doctor, and "lengths=512,1024".
@@ -76,7 +76,9 @@ def examine_kernels(words: Sequence[str], folder: Path) -> None:
     backends, variants, masks, dtypes = (given[name] for name in ("backends", "variants", "masks", "dtypes"))
     with keep_process(), quiet(), one_thread():
         cells = [
-            asdict(cell) for row in examine(backends, variants, masks, dtypes, torch.device("cpu")) for cell in row
+            asdict(cell)
+            for row in examine(backends, variants, masks, dtypes, torch.device("cpu"), full=True)
+            for cell in row
         ]
         growth = measure_axis("seq", list(map(int, given["lengths"])), backends, "cpu", repeats=1)
     _write(folder, {"cells": len(cells)}, cells=cells, growth=growth)

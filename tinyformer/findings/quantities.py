@@ -46,13 +46,24 @@ def ratio(records: Records, run: str, than: str, source: Source) -> float:
     return records[run].value(source) / other if other else math.inf
 
 
-def quotient(records: Records, run: str, source: Source, other: Source) -> float:
+def ratio_within_run(records: Records, run: str, source: Source, other: Source) -> float:
     """A number of a run, divided by another of the same run; infinite where that is 0."""
     divisor = records[run].value(other)
     return records[run].value(source) / divisor if divisor else math.inf
 
 
-def excess(records: Records, run: str, source: Source, other: Source) -> float:
+def log_ratio_within_run(records: Records, run: str, source: Source, other: Source) -> float:
+    """The logarithm of a number of a run, divided by that of another of the same run; nan where either does not exist.
+
+    Of two values of c^(a^n), with n one apart, it is a.
+    """
+    numbers = records[run].value(source), records[run].value(other)
+    if min(numbers) <= 0 or numbers[1] == 1:
+        return math.nan
+    return math.log(numbers[0]) / math.log(numbers[1])
+
+
+def difference_within_run(records: Records, run: str, source: Source, other: Source) -> float:
     """A number of a run, minus another of the same run."""
     return records[run].value(source) - records[run].value(other)
 
@@ -81,17 +92,14 @@ def slope_in_table(
     return _exponent([(float(row[x]), float(row[y])) for row in rows if row[y]])
 
 
-def crossing(records: Records, run: str, source: Source, level: float) -> float:
-    """The first step at which a series is at least a level; infinite if it never is."""
-    return _crossing(records[run].series(source), level)
-
-
 def delay(records: Records, run: str, source: Source, level: float, other: Source, other_level: float) -> float:
     """The first step at which a series is at least a level, divided by that of another series and level.
 
     Infinite if only the first never gets there, nan if the second does not.
     """
-    step, other_step = crossing(records, run, source, level), crossing(records, run, other, other_level)
+    step, other_step = (
+        _crossing(records[run].series(series), at) for series, at in ((source, level), (other, other_level))
+    )
     return step / other_step if other_step < math.inf else math.nan
 
 
@@ -120,6 +128,7 @@ def correlation(records: Records, run: str, source: Source, other: Source) -> fl
 
 
 def _crossing(series: Series, level: float) -> float:
+    """The first step at which a series is at least a level; infinite if it never is."""
     return next((float(step) for step, number in series.items() if number >= level), math.inf)
 
 
@@ -133,9 +142,10 @@ def _exponent(points: list[tuple[float, float]]) -> float:
 QUANTITIES: dict[str, Callable[..., float]] = {
     function.__name__: function
     for function in (
-        *(value, difference, difference_ratio, ratio, quotient, excess),
+        *(value, difference, difference_ratio, ratio),
+        *(difference_within_run, ratio_within_run, log_ratio_within_run),
         *(slope, slope_in_table),
-        *(crossing, delay, rise, change, correlation),
+        *(delay, rise, change, correlation),
     )
 }
 """The quantities, by the names that the files use."""

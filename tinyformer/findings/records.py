@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ STATISTICS: dict[str, Callable[[list[float]], float]] = {
 }
 """Reductions of several values to one, by name: over heads, or over the rows of a table."""
 
-HEAD = re.compile(r"attention/(?:\w+/)?layer_(\d+)/head_(\w+)/(\w+)")
+HEAD = re.compile(r"attention/(?:\w+/)?layer_\d+/head_\w+/(\w+)")
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class Record:
         """A metric, or a measure of heads, by step.
 
         Args:
-            source: {"metric": name}, or {"heads": measure, "over": statistic}, with "layer" for a single layer.
+            source: {"metric": name}, or {"heads": measure, "over": statistic}.
 
         Raises:
             ConfigError: the run did not measure it, or it is a table.
         """
-        reduce = STATISTICS[source.get("over", "mean")]
+        over = source.get("over", "mean")
         found = {}
         for row in self.metrics:
             if "metric" in source:
@@ -68,13 +69,11 @@ class Record:
                 values = [
                     value
                     for name, value in row.items()
-                    if (at := HEAD.fullmatch(name))
-                    and at[3] == source.get("heads")
-                    and source.get("layer") in (None, int(at[1]))
+                    if (at := HEAD.fullmatch(name)) and at[1] == source.get("heads")
                 ]
             numbers = [float(value) for value in values if value]
             if numbers:
-                found[int(row["step"])] = reduce(numbers)
+                found[int(row["step"])] = _reduced(numbers, over)
         if not found:
             raise ConfigError(f"source={dict(source)}: metrics.csv has no such values.")
         return dict(sorted(found.items()))
@@ -109,17 +108,19 @@ def _number(results: Mapping[str, Any], kind: str, name: str) -> float:
     return float(results[name])
 
 
-def _heads(record: Record, heads: str, over: str, layer: int | None = None) -> float:
+def _heads(record: Record, heads: str, over: str) -> float:
     """The last measure of the heads, reduced to one number."""
-    return list(record.series({"heads": heads, "over": over, "layer": layer}).values())[-1]
+    return list(record.series({"heads": heads, "over": over}).values())[-1]
 
 
 def _cells(record: Record, table: str, column: str, over: str = "mean", where: Mapping[str, Plain] = {}) -> float:
-    """A column of the rows of a table, reduced to one number; empty cells do not count."""
-    found = [float(row[column]) for row in record.rows(table, where) if row[column]]
-    if not found:
-        raise ConfigError(f"table={table}: the column {column} is empty where {dict(where)}.")
-    return STATISTICS[over](found)
+    """A column of the rows of a table, reduced to one number; nan where a cell is empty, as of what was refused."""
+    return _reduced([float(row[column] or "nan") for row in record.rows(table, where)], over)
+
+
+def _reduced(numbers: list[float], over: str) -> float:
+    """Several numbers reduced to one; nan if one of them is, which `max` and `median` may skip."""
+    return math.nan if any(map(math.isnan, numbers)) else STATISTICS[over](numbers)
 
 
 SOURCES: dict[str, Callable[..., float]] = {
@@ -128,7 +129,7 @@ SOURCES: dict[str, Callable[..., float]] = {
     "heads": _heads,
     "table": _cells,
 }
-"""The kinds: {metric: NAME}, {evaluated: NAME}, {heads: MEASURE, over: …, layer: …}, and
+"""The kinds: {metric: NAME}, {evaluated: NAME}, {heads: MEASURE, over: …}, and
 {table: …, column: …, where: …, over: …}."""
 
 

@@ -139,11 +139,14 @@ def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
 
 
 def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
-    """When, where and by which code each run was made."""
-    return [
-        {"run": run.name, "seed": run.seed, "folder": run.folder.name, **json.loads((run.folder / ENDED).read_text())}
-        for run in planned
-    ]
+    """When, where and by which code each run was made, and how long it and its analysis took."""
+    facts = []
+    for run in planned:
+        made = json.loads((run.folder / ENDED).read_text())
+        if run.analysed:
+            made["seconds"] += json.loads((run.analysed / ENDED).read_text())["seconds"]
+        facts.append({"run": run.name, "seed": run.seed, "folder": run.folder.name, **made})
+    return facts
 
 
 def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:

@@ -39,7 +39,7 @@ class Measured:
     @property
     def holds(self) -> bool | None:
         """Whether the mean lies in the band; None without a band."""
-        return self.check.holds(self.mean) if self.check.decides else None
+        return self.check.contains(self.mean) if self.check.decides else None
 
     @property
     def is_clear(self) -> bool | None:
@@ -47,7 +47,7 @@ class Measured:
         if self.holds is None or self.interval is None:
             return None
         low, high = self.interval
-        inside = self.check.holds(low) and self.check.holds(high)
+        inside = self.check.contains(low) and self.check.contains(high)
         at_least, at_most = self.check.at_least, self.check.at_most
         outside = (at_least is not None and high < at_least) or (at_most is not None and low > at_most)
         return inside if self.holds else outside
