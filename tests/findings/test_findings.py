@@ -226,8 +226,8 @@ def test_a_run_that_another_process_makes_is_refused(tmp_path, capfd):
 LEARNED = [*read_finding("induction").baseline, "model.num_layers=2"]
 """A task that needs most heads of a small model."""
 
-# By finding: the beginning of the name of what is then outside of its band; what its runs are instead, or the one of its
-# runs that all of them are; `more`, words behind those of the baseline; `steps`, too few to learn unless they are given.
+# By finding: the beginning of the name of what is then outside of its band; what its runs are instead, or the one of
+# its runs that all of them are; `more`, words behind those of the baseline; `steps`, too few to learn unless given.
 BROKEN: dict[str, dict[str, Any]] = {
     "alignment": {"fails": "share of copied tokens that the chosen head hits, additive"},
     "circuit": {
