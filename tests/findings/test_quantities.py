@@ -6,6 +6,7 @@ import pytest
 
 from tinyformer.app.errors import ConfigError
 from tinyformer.findings.files import Check, finding_names, read_finding
+from tinyformer.findings.pages import band, outcome_of, verdict_of
 from tinyformer.findings.quantities import QUANTITIES
 from tinyformer.findings.records import Record, read_record
 from tinyformer.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, Measured, t_interval, verdict
@@ -136,6 +137,27 @@ def measured(*values, premise=False, **band):
 )
 def test_verdicts(several, expected):
     assert verdict(several) == expected
+
+
+def test_the_band_in_words():
+    bands = ({"at_least": 0.9}, {"at_most": 0}, {"at_least": 0.01, "at_most": 0.06}, {"at_least": 1, "at_most": 1}, {})
+    words = [band(measured(1, **ends).check.model_dump()) for ends in bands]
+    assert words == ["≥ 0.9", "≤ 0", "0.01 to 0.06", "= 1", "reported"]
+
+
+@pytest.mark.parametrize(
+    ("several", "expected"),
+    [
+        ([measured(1, 1.1, at_most=9), measured(0, 9)], "holds"),
+        ([measured(1, 1.1, at_most=9), measured(0, 1, at_most=2)], "holds, not clearly"),
+        ([measured(5, 5.1, at_most=2), measured(0, 1, at_most=2)], "fails"),
+        ([measured(1, 5, at_most=2), measured(1, 1.1, at_most=9)], "fails, not clearly"),
+        ([measured(1, 1.1, at_least=2, premise=True), measured(0, 1, at_most=2)], "not testable here"),
+    ],
+)
+def test_whether_a_verdict_is_clear(several, expected):
+    finding = read_finding("cost")
+    assert verdict_of(outcome_of(finding, several, [])) == expected
 
 
 def test_a_mean_is_clear_where_its_interval_lies_on_one_side_of_the_band():

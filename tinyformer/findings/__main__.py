@@ -80,20 +80,24 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> None:
+    """Print each finding with its verdict, and below it the means of what decides."""
     from tinyformer.findings.files import finding_names, read_finding
-    from tinyformer.findings.pages import measured_line, read_outcomes, verdict_of
+    from tinyformer.findings.pages import band, read_outcomes, shown, verdict_of
 
     names = finding_names(options.files)
     outcomes = read_outcomes(options.results, names)
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("finding", "claim", "paper", "measured last", "verdict"):
+    for column in ("finding", "measured last", "band", "claim and paper"):
         table.add_column(column)
     for name in names:
         finding, outcome = read_finding(name, options.files), outcomes.get(name)
-        last = measured_line(outcome) if outcome else ""
-        paper = f"{finding.paper.name}, arXiv {finding.paper.arxiv}"
-        table.add_row(name, finding.title, paper, last, verdict_of(outcome) if outcome else "unmeasured")
-    Console(markup=False).print(table)
+        claim = f"{finding.title} ({finding.paper.name}, arXiv {finding.paper.arxiv})"
+        table.add_row(name, verdict_of(outcome) if outcome else "unmeasured", "", claim, style="bold")
+        for one in outcome["measured"] if outcome else []:
+            if one["holds"] is not None:
+                table.add_row("", shown(float(one["mean"])), band(one), one["name"])
+        table.add_section()
+    Console(markup=False, highlight=False).print(table)
 
 
 def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:

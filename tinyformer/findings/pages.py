@@ -71,9 +71,11 @@ def rows_of(outcome: Outcome) -> list[list[str]]:
 
 
 def band(check: Mapping[str, Any]) -> str:
-    """The band of a check, or of what was measured: "≥ 0.9"."""
-    ends = [f"{sign} {check[key]:g}" for key, sign in (("at_least", "≥"), ("at_most", "≤")) if check[key] is not None]
-    return ", ".join(ends) or "reported"
+    """The band of a check, or of what was measured: "≥ 0.9", "0.01 to 0.06", "= 1", or "reported" without one."""
+    low, high = (None if check[key] is None else f"{check[key]:g}" for key in ("at_least", "at_most"))
+    if low is None or high is None:
+        return f"≥ {low}" if low else f"≤ {high}" if high else "reported"
+    return f"= {low}" if low == high else f"{low} to {high}"
 
 
 def shown(value: float) -> str:
@@ -105,12 +107,6 @@ def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
     """What was measured last, by the name of the finding."""
     paths = {name: folder / f"{name}.json" for name in names}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
-
-
-def measured_line(outcome: Outcome) -> str:
-    """What was measured, in one line: the means of what decides."""
-    decisive = [one for one in outcome["measured"] if one["holds"] is not None]
-    return "; ".join(f"{one['name']}: {shown(float(one['mean']))}" for one in decisive)
 
 
 def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: str) -> str:
@@ -170,14 +166,14 @@ tinyformer findings cost --launcher joblib
 
 The first command lists them with what was measured last; the second makes the runs of one that were not made before,
 and prints its table and verdict. `tinyformer findings all` does so for every finding and writes this page; it goes on
-where it was stopped. A verdict compares the mean over seeds with the band. The table also gives the 95 % t-interval of the
-mean, and says "not clearly" where that crosses an end of the band. A quantity without a band is reported only; without a
-premise, the claim is not testable.
+where it was stopped. A verdict compares the mean over seeds with the band. The table also gives the 95 % t-interval of
+the mean, and says "not clearly" where that crosses an end of the band. A quantity without a band is reported only;
+where a premise does not hold, the claim is not testable.
 
 Runs are made one after the other; the third command makes them side by side, by Hydra's joblib launcher
 (`pip install 'tinyformer[sweep]'`): as many as there are cores, or two by `--launcher joblib n_jobs=2`, the threads of
-the machine divided among them. Any other launcher of Hydra that is installed can be named. A run that fails is reported by
-name and does not stop the others.
+the machine divided among them. Any other launcher of Hydra that is installed can be named. A run that fails is reported
+by name and does not stop the others.
 
 Runs are kept in `outputs/findings` by their config, and not by the version of the code: after a change of the model's
 code, delete that folder.
