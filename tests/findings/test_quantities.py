@@ -60,9 +60,9 @@ NEAR = {"heads": "near", "over": "largest"}
         ("log_ratio_within_run", {"run": "none", "source": LOSS, "other": LOSS}, math.nan),
         ("difference_within_run", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1),
         ("difference_within_run", {"run": "one", "source": {"evaluated": "loss"}, "other": LOSS}, 0.5),
-        ("slope", {"points": {"one": 1, "two": 2}, "source": LOSS}, 2),  # 2 x²
-        ("slope", {"points": {"one": 1, "none": 2}, "source": LOSS}, math.nan),  # no logarithm of 0
-        ("slope_in_table", {"run": "one", "table": "cells", "x": "at", "y": "y", "where": {"is": "a"}}, 2),  # 3 x²
+        ("exponent", {"points": {"one": 1, "two": 2}, "source": LOSS}, 2),  # 2 x²
+        ("exponent", {"points": {"one": 1, "none": 2}, "source": LOSS}, math.nan),  # no logarithm of 0
+        ("exponent_in_table", {"run": "one", "table": "cells", "x": "at", "y": "y", "where": {"is": "a"}}, 2),  # 3 x²
         # At step 80 and, the largest of two heads, at step 30; a level that only one of the two reaches.
         ("delay", {"run": "one", "source": ACCURACY, "level": 1, "other": NEAR, "other_level": 0.9}, 80 / 30),
         ("delay", {"run": "one", "source": ACCURACY, "level": 2, "other": NEAR, "other_level": 0.9}, math.inf),

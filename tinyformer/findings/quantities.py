@@ -68,7 +68,7 @@ def difference_within_run(records: Records, run: str, source: Source, other: Sou
     return records[run].value(source) - records[run].value(other)
 
 
-def slope(records: Records, points: Mapping[str, float], source: Source) -> float:
+def exponent(records: Records, points: Mapping[str, float], source: Source) -> float:
     """The exponent of the power law of a number of runs: least squares in logarithms.
 
     Args:
@@ -79,7 +79,7 @@ def slope(records: Records, points: Mapping[str, float], source: Source) -> floa
     return _exponent([(x, records[run].value(source)) for run, x in points.items()])
 
 
-def slope_in_table(
+def exponent_in_table(
     records: Records,
     run: str,
     table: str,
@@ -144,7 +144,7 @@ QUANTITIES: dict[str, Callable[..., float]] = {
     for function in (
         *(value, difference, difference_ratio, ratio),
         *(difference_within_run, ratio_within_run, log_ratio_within_run),
-        *(slope, slope_in_table),
+        *(exponent, exponent_in_table),
         *(delay, rise, change, correlation),
     )
 }
