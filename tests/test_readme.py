@@ -46,6 +46,7 @@ ANSWERING = [block for block in PYTHON if "outputs/span" in block]
 CAPTURING = [block for block in PYTHON if "capture_attention(" in block]
 TRAINING = sorted(block for block in PYTHON if "tinyformer.train(" in block)
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
+(CLAIM,) = (block for kind, block in BLOCKS if kind == "text" and block.startswith("title:"))
 # After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer.card`.
 LINES = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()]
 LINES = [re.sub(r"^tinyformer (train|evaluate)", r"python \1.py", line) for line in LINES]
@@ -185,6 +186,10 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     """A folder with everything that commands name: a run, texts, labelled texts, and `mine.py`."""
     Path("other.txt").write_text("Once there was a cat.\n" * 9)
     Path("mine.py").write_text(MINE[-1])
+    Path("claims").mkdir()
+    short = ", ".join(["trainer.max_steps=10", "data=text", "data.files=book.txt", *SMALL_RUN[4:]])
+    claim = CLAIM.replace("trainer.max_steps=200", short).replace("seeds: [0, 1, 2]", "seeds: [0]")
+    Path("claims/window.yaml").write_text(claim)
     rows = [(f"film {n} is {('dull', 'fine')[n % 2]}", n % 2) for n in range(200)]
     Path("reviews.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "stars"), *rows]))
     pairs = [("es", "en"), *((f"uno {n}", f"one {n}") for n in range(200))]
@@ -308,7 +313,7 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
     capsys.readouterr()
     assert main(arguments) == 0
     shows = {"convert": "ported", "batch=": "state of the optimizer"}
-    shows |= {"findings cost": "cost: holds", "findings": "redundancy"}
+    shows |= {"findings cost": "cost: holds", "findings window": "window: ", "findings": "redundancy"}
     assert next((text for part, text in shows.items() if part in line), "mha") in capsys.readouterr().out
 
 
