@@ -128,10 +128,11 @@ def _conclude(finding: "Finding", planned: Sequence["PlannedRun"], results: Path
 
     outcome = write_outcome(finding, records_of(planned), facts_of(planned), results)
     table = Table(box=box.SIMPLE_HEAD)
-    for column in COLUMNS:
-        table.add_column(column)
+    shown = [index for index, column in enumerate(COLUMNS) if column != "seeds"]  # for which a terminal is too narrow
+    for index in shown:
+        table.add_column(COLUMNS[index])
     for row in rows_of(outcome):
-        table.add_row(*row)
+        table.add_row(*(row[index] for index in shown))
     Console(markup=False).print(table)
     print(f"{finding.name}: {verdict_of(outcome)}")
     print(f"Table, figure and JSON: {results / finding.name}.csv, .png, .json")
