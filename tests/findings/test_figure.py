@@ -53,6 +53,9 @@ def test_a_curve_has_a_line_for_every_label_and_seed(curve, expected):
         ({"tables": "cells"}, f"a curve needs one of {', '.join(LINES)}"),
         ({"metric": "loss", "table": "cells"}, "a curve needs one of"),
         ({"table": "cells", "x": "at"}, "missing a required argument: 'y'"),
+        ({"points": ["one"], "source": {"metric": "loss"}}, "points: each label needs runs with a number"),
+        ({"points": {"all": {"one": 1}}, "source": {"metric": "loss", "where": {}}}, "unexpected keyword argument"),
+        ({"heads": "entropy", "over": "greatest"}, "over=greatest: must be one of largest"),
     ],
 )
 def test_mistakes_in_a_curve_are_named(of, problem):

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import pydantic
 
 from tinyformer.findings.quantities import Records, Source
+from tinyformer.findings.records import require_source
 
 Line: TypeAlias = Mapping[float, float]
 """y by x."""
@@ -37,8 +38,13 @@ class Curve(pydantic.BaseModel):
             raise ValueError(f"{self.name}: a curve needs one of {', '.join(LINES)}")
         try:
             inspect.signature(self._function).bind({}, **self.of)
-        except TypeError as error:
+            if "table" not in self.of:
+                require_source(self.of["source"] if "points" in self.of else self.of)
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{self.name}: {error}") from error
+        points = self.of.get("points", {})
+        if not isinstance(points, dict) or not all(isinstance(of_label, dict) for of_label in points.values()):
+            raise ValueError(f"{self.name}: points: each label needs runs with a number, as in {{all: {{run: 1}}}}")
         return self
 
     @property

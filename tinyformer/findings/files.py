@@ -13,7 +13,7 @@ from tinyformer.app.config import config_dir
 from tinyformer.app.errors import ConfigError
 from tinyformer.findings.curves import Curve
 from tinyformer.findings.quantities import QUANTITIES
-from tinyformer.findings.records import SOURCES, Plain
+from tinyformer.findings.records import Plain, require_source
 from tinyformer.plain_yaml import load_plain_yaml
 
 PROGRAM_NAMES = ("train", "costs", "kernels")
@@ -128,8 +128,10 @@ def _require_arguments(check: Check, runs: dict[str, list[str]]) -> None:
     named += [*check.of.get("points", {}), *check.of.get("to", [])]
     _require_runs(check.name, named, runs)
     for source in (check.of[key] for key in ("source", "other") if key in check.of):
-        if not isinstance(source, dict) or sum(kind in source for kind in SOURCES) != 1:
-            raise ValueError(f"{check.name}: a source needs one of {', '.join(SOURCES)}")
+        try:
+            require_source(source)
+        except ValueError as error:
+            raise ValueError(f"{check.name}: {error}") from error
 
 
 def _require_runs(name: str, named: Iterable[str], runs: Iterable[str]) -> None:
@@ -169,7 +171,7 @@ def read_finding(name: str, folder: Path | None = None) -> Finding:
         return Finding.model_validate({**values, "name": name})
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"finding/{name}.yaml: {where}{': ' if where else ''}{first['msg']}.") from error
+        where, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{folder.name}/{name}.yaml: {where}{': ' if where else ''}{problem}.") from error
     except (yaml.YAMLError, TypeError) as error:
-        raise ConfigError(f"finding/{name}.yaml: {str(error).splitlines()[0]}.") from error
+        raise ConfigError(f"{folder.name}/{name}.yaml: {str(error).splitlines()[0]}.") from error

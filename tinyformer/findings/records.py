@@ -1,6 +1,7 @@
 """What a run left behind, and the numbers in it that a source names."""
 
 import csv
+import inspect
 import json
 import math
 import re
@@ -131,6 +132,23 @@ SOURCES: dict[str, Callable[..., float]] = {
 }
 """The kinds: {metric: NAME}, {evaluated: NAME}, {heads: MEASURE, over: …}, and
 {table: …, column: …, where: …, over: …}."""
+
+
+def require_source(source: Plain) -> None:
+    """Refuse what names no number, before anything is computed.
+
+    Raises:
+        ValueError: it is of no kind or of several, or its function in `SOURCES` does not take it.
+    """
+    kinds = [kind for kind in SOURCES if kind in source] if isinstance(source, Mapping) else []
+    if len(kinds) != 1:
+        raise ValueError(f"a source needs one of {', '.join(SOURCES)}")
+    try:
+        inspect.signature(SOURCES[kinds[0]]).bind(None, **source)
+    except TypeError as error:
+        raise ValueError(f"source of {kinds[0]}: {error}") from error
+    if source.get("over", "mean") not in STATISTICS:
+        raise ValueError(f"over={source['over']}: must be one of {', '.join(STATISTICS)}")
 
 
 def read_record(folder: Path, analysed: Path | None = None) -> Record:
