@@ -53,6 +53,10 @@ def _draw_curve(panel: Axes, curve: Curve, records: Sequence[Records]) -> None:
             )
     for axis in curve.log:
         panel.set(**{f"{axis}scale": "log"})
+    measured_at = sorted({x for of_seeds in lines.values() for line in of_seeds for x in line})
+    if "x" in curve.log and len(measured_at) < MANY_POINTS:
+        panel.set_xticks(measured_at, [f"{x:g}" for x in measured_at])
+        panel.set_xticks([], minor=True)
     panel.set_xlabel(curve.along, fontsize=7)
     if len(lines) > 1:
         panel.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
@@ -88,7 +92,7 @@ def _draw_quantity(panel: Axes, one: Measured) -> None:
 
 def _finish(panel: Axes, title: str, hidden_spines: list[str]) -> None:
     panel.set_title(title, fontsize=8, loc="left")
-    panel.tick_params(labelsize=7)
+    panel.tick_params(which="both", labelsize=7)
     for axis in (panel.xaxis, panel.yaxis):
         axis.get_offset_text().set_fontsize(7)
     panel.spines[hidden_spines].set_visible(False)
