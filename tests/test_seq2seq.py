@@ -23,6 +23,7 @@ def table(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     ended = program(
         "train.py", SMALL, PAIRS, "cross_attention=gqa cross_attention.score=additive model.num_encoder_layers=1"

@@ -115,6 +115,7 @@ def test_a_model_learns_to_read_the_question(program: Program) -> None:
     assert results["test/f1"] >= results["test/f1_without_question"] + 0.3
 
 
+@pytest.mark.slow
 def test_no_answer(program: Program) -> None:
     write_squad({"train": range(20), "dev": range(20, 26), "test": range(26, 30)}, has_answer=False)
     ended = program("train.py", SMALL, SQUAD)

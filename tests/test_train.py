@@ -192,6 +192,7 @@ def test_a_run_from_a_checkpoint_has_its_architecture_and_its_tokenizer(program:
     assert results_of("next")["steps"] == 4
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_each_value_and_tells_the_failed_one(program: Program, book: Path) -> None:
     ended = program("train.py", "-m", SMALL, TEXT, "model.num_heads=1,2,3 hydra.sweep.dir=sweep")
     assert ended.code == 2
@@ -283,6 +284,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_a_refused_run_leaves_no_folder(program: Program, book: Path) -> None:
     Path("short.txt").write_text("short")
     Path("cut.ckpt").write_bytes(b"PK\x03\x04 and then nothing")
