@@ -67,6 +67,7 @@ ADAPTED = {
     "data.files=tinyshakespeare.txt": "data.files=book.txt",
     "-m model.num_heads=1,2,4,8 seed=1,2,3": "-m model.num_heads=1,2 seed=1",
     "trainer.max_steps=4000": "trainer.max_steps=6",
+    "analysis.measures.near=0.5": "analysis.measures.near=0.1",
     "outputs/…": "outputs/run",
     "multirun/…": "multirun/sweep",
 }

@@ -180,9 +180,11 @@ def test_a_finding_that_was_stopped_goes_on_and_is_not_made_again(place: Place, 
     page = (place.folder / "findings.md").read_text()
     assert "| [mine](#mine) | Two layers have more parameters than one | holds |" in page
     assert "(results/mine.png)" in page
-    assert place.run("mine", *launcher).stdout.count("kept in") == 4
+    if launcher:
+        return
+    assert place.run("mine").stdout.count("kept in") == 4
     next(place.folder.glob("runs/train-*/ended.json")).unlink()  # as if killed between its results and the end
-    assert place.run("mine", *launcher).stdout.count("kept in") == 3
+    assert place.run("mine").stdout.count("kept in") == 3
 
 
 @pytest.mark.slow
@@ -285,7 +287,7 @@ FAST = ("cost", "rank")  # seconds, without training
 
 
 def broken(name: str) -> Finding:
-    """A finding whose mechanism is taken away, with one seed and short runs."""
+    """A finding whose mechanism is taken away, with one seed and short runs, reduced to the check that fails."""
     values, changed = read_finding(name).model_dump(), BROKEN[name]
 
     def short(words: list[str]) -> list[str]:
@@ -295,9 +297,14 @@ def broken(name: str) -> Finding:
             for key, word in zip(keys, words, strict=True)
         ]
 
+    (expected,) = [check for check in values["checks"] if check["name"].startswith(changed["fails"])]
+    needed = [expected["of"].get("run"), expected["of"].get("than"), *expected["of"].get("points", {})]
+    if not expected["premise"]:  # which another check has to follow
+        values |= {"checks": [expected], "curves": []}
+        values["runs"] = {run: words for run, words in values["runs"].items() if run in needed}
     runs = {run: changed.get("runs", {}).get(run, words) for run, words in values["runs"].items()}
     if "alike" in changed:
-        runs = dict.fromkeys(runs, runs[changed["alike"]])
+        runs = dict.fromkeys(runs, read_finding(name).runs[changed["alike"]])
     values["runs"] = {run: short(words) for run, words in runs.items()}
     values["baseline"] = short(changed.get("baseline", values["baseline"])) + changed.get("more", [])
     return Finding.model_validate(values | {"seeds": [0], "evaluate": changed.get("evaluate", values["evaluate"])})
