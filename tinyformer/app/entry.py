@@ -1,6 +1,7 @@
 """From the command line to a job: Hydra, with short errors and exit codes."""
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -60,6 +61,8 @@ def run_program(
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
     guard_imports()
+    # Matplotlib is imported after Hydra has set up logging, and the first time on a machine it tells that it lists fonts.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)
     exit_codes: list[int] = []
     process = os.getpid()
     script, words, arguments = sys.argv[:1], sys.argv[1 : 1 + num_words], sys.argv[1 + num_words :]

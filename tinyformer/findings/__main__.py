@@ -44,7 +44,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", help="a finding, or all; without it, the list of findings")
     pages = config_dir().parent / "docs" / "pages"
     default = pages / "findings" if pages.is_dir() else Path("findings")  # a checkout keeps what was measured
-    parser.add_argument("--results", type=Path, metavar="FOLDER", default=default, help="of tables and figures")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        default=default,
+        help="of tables and figures, beside which the page of all findings is written",
+    )
     parser.add_argument("--runs", type=Path, metavar="FOLDER", default=Path("outputs/findings"), help="of the runs")
     launching = "of Hydra, which makes the runs, and its settings: joblib, or joblib n_jobs=2, makes them side by side"
     words = ("NAME", "KEY=VALUE")
