@@ -61,7 +61,7 @@ def run_program(
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
     guard_imports()
-    # Matplotlib is imported after Hydra has set up logging, and at its first import on a machine says that it lists fonts.
+    # Imported after Hydra has set up logging; it tells of the list of fonts that it makes once on a machine.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)
     exit_codes: list[int] = []
     process = os.getpid()
