@@ -142,6 +142,7 @@ def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers
     assert column("unbroken", "train/loss") == column("broken", "train/loss")
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_made_longer_and_never_written_over(program: Program, book: Path) -> None:
     settings = (
         "tokenizer=byte trainer.log_every_n_steps=1 experiment=gpt2 schedule.warmup_steps=0 schedule.final_factor=0"

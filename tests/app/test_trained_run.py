@@ -142,6 +142,7 @@ def test_overrides_are_a_list_of_words() -> None:
         tinyformer.train("attention=gqa")
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_run_and_the_handlers_are_the_callers() -> None:
     def interrupt() -> None:
         while not Path("run/checkpoints/last.ckpt").exists():

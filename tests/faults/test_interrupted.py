@@ -49,6 +49,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_resumed(pro
     assert (refused.code, refused.err.startswith("Error: resume=")) == (2, True), refused.err
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_last_step_is_scored(program: Program, book: Path) -> None:
     assert program("train.py", LONG, "trainer.max_steps=4").code == 0
     expected = results_of("run")
