@@ -204,8 +204,11 @@ def test_training_accuracy_is_that_of_the_saved_model_on_the_training_sums(progr
         "model.num_layers=1 model.num_heads=2 model.d_model=16 model.max_seq_len=8 optimizer=adamw optimizer.lr=1e-2"
     )
     data = "data=modular_addition data.modulus=7 data.batch_size=8 trainer.max_steps=40 trainer.precision=32-true"
-    assert program("train.py", sizes, data, "trainer.val_check_interval=20 hydra.run.dir=run").code == 0
+    ended = program("train.py", sizes, data, "trainer.val_check_interval=20 hydra.run.dir=run")
+    assert ended.code == 0, ended.err
     module = prepared("modular_addition", modulus=7, train_fraction=0.5)
+    prompt, end = module.completion
+    assert f"\nA completion:\n  prompt     {prompt}\n  expected   {end}\n  generated  " in ended.out
     ids = torch.tensor(module.splits["train"].ids.tolist()).view(-1, 6)
     predicted = tinyformer.load("run/checkpoints/last.ckpt").logits(ids[:, :-1])[:, -1].argmax(-1)
     accuracy = (predicted == ids[:, -1]).float().mean().item()

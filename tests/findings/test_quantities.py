@@ -139,6 +139,21 @@ def test_verdicts(several, expected):
     assert verdict(several) == expected
 
 
+@pytest.mark.parametrize("name", finding_names())
+def test_each_band_decides_on_both_of_its_sides(name):
+    """Where all quantities lie in their bands a finding holds; it does not where any one is outside, or nan."""
+    checks = read_finding(name).checks
+    ends = [[end for end in (check.at_least, check.at_most) if end is not None] for check in checks]
+    inside = [sum(both) / len(both) if both else 0.0 for both in ends]
+    assert verdict([Measured(check, (value,)) for check, value in zip(checks, inside, strict=True)]) == HOLDS
+    for index, check in enumerate(checks):
+        beyond = [end + step for end, step in ((check.at_least, -1), (check.at_most, 1)) if end is not None]
+        for value in [*beyond, math.nan] if check.decides else []:
+            moved = [*inside[:index], value, *inside[index + 1 :]]
+            expected = NOT_TESTABLE if check.premise else FAILS
+            assert verdict([Measured(one, (at,)) for one, at in zip(checks, moved, strict=True)]) == expected
+
+
 def test_the_band_in_words():
     bands = ({"at_least": 0.9}, {"at_most": 0}, {"at_least": 0.01, "at_most": 0.06}, {"at_least": 1, "at_most": 1}, {})
     words = [band(measured(1, **ends).check.model_dump()) for ends in bands]

@@ -76,8 +76,9 @@ def print_generated(settings: DictConfig, task: Task, network: Network, data: Da
         assert isinstance(network, EncoderDecoder)
         return print_outputs(settings, task, network, data.tokenizer)
     assert isinstance(network, Transformer)
-    if settings.prompt is None and settings.prompt_file is None and data.completion is not None:
-        return print_completion(*data.completion, settings, network, data.tokenizer)
+    completion = data.completion if settings.prompt is None and settings.prompt_file is None else None
+    if completion is not None:
+        return print_completion(*completion, settings, network, data.tokenizer)
     return print_samples(settings, network, data.tokenizer)
 
 
