@@ -29,7 +29,7 @@ from programs import ROOT, Ended, Program, results_of
 from tinyformer.__main__ import PROGRAMS
 from tinyformer.app.config import register_resolvers
 from tinyformer.findings.files import finding_names, read_finding
-from tinyformer.findings.pages import overview, page, read_outcomes
+from tinyformer.findings.pages import is_current, overview, page, read_outcomes
 from tinyformer.nn import LACKS, Feature
 
 DOCS = ROOT / "docs" / "pages"
@@ -133,6 +133,7 @@ def has(config: DictConfig, key: str, value: Any) -> bool:
     return value == (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found)
 
 
+@pytest.mark.slow
 def test_every_override_of_a_command_reaches_the_config() -> None:
     # Composing takes a third of a second, so commands that do not contradict each other are composed together.
     together: dict[str, list[dict[str, Setting | None]]] = {"train.py": [], "evaluate.py": []}
@@ -411,6 +412,7 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
 def test_findings_are_those_that_were_measured() -> None:
     findings = [read_finding(name) for name in finding_names()]
     outcomes = read_outcomes(ROOT / "docs/pages/findings", finding_names())
+    assert all(is_current(finding, outcomes[finding.name]) for finding in findings)
     table = "\n".join(overview(findings, outcomes))
     assert table in PAGES["README.md"]
     assert len(table.encode()) <= 1_500

@@ -56,6 +56,7 @@ def table(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     out = ran(program, "train.py", SMALL, SQUAD, "data.stride=10 data.max_question_length=8")
     assert ", 40 questions truncated" in out
@@ -130,6 +131,7 @@ def test_no_answer(program: Program) -> None:
     assert results_of("evaluated")["val/f1_unanswerable"] == 0.0
 
 
+@pytest.mark.slow
 def test_its_checkpoint_and_other_tasks(
     program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

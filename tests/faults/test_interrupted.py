@@ -75,11 +75,11 @@ class Signaller(L.Callback):
             open("sent", "w").close()
             os.kill(os.getpid(), signal.SIGTERM)
 """
-HOOKS = ["on_validation_batch_start", "on_before_optimizer_step"]
-MORE_HOOKS = [pytest.param(name, marks=pytest.mark.slow) for name in ("on_validation_end", "on_before_backward")]
+SLOW_HOOKS = ("on_before_optimizer_step", "on_before_backward", "on_validation_end")
+HOOKS = ["on_validation_batch_start", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_HOOKS)]
 
 
-@pytest.mark.parametrize("hook", [*HOOKS, *MORE_HOOKS])
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_signal_at_any_point_of_a_step_changes_no_weight(
     hook: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from tinyformer.app.lock import held
 from tinyformer.files import relative_path
 from tinyformer.findings.__main__ import main
 from tinyformer.findings.files import Finding, finding_names, read_finding
+from tinyformer.findings.pages import CHANGED, page, read_outcomes
 from tinyformer.findings.running import PlannedRun, plan, records_of, run_all
 from tinyformer.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, measure, verdict
 
@@ -151,11 +152,13 @@ def place(tmp_path: Path, book: Path) -> Place:
     return Place(tmp_path, book)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "by"),
-    [([], signal.SIGKILL), (SIDE_BY_SIDE, signal.SIGKILL), (SIDE_BY_SIDE, signal.SIGINT)],
-    ids=["alone", "side_by_side", "ctrl_c"],
+    [
+        pytest.param([], signal.SIGINT, marks=pytest.mark.slow, id="ctrl_c"),
+        pytest.param(SIDE_BY_SIDE, signal.SIGKILL, marks=pytest.mark.slow, id="killed_side_by_side"),
+        pytest.param(SIDE_BY_SIDE, signal.SIGINT, marks=pytest.mark.nightly, id="ctrl_c_side_by_side"),
+    ],
 )
 def test_a_finding_that_was_stopped_goes_on_and_is_not_made_again(place: Place, launcher: list[str], by: int) -> None:
     place.add("mine", MINE, 300)
@@ -183,8 +186,11 @@ def test_a_finding_that_was_stopped_goes_on_and_is_not_made_again(place: Place, 
     if launcher:
         return
     assert place.run("mine").stdout.count("kept in") == 4
-    next(place.folder.glob("runs/train-*/ended.json")).unlink()  # as if killed between its results and the end
+    ended = next(place.folder.glob("runs/train-*/ended.json"))
+    ended.unlink()  # as if killed between its results and the end
     assert place.run("mine").stdout.count("kept in") == 3
+    spent = json.loads(ended.with_name("results.json").read_text())["seconds"]
+    assert json.loads(ended.read_text())["seconds"] == pytest.approx(spent, abs=0.1)
 
 
 @pytest.mark.slow
@@ -283,7 +289,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     },
 }
 STEPS = ("trainer.max_steps", "trainer.val_check_interval")
-FAST = ("cost", "entropy", "exact", "grokking", "heads", "nope", "rank", "relative", "sinks")  # the others take minutes
+FAST = ("cost", "entropy", "exact", "grokking", "heads", "nope", "relative", "sinks")  # the others take longer
 
 
 def broken(name: str) -> Finding:
@@ -308,6 +314,24 @@ def broken(name: str) -> Finding:
     values["runs"] = {run: short(words) for run, words in runs.items()}
     values["baseline"] = short(changed.get("baseline", values["baseline"])) + changed.get("more", [])
     return Finding.model_validate(values | {"seeds": [0], "evaluate": changed.get("evaluate", values["evaluate"])})
+
+
+CHANGES: dict[str, Any] = {
+    "an override": {"baseline": [*read_finding("heads").baseline, "model.dropout=0.1"]},
+    "no override": {"baseline": read_finding("heads").baseline[1:]},
+    "another run": {"runs": {**read_finding("heads").runs, "heads_2": ["model.num_heads=2"]}},
+    "another seed": {"seeds": [0, 1, 2, 3]},
+    "a band": {"checks": [check.model_copy(update={"at_most": 0.07}) for check in read_finding("heads").checks]},
+    "a quantity": {"checks": read_finding("heads").checks[:1]},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_page_says_what_was_changed_after_the_measurement(change: str) -> None:
+    finding = read_finding("heads")
+    outcomes = read_outcomes(ROOT / "docs/pages/findings", ["heads"])
+    assert CHANGED not in page([finding], outcomes, "findings")
+    assert CHANGED in page([finding.model_copy(update=CHANGES[change])], outcomes, "findings")
 
 
 def test_every_finding_is_broken_once() -> None:

@@ -18,6 +18,9 @@ from tinyformer.plain_yaml import load_plain_yaml
 
 PROGRAM_NAMES = ("train", "costs", "kernels")
 
+QUIET = ("trainer.enable_progress_bar=false",)
+"""Overrides of every training run that change nothing about it."""
+
 
 class _Checked(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -102,6 +105,10 @@ class Finding(_Checked):
     refuted_by: str
     cost: str
     notes: str = ""
+
+    def words(self, run: str) -> list[str]:
+        """The overrides of a run, but for its seed."""
+        return [*self.baseline, *self.runs[run]]
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "Finding":

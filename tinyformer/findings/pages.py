@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from tinyformer.analysis import save_png
 from tinyformer.findings.figure import CAPTION, draw
-from tinyformer.findings.files import Finding
+from tinyformer.findings.files import QUIET, Finding
 from tinyformer.findings.quantities import Records
 from tinyformer.findings.verdicts import HOLDS, Measured, measure, verdict
 
@@ -151,6 +151,21 @@ def verdict_of(outcome: Outcome) -> str:
     return outcome["verdict"] + ("" if is_clear else ", not clearly")
 
 
+def is_current(finding: Finding, outcome: Outcome) -> bool:
+    """Whether an outcome is that of the runs, seeds, quantities and bands which the finding's file has now."""
+    runs = {(name, seed): {*finding.words(name)} for name in finding.runs for seed in finding.seeds}
+    made = {
+        # As sets: a run that two findings share has its overrides in the order of one of them.
+        (run["run"], run["seed"]): {word for word in run["overrides"] if word not in QUIET and word[:5] != "seed="}
+        for run in outcome["runs"]
+    }
+    keys = ("name", "at_least", "at_most", "premise")
+    checks = [[getattr(check, key) for key in keys] for check in finding.checks]
+    return runs == made and checks == [[one[key] for key in keys] for one in outcome["measured"]]
+
+
+CHANGED = "**Its runs, quantities or bands were changed after this measurement.**"
+
 HEAD = """\
 # Findings
 
@@ -199,6 +214,8 @@ def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str
             f"{machine['threads']} thread(s) of {machine['cpus']} cores; torch {versions['torch']}, "
             f"{last['time']}, commit {', '.join(commits)}."
         ]
+        if not is_current(finding, outcome):
+            lines += ["", CHANGED]
     lines += [
         "",
         f"*Why these bands:* {finding.why.strip()}",

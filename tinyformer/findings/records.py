@@ -161,11 +161,12 @@ def read_record(folder: Path, analysed: Path | None = None) -> Record:
     tables: dict[str, list[dict[str, str]]] = {}
     for at in (analysed, folder) if analysed else (folder,):  # of a name in both, the run's own counts
         tables |= {path.stem: _rows(path) for path in sorted(at.glob("*.csv"))}
-    evaluated = _results(analysed) if analysed else {}
-    return Record(_results(folder), evaluated, tables.pop("metrics", []), tables)
+    evaluated = read_results(analysed) if analysed else {}
+    return Record(read_results(folder), evaluated, tables.pop("metrics", []), tables)
 
 
-def _results(folder: Path) -> dict[str, Any]:
+def read_results(folder: Path) -> dict[str, Any]:
+    """The contents of `results.json`; empty without one."""
     path = folder / "results.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -27,17 +27,14 @@ from tinyformer.app.lock import held
 from tinyformer.app.sweep import compose_run
 from tinyformer.doctor.machine import describe_machine
 from tinyformer.files import relative_path
-from tinyformer.findings.files import Finding
+from tinyformer.findings.files import QUIET, Finding
 from tinyformer.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.findings.programs import CONFIG_NAMES, PROGRAMS, analyse
 from tinyformer.findings.quantities import Records
-from tinyformer.findings.records import read_record
+from tinyformer.findings.records import read_record, read_results
 
 ENDED = "ended.json"
 """Written last: a folder with it is never made again."""
-
-QUIET = ("trainer.enable_progress_bar=false",)
-"""Overrides of every training run that change nothing about it."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +83,16 @@ def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
     config_name = CONFIG_NAMES.get(finding.program)
     quiet = QUIET if finding.program == "train" else ()
     described: dict[str, Any] = {}
-    for name, own in finding.runs.items():
-        described[name] = words = [*finding.baseline, *own]
+    for name in finding.runs:
+        described[name] = words = finding.words(name)
         if config_name:  # the others take plain arguments
             with keep_hydra():
                 config, _ = compose_run(config_name, [*words, *quiet])
             described[name] = OmegaConf.to_container(config, resolve=False)
     planned = []
     for seed in finding.seeds:
-        for name, own in finding.runs.items():
-            words, description = [*finding.baseline, *own], described[name]
+        for name in finding.runs:
+            words, description = finding.words(name), described[name]
             if config_name:  # composing takes a second, so that it is not done for each seed
                 words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
             folder = kept / f"{finding.program}-{_digest(description)}"
@@ -197,7 +194,10 @@ def _ending(folder: Path, words: list[str]) -> Iterator[None]:
     """Write down that what the block makes in a folder has ended."""
     start = time.perf_counter()
     yield
-    facts = {"overrides": words, "seconds": round(time.perf_counter() - start, 1), **surroundings()}
+    seconds = time.perf_counter() - start
+    # The results of a resumed run include the time before its interruption.
+    seconds = max(seconds, read_results(folder).get("seconds", 0.0))
+    facts = {"overrides": words, "seconds": round(seconds, 1), **surroundings()}
     unfinished = folder / f".{ENDED}"
     unfinished.write_text(json.dumps(facts, indent=1))
     unfinished.rename(folder / ENDED)
