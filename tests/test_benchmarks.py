@@ -77,6 +77,19 @@ def test_blocks_with_telemetry_alternate_with_blocks_without(tmp_path: Path, boo
 
 
 @pytest.mark.nightly
+def test_the_losses_of_backends_are_compared_step_by_step(tmp_path: Path, book: Path) -> None:
+    settings = f"{SMALL} data=text data.files={book} model.dropout=0.1 --backends=eager,flash --steps=20 --output=out.json"
+    out = run_benchmark("curves", tmp_path, settings.split())
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert "data.files=book.txt" in record["overrides"]
+    eager, flash = record["losses"]["eager"], record["losses"]["flash"]
+    assert len(eager) == len(set(eager)) == 20
+    assert eager == pytest.approx(flash, abs=1e-4)
+    assert f"flash - eager: {abs(eager[0] - flash[0]):.1e} at step 1" in out
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+@pytest.mark.nightly
 def test_everything_can_be_tried_out(tmp_path: Path, book: Path) -> None:
     run_benchmark("run", tmp_path, ["--quick", "--output=out/peers.json", "data=text", f"data.files={book}"])
     record = json.loads((tmp_path / "out/peers.json").read_text())

@@ -167,11 +167,14 @@ def adapted(line: str, full_size: bool = False) -> str:
         line = line.replace(written, run)
     if "train.py" not in line:
         return line
-    is_own_text = re.search(r"\bdata=|data\.files=|resume=|task=seq2seq|dates|span", line)
+    is_data_given = re.search(r"\bdata=", line)
+    is_own_text = is_data_given or re.search(r"data\.files=|resume=|task=seq2seq|dates|span", line)
     has_text = is_own_text or (full_size and not re.search("shake|speed", line))
     if not has_text:
         labelled = "task=classification" in line
         line += " data=text data.files=" + ("reviews.csv data.label_column=stars" if labelled else "book.txt")
+    if "span" in line and not is_data_given and not full_size:
+        line += " data.num_contexts=40 data.num_held_out=2"
     if "max_steps" not in line and "resume=multirun" not in line:
         line += f" trainer.max_steps={6 if 'resume=' in line else 2}"
     return line
