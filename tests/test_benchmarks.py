@@ -78,7 +78,9 @@ def test_blocks_with_telemetry_alternate_with_blocks_without(tmp_path: Path, boo
 
 @pytest.mark.nightly
 def test_the_losses_of_backends_are_compared_step_by_step(tmp_path: Path, book: Path) -> None:
-    settings = f"{SMALL} data=text data.files={book} model.dropout=0.1 --backends=eager,flash --steps=20 --output=out.json"
+    settings = (
+        f"{SMALL} data=text data.files={book} model.dropout=0.1 --backends=eager,flash --steps=20 --output=out.json"
+    )
     out = run_benchmark("curves", tmp_path, settings.split())
     record = json.loads((tmp_path / "out.json").read_text())
     assert "data.files=book.txt" in record["overrides"]

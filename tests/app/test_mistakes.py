@@ -58,6 +58,7 @@ def mistake_in(*overrides: str) -> str:
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
         ("block.attention_residual.skip=[1,1,1]", "block.attention_residual.skip=[1,1,1]: *"),
         ("model.dropout=2 model.embedding_dropout=0", "model.dropout=2: *; model.dropout=0.1 works."),
+        ("~callbacks.attention callbacks.attention.num_rows=8", "callbacks.attention.num_rows: *an earlier override *"),
         ("callbacks.attention.every_n_steps=0", "callbacks.attention.every_n_steps=0: must be at least 1; *"),
         ("data.device=gpu", "data.device=gpu: *data.device=auto*"),
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),

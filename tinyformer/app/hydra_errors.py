@@ -87,7 +87,11 @@ def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
     key, keys = named[1], known_keys(config_dir, config_name)
     if program := _other_program(key, keys, config_dir, config_name):
         return f"{key}: there is no such key here; {program} has it."
-    hint = _other_choice(key, config_dir) or nearest(key, [*keys, *_keys_of_choices(key, config_dir)])
+    hint = _other_choice(key, config_dir)
+    if not hint and key in keys:
+        parent = key.rpartition(".")[0]
+        return f"{key}: there is no such key any more; an earlier override removes it or replaces {parent}."
+    hint = hint or nearest(key, [*keys, *_keys_of_choices(key, config_dir)])
     if not hint:
         by_last_part = {name.rpartition(".")[2]: name for name in reversed(keys)}
         close = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=3)
