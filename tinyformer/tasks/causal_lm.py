@@ -34,7 +34,7 @@ class CausalLM(TokenTask):
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.
 
-        Bits per byte of the raw UTF-8 text compare between tokenizers. They are None if the text has unknown
+        Bits per byte of the raw UTF-8 text are comparable between tokenizers. They are None if the text has unknown
         characters or tokens that are not scored, whose cost is not known.
         """
         metrics = super().metrics(sums, split)
