@@ -42,10 +42,10 @@ BYTE_OF = _byte_alphabet()
 
 @contextlib.contextmanager
 def _telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what the library raises into a sentence.
+    """Turn what the library raises into an `ArgumentError`.
 
     Args:
-        aim: what is done.
+        aim: what is being done, as in "encode a text".
         texts: the texts that are encoded.
 
     Raises:
@@ -112,7 +112,7 @@ class TextTokenizer:
         return cls(Tokenizer.from_str(json.dumps(spec)), eos_token)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`, with the key `eos_token` where that was named."""
+        """A `tokenizer.json`, with the key `eos_token` if that is not the one that is found by default."""
         spec = json.loads(self._tokenizer.to_str())
         named = {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
         return json.dumps(spec | named)
