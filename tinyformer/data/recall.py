@@ -82,7 +82,7 @@ class RecallDataModule(RandomDataModule):
 
     def _draw(self, generator: np.random.Generator, number: int) -> Drawn:
         num_pairs, num_keys, num_values = self._numbers
-        num_slots = (self.seq_len - 1) // 2 - num_pairs  # of two tokens, behind the pairs
+        num_slots = (self.seq_len - 1) // 2 - num_pairs  # of two tokens each, after the pairs
         keys = _distinct(generator, number, num_keys, num_pairs)
         values = num_keys + generator.integers(num_values, size=(number, num_pairs))
         slots = num_pairs + _distinct(generator, number, num_slots, num_pairs)

@@ -173,7 +173,7 @@ def make_question(question: Any, context: Any, answers: Any, place: str, refuse:
         refuse: makes the error.
 
     Raises:
-        ArgumentError: question or context is no text, or an answer is not where it is said to be.
+        ArgumentError: question or context is not a text, or an answer is not where `answer_start` says.
     """
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():

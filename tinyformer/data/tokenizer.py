@@ -49,7 +49,7 @@ def _telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
         texts: the texts that are encoded.
 
     Raises:
-        ArgumentError: in place of a bare exception, or of a panic, which is no exception of Python's.
+        ArgumentError: in place of a bare exception, or of a panic, which is not an `Exception`.
     """
     try:
         yield
@@ -161,7 +161,7 @@ class TextTokenizer:
             return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def offsets(self, texts: Sequence[str]) -> list[Int64[np.ndarray, "tokens 2"]]:
-        """For each token of each text, the index of its first character and the index behind its last one.
+        """For each token of each text, the index of its first character and the index after its last one.
 
         Raises:
             ArgumentError: see `encode_batch`.
