@@ -1,4 +1,4 @@
-"""Archives that `torch.save` writes, from strangers: what could fill the memory is refused before torch reads it."""
+"""Archives of `torch.save` from strangers: one that could fill the memory is refused before torch reads it."""
 
 import codecs
 import encodings
@@ -46,7 +46,7 @@ def require_plain(path: Path) -> None:
 
 
 def _foreign_call(pickled: bytes) -> str | None:
-    """What a pickle would call that a run does not write, if anything.
+    """The first thing that a pickle would call and that no run writes; None if there is none.
 
     `weights_only=True` runs no code, but calls functions that make large tensors out of small ones.
     """

@@ -16,9 +16,9 @@ class ArgumentError(ValueError):
     Args:
         argument: the name of the argument.
         value: what it was given.
-        reason: why that cannot be, as in "must be at least 1". Names of other arguments stand in backticks, as in
+        reason: why that cannot be, as in "must be at least 1". Names of other arguments are in backticks, as in
             "must divide `d_model`=64".
-        works: values that would work, by argument; the cure may lie in another argument than the one at fault.
+        works: values that would work, by argument; it may be another argument than the one at fault that has to change.
 
     Attributes:
         path: the arguments that lead to the one at fault, outermost first, such as ("block", "attention", "num_heads")
@@ -60,9 +60,9 @@ class ArgumentError(ValueError):
 
 @contextlib.contextmanager
 def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Prefix the path of an `ArgumentError` with the arguments through which the block was reached.
+    """Prefix the path of an `ArgumentError` that the `with` statement's body raises with the arguments that lead there.
 
-    Whoever calls a factory that was passed in wraps the call, as in `with argument_path("attention"):`.
+    Code that calls a factory passed to it wraps the call, as in `with argument_path("attention"):`.
 
     Args:
         outer: the arguments, outermost first.
@@ -82,7 +82,7 @@ def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Itera
 
 
 def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **arguments: float | None) -> None:
-    """Refuse the first of some arguments that is below a minimum; None is let through.
+    """Refuse the first of some arguments that is below a minimum; None is accepted.
 
     Args:
         minimum: the smallest value allowed.
@@ -104,7 +104,7 @@ def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | N
     Args:
         maximum: the largest value allowed.
         works: an example for each argument.
-        arguments: the values, by the names of the arguments; None is let through.
+        arguments: the values, by the names of the arguments; None is accepted.
 
     Raises:
         ArgumentError: a value is above the maximum.
@@ -135,7 +135,7 @@ def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
     """Refuse a value that is not among the choices.
 
     Raises:
-        ArgumentError: it is not; the reason lists them all.
+        ArgumentError: it is not; the reason lists the choices.
     """
     known = list(choices)
     if value not in known:

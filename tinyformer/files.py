@@ -12,10 +12,10 @@ from pathlib import Path
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path`, to write a file or make a folder at, which then takes the place of `path`.
 
-    If the block fails, what it wrote is removed and `path` is left as it was; so is what an earlier process left when
-    it was killed. A file is on the disk before it gets its name, so that the name never stands for a part of it. A
-    folder replaces only what does not exist, or is an empty folder. Processes that may write the same path at the same
-    time must hold a lock.
+    If the block fails, what it wrote is removed and `path` is left as it was; what a killed process left is removed
+    first. A file is flushed to disk before it takes its name, so that the name never stands for a part of it. A folder
+    can take the place of an empty folder only. Processes that may write the same path at the same time must hold a
+    lock.
 
     Args:
         path: the file or folder.
@@ -43,7 +43,7 @@ def relative_path(path: Path) -> str:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Make the error of a full disk name the file, which Python leaves out when it writes."""
+    """Add the file's name to an error in writing, such as that of a full disk, where Python leaves it out."""
     try:
         yield
     except OSError as error:

@@ -25,7 +25,7 @@ def resolve_device(accelerator: str) -> str:
     """The device type that Lightning's `accelerator` stands for on this machine.
 
     Raises:
-        ArgumentError: it is unknown, or asks for a GPU, and this machine has none.
+        ArgumentError: it is unknown, or asks for a GPU on a machine that has none.
     """
     require_choice("accelerator", accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()

@@ -1,4 +1,4 @@
-"""How the C library handles the memory that tensors on the CPU free."""
+"""How the C library treats the memory of CPU tensors that are freed."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Which sizes of a network fit together: known without torch, so that a mistake is told before it is imported."""
+"""Checks that the sizes of a network fit together; they do without torch, so that mistakes show before its import."""
 
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 
@@ -18,7 +18,8 @@ def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int |
     """The size of each head: `head_dim`, or d_model / num_heads if that is None.
 
     Raises:
-        ArgumentError: a number is below 1, or does not divide what it must; the error names the nearest that does.
+        ArgumentError: a number is below 1, or does not divide what it must; the error names the next smaller one that
+            does.
     """
     require_at_least(1, {"head_dim": 32}, head_dim=head_dim)
     if num_heads < 1 or (head_dim is None and d_model % num_heads):

@@ -16,7 +16,7 @@ def find_files(files: Sequence[str]) -> list[Path]:
     """The files that paths, glob patterns and folders name, each once; those of a folder are sorted.
 
     Raises:
-        ArgumentError: a name matches no file, or a file of an unknown format.
+        ArgumentError: a name matches no file, or a file has an unknown format.
     """
     found: list[Path] = []
     for name in files:

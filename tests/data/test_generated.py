@@ -177,7 +177,7 @@ MISTAKES = [
     ("recall", {"num_keys": 3}, "num_pairs=4: must be at most num_keys=3, .*; num_pairs=3 works"),
     ("recall", {"seq_len": 16}, "seq_len=16: must be at least 17, .*; seq_len=17 works"),
     ("recall", {"seq_len": 41}, "seq_len=41: must be at most max_seq_len=40; seq_len=40 works"),
-    ("recall", {"masking": Masking()}, "masking=.*: .*recall needs a model of the next token"),
+    ("recall", {"masking": Masking()}, "masking=.*: .*recall needs a causal language model"),
     ("recall", {"tokenizer": CharTokenizer().build(["abc"])}, "num_keys=15: .* no token for the symbols d e f"),
     ("copy", {"num_symbols": 399}, "num_symbols=399: must be from 1 to 398"),
     ("copy", {"max_length": 1}, "max_length=1: must be at least min_length=2; max_length=2 works"),

@@ -200,7 +200,7 @@ def test_questions_are_read_in_the_layout_of_squad(run):
     assert spans == {"train": [[2, 4], [0, 0]], "validation": [[-1, -1], [0, 2]]}
     assert texts == {"text": ["q0", "q1"], "pair": ["a b c", "a b c"]}
     assert sentences == [
-        "path='owner/wrong': the context of row 2 of the split train has no answer 'b' at character 1; remove or mend "
+        "path='owner/wrong': the context of row 2 of the split train has no answer 'b' at character 1; remove or fix "
         "it.",
         "path='owner/books': has no questions: no column question, only id, translation.en, translation.fr.",
         "path='owner/pairs': has no questions: no column question, only b, a, gold.",

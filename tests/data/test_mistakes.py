@@ -72,7 +72,7 @@ INDUCTION |= {"num_sequences": 100, "num_validation_sequences": 50}
         ({"seq_len": 14}, "seq_len=14: must be at least 15, for a block of max_period=12 .*; seq_len=15 works"),
         ({"max_seq_len": 39}, "seq_len=40: must be at most max_seq_len=39; seq_len=39 works"),
         ({"num_sequences": 2**22}, "num_sequences=4194304: must be at most 1677721; num_sequences=1677721 works"),
-        ({"masking": Masking()}, "masking=.*: the sequences are predicted from their beginning"),
+        ({"masking": Masking()}, "masking=.*: the sequences are predicted from left to right"),
         ({"tokenizer": CharTokenizer().build(["aceghijklmnop"])}, "num_symbols=16: .* no token for the symbols b d f"),
         (
             {"num_symbols": 3, "min_period": 3, "max_period": 3},

@@ -87,7 +87,7 @@ MISTAKES = {
         "files": as_parquet(folder, [{"source": "a", "target": "b"}, {"source": None, "target": "d"}])
     },
     "must not be the column of the sources": lambda folder: {"files": write(folder), "target_column": "source"},
-    "pair 3 of the train split has 4 and 1 tokens, and 3 fit": lambda folder: {
+    "pair 3 of the train split has texts of 4 and 1 tokens, and 3 fit": lambda folder: {
         "files": write(folder),
         "seq_len": 4,
         "too_long": "error",

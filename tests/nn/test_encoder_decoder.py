@@ -231,7 +231,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ArgumentError, match=r"^decoder=32: must have the width of the encoder, 64\.$"):
         EncoderDecoder(wide, network.decoder, TokenReadout)
     large = Encoder(VOCAB + 1, 1, WIDTH, 16, block=block_factory(), norm=LayerNorm)
-    with pytest.raises(ArgumentError, match=r"embeddings of \(51, 32\) and \(50, 32\) numbers; shared_embedding=False"):
+    with pytest.raises(ArgumentError, match=r"of the shapes \(51, 32\) and \(50, 32\); shared_embedding=False"):
         EncoderDecoder(large, make().decoder, TokenReadout)
 
 

@@ -154,7 +154,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     *(
         (
             lambda score=score: attention(score=score, scale=1.0),
-            "scale=1.0: is a factor of the scaled dot product, and score is another; scale=None works.",
+            "scale=1.0: is a factor of the scaled dot product, and score is another function; scale=None works.",
         )
         for score in ("dot", "general", "additive", DotScore)
     ),

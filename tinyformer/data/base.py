@@ -1,4 +1,4 @@
-"""Lightning data modules: what all have in common, and what those of a source have."""
+"""Lightning data modules: the base of all, and the base of those that read a source."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 
 SAMPLE_SEED = 0
-"""Of the rows that `DataModule.sample` draws: not that of a run, so that the runs of several seeds see the same."""
+"""The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""
 
 
 @runtime_checkable
@@ -125,7 +125,7 @@ class DataModule(lightning.LightningDataModule):
 
     @property
     def title(self) -> str:
-        """The name in pictures, with what else tells these data from others."""
+        """The name in pictures, with what distinguishes these data from others of the same name."""
         return self.name
 
     @property
@@ -138,7 +138,7 @@ class DataModule(lightning.LightningDataModule):
 
     @abstractmethod
     def _training_loader(self, **settings: Any) -> EpochLoader:
-        """The training split's batches; the settings are those that every `EpochLoader` takes."""
+        """The training split's batches; the settings are those that `train_dataloader` passes."""
 
     @abstractmethod
     def _rows(self, split: str) -> Rows:
@@ -149,7 +149,7 @@ class DataModule(lightning.LightningDataModule):
         """
 
     def _judged(self, split: str) -> Int[np.ndarray, " rows"]:
-        """The numbers of the rows of which `sample` draws; by default, of all."""
+        """The indices of the rows that `sample` draws from; by default, of all."""
         return np.arange(len(self._rows(split)))
 
     @abstractmethod
@@ -189,7 +189,7 @@ class DataModule(lightning.LightningDataModule):
         return self.evaluation_dataloader("test")
 
     def evaluation_dataloader(self, split: str) -> DataLoader:
-        """The whole split, each target once, always in the same order; under several processes, one's share of it.
+        """The whole split, each target once, always in the same order; with several processes, this one's share of it.
 
         Raises:
             ArgumentError: the split does not exist, or is empty.
@@ -198,9 +198,9 @@ class DataModule(lightning.LightningDataModule):
         return self._evaluation_loader(split, self._rank, self._world_size)
 
     def sample(self, split: str, num_rows: int) -> Iterator[Batch]:
-        """Rows of a split, drawn at random without replacement, always the same ones, in their order in the split.
+        """Batches of rows of a split, drawn at random without replacement, always the same, in the split's order.
 
-        Their batches have at most `batch_size` rows, and differ in size by one at most.
+        They have at most `batch_size` rows, and differ in size by one at most.
 
         Args:
             split: the split.

@@ -48,7 +48,7 @@ class Recipe(ABC, Generic[Prepared]):
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of all of it."""
+        """SHA-256 of everything that determines the splits."""
         return hashlib.sha256(json.dumps(self._parts()).encode()).hexdigest()
 
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
@@ -65,7 +65,7 @@ class Recipe(ABC, Generic[Prepared]):
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
         parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
-        source = self.source.name.replace("/", "-")  # it may come from a file, and shall not lead out of the folder
+        source = self.source.name.replace("/", "-")  # it may come from a file, and must not lead out of the folder
         return parent / f"{source}-{self.tokenizer.name}-{self.key[:12]}"
 
     def _parts(self) -> list[Any]:
@@ -110,7 +110,7 @@ class Recipe(ABC, Generic[Prepared]):
     def _prepared(
         self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
     ) -> Prepared:
-        """The folder's contents; `meta` is what `_write` stored beside the counts."""
+        """The folder's contents; `meta` is what `write_meta` stored beside the counts."""
 
     @abstractmethod
     def _build(self, folder: Path) -> None:
@@ -147,7 +147,7 @@ class TextRecipe(Recipe[PreparedText]):
     """Everything that determines the token streams of a source.
 
     Args:
-        max_tokens: upper bound of the scored tokens of the first split (the training split, or "all").
+        max_tokens: upper bound on the scored tokens of the first split (the training split, or "all").
     """
 
     max_tokens: int | None = None
@@ -171,11 +171,11 @@ class TextRecipe(Recipe[PreparedText]):
         for name, rows in splits.items():
             texts = filter(None, with_progress(iterate_texts(rows), len(rows), name))
             counts[name] = write_split(texts, tokenizer, folder, name, limit)
-            limit = None  # of the first split only
+            limit = None  # which bounds the first split only
         write_meta(folder, tokenizer, counts, own_validation="validation" in own)
 
     def _max_characters(self) -> int | None:
-        """Upper bound of the characters that `max_tokens` need, what is held out included."""
+        """Upper bound on the characters that `max_tokens` need, what is held out included."""
         if self.max_tokens is None:
             return None
         training_share = 1 - self.validation_fraction - self.test_fraction

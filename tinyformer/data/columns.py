@@ -44,7 +44,7 @@ def require_pair(values: Sequence[Any], columns: Sequence[str], place: str) -> N
         place: where the row stands, for the error.
 
     Raises:
-        ArgumentError: one of them is empty, or no text.
+        ArgumentError: one of them is empty, or not a text.
     """
     for argument, column, value in zip(PAIR_ARGUMENTS, columns, values, strict=True):
         if value is not None and not isinstance(value, str):

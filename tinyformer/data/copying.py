@@ -112,5 +112,5 @@ class CopyDataModule(RandomDataModule):
 
 
 def _num_tokens(length: int) -> int:
-    """In the window of a sequence of this length: `<eos>`, the sequence, the separator and the copy."""
+    """The tokens of a window with a sequence of this length: `<eos>`, the sequence, the separator and the copy."""
     return 2 * length + 2

@@ -13,16 +13,16 @@ from tinyformer.data.squad import Question, answer_words, from_questions
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 
 MIN_WORDS = 3
-"""Words of a summary, at least."""
+"""Minimum number of words of a summary."""
 
 PREFIX = "def "
-"""What stands before a name in the context; it ends with a space as in the question, so that tokens may be the same."""
+"""What precedes a name in the context, with a space as in the question, so that the name may have the same tokens."""
 
 HELD_OUT_SHARE = 0.1
 """The share of the functions that only the validation split names, and of those that only the test split names."""
 
 MAX_LINES = 10**7
-"""Lines of all contexts of a split, at most."""
+"""Maximum number of lines of all contexts of a split."""
 
 _FORMAT = 2  # increase it when the same arguments would give other questions
 
@@ -57,7 +57,7 @@ class DocstringQuestions:
         works = {"num_contexts": 10_000, "num_functions": 6, "num_held_out": 100}
         require_at_least(1, works, num_contexts=num_contexts, num_held_out=num_held_out)
         require_at_least(2, works, num_functions=num_functions)
-        # Of lines, some 60 bytes each; a held-out context is repeated for each of its questions.
+        # A line has some 60 bytes; a held-out context is repeated for each of its questions.
         require_at_most(MAX_LINES // num_functions, works, num_contexts=num_contexts)
         require_at_most(MAX_LINES // num_functions**2, works, num_held_out=num_held_out)
         self.num_contexts, self.num_functions = num_contexts, num_functions
@@ -95,7 +95,7 @@ class DocstringQuestions:
     def _summaries(self) -> dict[str, str]:
         """The first line of the first docstring of each name; of several names with one summary, the first is kept.
 
-        Summaries are one if their words that count are, else what is held out could be a summary of training.
+        Summaries are the same if their `answer_words` are: otherwise, a summary that is held out could be trained on.
         """
         summary_of: dict[str, str] = {}
         for name, docstring in self._library.functions():

@@ -70,7 +70,7 @@ def class_name(value: Any, column: str, place: str) -> str | None:
 def natural_order(name: str) -> list[tuple[int, str]]:
     """A sort key by which "2" comes before "10"."""
     parts = re.split(r"(\d+)", name)
-    # By the number of digits: Python makes no number of more than 4,300.
+    # By the number of digits, then by the digits: Python converts at most 4,300 digits to an integer.
     digits = (part.lstrip("0") if part.isdecimal() else None for part in parts)
     return [(-1, part) if known is None else (len(known), known) for part, known in zip(parts, digits, strict=True)]
 

@@ -18,7 +18,7 @@ from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 
 _FORMAT = 1  # increase it when the same input would give other files
-_LONGEST = 2**20  # characters of a text: more than a model reads, few enough to tokenise in seconds
+_LONGEST = 2**20  # characters of a text that are kept: more than a model reads, few enough to tokenise in seconds
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ExampleRecipe(Recipe[PreparedExamples]):
     """Everything that determines the tokenised examples of a `LabelledSource`.
 
     Args:
-        max_examples: upper bound of the examples of the first split (the training split, or "all"). They are drawn at
+        max_examples: upper bound on the examples of the first split (the training split, or "all"). They are drawn at
             random, by `seed`, since data sets may be sorted by label.
     """
 

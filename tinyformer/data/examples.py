@@ -77,7 +77,7 @@ class LabelledSplit:
 def truncate(
     stream: TokenSplit, texts_per_example: int, max_length: int
 ) -> tuple[UInt[np.ndarray, " tokens"], Int64[np.ndarray, " examples_and_end"], int]:
-    """Sequences of limited length from a stream of texts; of a pair, the longer text is truncated first.
+    """Sequences of limited length from a stream of texts; in a pair, the longer text is truncated first.
 
     Args:
         stream: the texts, each with its `eos`.
@@ -110,8 +110,8 @@ class Examples(torch.utils.data.Dataset):
     Token dropout replaces tokens by the tokenizer's mask token, each with the same probability, except the first of a
     sequence, which a model may pool. It regularises by hiding single words ("word dropout": Iyyer et al. 2015, "Deep
     Unordered Composition Rivals Syntactic Methods for Text Classification"; Dai and Le 2015, arXiv 1511.01432). These
-    papers remove a word or replace it by `<unk>`, which byte-level BPE lacks. Which tokens are replaced is a hash of
-    `key` and of their positions in the split, independent of the batch.
+    papers remove a word or replace it by `<unk>`, which byte-level BPE lacks. A hash of `key` and of a token's position
+    in the split determines whether it is replaced, independently of the batch.
 
     Args:
         split: the examples.

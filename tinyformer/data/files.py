@@ -18,8 +18,8 @@ _ROWS = 1024
 """Rows of a parquet file that are decoded at a time."""
 
 _MANY_BYTES, _MANY_TIMES = 2**27, 100
-"""The size of decoded text, and its ratio to that of the parquet file, of which it exceeds one at most: a file of a
-megabyte may hold one text a million times. Prose is compressed to a third."""
+"""Decoded text must not exceed both this size and this multiple of the size of its parquet file: a file of a megabyte
+may hold one text a million times. Prose is compressed to a third."""
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a character, which JSON can spell and UTF-8 cannot."""
@@ -62,7 +62,7 @@ class Layout:
             from_header: whether they are the first row of a file, which may be a row of data.
 
         Raises:
-            ArgumentError: it does.
+            ArgumentError: it lacks one.
         """
         for column in self.selected:
             if column not in existing:
@@ -104,7 +104,7 @@ def _decode(file: Path) -> str:
 def _read_text(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     """One row with one column, whatever the column's name."""
     for column in layout.selected[1:]:
-        raise layout.error(column, f"{file} has no columns; .csv, .tsv, .jsonl and .parquet files have")
+        raise layout.error(column, f"{file} has no columns; .csv, .tsv, .jsonl and .parquet files do")
     yield (_decode(file),)
 
 
@@ -201,4 +201,4 @@ READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {
     ".jsonl": _read_json,
     ".parquet": _read_parquet,
 }
-"""How each of `FORMATS` is read."""
+"""The function that reads each of `FORMATS`."""

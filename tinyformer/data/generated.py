@@ -1,4 +1,4 @@
-"""Generated sequences of symbols as the data of a run: what all kinds of them have in common."""
+"""Generated sequences of symbols as the data of a run: the base classes of all kinds of them."""
 
 import hashlib
 import json
@@ -23,17 +23,17 @@ ALPHABET = string.ascii_letters + string.digits + "".join(map(chr, range(0x100, 
 """398 symbols without punctuation: ASCII's letters and digits, and the letters of Latin Extended-A and -B."""
 
 ABSENT = -1
-"""In place of a symbol's index: the sequence has ended."""
+"""What stands in place of a symbol's index where a sequence has ended."""
 
 MAX_TOKENS = 2**26
-"""In the sequences of a split, which are held in memory: drawing them takes up to 1 GB."""
+"""Maximum number of tokens of a split, whose sequences are held in memory: drawing them takes up to 1 GB."""
 
 
 class Drawn(NamedTuple):
-    """Sequences before they are tokens.
+    """Sequences of symbols that are not tokens yet.
 
     Args:
-        symbols: the index of each symbol, `ABSENT` behind the last one of a shorter sequence.
+        symbols: the index of each symbol; `ABSENT` after the last one of a shorter sequence.
         scored: which symbols are scored as targets.
     """
 
@@ -48,8 +48,8 @@ class Drawn(NamedTuple):
 class GeneratedDataModule(TokenDataModule):
     """Sequences of symbols that a program makes, `<eos> s_1 … s_n`, each of which fills one window.
 
-    Only those targets are scored that the sequence determines, and loss and accuracy are of these alone. A subclass
-    makes the sequences in `_make`.
+    Only the targets that the sequence determines are scored: loss and accuracy are computed from these alone. A
+    subclass makes the sequences in `_make`.
 
     Args:
         seq_len: tokens in a window, `<eos>` included.
@@ -85,7 +85,7 @@ class GeneratedDataModule(TokenDataModule):
         seed: int = 0,
     ) -> None:
         if masking is not None:
-            reason = f"the sequences are predicted from their beginning; {self.name} needs a model of the next token"
+            reason = f"the sequences are predicted from left to right; {self.name} needs a causal language model"
             raise ArgumentError("masking", masking, reason)
         if seq_len > max_seq_len:
             works = {"seq_len": max_seq_len}
@@ -225,7 +225,7 @@ class RandomDataModule(GeneratedDataModule):
             return self.splits["train"]
         generator = np.random.default_rng((self.seed, 0, epoch))
         drawn = self._draw(generator, self._num_sequences["train"])
-        while True:  # which ends: the sequences of the first epoch are not held out
+        while True:  # this ends, since the sequences of the first epoch are not held out
             held_out = np.array([row in self._held_out for row in _bytes(drawn)])
             if not held_out.any():
                 return self._tokens(drawn)
@@ -234,12 +234,12 @@ class RandomDataModule(GeneratedDataModule):
 
 
 class FreshLoader(ResumableLoader):
-    """Batches of training windows, of other sequences in each epoch.
+    """Batches of training windows, with new sequences in each epoch.
 
     Args:
         split: the tokens of the first epoch.
         seq_len: length of a window.
-        split_of: the tokens of an epoch from its number; every epoch has as many windows as the first.
+        split_of: returns the tokens of an epoch, given its number; every epoch has as many windows as the first.
         settings: further arguments of `ResumableLoader`.
     """
 

@@ -1,4 +1,4 @@
-"""The card of a data set on the Hub, which `datasets` obeys: looked at before it does.
+"""The card of a data set on the Hub, which is checked before `datasets` obeys it.
 
 A card may come from a stranger, and its options choose folders that `datasets` removes and writes, and servers that it
 asks.
@@ -22,7 +22,7 @@ FILES = ("README.md", ".huggingface.yaml")
 """The files of a repository that `datasets` takes options from."""
 
 MAX_BYTES = 1_000_000
-"""Of such a file."""
+"""Maximum size of such a file."""
 
 OPTIONS = {
     "config_name": r"[\w.+ -]*[\w+]",
@@ -54,7 +54,7 @@ def require_plain_card(path: str, commit: str) -> None:
     for name in FILES:
         try:
             problem = _problem(_options(Path(hf_hub_download(path, name, repo_type="dataset", revision=commit))))
-        except RemoteEntryNotFoundError:  # and not where the Hub does not answer
+        except RemoteEntryNotFoundError:  # the file does not exist; that the Hub does not answer is another error
             continue
         except GatedRepoError as error:
             raise hub.gated(path, "dataset") from error
@@ -68,7 +68,7 @@ def _options(file: Path) -> Any:
     """What a card says; a README says it between two lines of dashes, at its beginning."""
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES:,} bytes")
-    # As the libraries read it: with its own line ends, and by the loader that they use.
+    # As the libraries read it: with its line ends unchanged, and by the loader that they use.
     text = file.read_bytes().decode("utf-8-sig")
     if file.suffix == ".md":
         block = REGEX_YAML_BLOCK.search(text)

@@ -40,7 +40,7 @@ class HubDataset:
         label_column: the column that holds the label: a class whose name the data set gives, a text or a number.
         source_column: the column that holds the sources of pairs; "translation.en" is the key `en` of `translation`.
         target_column: the column that holds their targets.
-        rejoin_splits: whether the splits are consecutive parts of one text, to be joined to one document again.
+        rejoin_splits: whether the splits are consecutive parts of one text, to be joined into one document again.
         document_start: a regular expression; rows are parts of documents, and a document starts with each row that
             matches. None: each row is a document.
         cache_dir: where the last commit used is noted, so that a prepared data set works offline; None: see
@@ -131,8 +131,8 @@ class HubDataset:
         require_plain_card(self.path, commit)
         try:
             loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
-        # No data files, gated, an unknown configuration, a loading script, files that cannot be read, or a card that is
-        # malformed, of which `datasets` tells by an error of any class.
+        # `datasets` raises errors of many classes: for gated data sets, missing data files, loading scripts, unknown
+        # configurations, files that cannot be read, and malformed cards.
         except Exception as error:
             if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
                 raise
@@ -143,7 +143,7 @@ class HubDataset:
         splits = {SPLIT_OF[split]: rows for split, rows in loaded.items() if split in SPLIT_OF}
         if "train" not in splits:
             raise ArgumentError("path", self.path, f"it has no split train, only {', '.join(map(str, loaded))}")
-        # A stream's rows are not decoded: pictures are taken from other servers.
+        # A stream's rows are not decoded: that could fetch pictures from other servers.
         return {split: rows.decode(False) for split, rows in splits.items()} if streaming else splits
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
@@ -190,7 +190,7 @@ class HubDataset:
             feature = rows.features[column]
             feature = getattr(feature, "feature", feature) if "." in column else feature
             if not isinstance(feature, datasets.Value) or feature.dtype not in kinds:
-                raise refuse(f"its column {column} holds something else than {', '.join(kinds[:-1])}")
+                raise refuse(f"its column {column} holds something other than {', '.join(kinds[:-1])}")
         questions: list[Question] = []
         for row in rows.select_columns(list(columns)):
             texts, starts = row["answers.text"], row["answers.answer_start"]
@@ -221,7 +221,7 @@ class HubDataset:
         return self._columns(rows, list(zip(arguments, self.text_columns, strict=True)))
 
     def _columns(self, rows: datasets.Dataset, columns: Sequence[tuple[str, str]]) -> datasets.Dataset:
-        """The columns of texts alone: others might be decoded, for which pictures are taken from other servers.
+        """The columns of texts alone: decoding others could fetch pictures from other servers.
 
         Args:
             rows: the rows.

@@ -75,7 +75,7 @@ class LabelledDataModule(SourceDataModule):
             seed=seed,
         )
         if not isinstance(source, LabelledSource):
-            reason = "its texts have no class labels; docstrings and files with a label column have"
+            reason = "its texts have no class labels; docstrings and files with a label column do"
             raise ArgumentError("source", source.name, reason)
         require_at_least(1, {"max_examples": 1000}, max_examples=max_examples)
         if not 0 <= token_dropout < 1:

@@ -73,7 +73,7 @@ class EpochLoader(ABC):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the batch at which `state` was saved, in the next iteration.
 
-        An epoch that has fewer batches now, since they are larger, has ended.
+        If the epoch now ends earlier, since its batches are larger, the next one begins.
         """
         epoch, batch = state["epoch"], state["batch"]
         self._current_epoch, self._batch = (epoch, batch) if batch < self._length else (epoch + 1, 0)

@@ -90,14 +90,14 @@ class Masker:
         return result
 
     def _draw(self, windows: list[int], epoch: int, seq: int) -> Float[np.ndarray, "3 batch seq"]:
-        """Three uniform numbers in [0, 1) for each token: to select it, to decide what replaces it, and by which."""
+        """Three uniform numbers in [0, 1) per token: for its selection, its kind of replacement, and a random token."""
         draws = [np.random.default_rng((self._seed, epoch, window)).random((3, seq)) for window in windows]
         return np.stack(draws, axis=1)
 
     def _one_per_word(
         self, tokens: Int64[np.ndarray, "batch seq"], chance: Float[np.ndarray, "batch seq"]
     ) -> Float[np.ndarray, "batch seq"]:
-        """For every token of a word, the number of its first token."""
+        """The chance of each token, replaced by that of its word's first token, so that words are selected whole."""
         assert self._joins is not None
         begins, ends = self._joins
         joined: Bool[np.ndarray, "batch seq"] = begins[tokens]

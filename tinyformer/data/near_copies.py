@@ -12,7 +12,7 @@ _BANDS, _ROWS = 40, 3
 
 
 def splitmix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
-    """One step of the SplitMix64 generator, a hash: each bit of the input changes half of the output's bits."""
+    """One step of the SplitMix64 generator, a hash: each input bit changes half of the output's bits on average."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -68,10 +68,10 @@ class PairSplit:
         begins: the index in `ids` of the `eos` before the source and before the target of each pair.
         lengths: the number of tokens of source and target, each with the tokens around it, after truncation.
         tokenizer: the tokenizer of the ids.
-        tokens: those around the texts.
+        tokens: the tokens around the texts.
         num_bytes: length of the raw texts in UTF-8 before truncation.
         num_unknown: number of `<unk>` tokens before truncation.
-        num_truncated: number of pairs of which a text was truncated.
+        num_truncated: number of pairs with a text that was truncated.
         num_skipped: number of pairs that were left out.
     """
 
@@ -152,7 +152,7 @@ class Pairs(torch.utils.data.Dataset):
     def _texts(
         self, begins: Int64[np.ndarray, " batch"], lengths: Int64[np.ndarray, " batch"], padding: int
     ) -> Int64[np.ndarray, "batch seq"]:
-        """The tokens of texts, each followed by `eos`, and after `bos` if there is one."""
+        """The tokens of texts, each followed by `eos`, and preceded by `bos` if there is one."""
         tokens = self._split.tokens
         place, last = np.arange(lengths.max()), lengths[:, None] - 1
         num_before = tokens.num_added - 1
@@ -184,7 +184,7 @@ class PairLoader(SimilarLengthLoader):
 def order_of(split: PairSplit) -> Int64[np.ndarray, " pairs"]:
     """A number by which to sort pairs: the longer of source and target, and then the shorter.
 
-    On Spanish and English verses, 8 % of the tokens of batches are padding then; sorted by the target, 17 %.
+    In this order, 8 % of the tokens in batches of Spanish and English verses are padding; sorted by target, 17 %.
     """
     longer, shorter = split.lengths.max(axis=1), split.lengths.min(axis=1)
     return longer * (int(longer.max(initial=0)) + 1) + shorter
@@ -200,7 +200,7 @@ class PairDataModule(SourceDataModule):
         tokenizer: a recipe, built on sources and targets of the training split, or a finished tokenizer.
         seq_len: maximum number of tokens of a source, and of a target, with the tokens around them.
         batch_size: pairs in a batch, on each device.
-        too_long: what to do with pairs of which a text is longer: "truncate" it, "skip" the pair, or "error".
+        too_long: what to do with a pair that has a longer text: "truncate" the text, "skip" the pair, or "error".
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
         validation_fraction: share of the training pairs to hold out, unless the source has a validation split.
         test_fraction: the same for testing.
@@ -251,7 +251,7 @@ class PairDataModule(SourceDataModule):
             seed=seed,
         )
         if not isinstance(source, PairSource):
-            reason = "has no pairs of a source and a target; files and Hub data sets with two columns have"
+            reason = "has no pairs of a source and a target; files and Hub data sets with two columns do"
             raise ArgumentError("source", source.name, reason)
         require_choice("too_long", too_long, ("truncate", "skip", "error"))
         require_at_least(1, {"max_examples": 1000}, max_examples=max_examples)
@@ -284,13 +284,13 @@ class PairDataModule(SourceDataModule):
             row = int(is_long.argmax())
             source, target = (lengths[row] - tokens.num_added).tolist()
             reason = (
-                f"pair {row + 1} of the {name} split has {source} and {target} tokens, and {room} fit, the first of "
-                f"{num_long:,} such pairs"
+                f"pair {row + 1} of the {name} split has texts of {source} and {target} tokens, and {room} fit; "
+                f"it is the first of {num_long:,} such pairs"
             )
             raise ArgumentError("too_long", "error", reason, {"too_long": "truncate"})
         skips = num_long if self._too_long == "skip" else 0
         if skips and skips == len(is_long):
-            reason = f"leaves no pair of the {name} split, of which all are longer than {room} tokens"
+            reason = f"leaves no pair of the {name} split: all have a text of more than {room} tokens"
             raise ArgumentError("too_long", "skip", reason, {"too_long": "truncate"})
         if skips:
             begins, lengths = begins[~is_long], lengths[~is_long]

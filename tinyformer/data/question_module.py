@@ -44,7 +44,7 @@ class PreparedQuestions:
 class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
     """Everything that determines the tokenised questions of a `QuestionSource`."""
 
-    unit = "pair"  # else a context would be known by other questions
+    unit = "pair"  # else training would have questions about held-out contexts
 
     def _parts(self) -> list[Any]:
         return [*super()._parts(), self.max_examples, self.whole, "questions", _FORMAT]
@@ -87,7 +87,7 @@ class QuestionDataModule(SourceDataModule):
         seq_len: maximum number of tokens of a question and a part of its context, with an `eos` before each.
         batch_size: windows in a batch, on each device.
         stride: tokens from the beginning of a window of a long context to that of the next; see `QuestionTexts.cut`.
-        max_question_length: tokens of a question; longer ones are truncated.
+        max_question_length: maximum number of tokens of a question; longer ones are truncated.
         validation_fraction: share of the training questions to hold out, unless the source has a validation split.
         test_fraction: the same for testing.
         group_near_copies: keep contexts that are near-copies on one side of the hold-out. The questions about one
@@ -137,7 +137,7 @@ class QuestionDataModule(SourceDataModule):
             seed=seed,
         )
         if not isinstance(source, QuestionSource):
-            reason = "has no questions about contexts; docstring_questions and files in SQuAD's layout have"
+            reason = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
             raise ArgumentError("source", source.name, reason)
         works = {"max_examples": 1000, "stride": 128, "max_question_length": 64}
         numbers = {"max_examples": max_examples, "stride": stride, "max_question_length": max_question_length}
@@ -178,7 +178,7 @@ class QuestionDataModule(SourceDataModule):
     def _judged(self, split: str) -> Int64[np.ndarray, " windows"]:
         """The windows that hold the answer, and those of questions without one; all where there are none of these.
 
-        At the other windows of a long context, often most of them, every model is to find nothing.
+        The other windows of a long context, often most of them, have no answer for any model to find.
         """
         questions = self.splits[split]
         is_judged = questions.holds_answer | ~questions.is_answerable[questions.window_rows]

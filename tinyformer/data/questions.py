@@ -25,7 +25,7 @@ class QuestionTexts:
 
     Attributes:
         ids: a stream of texts, each after an `eos`: a question, its context, the next question, and so on.
-        begins: the index in `ids` of the `eos` before question and context.
+        begins: the index in `ids` of the `eos` before the question, and of that before its context.
         lengths: the number of tokens of question and context.
         spans: the first and the last token of the first answer, counted in the context; -1 where there is none.
         table: the columns `text` (the question), `pair` (its context), `answers` and `starts`.
@@ -72,7 +72,7 @@ class QuestionTexts:
 
 @dataclass(frozen=True)
 class QuestionSplit(QuestionTexts):
-    """The questions of one split, of whose contexts a model reads one window or several.
+    """The questions of one split, each in one or several windows, as a model reads them.
 
     A window is the sequence `[eos, *question, eos, *part]`, where the part is a piece of the context. The parts of a
     long context overlap.
@@ -138,10 +138,10 @@ class QuestionSplit(QuestionTexts):
         return (first >= 0) & (first >= part) & (last < part + self.window_lengths)
 
     def num_lost(self, max_length: int | None = None) -> int:
-        """Number of answers that no window holds whole, so that all windows are taught to have none.
+        """Number of answers that no window holds whole, so that the targets of all windows say that there is none.
 
         Args:
-            max_length: those of more tokens are counted as well.
+            max_length: answers of more tokens are counted as well.
         """
         holds = self.holds_answer
         if max_length is not None:
@@ -162,7 +162,7 @@ class QuestionSplit(QuestionTexts):
         return self.table["answers"].to_pylist()
 
     def texts_of(self, spans: Sequence[tuple[int, int]]) -> list[str]:
-        """The part of each question's context that some of its tokens stand for, without white space around it.
+        """The text of some consecutive tokens of each question's context, without white space around it.
 
         Args:
             spans: the first and the last token, counted in the context, for each question; empty where last < first.
@@ -202,12 +202,12 @@ def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) 
 def token_spans(
     tokenizer: TextTokenizer, contexts: list[str], answers: list[list[str]], starts: list[list[int]]
 ) -> Int64[np.ndarray, "questions 2"]:
-    """The first and the last token of each question's first answer; -1 where it has none, or none that has a token.
+    """The first and the last token of each question's first answer; -1 where there is no answer, or no token of it.
 
     Args:
         tokenizer: encodes the contexts.
-        contexts: of the questions.
-        answers: to each question.
+        contexts: the context of each question.
+        answers: the answers to each question.
         starts: the index in the context of the first character of each answer.
     """
     spans = np.full((len(contexts), 2), -1, np.int64)
@@ -224,7 +224,7 @@ def token_spans(
 def _with_offsets(
     tokenizer: TextTokenizer, contexts: Sequence[str], is_needed: Sequence[bool]
 ) -> Iterator[tuple[int, Int64[np.ndarray, "tokens 2"]]]:
-    """The rows that are needed, each with the characters of its context's tokens; a context is encoded once."""
+    """The rows that are needed, each with the offsets of its context's tokens; a context is encoded once."""
     rows_of: dict[str, list[int]] = {}
     for row, context in enumerate(contexts):
         if is_needed[row]:

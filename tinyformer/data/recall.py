@@ -1,4 +1,4 @@
-"""Associative recall with several queries: pairs of keys and values, and later the keys again."""
+"""Associative recall with several queries: pairs of a key and a value, then the keys again."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ class RecallDataModule(RandomDataModule):
     """Multi-query associative recall, MQAR: `<eos> k_1 v_1 … k_D v_D . . k_i v_i . . k_j v_j …`.
 
     From Arora et al. 2023 (arXiv 2312.04927). First come D pairs of a key and a value: the keys of a sequence are
-    distinct, and its values are drawn independently of each other, each uniformly. Then every key is asked once, in
+    distinct, and its values are drawn independently of each other, each uniformly. Then every key is queried once, in
     random order and at random places among fillers, and the value that follows is the only target that is scored. Keys
     and values are different symbols. Without the pairs, a guess is right in 1 / `num_values` of the cases.
 
-    In the paper, a query is nearer to its pair more often than far from it, by a power law, and its value is not an
-    input of later positions. Here, queries are anywhere behind the pairs with the same probability, and as each key is
-    asked once, a value that has been an input does not help with those to come.
+    In the paper, the distance of a query from its pair follows a power law that favours short distances, and its value
+    is not an input of later positions. Here, queries are anywhere after the pairs with the same probability, and as
+    each key is queried once, values among the inputs do not help with later queries.
 
     Args:
         seq_len: tokens in a window, `<eos>` included; at least 4 D + 1.
@@ -82,7 +82,7 @@ class RecallDataModule(RandomDataModule):
 
     def _draw(self, generator: np.random.Generator, number: int) -> Drawn:
         num_pairs, num_keys, num_values = self._numbers
-        num_slots = (self.seq_len - 1) // 2 - num_pairs  # of two tokens, behind the pairs
+        num_slots = (self.seq_len - 1) // 2 - num_pairs  # of two tokens each, after the pairs
         keys = _distinct(generator, number, num_keys, num_pairs)
         values = num_keys + generator.integers(num_values, size=(number, num_pairs))
         slots = num_pairs + _distinct(generator, number, num_slots, num_pairs)

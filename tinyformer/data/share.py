@@ -14,13 +14,13 @@ def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) 
     """All items of a data set in order, or one process's share of them.
 
     Args:
-        dataset: returns whole batches: from `__getitems__` of `batch_size` indices, or, where that is None, as items.
-        batch_size: items in a batch.
+        dataset: its `__getitems__` returns some of its items as one batch.
+        batch_size: items in a batch; None where each item is a batch already.
         rank: index of the process.
         world_size: number of processes.
 
     Raises:
-        ArgumentError: there are fewer items than processes, of which Lightning would leave some without validation.
+        ArgumentError: there are fewer items than processes, some of which would have nothing to evaluate.
     """
     if 0 < len(cast(Sized, dataset)) < world_size:
         reason = f"there are only {len(cast(Sized, dataset))} items to evaluate, fewer than devices"

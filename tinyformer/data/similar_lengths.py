@@ -54,7 +54,7 @@ class SimilarLengthLoader(EpochLoader):
         world_size: int = 1,
     ) -> None:
         self._lengths, self._seed, self._rank, self._world_size = lengths, seed, rank, world_size
-        # Rounded up so that all rows are read, but every rank must have as many batches.
+        # Rounded up so that all rows are read; but each batch must have a row on every rank.
         length = min(-(-len(lengths) // (batch_size * world_size)), len(lengths) // world_size)
         super().__init__(length, num_workers, pin_memory)
 
@@ -64,7 +64,7 @@ class SimilarLengthLoader(EpochLoader):
 
     def _epoch(self, epoch: int) -> tuple[Any, list[list[int]]]:
         generator = np.random.default_rng((self._seed, epoch))
-        pool = min(_POOL, max(self._length // 4, 1))  # else few batches would be the same in each epoch
+        pool = min(_POOL, max(self._length // 4, 1))  # else few batches would be the same ones in each epoch
         steps = group_by_length(self._lengths, self._length, pool, generator)
         return self._rows(epoch), [step[self._rank :: self._world_size].tolist() for step in steps]
 

@@ -1,4 +1,4 @@
-"""What a source of text gives, and the one that is local files or a data set of the Hub."""
+"""The interfaces of sources of text, and the source that is local files or a data set of the Hub."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -97,7 +97,7 @@ class LocalOrHub:
 
     Args:
         files: see `TextFiles`; None: the data set is loaded from the Hub.
-        local: makes the source of the files; called with `files`.
+        local: factory of the source of the files, called with `files`.
         hub: the source that is used without files.
     """
 
@@ -109,7 +109,7 @@ class LocalOrHub:
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether the files include a validation split; True for the Hub, whose splits training used as well."""
+        """Whether the files include a validation split; True for the Hub, whose splits are those of training."""
         return getattr(self._source, "has_own_splits", True)
 
     def fingerprint(self) -> str:

@@ -32,7 +32,7 @@ class PairTokens:
         return 1 if self.bos is None else 2
 
     def source(self, text: Sequence[int], max_tokens: int) -> list[int]:
-        """The source of a text, of which the beginning is kept if it is too long."""
+        """The source of a text; one that is too long is truncated at its end."""
         return [*self._first(), *text[: max(0, max_tokens - self.num_added)], self.eos]
 
     def inputs(self, text: Sequence[int]) -> list[int]:
@@ -80,7 +80,7 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, given: object) -> "SpecialTokens":
-        """What was given as special tokens, or those by default.
+        """The special tokens that were given, or the default ones.
 
         Raises:
             ArgumentError: it is something else.
@@ -90,7 +90,7 @@ class SpecialTokens:
         return cls() if given is None else given
 
     def ids(self) -> list[tuple[str, int]]:
-        """Every id that is given, after the name of its argument."""
+        """The argument and the value of every id that is given."""
         names = ("eos", "decoder_start", "bos", "forced_bos")
         single = [(name, number) for name in names if (number := getattr(self, name)) is not None]
         return [*single, *(("suppressed", number) for number in self.suppressed)]

@@ -33,8 +33,8 @@ def hold_out(
         seed: determines which documents are held out.
         group_near_copies: find near-copies (see `near_copy_groups`), for which all texts are held in memory.
         keep_whole: never cut a document.
-        unit: a column whose equal values stay together, and among whose values near-copies are found; None: documents
-            are compared as a whole.
+        unit: a column: rows with the same value in it stay together, and near-copies are found among its values; None:
+            whole documents are compared.
     """
     requested = {"validation": validation_fraction, "test": test_fraction}
     # From the decimal text, since int(100 * (1 - 0.05 - 0.05)) is 89.

@@ -58,8 +58,8 @@ def from_questions(questions: Sequence[Question]) -> datasets.Dataset:
 class SquadFiles:
     """Files of questions about contexts: SQuAD's own .json, or .jsonl and .parquet with the columns of `COLUMNS`.
 
-    SQuAD's files (Rajpurkar et al. 2016, arXiv 1606.05250; 2018, arXiv 1806.03822) are read as they are published, of
-    version 1.1 as of 2.0, where a question may have no answer. Files whose names begin or end with a word such as
+    SQuAD's files (Rajpurkar et al. 2016, arXiv 1606.05250; 2018, arXiv 1806.03822) are read as they are published, both
+    version 1.1 and 2.0, where a question may have no answer. Files whose names begin or end with a word such as
     `train`, `dev`, `validation` or `test` become these splits.
 
     Args:
@@ -104,7 +104,7 @@ class SquadFiles:
 def _read(file: Path) -> Iterator[Question]:
     """The questions of one file."""
     if file.suffix.lower() not in (".json", ".jsonl", ".parquet"):
-        raise ArgumentError("files", str(file), "has no questions; .json, .jsonl and .parquet files have")
+        raise ArgumentError("files", str(file), "cannot hold questions; .json, .jsonl and .parquet files can")
 
     def refuse(reason: str) -> ArgumentError:
         return ArgumentError("files", str(file), reason)
@@ -173,7 +173,7 @@ def make_question(question: Any, context: Any, answers: Any, place: str, refuse:
         refuse: makes the error.
 
     Raises:
-        ArgumentError: question or context is no text, or an answer is not where it is said to be.
+        ArgumentError: question or context is not a text, or an answer is not where `answer_start` says.
     """
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
@@ -188,5 +188,5 @@ def make_question(question: Any, context: Any, answers: Any, place: str, refuse:
         if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
             raise refuse(f"an answer of {place} is {text!r:.60} at {start!r:.20}, not a text and a number")
         if not text.strip() or start < 0 or context[start : start + len(text)] != text:
-            raise refuse(f"the context of {place} has no answer {text!r:.60} at character {start}; remove or mend it")
+            raise refuse(f"the context of {place} has no answer {text!r:.60} at character {start}; remove or fix it")
     return Question(question, context, texts, starts)

@@ -21,7 +21,8 @@ CHECKSUMS = "checksums.json"
 """The size and the checksum of every other file of a folder that is built once."""
 
 WHOLE_BYTES, BLOCK_BYTES, NUM_BLOCKS = 2**28, 2**20, 64
-"""Files up to the first size are read whole for their checksum, of larger ones so many blocks of the second size."""
+"""For their checksums, files of at most the first size are read whole, and of larger ones so many blocks of the second
+size."""
 
 
 def default_cache_dir() -> Path:

@@ -1,4 +1,4 @@
-"""Docstrings of Python's standard library and their first lines: texts and what people wrote as their summaries."""
+"""Docstrings of Python's standard library and their first lines: texts and the summaries that people wrote."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ class Summaries:
     between Python versions; no download. Only the first of several pairs with one body is kept.
 
     Args:
-        min_words: words of a body, at least; shorter ones say little more than their summary.
+        min_words: minimum number of words of a body; shorter ones say little more than their summary.
 
     Raises:
         ArgumentError: `min_words` is less than 1.

@@ -42,14 +42,14 @@ BYTE_OF = _byte_alphabet()
 
 @contextlib.contextmanager
 def _telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what the library raises into a sentence.
+    """Turn what the library raises into an `ArgumentError`.
 
     Args:
-        aim: what is done.
+        aim: what is being done, as in "encode a text".
         texts: the texts that are encoded.
 
     Raises:
-        ArgumentError: in place of a bare exception, or of a panic, which is no exception of Python's.
+        ArgumentError: in place of a bare exception, or of a panic, which is not an `Exception`.
     """
     try:
         yield
@@ -112,7 +112,7 @@ class TextTokenizer:
         return cls(Tokenizer.from_str(json.dumps(spec)), eos_token)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`, with the key `eos_token` where that was named."""
+        """A `tokenizer.json`, with the key `eos_token` if that is not the one that is found by default."""
         spec = json.loads(self._tokenizer.to_str())
         named = {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
         return json.dumps(spec | named)
@@ -161,7 +161,7 @@ class TextTokenizer:
             return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def offsets(self, texts: Sequence[str]) -> list[Int64[np.ndarray, "tokens 2"]]:
-        """For each token of each text, the index of its first character and the index behind its last one.
+        """For each token of each text, the index of its first character and the index after its last one.
 
         Raises:
             ArgumentError: see `encode_batch`.

@@ -29,7 +29,7 @@ class TokenizerRecipe(Protocol):
 
     @property
     def characters_per_token(self) -> int:
-        """An upper bound of the mean number of characters per token."""
+        """An upper bound on the mean number of characters per token."""
         ...
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:

@@ -22,10 +22,10 @@ class TwoTextRecipe(Recipe[Prepared]):
     """Everything that determines the tokenised rows of a source whose rows have two texts.
 
     Args:
-        max_examples: upper bound of the rows of the first split (the training split, or "all"), drawn by `seed`.
+        max_examples: upper bound on the rows of the first split (the training split, or "all"), drawn by `seed`.
 
     Attributes:
-        unit: the column whose equal texts are held out together, see `hold_out`.
+        unit: the column by whose texts rows are held out together, see `hold_out`.
     """
 
     max_examples: int | None = None

@@ -10,10 +10,11 @@ from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 MAX_REPETITIONS = 3
-"""In one alternative of a pattern; those of GPT-2, GPT-4, Llama 3 and Qwen have two."""
+"""The most repetitions in one alternative of a pattern; those of GPT-2, GPT-4, Llama 3 and Qwen have two."""
 
 LETTERS, OTHERS, UNKNOWN = "\ue000\ue001\ue002"
-"""Characters that stand for properties: letters, others that no space has, and those that one may have."""
+"""Characters that stand for Unicode properties: letters, other properties that no space has, and those that it may
+have."""
 
 WITHOUT_SPACES = re.compile(
     "L[ultmoC]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?"
@@ -47,12 +48,12 @@ def _private(found: re.Match[str]) -> str:
 
 
 def _spans_words(item: tuple[Any, Any]) -> bool:
-    """Whether an item of a parsed pattern, which is one character, may be a space or one of the frequent letters."""
+    """Whether an item of a parsed pattern, which is one character, may be both a space and a frequent letter."""
     return _may_match(item, " ") and any(_may_match(item, letter) for letter in "etaoinshrdluETAOINSHRDLU")
 
 
 def _may_match(item: tuple[Any, Any], character: str) -> bool:
-    """Whether an item of a parsed pattern, which is one character, may be a letter or a space."""
+    """Whether an item of a parsed pattern, which is one character, may match a given letter or space."""
     operator, argument = item
     code, certain = ord(character), {LETTERS} if character.isalpha() else set()
     possible = {LETTERS, OTHERS, UNKNOWN} if character.isalpha() else {UNKNOWN}
@@ -83,8 +84,8 @@ def _in_category(name: str, character: str) -> bool:
 def could_take_forever(pattern: str) -> bool:
     """Whether matching a pattern could take longer than a small power of the text's length.
 
-    It repeats something else than one character, or a character that may be a letter or a space, so that it matches
-    whole texts and not words; it has more than `MAX_REPETITIONS` in a row, or cannot be parsed.
+    That is so if it repeats anything but a single character, or a character that may be a space as well as a letter, so
+    that it matches whole texts and not words; if it has more than `MAX_REPETITIONS`; or if it cannot be parsed.
     """
     parsed = parse_pattern(pattern)
     return parsed is None or not _is_simple(parsed)

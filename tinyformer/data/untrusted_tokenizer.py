@@ -14,7 +14,7 @@ MAX_CHARACTERS, MAX_DEPTH = 200_000_000, 50
 """Bounds of a `tokenizer.json`: the largest public ones have 35 million characters and a depth of 8."""
 
 MAX_GROWTH = 1000
-"""By which normalizers and decoders may multiply the length of a text; Llama's replace one character by one."""
+"""The factor by which normalizers and decoders may lengthen a text; Llama's replace one character by one."""
 
 SAMPLE = "The cat, 1 day: naïve 猫.\n"
 """A text that a tokenizer has to encode and decode before it is used."""
@@ -27,7 +27,7 @@ def tokenizer_from_stranger(text: str) -> TextTokenizer:
     """The tokenizer of a `tokenizer.json` that is not trusted.
 
     Raises:
-        ArgumentError: the text is not that of a tokenizer, or the tokenizer could take forever.
+        ArgumentError: the text is not a tokenizer's, or the tokenizer could take forever.
     """
     require_harmless(text)
     try:
@@ -49,7 +49,7 @@ def is_complaint(error: BaseException) -> bool:
 
 
 def require_harmless(text: str, check_patterns: bool = True) -> None:
-    """Refuse a `tokenizer.json` that is no JSON object, is nested too deeply, or could take forever on a short text.
+    """Refuse a `tokenizer.json` that is not a JSON object, is nested too deeply, or could take forever on a short text.
 
     Args:
         text: the file.
@@ -136,7 +136,7 @@ def _growth(spec: Any) -> float:
         if node.get("type") == "Prepend" and isinstance(node.get("prepend"), str):
             growth *= 1 + len(node["prepend"])
         if node.get("type") == "Replace" and isinstance(node.get("content"), str):
-            growth *= max(1, len(node["content"]) + _matches_nothing(node.get("pattern")))
+            growth *= max(1, len(node["content"]) + _matches_empty(node.get("pattern")))
     return growth
 
 
@@ -150,7 +150,7 @@ def _longest_of(charsmap: Any) -> int:
     return max(map(len, texts.split(b"\0")))
 
 
-def _matches_nothing(pattern: Any) -> bool:
+def _matches_empty(pattern: Any) -> bool:
     """Whether a pattern matches the empty text, which stands at every position."""
     if not isinstance(pattern, dict) or pattern.get("String") == "":
         return True

@@ -41,7 +41,7 @@ class Windows(torch.utils.data.Dataset):
         self.seq_len, self.may_be_padded = seq_len, not drop_partial
         self._offsets = split.offsets if with_documents else None
         if with_documents:
-            # The largest number of documents in a window: one, those that begin behind its first token, and padding.
+            # The largest number of documents in a window: one, those that begin after its first token, and padding.
             begun = np.searchsorted(split.offsets, split.offsets + seq_len) - np.arange(len(split.offsets))
             self._most = 1 + int(begun.max(initial=0)) + self.may_be_padded
         self._scored = split.scored
@@ -82,7 +82,7 @@ class Windows(torch.utils.data.Dataset):
             # An eos opens the document that follows it.
             positions = start[:, None] + np.arange(self.seq_len)
             documents = np.searchsorted(self._offsets, positions, side="right")
-            documents = np.where(padding, len(self._offsets), documents)  # one of its own, behind all others
+            documents = np.where(padding, len(self._offsets), documents)  # one of its own, after all others
             batch["documents"] = torch.from_numpy(documents)
             batch["document_starts"] = torch.from_numpy(document_starts(documents, self._most))
         return batch
@@ -94,8 +94,8 @@ class Windows(torch.utils.data.Dataset):
 def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int32[np.ndarray, " starts"]:
     """Where the documents of rows that are laid end to end begin, and the number of tokens, see `AttentionMask`.
 
-    There are as many starts in each row, the last one repeated in rows of fewer documents, so that batches of one size
-    have one shape.
+    Each row has `most` starts, the last one repeated in rows with fewer documents, so that batches of one size have one
+    shape.
 
     Args:
         documents: the document of each token.

@@ -35,14 +35,14 @@ class QKV(NamedTuple):
 
 
 class AttentionCall(NamedTuple):
-    """What one forward pass of a layer attends with.
+    """The inputs of attention in one forward pass of a layer.
 
     Attributes:
         qkv: queries, keys and values.
         mask: which of these keys each query may attend to.
-        is_cross: whether the keys are those of another sequence.
-        num_behind: cached tokens that are outside of the window of every query, and not among the keys.
-        weights: attention weights to use in place of those of the softmax, one map per softmax; None for the latter.
+        is_cross: whether the keys belong to another sequence.
+        num_behind: number of cached tokens outside the window of every query, which are not among the keys.
+        weights: attention weights that replace those of the softmax, one map per softmax; None to keep the softmax.
     """
 
     qkv: QKV
@@ -111,16 +111,16 @@ class BaseAttention(SoftmaxAttention):
         Args:
             x: input sequence, which the queries come from.
             mask: which tokens of `x` each of them may attend to; None for all.
-            context: source of keys and values in cross-attention; None for `x`.
+            context: source of keys and values in cross-attention; None for self-attention, where `x` is the source.
             context_mask: which tokens of the context each token of `x` may attend to; None for all.
-            cache: keys and values of the tokens before `x`; those of `x` are appended. With a context, its keys and
-                values, which are projected if the cache is empty.
-            value: source of the values, a vector for each key; None for that of the keys. A cache that holds a context
-                holds its values: then neither `context` nor `value` is projected again, whatever they are.
+            cache: keys and values of the tokens before `x`; those of `x` are appended. In cross-attention, the keys and
+                values of the context, which are projected if the cache is empty.
+            value: source of the values, a vector for each key; None for the source of the keys. A cache that holds a
+                context holds its values, too: then neither `context` nor `value` is projected again.
 
         Raises:
-            ArgumentError: the cache holds tokens before `x`, and the mask is not causal; or `value` is not of the size
-                of the keys' source, or given to an attention whose keys and values cannot differ in their source.
+            ArgumentError: the cache holds tokens before `x`, and the mask is not causal; or `value` has another shape
+                than the source of the keys, or this kind of attention has one source for keys and values.
         """
         call = self.call_point(self._call(x, mask, context, context_mask, cache, value))
         if call.weights is None:
@@ -141,10 +141,10 @@ class BaseAttention(SoftmaxAttention):
     ) -> QKV:
         """Queries, keys and values, normalised and positioned.
 
-        Queries pass through `transform_queries` before their positions. With a cache, `cache.extend(...,
-        window=self.window)` appends the new keys and values to the earlier ones. Those of a context are projected into
-        an empty cache, and taken from it afterwards. A subclass whose values can have another source than its keys
-        takes it as a further argument, `value`.
+        Queries pass through `transform_queries` before positions rotate them. With a cache, `cache.extend(...,
+        window=self.window)` appends the new keys and values to the earlier ones; keys and values of a context are
+        projected into an empty cache, and read from it afterwards. A subclass whose values can have another source than
+        its keys takes it as a further argument, `value`.
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
@@ -202,7 +202,7 @@ class BaseAttention(SoftmaxAttention):
         cache: LayerCache | None,
         value: Tensor | None,
     ) -> AttentionCall:
-        """The queries, keys and values of a forward pass, with the mask of these keys in the layer's window."""
+        """The queries, keys and values of a forward pass, and the mask of these keys, limited to the layer's window."""
         is_cross = context is not None
         of_values: dict[str, Any] = {} if value is None else {"value": self._source_of_values(value, x, context)}
         mask = ((context_mask if is_cross else mask) or AttentionMask()).within(self.window)
@@ -217,7 +217,7 @@ class BaseAttention(SoftmaxAttention):
         return AttentionCall(qkv, mask.without_first(num_behind), is_cross, num_behind)
 
     def _source_of_values(self, value: Tensor, x: Tensor, context: Tensor | None) -> Tensor:
-        """The source of the values, once it is checked; see `forward`."""
+        """The source of the values, checked; see `forward`."""
         if not self._projects_values_apart:
             reason = f"must be None: keys and values of {type(self).__name__} have one source"
             raise ArgumentError("value", "…", reason, {"value": None})

@@ -1,6 +1,6 @@
 """One transformer layer: attention, then a feed-forward network, each with a norm and a residual connection.
 
-In a decoder that attends to an encoder's output, cross-attention is between the two.
+In a decoder that attends to an encoder's output, cross-attention comes between the two.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from tinyformer.nn.residual import Residual
 
 
 class Context(NamedTuple):
-    """The other sequence, as cross-attention sees it.
+    """The sequence that cross-attention attends to.
 
     Attributes:
         vectors: one for each of its tokens.
         mask: the tokens that may be attended to, such as all but the padding.
-        cache: the keys and values of one layer, once they were projected.
+        cache: the cache of one layer, which projects its keys and values into it when it is empty; None for no cache.
     """
 
     vectors: Float[Tensor, "batch k_seq d_model"]
@@ -41,13 +41,13 @@ class Block(nn.Module):
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
             `num_layers`.
         feed_forward_residual: the same for the feed-forward network.
-        cross_attention: factory of the cross-attention, called as that of the attention; None for none.
+        cross_attention: factory of the cross-attention, called like that of the attention; None for none.
         cross_attention_residual: factory of the residual connection around it.
         dropout: probability of zeroing an element of a sublayer's output in training.
         layer_index: index of this layer, from 0.
         num_layers: number of layers in the model.
-        kind: of the stack that the layer belongs to, "encoder" or "decoder", where a network has both; then the
-            factories of attention are called with `kind`, too.
+        kind: the stack that the layer belongs to, "encoder" or "decoder", in a network that has both; the factories of
+            attention are then called with `kind`, too: with this one, or with "cross".
     """
 
     ends_normalised: bool

@@ -47,7 +47,7 @@ class LayerCache:
             The tensors of all tokens that one of the new tokens attends to, the new ones at the end.
 
         Raises:
-            ArgumentError: the tensors require gradients, which memory that is overwritten cannot keep.
+            ArgumentError: the tensors require gradients, which a cache that is overwritten in place cannot keep.
         """
         if any(tensor.requires_grad for tensor in new):
             raise ArgumentError(
@@ -60,7 +60,7 @@ class LayerCache:
         """The cached tensors of a context; none before its first use.
 
         Raises:
-            ArgumentError: the cache holds those of a context of another size.
+            ArgumentError: the cache holds a context of another size.
         """
         for tensor in self.tensors:
             if (tensor.shape[0], tensor.shape[-2]) != context.shape[:2]:
@@ -105,7 +105,7 @@ class LayerCache:
             pairs = zip(self.tensors, new, strict=True)
             seen = tuple(torch.cat([tensor[..., first:, :], more], dim=-2) for tensor, more in pairs)
         self.num_held = min(window, seen[0].shape[-2])
-        # Of a long prompt the end is copied, so that the memory of the rest is freed.
+        # Copy the end of a long prompt, so that the memory of the rest is freed.
         long = self.num_held < seen[0].shape[-2]
         self._memory = tuple(tensor[..., -window:, :].clone() for tensor in seen) if long else seen
         return seen
@@ -133,7 +133,7 @@ class Cache:
 
         Args:
             rows: indices; a row may be repeated.
-            contexts: whether to select those of the contexts, too.
+            contexts: whether to select these rows of the contexts, too.
         """
         for layer in (*self.layers, *(self.context_layers if contexts else ())):
             layer.select(rows)

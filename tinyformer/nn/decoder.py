@@ -11,10 +11,10 @@ from tinyformer.nn.encoder import Encoder
 
 
 class Decoder(Encoder):
-    """An encoder whose blocks have cross-attention: token ids and a `Context` to one vector for each token.
+    """An encoder whose blocks have cross-attention: it maps token ids and a `Context` to one vector for each token.
 
-    A causal mask makes it a decoder. Relative positions act on its self-attention only: positions in two sequences have
-    no distance.
+    A causal mask makes it a decoder. Relative positions act in its self-attention only, since positions in two
+    sequences have no distance.
 
     Args:
         arguments: `vocab_size`, `num_layers`, `d_model` and `max_seq_len`, see `Encoder`.

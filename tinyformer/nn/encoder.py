@@ -35,7 +35,7 @@ class Encoder(nn.Module):
             activations in the backward pass: about a third more time, activation memory of one layer instead of all
             (Chen et al. 2016, arXiv 1604.06174).
         autocast_residual: whether the residual stream has autocast's dtype, such as bf16, in place of fp32: half the
-            memory traffic between the layers, and sums of 8 significant bits.
+            memory traffic between the layers, but sums of 8 significant bits.
         kind: "encoder" or "decoder" in a network that has both, see `Block`.
 
     Raises:

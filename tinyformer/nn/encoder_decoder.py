@@ -30,12 +30,12 @@ class EncoderDecoder(Network):
         decoder: of the target.
         readout: factory of the readout, called with the decoder's `token_embedding`.
         init_std: standard deviation of the initial weights, see `init_weights`.
-        shared_embedding: whether source and target have one token embedding, as with one vocabulary for both.
+        shared_embedding: whether source and target share one token embedding, and so one vocabulary.
         pruned_heads: `[kind, layer, head]` of the heads to remove, see `KINDS` and `prune_heads`.
         init: how weights are initialised: a name in `INITIALISATIONS`.
 
     Raises:
-        ArgumentError: the widths differ, the embedding cannot be shared, `init_std` is negative, `init` is no name, or
+        ArgumentError: the widths differ, the embedding cannot be shared, `init_std` is negative, `init` is unknown, or
             heads cannot be removed.
     """
 
@@ -58,7 +58,7 @@ class EncoderDecoder(Network):
             raise ArgumentError("decoder", own[1], f"must have the width of the encoder, {other[1]}")
         if shared_embedding:
             if own != other:
-                sizes = f"encoder and decoder have embeddings of {other} and {own} numbers"
+                sizes = f"encoder and decoder have embeddings of the shapes {other} and {own}"
                 raise ArgumentError("shared_embedding", True, sizes, {"shared_embedding": False})
             decoder.token_embedding = encoder.token_embedding
         with argument_path("readout"):
@@ -91,7 +91,7 @@ class EncoderDecoder(Network):
         return self.decode(tokens, context, mask, targets=targets, label_smoothing=label_smoothing)
 
     def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask | None = None) -> Context:
-        """The source as the decoder sees it: one vector for each token, of which padding is masked.
+        """The source as the decoder attends to it: one vector for each token, and a mask that hides padding.
 
         Args:
             source: token ids of the source.
@@ -150,7 +150,7 @@ class EncoderDecoder(Network):
         return [(kind, index) for kind, layers in self.attentions_by_kind().items() for index in range(len(layers))]
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
-        """That of the source for the encoder, a causal one for the decoder, and the source's padding between them."""
+        """The source's mask for the encoder, a causal one for the decoder, the source's padding for cross-attention."""
         masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": AttentionMask(lengths=mask.lengths)}
         return [masks[kind] for kind, layers in self.attentions_by_kind().items() for _ in layers]
 

@@ -45,7 +45,7 @@ class HeadGate(nn.Module):
 
 
 class OutputGate(nn.Module):
-    """head_h ← head_h · sigmoid(W x)_h, the head-wise gate of Qiu et al. 2025 (arXiv 2505.06708).
+    """head_h ← head_h · sigmoid(W x + b)_h, the head-wise gate of Qiu et al. 2025 (arXiv 2505.06708).
 
     Args:
         d_model: width of the residual stream.
@@ -59,7 +59,7 @@ class OutputGate(nn.Module):
     def forward(
         self, heads: Float[Tensor, "batch num_heads seq head_dim"], x: Float[Tensor, "batch seq d_model"]
     ) -> Float[Tensor, "batch num_heads seq head_dim"]:
-        """Gate the heads by sigmoid(W x + b) of the query token."""
+        """Gate the heads of each query; `x` are the inputs that the queries are projected from."""
         return heads * torch.sigmoid(self.proj(x)).transpose(1, 2).unsqueeze(-1).to(heads.dtype)
 
 

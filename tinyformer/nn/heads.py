@@ -46,18 +46,18 @@ def not_a_head(
 
 
 Address: TypeAlias = tuple[str | int, ...]
-"""Of a layer of attention: (3,), or ("cross", 3) where there are several kinds of attention."""
+"""The address of an attention layer: (3,), or ("cross", 3) where there are several kinds of attention."""
 
 
 def plain_address(address: Iterable[Any]) -> tuple[Any, ...]:
-    """An address whose integers may be those of NumPy or torch, such as an `argmax`, with integers of Python."""
+    """An address with Python's integers in place of those of NumPy or torch, such as the result of an `argmax`."""
 
     def plain(part: Any) -> Any:
         if isinstance(part, bool):
             return part
         try:
             return operator.index(part)
-        except TypeError:  # a name, or no part of an address
+        except TypeError:  # a kind, or not part of an address
             return part
 
     return tuple(map(plain, address))
@@ -114,12 +114,12 @@ class HeadMap(nn.Module):
         return (k, v) if self._kv_index is None else (k[:, self._kv_index], v[:, self._kv_index])
 
     def mask_of_left(self, mask: AttentionMask) -> AttentionMask:
-        """The mask of the heads that are left, out of one with a pattern for each head of the original layer."""
+        """The mask for the heads that are left, given one with a pattern for each head of the original layer."""
         if self._ids is None or mask.num_heads == 1:
             return mask
         assert mask.allowed is not None
         return replace(mask, allowed=mask.allowed[:, self._ids])
 
     def renumber(self, mod: ScoreMod) -> ScoreMod:
-        """A score modification that is told the original numbers of heads, see `ScoreMod.of_heads`."""
+        """A score modification that receives the original head numbers, see `ScoreMod.of_heads`."""
         return mod if self._ids is None else mod.of_heads(self._ids)

@@ -31,7 +31,7 @@ def xavier(model: nn.Module, num_branches: int, std: float) -> None:
     initialises as one. Embeddings of tokens and positions, and a readout that is tied to one, are N(0, 1 / d_model), as
     in the code of the original transformer: multiplied by √d_model (arXiv 1706.03762, §3.4) they have a variance of 1.
     The tables of relative positions, which act on the scores of single heads, are N(0, std²), as with `normal`.
-    `num_branches` has no influence.
+    `num_branches` is not used.
     """
     relative = {part for module in model.modules() if isinstance(module, RelativePosition) for part in module.modules()}
     embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -51,7 +51,7 @@ def init_weights(model: nn.Module, num_branches: int, std: float = 0.02, init: s
     Args:
         model: the module whose weights are initialised.
         num_branches: residual branches of all its layers: two in each, or three with cross-attention.
-        std: the standard deviation of `normal`, and of the tables of relative positions with either.
+        std: the standard deviation of `normal`, and of the tables of relative positions with either `init`.
         init: a name in `INITIALISATIONS`.
 
     Raises:

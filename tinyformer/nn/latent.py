@@ -17,10 +17,10 @@ from tinyformer.sizes import head_dim_of
 
 
 class LatentQKV(QKV):
-    """Queries of each head beside the cached latents themselves.
+    """The queries of each head, and the cached latents in place of keys and values.
 
-    `k` is the latent and the positional key, and `v` the latent: one "head" that all queries read, through their own
-    part of `k_proj` and `v_proj`.
+    `k` is the latent followed by the positional key, and `v` the latent: one "head" that all query heads read, each
+    through its own part of `k_proj` and `v_proj`.
     """
 
 
@@ -164,11 +164,11 @@ class LatentAttention(BaseAttention):
     def _values_of(
         self, mixed: Float[Tensor, "batch num_heads q_seq kv_rank"]
     ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-        """The values of weighted means of latents."""
+        """The values that weighted means of latents are projected to."""
         return mixed @ self.v_proj.weight.to(mixed.dtype).unflatten(0, (self.num_heads, -1)).mT
 
     def position_part(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
     ) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
-        """The positional part."""
+        """The positional part of the queries."""
         return q[..., -self.position_dim :]

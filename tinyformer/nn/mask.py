@@ -1,4 +1,4 @@
-"""Attention masks: one description, which each kernel takes in its own form."""
+"""Attention masks: one description, which each kernel turns into its own form."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class AttentionMask:
             2004.05150): the last ones if causal, else `window // 2` before and `(window - 1) // 2` after it.
         document_starts: where documents begin in the rows of `documents` laid end to end, from 0 on, and the number of
             tokens; a repeated start makes an empty document. They must agree with `documents`. Without them, kernels
-            for packed sequences wait for the GPU to count.
+            for packed sequences wait for the GPU to count the documents.
         allowed: a mask of any pattern, True where a query may attend, whose shape broadcasts to `batch num_heads q_seq
             k_seq`. In decoding, its queries are those of the call, and its keys are all keys, cached ones included.
     """
@@ -122,13 +122,13 @@ class AttentionMask:
         )
 
     def for_last(self, k_seq: int) -> "AttentionMask":
-        """This mask for the last query alone, without what hides nothing from it: causality, a window of all keys."""
+        """This mask for the last query alone, from which neither causality nor a window of all keys hides anything."""
         is_wide = self.window is None or k_seq <= self.window
         return replace(self, causal=False, window=None) if self.causal and is_wide else self
 
     @property
     def span(self) -> tuple[int, int]:
-        """Maximum number of keys before and after its own position that a query attends to; -1 for no limit."""
+        """The most keys before, and after, its own position that a query attends to; -1 for no limit."""
         if self.window is None:
             return -1, 0 if self.causal else -1
         return (self.window - 1, 0) if self.causal else (self.window // 2, (self.window - 1) // 2)
@@ -196,7 +196,7 @@ class AttentionMask:
         return 1 if self.allowed is None else self.allowed.shape[1]
 
     def is_plain(self, q_seq: int, k_seq: int) -> bool:
-        """Whether nothing is masked, or causality alone in self-attention: every kernel has a flag for these."""
+        """Whether nothing is masked, or causality alone with as many queries as keys: kernels have a flag for these."""
         is_special = any(part is not None for part in (self.lengths, self.documents, self.window, self.allowed))
         return not is_special and (not self.causal or q_seq == k_seq)
 

@@ -1,4 +1,4 @@
-"""What every whole network has: stacks of layers, attention layers with names, and a readout."""
+"""The base of whole networks: stacks of layers, attention layers with names, and a readout."""
 
 from abc import abstractmethod
 
@@ -25,11 +25,11 @@ class Network(nn.Module):
 
     @abstractmethod
     def attentions(self) -> list[BaseAttention]:
-        """The attention modules: by kind, and of each kind from the first layer to the last."""
+        """The attention modules by kind, those of each kind from the first layer to the last."""
 
     @abstractmethod
     def layer_addresses(self) -> list[Address]:
-        """The address of each of `attentions`, by which its heads are named: [3, 0], or ["cross", 3, 0]."""
+        """The address of each of `attentions`; followed by a head's number, it names the head: ["cross", 3, 0]."""
 
     def layer_names(self) -> list[str]:
         """A name for each of `attentions`: "layer_03", or "cross/layer_03" where there are several kinds."""

@@ -32,7 +32,7 @@ class LearnedPosition(nn.Module):
 class _Fp32Tables(nn.Module):
     """A module whose buffers stay in fp32 when it is cast to a lower precision.
 
-    The 8 bits of bf16 tell neither position 300 from 301 nor their rotations apart.
+    With 8 significant bits, bf16 cannot tell position 300 from 301, nor their rotations.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Fp32Tables":
@@ -46,7 +46,7 @@ class _Fp32Tables(nn.Module):
 
 
 MAX_TABLE = 2**27
-"""Numbers in a table of sines and cosines: 0.5 GB."""
+"""The most numbers in a table of sines and cosines: 0.5 GB."""
 
 
 class SinusoidalPosition(_Fp32Tables):
@@ -177,8 +177,8 @@ class T5Position(RelativePosition):
     """Learned bias for each bucket of distances: score ← score + table[bucket(j - i), h].
 
     From T5 (Raffel et al. 2019, arXiv 1910.10683, §2.1). Half of the buckets hold one distance each; the others hold
-    ranges that grow logarithmically up to `max_distance`, and the last one everything beyond. Without a causal mask,
-    half of the buckets are for keys before the query and half for keys after it. T5 shares the table between all
+    ranges that are spaced logarithmically up to `max_distance`, and the last one everything beyond. Without a causal
+    mask, half of the buckets are for keys before the query and half for keys after it. T5 shares the table between all
     layers (see `Shared`) and does not scale the scores (see `DotScore`).
     """
 
@@ -217,7 +217,7 @@ class T5Position(RelativePosition):
 
 
 class ShawPosition(RelativePosition):
-    """Learned vectors of the clipped distance, added to keys and values (Shaw et al. 2018, arXiv 1803.02155).
+    """Learned vectors for each clipped distance, added to keys and values (Shaw et al. 2018, arXiv 1803.02155).
 
     score(i, j) = scale · qᵢᵀ (kⱼ + a_K[clip(j - i)]);  output_i = Σⱼ w_ij (vⱼ + a_V[clip(j - i)])
 
@@ -273,10 +273,10 @@ class ShawPosition(RelativePosition):
 
 
 class Shared:
-    """Factory that returns the same position to every layer, as T5 does with its table.
+    """Factory that gives every layer the same relative position, as T5 shares its table.
 
     Args:
-        position: factory of the position, called once.
+        position: factory of the relative position, called once.
     """
 
     def __init__(self, position: Callable[..., RelativePosition]) -> None:
@@ -284,7 +284,7 @@ class Shared:
         self._position: RelativePosition | None = None
 
     def __call__(self, **sizes: int) -> RelativePosition:
-        """The shared position."""
+        """The shared relative position."""
         if self._position is None:
             with argument_path("position"):
                 self._position = self._factory(**sizes)

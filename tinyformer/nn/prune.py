@@ -1,4 +1,4 @@
-"""Pruning: a smaller layer that computes what the layer with some heads ablated computes."""
+"""Pruning: heads are removed, and the smaller layer computes what the layer with these heads ablated computes."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -15,7 +15,7 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
     """Remove heads from a layer in place, with all of their weights (Michel et al. 2019, arXiv 1905.10650).
 
     A K/V head is removed with the last query head that reads it. If that leaves groups of unequal size, keys and values
-    are copied for each query head inside the kernel; the cache still holds each of them once. Tables of positions that
+    are copied for each query head before the kernel; the cache still holds each of them once. Tables of positions that
     layers may share (T5's) keep their size.
 
     Args:
@@ -64,7 +64,7 @@ def prune_model(network: Network, pruned_heads: Sequence[Sequence[str | int]]) -
     layers = dict(zip(network.layer_addresses(), network.attentions(), strict=True))
     heads: dict[Address, set[int]] = defaultdict(set)
     for entry in pruned_heads:
-        # Whatever else equals a number, such as True, or has no hash, such as a list, is no part of an address.
+        # By type, since True equals 1, and a list has no hash.
         layer = layers.get(tuple(entry[:-1])) if all(type(part) in (int, str) for part in entry) else None
         if layer is None or entry[-1] not in layer.head_map.ids:
             kinds = [kind for kind in KINDS if (kind, 0) in layers]
@@ -84,11 +84,11 @@ def prune_model(network: Network, pruned_heads: Sequence[Sequence[str | int]]) -
 
 
 RESIDUALS = {(): "encoder.block.attention_residual", ("cross",): "decoder.block.cross_attention_residual"}
-"""The residual connection of the layers of a kind, where it is of no other kind."""
+"""The argument of the attention's residual connection, for the kinds of attention that share it with no other kind."""
 
 
 def _without_attention(emptied: Collection[Address], layers: Collection[Address]) -> dict[str, list[int]]:
-    """What removes the attention of whole layers, as far as there are arguments for it."""
+    """The arguments that remove the attention of whole layers, for the kinds in `RESIDUALS`."""
     works = {}
     for kind, residual in RESIDUALS.items():
         of_kind = [address for address in layers if address[:-1] == kind]

@@ -125,9 +125,9 @@ class ClassReadout(nn.Module):
 
 
 class SpanReadout(nn.Module):
-    """Two scores of every token, as the first and as the last token of an answer.
+    """BERT's output layer for SQuAD (Devlin et al. 2019, arXiv 1810.04805).
 
-    That of BERT for SQuAD (Devlin et al. 2019, arXiv 1810.04805).
+    Two scores of every token: as the first and as the last token of the answer.
 
     Args:
         token_embedding: the encoder's token embedding.

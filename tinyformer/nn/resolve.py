@@ -25,7 +25,7 @@ def resolve_backend(
         layer: the layer, which from now on runs this backend.
         device: the type, "cpu" or "cuda".
         dtype: of queries, keys and values; the lower one under autocast.
-        mask: of the kind that `forward` will get.
+        mask: an example of the masks that `forward` will get.
         seq: the length of the longest sequence; None for a long one.
         training: whether there will be backward passes, and dropout.
 
@@ -58,7 +58,7 @@ def kernel_of_layer(
     heads, kv_heads = layer.num_heads, layer.num_kv_heads
     sizes = [(heads, layer.head_dim), (kv_heads, layer.head_dim), (kv_heads, layer.v_head_dim)]
     q, k, v = (torch.zeros(mask.num_rows, n, seq, dim, device=device, dtype=dtype) for n, dim in sizes)
-    if mask.allowed is not None:  # of any size
+    if mask.allowed is not None:  # one entry of it fits any number of queries and keys
         mask = replace(mask, allowed=mask.allowed[:1, :1, :1, :1])
     probe = copy.deepcopy(layer).to(device, dtype).train(training)
     with torch.set_grad_enabled(training):

@@ -27,8 +27,8 @@ class ScoreMod:
         function: the modification, in FlexAttention's signature.
         additive: whether it adds a bias that does not depend on the score.
         learned: whether gradients flow into the bias.
-        by_head: whether it looks up heads in a table of all heads of the original model, so that a pruned layer has to
-            pass the original head numbers.
+        by_head: whether it looks up heads in a table with all heads of the original layer, so that a pruned layer has
+            to pass the original head numbers.
     """
 
     function: ScoreFunction
@@ -112,8 +112,8 @@ class ScaledDotScore(nn.Module):
     ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
         """Transformed queries, whose dot product with the keys, times `scale`, is the score.
 
-        Rotary positions rotate the result, since qᵢᵀ W R_(j-i) kⱼ depends on the distance of i and j alone; with
-        rotated queries in place of qᵢ, it would depend on both.
+        Rotary positions rotate the result: qᵢᵀ W R_(j-i) kⱼ depends on positions through j - i alone. If W were applied
+        to rotated queries, the score would depend on i and j themselves.
         """
         return q
 
@@ -145,7 +145,7 @@ class AdditiveScore(ScaledDotScore):
     """score(q, k) = vᵀ tanh(q + k) with a vector for each head (Bahdanau et al. 2014, arXiv 1409.0473).
 
     The paper's W s + U h are the projected query and key. Luong's "concat", vᵀ tanh(W [s; h]), is the same with one
-    matrix. It stores `batch heads q_seq k_seq head_dim` numbers.
+    matrix. It holds a tensor of shape `batch heads q_seq k_seq head_dim` in memory.
     """
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
@@ -178,12 +178,12 @@ def make_score(
     """The score function of a layer, from a name in `SCORES` or a subclass of `ScaledDotScore`.
 
     Raises:
-        ArgumentError: there is no score function of this name, or the class is another; or there is a scale, which
-            only "scaled_dot" takes.
+        ArgumentError: there is no score function of this name, or `score` is not a subclass of `ScaledDotScore`; or
+            there is a scale, which only "scaled_dot" takes.
     """
     if scale is not None:
         if score != "scaled_dot":
-            reason = "is a factor of the scaled dot product, and `score` is another"
+            reason = "is a factor of the scaled dot product, and `score` is another function"
             raise ArgumentError("scale", scale, reason, {"scale": None})
         return ScaledDotScore(num_heads, head_dim, scale)
     made = SCORES[score](num_heads, head_dim) if isinstance(score, str) and score in SCORES else None
@@ -196,7 +196,11 @@ def make_score(
 
 
 def softcap(cap: float) -> ScoreMod:
-    """A bound on absolute scores: cap · tanh(score / cap) (Gemma 2, Riviere et al. 2024, arXiv 2408.00118)."""
+    """A bound on absolute scores: cap · tanh(score / cap) (Gemma 2, Riviere et al. 2024, arXiv 2408.00118).
+
+    Raises:
+        ArgumentError: `cap` is not positive.
+    """
     if cap <= 0:
         raise ArgumentError("softcap", cap, "must be above 0", {"softcap": 50.0})
     return ScoreMod(lambda score, batch, head, q_idx, kv_idx: cap * torch.tanh(score / cap))
@@ -206,8 +210,8 @@ class LocalGaussian(nn.Module):
     """Weights times a Gaussian around a centre predicted from the query (Luong et al. 2015, "local-p").
 
     w ← w · exp(-(s - p)² / 2σ²), where σ is half of the window's reach D, as in the paper (arXiv 1508.04025, eq. 9 and
-    10); the weights are not normalised again. There p = S · sigmoid(vᵀ tanh(W q)) ranges over the source sentence;
-    here, in self-attention, it ranges over the query's window, from its first key to its last. With rotary
+    10); the weights are not normalised again. In the paper, p = S · sigmoid(vᵀ tanh(W q)) ranges over the source
+    sentence; here, in self-attention, p ranges over the query's window, from its first key to its last. With rotary
     positions the centre is predicted from the rotated query, so weights depend on absolute positions, too.
 
     Args:

@@ -22,27 +22,27 @@ class SoftmaxAttention(nn.Module):
 
     Args:
         num_heads: query heads.
-        head_dim: size of a query and of a key, as one softmax compares them.
+        head_dim: size of a query and of a key in one softmax.
         v_head_dim: size of a value; None for `head_dim`.
         position_dim: size of the part of queries and keys that the relative position acts on; None for `head_dim`.
         num_kv_heads: key and value heads; None for `num_heads`.
         dropout: probability of dropping an attention weight in training.
         score: the score function: a name in `SCORES`, or a subclass of `ScaledDotScore`, which is called with
             `num_heads` and `head_dim`.
-        scale: factor of the dot product, with `score="scaled_dot"` alone; None for 1 / √head_dim.
+        scale: factor of the dot product, only with `score="scaled_dot"`; None for 1 / √head_dim.
         window: number of keys that a query attends to, its own position included; None for all. A list is a pattern
-            that repeats over the layers: [128, 128, None] is two local layers to one global.
+            that repeats over the layers: [128, 128, None] is two local layers, then a global one.
         local_gaussian: weigh the keys of the window by a Gaussian around a predicted centre, see `LocalGaussian`.
-        softcap: bound of the scores' absolute value, before positions are added; None for no bound.
+        softcap: bound on the scores' absolute values, before positions are added; None for no bound.
         sink: whether each head has a logit that takes part in the softmax without a value, see `Scoring`.
         backend: "auto" or a name in `BACKENDS`.
-        position: makes the relative position, given `head_dim`. It acts in self-attention only, since positions of two
-            sequences have no distance.
+        position: factory of the relative position, called with `head_dim`. It acts in self-attention only, since
+            positions in two sequences have no distance.
         layer_index: index of the layer, from 0.
     """
 
     num_softmaxes: int = 1
-    """Softmaxes of each head."""
+    """Number of softmaxes of each head."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class SoftmaxAttention(nn.Module):
         self.head_map = HeadMap(num_heads, self.num_kv_heads)
         # Set by `resolve_backend` before the first step; otherwise each call selects its own.
         self.resolved: Backend | None = None
-        # Refuse now what the named backend computes on no device.
+        # Refuse now what the named backend cannot compute on any device.
         require_possible(backend, self.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
 
     def softmax_attention(
@@ -133,7 +133,7 @@ class SoftmaxAttention(nn.Module):
         is_cross: bool = False,
         rows: Int[Tensor, " rows"] | None = None,
     ) -> AttentionMaps:
-        """The exact weights and logits of the same softmax, without dropout, for all queries or those of some rows."""
+        """The exact weights and logits of the same softmax, without dropout, for all queries or those at `rows`."""
         k, _ = self.head_map.expand_kv(k, k)
         scoring = self.scoring(q, k.shape[2], mask, is_cross)
         return attention_maps(q, k, mask, scoring, rows)
@@ -178,7 +178,7 @@ class SoftmaxAttention(nn.Module):
     def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
     ) -> AttentionCase:
-        """The case that this layer's calls will be; see `resolve_backend` for the arguments."""
+        """The case that this layer's calls will make; see `resolve_backend` for the arguments."""
         weight, mask = next(self.parameters(), torch.empty(0)), mask.within(self.window)
         q, v = (weight.new_zeros(1, self.num_heads, 1, dim) for dim in (self.head_dim, self.v_head_dim))
         scoring = self.scoring(q, 1, mask, is_cross=False)

@@ -11,13 +11,13 @@ from torch.utils.checkpoint import checkpoint
 from tinyformer.batch import IGNORED
 
 CPU_LOGITS = 2**24
-"""Logits held at a time on a CPU: 64 MB in fp32; larger parts are slower."""
+"""Logits held at a time on a CPU: 64 MB in fp32; larger chunks are slower."""
 
 GPU_FRACTION = 1 / 8
-"""Of a GPU's memory, for logits and their gradients."""
+"""The fraction of a GPU's memory for logits and their gradients."""
 
 BYTES_PER_LOGIT = 12
-"""Of a logit and its gradient, each in bf16 and in fp32."""
+"""The bytes of a logit and its gradient, each in bf16 and in fp32."""
 
 
 def vocabulary_scores(
@@ -69,7 +69,7 @@ def vocabulary_cross_entropy(
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     scored = targets != IGNORED
-    # On a GPU the number of scored rows would be a synchronisation, in a compiled graph a dynamic shape.
+    # The number of scored rows would take a synchronisation on a GPU, and be a dynamic shape in a compiled graph.
     if not x.is_cuda and not torch.compiler.is_compiling() and not scored.all():
         x, targets = x[scored], targets[scored]
     rows = max((max_logits or _most_logits(x.device)) // len(weight), 1)
@@ -86,7 +86,7 @@ def vocabulary_cross_entropy(
 
 @torch.compiler.assume_constant_result
 def _most_logits(device: torch.device) -> int:
-    """The logits that a device holds at a time."""
+    """The number of logits that a device holds at a time."""
     if device.type != "cuda":
         return CPU_LOGITS
     return int(GPU_FRACTION * torch.cuda.get_device_properties(device).total_memory / BYTES_PER_LOGIT)

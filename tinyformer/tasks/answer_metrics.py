@@ -11,22 +11,22 @@ from jaxtyping import Float
 from tinyformer.data.squad import answer_words
 
 MAX_COMPARISONS = 10**9
-"""Spans, times answers, for which F1 without the question is computed: 10 to 30 s on one core. 2,000 contexts of 120
-words with 5 questions of 3 answers each, as in SQuAD's validation split, have a quarter of it."""
+"""The most comparisons of a span with an answer, for F1 without the question: 10 to 30 s on one core. 2,000 contexts of
+120 words with 5 questions of 3 answers each, as in SQuAD's validation split, take a quarter of them."""
 
 PAIR = 250
-"""What comparing two answers costs, in comparisons of a span with an answer."""
+"""The cost of comparing two answers, in comparisons of a span with an answer."""
 
 BLOCK = 256
-"""First words of spans that are compared at a time, which bounds the memory."""
+"""The number of first words whose spans are compared at a time, which bounds the memory."""
 
 
 def answer_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 of a prediction, each of the answer that it agrees with best; from 0 to 1, by `torchmetrics`.
+    """Exact match and F1 of a prediction, each with the answer that agrees best; from 0 to 1, by `torchmetrics`.
 
     As in SQuAD 2.0 (Rajpurkar et al. 2018, arXiv 1806.03822), a question without an answer has the empty answer, and
-    answers without words that count are left out where there are others. Of two texts of which one has no words, F1 is
-    1 if both have none, else 0.
+    answers without words that count are left out where there are others. If one of two texts has no words, F1 is 1 if
+    the other has none, either, and 0 if it has.
 
     Args:
         prediction: the predicted answer; empty if the model gives none.
@@ -47,16 +47,16 @@ def scores_without_question(
 
     For each context, the one answer is taken that scores best over all questions about it: for exact match among the
     answers to these questions, for F1 among these and all spans of words of the context; both may be the empty answer.
-    A model that does not read the question has no higher exact match, and no higher F1 if its answers are of these
-    (parts of words seldom score better). To reach it, it would have to know the answers. Where contexts have a single
-    question each, it is 1.
+    These are upper bounds for a model that does not read the question: of its exact match, and of its F1 if its answers
+    are among these (parts of words seldom score better). To reach them, it would have to know the answers. Where each
+    context has a single question, they are 1.
 
-    F1 is None where the comparisons of spans and answers are more than `MAX_COMPARISONS`.
+    F1 is None where it would take more than `MAX_COMPARISONS`.
 
     Args:
-        contexts: of the questions.
-        answers: to each question; none where the context has no answer.
-        max_words: number of words that a span has at most; an answer may have more.
+        contexts: the context of each question.
+        answers: the answers to each question; none where the context has no answer.
+        max_words: maximum number of words of a span; an answer may have more.
     """
     of_context: dict[str, list[Sequence[str]]] = defaultdict(list)
     for context, texts in zip(contexts, answers, strict=True):
@@ -95,9 +95,9 @@ def _span_f1(
 
     Args:
         context: the words of the context.
-        answers: to each question, as words.
-        begins: the first words.
-        longest: number of words that a span has at most.
+        answers: the answers to each question, as words.
+        begins: the indices of the first words.
+        longest: maximum number of words of a span.
     """
     total = np.zeros((len(begins), longest))
     first, length = np.asarray(begins)[:, None], np.arange(longest)
@@ -106,7 +106,7 @@ def _span_f1(
     for own in answers:
         best = np.zeros_like(total)
         for answer in filter(None, own):
-            # A word is shared with the answer, unless the span has as many of it before as the answer has at all.
+            # A word is shared with the answer, unless the span has it before as often as the answer has it at all.
             is_shared = inside & (_before(context, answer)[word] < first)
             shared = is_shared.cumsum(axis=1)
             best = np.maximum(best, 2 * shared / (1 + length + len(answer)))
@@ -115,9 +115,9 @@ def _span_f1(
 
 
 def _before(context: Sequence[str], answer: Sequence[str]) -> Float[np.ndarray, " words"]:
-    """For each word that an answer has n times, the index of its n-th last occurrence before; -1 where there is none.
+    """For each word of a context that an answer has n times, the index at which it occurred n occurrences before.
 
-    It is infinite for words that the answer does not have.
+    -1 where it did not occur as often; infinite for words that the answer does not have.
     """
     counts, seen = Counter(answer), defaultdict[str, list[int]](list)
     before = np.full(len(context), np.inf)

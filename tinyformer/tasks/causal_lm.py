@@ -26,7 +26,7 @@ class CausalLM(TokenTask):
     def nats_of_texts(
         self, network: Network, batch: Batch, mask_id: int | None = None
     ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of each text after its first token; the end of the text is no target."""
+        """The negative log-likelihood of each text after its first token; the end of the text is not a target."""
         inputs = batch["inputs"]
         is_target = torch.arange(inputs.shape[1], device=inputs.device) < batch["lengths"].unsqueeze(1) - 1
         return self.nats(network, {**batch, "targets": inputs.roll(-1, dims=1).where(is_target, IGNORED)})
@@ -34,7 +34,7 @@ class CausalLM(TokenTask):
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.
 
-        Bits per byte of the raw UTF-8 text compare between tokenizers. They are None if the text has unknown
+        Bits per byte of the raw UTF-8 text are comparable between tokenizers. They are None if the text has unknown
         characters or tokens that are not scored, whose cost is not known.
         """
         metrics = super().metrics(sums, split)

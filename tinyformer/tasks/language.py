@@ -13,7 +13,7 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.tasks.task import Task
 
 MAX_SCORES = 2**26
-"""Logits that are scored at once, in fp32: 256 MB. 32 x 1,024 tokens with GPT-2's vocabulary have 25 times as many."""
+"""The most logits that are scored at once: 256 MB in fp32. 32 x 1,024 tokens of GPT-2 have 25 times as many."""
 
 
 class TokenTask(Task):
@@ -62,7 +62,7 @@ class TokenTask(Task):
 def _score(
     logits: Float[Tensor, "targets vocab_size"], targets: Int[Tensor, " targets"]
 ) -> dict[str, Float[Tensor, ""]]:
-    """The scores of `TokenTask.score` of some targets."""
+    """The scores of `TokenTask.score` for some targets."""
     logits, scored = logits.float(), targets != IGNORED
     likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     hits = (likeliest == targets.unsqueeze(-1)) & scored.unsqueeze(-1)

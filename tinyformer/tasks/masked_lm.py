@@ -36,7 +36,7 @@ class MaskedLM(TokenTask):
 
     def mask(self, batch: Batch) -> AttentionMask:
         """A bidirectional mask that hides padding, within documents if the batch has them."""
-        if "documents" in batch:  # of which padding is one
+        if "documents" in batch:  # padding is a document of its own
             return AttentionMask(documents=batch["documents"], document_starts=batch.get("document_starts"))
         return AttentionMask(lengths=batch.get("lengths"))
 
@@ -50,8 +50,8 @@ class MaskedLM(TokenTask):
     def final_metrics(self, network: Network, split: TokenSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
         """`pseudo_perplexity`: each token masked in turn (Salazar et al. 2020, arXiv 1910.14659).
 
-        exp(-1/N Σ_i log p(w_i | all other tokens)), over windows of the model's context length; a token sees
-        all of its window, the documents before and after its own too, whatever `data.document_mask` says.
+        exp(-1/N Σ_i log p(w_i | all other tokens)), over windows of the model's context length. A token attends to its
+        whole window, other documents included, whatever `data.document_mask` says.
         """
         ids = torch.from_numpy(np.asarray(split.ids[: self.pseudo_perplexity_tokens], dtype=np.int64))
         assert tokenizer.mask_id is not None
@@ -71,7 +71,7 @@ class MaskedLM(TokenTask):
     ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`; its first token is never masked."""
         if mask_id is None:
-            raise ArgumentError("tokenizer", None, "has no token that stands for masked ones")
+            raise ArgumentError("tokenizer", None, "has no mask token")
         rows = zip(batch["inputs"], batch["lengths"].tolist(), strict=True)
         nats = [pseudo_nats(network, row[:length], torch.arange(1, length), mask_id).sum() for row, length in rows]
         return torch.stack(nats), batch["lengths"] - 1
@@ -95,7 +95,7 @@ def pseudo_nats(
     Args:
         network: the model.
         window: token ids, on the network's device.
-        positions: of the tokens.
+        positions: the positions of these tokens in the window.
         mask_id: the id of the mask token.
     """
     nats = [torch.zeros(0, device=window.device)]

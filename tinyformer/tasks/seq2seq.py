@@ -18,17 +18,17 @@ from tinyformer.tasks.language import TokenTask, perplexity
 from tinyformer.tasks.text_metrics import text_metrics
 
 MAX_HYPOTHESES = 128
-"""Hypotheses, of several sources, that are decoded at a time."""
+"""The most hypotheses, over all sources of a batch, that are decoded at a time."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a model makes of a source.
+    """A source, its reference, and the target that a model decoded.
 
     Attributes:
         source: the text that the model read.
-        reference: the target of the data.
-        output: the target that the model found.
+        reference: the target in the data.
+        output: the decoded target.
     """
 
     source: str
@@ -49,8 +49,8 @@ class Seq2Seq(TokenTask):
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
 
     Attributes:
-        beam: how targets are searched.
-        outputs: those that the last `final_metrics` compared; of the test split, where a run has one.
+        beam: the settings of the beam search.
+        outputs: the outputs that `final_metrics` compared last: those of the test split, where a run has one.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -96,7 +96,7 @@ class Seq2Seq(TokenTask):
         return metrics | {"perplexity": perplexity(loss)}
 
     def final_metrics(self, network: Network, split: PairSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """How similar decoded targets are to their references, see `text_metrics`, and their number, `num_decoded`."""
+        """Similarity of decoded targets to their references, see `text_metrics`; and `num_decoded`, their number."""
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
         outputs, references = [one.output for one in self.outputs], [one.reference for one in self.outputs]
         return text_metrics(outputs, references) | {"num_decoded": len(outputs)} if outputs else {}
@@ -120,13 +120,13 @@ class Seq2Seq(TokenTask):
     def decode_texts(
         self, network: EncoderDecoder, texts: Sequence[str], tokenizer: TextTokenizer, beam: Beam | None = None
     ) -> list[str]:
-        """The targets that a model finds for some texts; of a text that is too long, it reads the beginning.
+        """The targets that a model decodes for some texts; a text that is too long is truncated.
 
         Args:
             network: the model.
             texts: the sources.
             tokenizer: the model's.
-            beam: how targets are searched; by default `beam` of the task.
+            beam: the settings of the beam search; by default `beam` of the task.
         """
         device, tokens = next(network.parameters()).device, self.special_tokens.with_eos(tokenizer.eos_id)
         outputs = []
@@ -138,7 +138,7 @@ class Seq2Seq(TokenTask):
         return outputs
 
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
-        """Accuracy of the next token, and the similarity of what was decoded to the references, for the summary."""
+        """Accuracy of the next token, and the similarity of decoded targets to their references, for the summary."""
         decoded = None
         if metrics.get("bleu") is not None:
             numbers = {name: metrics[name] for name in ("bleu", "chrf", "rouge1", "rougeL")}
@@ -152,4 +152,4 @@ class Seq2Seq(TokenTask):
 
 
 LABELS = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
-"""Names of metrics for people."""
+"""How the summary writes the names of metrics."""

@@ -18,19 +18,19 @@ from tinyformer.tasks.answer_metrics import answer_scores, scores_without_questi
 from tinyformer.tasks.task import Task
 
 NUM_WINDOWS = 32
-"""Windows that are answered at a time."""
+"""The number of windows in a batch of `SpanExtraction.answer`."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer that a model finds.
+    """The answer that a model predicts.
 
     Attributes:
-        row: the number of the question in its split.
-        text: the answer; empty if the model holds that the context has none.
-        score: the sum of the scores of the answer's first and last token.
-        null_score: that of the first token of the sequence, which stands for no answer; over several windows, the
-            smallest one.
+        row: the index of the question in its split.
+        text: the answer; empty if the model predicts that the context has none.
+        score: the sum of the scores of the first and the last token of the best span.
+        null_score: the sum of both scores of the first token of the sequence, which stands for no answer; the smallest
+            of all windows.
     """
 
     row: int
@@ -47,12 +47,13 @@ class SpanExtraction(Task):
     answer is the span with the highest sum of two scores, start ≤ end, over all windows of the context.
 
     Args:
-        max_answer_length: maximum number of tokens of a predicted answer; bytes and characters are more than words.
-        no_answer_threshold: the model gives no answer if the score of none exceeds that of the best span by more than
+        max_answer_length: maximum number of tokens of a predicted answer; more are needed with a tokenizer of bytes or
+            characters.
+        no_answer_threshold: the model gives no answer if the null score exceeds the score of the best span by more than
             this, as in SQuAD 2.0; None: it always answers.
 
     Attributes:
-        predictions: those that the last `final_metrics` scored; of the test split, where a run has one.
+        predictions: the predictions that `final_metrics` scored last: those of the test split, where a run has one.
 
     Raises:
         ArgumentError: `max_answer_length` is less than 1.
@@ -87,7 +88,7 @@ class SpanExtraction(Task):
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch 2 seq"]:
         """The scores of each token as the answer's first and last one, in fp32.
 
-        They are -inf outside of the context, but for the first token of the sequence.
+        They are -inf outside of the context, except at the first token of the sequence.
         """
         scores = network(batch["inputs"], self.mask(batch)).float().mT
         allowed = _in_context(batch)
@@ -115,8 +116,8 @@ class SpanExtraction(Task):
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The sums of a batch: the nats, and the numbers of windows.
 
-        `windows` are all of them, `judged` those that accuracy is about, see `metrics`, and `correct` those of the
-        latter of which the most probable first and last token are right.
+        `windows` counts all of them, `judged` those that accuracy is about (see `metrics`), and `correct` the judged
+        ones whose most probable first and last token are both right.
         """
         logits, targets = self.logits(network, batch), torch.stack([batch["starts"], batch["ends"]], dim=1)
         judged = batch["starts"] > 0
@@ -130,10 +131,10 @@ class SpanExtraction(Task):
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
         """`loss`, in nats per window; `accuracy`; and `num_judged`, the number of windows that accuracy is about.
 
-        Accuracy is the share of windows whose first and last token are both right, of the windows that hold the answer
-        and, with a `no_answer_threshold`, those of questions without one. The other windows of a long context are left
-        out: they may be most of them, and a model that finds no answer anywhere would have the highest share. It is 0
-        where there is no window to judge.
+        Accuracy is the share of windows whose first and last token are both right, among the windows that hold the
+        answer and, with a `no_answer_threshold`, those of questions without an answer. The other windows of long
+        contexts are left out: where they are the majority, a model that never finds an answer would have the highest
+        accuracy. It is 0 where there is no window to judge.
         """
         number = int(sums["judged"])
         accuracy = float(sums["correct"]) / max(number, 1)
@@ -144,9 +145,9 @@ class SpanExtraction(Task):
     ) -> dict[str, float | None]:
         """`exact_match` and `f1` of the predicted answers, from 0 to 1, see `answer_scores`; and `num_answered`.
 
-        - `f1_without_question` and `exact_match_without_question`: the most that is reached without reading the
-          question, see `scores_without_question`; None unless contexts have two questions on average, and the F1 of
-          very long contexts with many questions.
+        - `f1_without_question` and `exact_match_without_question`: the highest that are possible without reading the
+          question, see `scores_without_question`; None unless contexts have at least two questions on average. F1 is
+          also None for very long contexts with many questions.
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
         self.predictions, answers = self.answer(network, split), split.answers()
@@ -187,7 +188,7 @@ class SpanExtraction(Task):
             for window, score, first, last, null, context in zip(*(c.tolist() for c in columns), strict=True):
                 row, shift = int(split.window_rows[window]), int(split.window_starts[window]) - context
                 if score > -torch.inf:  # else the window has no token of the context
-                    # Of equal scores the first and shortest span, as in `best_spans`, whatever the windows' order.
+                    # Among equal scores the first and shortest span, as in `best_spans`, in any order of the windows.
                     best, begin, end = spans[row]
                     _, begin, end = min((-best, begin, end), (-score, first + shift, last + shift))
                     spans[row] = max(best, score), begin, end
@@ -240,7 +241,7 @@ def best_spans(
 ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"], Int[Tensor, " batch"]]:
     """The span i ≤ j < i + max_length with the highest start score of i plus end score of j, in each row.
 
-    Of equal sums, the first and shortest span is taken; a row without allowed tokens has the score -inf.
+    Among equal sums, the first and shortest span is taken; a row without allowed tokens has the score -inf.
 
     Args:
         logits: scores of each token as the first and as the last one.
@@ -252,7 +253,7 @@ def best_spans(
     """
     starts, ends = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf).unbind(dim=1)
     max_length = min(max_length, starts.shape[1])
-    # The sum for each first token and length; behind the last token there is none.
+    # The sum for each first token and length; it is -inf for spans that reach beyond the last token.
     sums = starts.unsqueeze(2) + F.pad(ends, (0, max_length - 1), value=-torch.inf).unfold(1, max_length, 1)
     scores, index = sums.flatten(1).max(dim=1)
     first = index // max_length

@@ -56,7 +56,7 @@ class Task(ABC):
 
         Args:
             network: the model.
-            batch: the texts, with `lengths`; targets of tokens, where a task has them, are made here.
+            batch: the texts, with `lengths`; where the targets are tokens, they are made here.
             mask_id: the id of the mask token, if there is one.
         """
         return self.nats(network, batch)

@@ -10,7 +10,8 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
     """BLEU, chrF, ROUGE and exact match of texts.
 
     - `bleu` and `chrf`: of the corpus, from 0 to 100, by `sacrebleu` with its defaults (Papineni et al. 2002; Popović
-      2015; Post 2018, arXiv 1804.08771). Without four tokens in a row that agree, BLEU is 0.
+      2015; Post 2018, arXiv 1804.08771). BLEU is smoothed where no n-gram of a length agrees, and 0 if no token does or
+      no output has four tokens.
     - `rouge1`, `rougeL`: mean F1 of single words and of the longest common subsequence, from 0 to 100, by `rouge-score`
       with stems (Lin 2004). It reads the letters a to z and digits only, so that it is 0 in other scripts.
     - `exact_match`: share of outputs that equal their reference.
@@ -42,6 +43,6 @@ def _rouge_scorer() -> Any:
     from absl import logging  # noqa: PLC0415
     from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 -- nltk, for its stems, takes a second
 
-    # Else the next set-up of Python's logging closes whatever standard error was while absl was imported.
+    # Else the next configuration of Python's logging closes the stream that was standard error at absl's import.
     logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
     return RougeScorer(["rouge1", "rougeL"], use_stemmer=True)

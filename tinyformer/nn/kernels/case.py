@@ -1,4 +1,4 @@
-"""What a call asks of a kernel beyond plain attention."""
+"""The features that a call needs of a kernel beyond plain attention."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from tinyformer.nn.score import Scoring
 
 
 class Feature(StrEnum):
-    """What some kernels lack, in the words of an error."""
+    """A feature that some kernels lack; its value is what errors call it."""
 
     CAUSAL = "a causal mask"
     PADDING = "padding"
@@ -82,10 +82,10 @@ class AttentionCase(NamedTuple):
 
     Attributes:
         device: the type, "cpu" or "cuda".
-        dtype: of queries, keys and values inside the kernel; the lower one under autocast.
+        dtype: of queries, keys and values inside the kernel; under autocast, the one of lower precision.
         head_dim: the larger of the head sizes of keys and values.
         features: what it needs beyond plain attention.
-        seq: the length of the longest sequence; None for a long one.
+        seq: the length of the longest sequence; None if it is not known, which counts as long.
     """
 
     device: str

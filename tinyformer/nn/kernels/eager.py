@@ -79,7 +79,7 @@ def attention_maps(
         q: queries; layers with one scoring, and no `compare`, may be stacked before the batch.
         k: keys.
         mask: which keys each query may attend to.
-        scoring: for all of the queries.
+        scoring: of all queries, not of `rows` alone.
         rows: indices of the queries; None for all. Time and memory grow with their number.
     """
     scores, hidden = _masked_scores(q, k, mask, scoring, rows)

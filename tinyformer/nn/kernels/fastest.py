@@ -8,17 +8,18 @@ import torch
 from tinyformer.hardware import has_native_bf16
 from tinyformer.nn.kernels.case import AttentionCase, Feature
 
-# Sequence lengths up to which eager is faster than torch's kernel on CPU: if that has more work than plain attention;
-# if that work is a sink; in bf16, until torch's kernel takes blocks of 256 queries in place of 64; in bf16 with narrow
-# heads, if torch's kernel has only to skip what a causal mask hides.
-CPU_EAGER_MAX_SEQ, CPU_SINK_EAGER_MAX_SEQ, CPU_BF16_EAGER_MAX_SEQ, CPU_BF16_NARROW_EAGER_MAX_SEQ = 96, 192, 767, 160
+# Sequence lengths up to which eager is faster than torch's kernel on CPU:
+CPU_EAGER_MAX_SEQ = 96  # where torch's kernel has more work than plain attention,
+CPU_SINK_EAGER_MAX_SEQ = 192  # where this work is a sink,
+CPU_BF16_EAGER_MAX_SEQ = 767  # in bf16, where torch's kernel takes blocks of 256 queries in place of 64 from 768 on,
+CPU_BF16_NARROW_EAGER_MAX_SEQ = 160  # in bf16 with narrow heads, where it only has to skip what a causal mask hides.
 
 SKIPPED_BY_FLEX = {Feature.DOCUMENTS, Feature.WINDOW, Feature.BIAS, Feature.LEARNED_BIAS, Feature.SCORE_MOD}
 """On CUDA, features for which flex skips masked blocks or holds no bias in memory; without them torch's own kernels
 are as fast and need no compiling."""
 
 DENSE_ON_CPU = {Feature.DOCUMENTS, Feature.WINDOW, Feature.PATTERN, Feature.BIAS}
-"""Features that torch's kernel on CPU takes as a mask or a bias for every pair of a query and a key."""
+"""Features that torch's kernel on CPU takes as a dense mask or bias, with an entry for every query and key."""
 
 
 def fastest(case: AttentionCase, able: Collection[str]) -> str:
@@ -63,7 +64,7 @@ def _fp32_eager_max_seq(case: AttentionCase, is_fused: bool) -> int:
 
 
 def _bf16_eager_max_seq(case: AttentionCase, is_fused: bool) -> int:
-    """The same in native bf16, where eager's matrix products win more often: 1.2 to 2 times as fast without a mask."""
+    """The same length in native bf16, where eager wins more often: 1.2 to 2 times as fast without a mask."""
     features, is_narrow = case.features, case.head_dim <= 32
     is_padded = Feature.PADDING in features
     # Flash skips what a causal mask hides, unless it is given a dense mask, which costs less with narrow heads.

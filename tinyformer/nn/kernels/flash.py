@@ -78,7 +78,8 @@ def _segments(mask: AttentionMask, batch: int, q_seq: int, k_seq: int, device: t
     """Cumulative sequence lengths of the packed queries and keys, from 0 to their number.
 
     With lengths, a row is two sequences: all its queries with its real keys, and no queries with the padding. So the
-    number of sequences is known without waiting for the GPU, which documents require unless the mask has their starts.
+    number of sequences is known without waiting for the GPU. With documents it is not, unless the mask has their
+    starts.
     """
     if mask.document_starts is not None:
         return mask.document_starts, mask.document_starts
@@ -97,5 +98,5 @@ def _segments(mask: AttentionMask, batch: int, q_seq: int, k_seq: int, device: t
 @functools.lru_cache(maxsize=4)
 def _known_segments(mask: AttentionMask, *sizes: Any) -> tuple[Tensor, Tensor]:
     """`_segments`, once for all layers of a step, which share the mask's tensors: they are compared by identity."""
-    with torch.inference_mode(False), torch.no_grad():  # see `flex`
+    with torch.inference_mode(False), torch.no_grad():  # see `flex._make_block_mask`
         return _segments(mask, *sizes)

@@ -1,4 +1,4 @@
-"""The observer of kernels: which one computed attention, as seen from torch's dispatcher."""
+"""Observing which kernel computes attention, from torch's dispatcher."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,8 +17,8 @@ KERNELS = {
     "_scaled_dot_product_fused_attention": "fused",
     "_varlen_attn": "varlen",
 }
-"""From parts of the names of torch's operators and of CUDA's kernels to short names. The first three are known by their
-CUDA kernels alone; "varlen" is flash over packed sequences."""
+"""The short names of kernels, by parts of the names of torch's operators and of CUDA kernels. The first three have no
+operator of their own; "varlen" is flash over packed sequences."""
 
 
 def kernel_among(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tinyformer.nn.mask import AttentionMask, Grid
 from tinyformer.nn.score import Scoring
 
-# On CPU the fused kernel's backward pass in bf16 takes twice as long as in fp32 until the matrices are this long.
+# On CPU the fused kernel's backward pass in bf16 takes twice as long as in fp32 for sequences shorter than this.
 CPU_BF16_MIN_SEQ = 512
 
 # The kernels on CUDA require head sizes that are multiples of this.
@@ -36,8 +36,8 @@ def sdpa(
     allowed = None if plain else mask.dense(q_seq, k_seq, q.device)
     empty = None
     if allowed is not None and mask.may_leave_rows_empty(q_seq, k_seq) and (q.device.type != "cpu" or bias is not None):
-        # A boolean row without a key gives zeros on CPU; elsewhere that depends on the kernel, and may be NaN. So such
-        # rows attend to all keys, and are zeroed below. (On CPU that would cost short sequences a fifth of their time.)
+        # A row of a boolean mask without any key gives zeros on CPU; elsewhere the kernel decides, and may give NaN. So
+        # such rows attend to all keys, and are zeroed below. (On CPU this would take short sequences a fifth longer.)
         empty = ~allowed.any(dim=-1, keepdim=True)
         allowed = allowed | empty
     if scoring.sink is not None:
@@ -54,7 +54,7 @@ def sdpa(
     if attn_mask is not None:
         attn_mask = attn_mask.expand(q.shape[0], -1, -1, -1)
     if q.device.type == "cuda" and q.shape[1] != k.shape[1] and (attn_mask is not None or q.dtype == torch.float32):
-        # Of the fused kernels on CUDA, only the memory-efficient one takes these, which does not share K/V heads.
+        # The only fused kernel on CUDA that takes these is the memory-efficient one, which does not share K/V heads.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     # The dtype is decided above; autocast would cast to bf16 again.
     with torch.autocast(q.device.type, enabled=False), _right_gradients(q, attn_mask):
@@ -68,7 +68,7 @@ def sdpa(
 
 
 def _right_gradients(q: Tensor, attn_mask: Tensor | None) -> AbstractContextManager[None]:
-    """Without cuDNN's kernel, whose gradients of a masked call are NaN at some lengths (pytorch/pytorch#196678)."""
+    """Exclude cuDNN's kernel from masked calls: its gradients are NaN at some lengths (pytorch/pytorch#196678)."""
     return nullcontext() if q.device.type != "cuda" or attn_mask is None else sdpa_kernel(WITHOUT_CUDNN)
 
 
@@ -116,5 +116,5 @@ def _with_sink(
 
 
 def widened(x: Float[Tensor, "*sizes head_dim"], width: int) -> Float[Tensor, "*sizes width"]:
-    """Heads padded with zeros to a width, if they are not as wide already: then torch would copy them."""
+    """Heads padded with zeros to a width; those that are as wide are left as they are: torch would copy them."""
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x

@@ -1,4 +1,4 @@
-"""The table of which backend can compute what, which the documentation and the doctor show, and the choice by name."""
+"""The table of what each backend can compute, which the documentation and the doctor show, and the choice by name."""
 
 import functools
 import importlib.util
@@ -57,7 +57,7 @@ class Backend:
     """A way to compute attention.
 
     Args:
-        name: by which an attention layer asks for it.
+        name: the name by which an attention layer asks for it.
         compute: the function.
         refusal: why it cannot compute a case, or None if it can.
         activate: called whenever it is selected, before it computes.
@@ -106,15 +106,15 @@ def _is_installed(package: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _activate(version: str) -> None:
-    """Make a version torch's flash kernel, which stays, since the backward pass needs it, too.
+    """Make a version of FlashAttention torch's flash kernel, for good, since the backward pass needs it, too.
 
-    Once, unless another came between: torch registers the kernels anew at each call.
+    Cached until another version is activated, since torch registers the kernels anew at each call.
     """
     activate_flash_attention_impl(version)
 
 
 def _newer_flash(version: str, package: str) -> Backend:
-    """FlashAttention 3 or 4, where its package is installed. Untested: no GPU has shown them yet."""
+    """FlashAttention 3 or 4, where its package is installed. Not yet tested on a GPU."""
 
     def refusal(case: AttentionCase) -> str | None:
         if case.device != "cuda":
@@ -160,7 +160,7 @@ def select_backend(name: str, case: AttentionCase) -> Backend:
 
 
 def require_possible(name: str, case: AttentionCase) -> None:
-    """Refuse a backend that does not exist, or that can compute a case on no device.
+    """Refuse a backend that does not exist, or that cannot compute a case on any device.
 
     Raises:
         ArgumentError: as for `select_backend`.
