@@ -85,6 +85,7 @@ NO_NUMBERS = [[True, 0], [0, True]]
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LayerNorm(8, eps=-1), "eps=-1: must be at least 0; eps=1e-05 works."),
     (lambda: RMSNorm(8, eps=-1), "eps=-1: must be at least 0; eps=1e-06 works."),
+    (lambda: RotaryPosition(2**22, 64), "max_seq_len=4194304: must be at most 2097152; max_seq_len=256 works."),
     (lambda: SinusoidalPosition(2**20, 256), "max_seq_len=1048576: must be at most 524288; max_seq_len=256 works."),
     (
         lambda: AttentionMask(allowed=torch.ones(4, 4)),

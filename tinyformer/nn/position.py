@@ -46,7 +46,7 @@ class _Fp32Tables(nn.Module):
 
 
 MAX_TABLE = 2**27
-"""The most numbers in a table of sines and cosines: 0.5 GB."""
+"""The most numbers in a table of sines or cosines: 0.5 GB."""
 
 
 class SinusoidalPosition(_Fp32Tables):
@@ -131,6 +131,7 @@ class RotaryPosition(RelativePosition):
         if head_dim % 2:
             reason = "must be even for rotary positional encodings"
             raise ArgumentError("head_dim", head_dim, reason, {"head_dim": head_dim + 1})
+        require_at_most(MAX_TABLE // head_dim, {"max_seq_len": 256}, max_seq_len=max_seq_len)
         self.max_seq_len = max_seq_len
         angles = _angles(max_seq_len, head_dim, base)
         cos, sin = angles.cos().float(), angles.sin().float()
