@@ -80,8 +80,11 @@ def test_a_step_of_six_layers_launches_few_kernels_and_waits_for_none(overrides:
     assert waits <= 4
 
 
-def test_the_benchmark_of_a_gpu_runs_to_its_end(run: Run, tmp_path: Path) -> None:
+def test_the_benchmarks_of_a_gpu_run_to_their_end(run: Run, tmp_path: Path) -> None:
     ended = run("run_program.py", "benchmarks/gpu.py", "--quick --output gpu.json")
     assert ended.code == 0, ended.text
     ended = run("run_program.py", "benchmarks/gpu.py", "--table .")
     assert (ended.code, ended.text.count("| 512 |")) == (0, 1), ended.text
+    curves = f"benchmarks/curves.py --backends eager,flash --steps 4 --output curves.json {SMALL} {TEXT}"
+    ended = run("run_program.py", curves)
+    assert (ended.code, ended.text.count("flash - eager: ")) == (0, 1), ended.text
