@@ -1,4 +1,4 @@
-"""The error that every package raises for a value that an argument cannot take."""
+"""The error that every package raises for an invalid value of an argument."""
 
 import contextlib
 import re
@@ -8,15 +8,15 @@ from typing import Any
 
 
 class ArgumentError(ValueError):
-    """A value that an argument cannot take, why, and what would work instead.
+    """An invalid value of an argument, with the reason and with values that would work.
 
-    The message names Python arguments. A program whose users set the same values under other names, such as the keys
-    of a config, gets the sentence in its own names from `describe`. Every other ValueError is a bug.
+    The message names Python arguments. A program whose users set the same values under other names, such as config
+    keys, obtains the sentence with these names from `describe`. Every other ValueError is a bug.
 
     Args:
         argument: the name of the argument.
-        value: what it was given.
-        reason: why that cannot be, as in "must be at least 1". Names of other arguments stand in backticks, as in
+        value: the value that it was given.
+        reason: why the value is invalid, as in "must be at least 1". Names of other arguments stand in backticks, as in
             "must divide `d_model`=64".
         works: values that would work, by argument; the cure may lie in another argument than the one at fault.
 
@@ -43,7 +43,7 @@ class ArgumentError(ValueError):
         """The error as one sentence.
 
         Args:
-            name_of: turns the path of an argument into the name that the reader sets it by.
+            name_of: turns the path of an argument into the name under which the reader sets it.
             show: turns a value into text as the reader would write it.
         """
 
@@ -60,7 +60,7 @@ class ArgumentError(ValueError):
 
 @contextlib.contextmanager
 def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Prefix the path of an `ArgumentError` with the arguments through which the block was reached.
+    """Prefix the path of an `ArgumentError` with the arguments that led to the block.
 
     Whoever calls a factory that was passed in wraps the call, as in `with argument_path("attention"):`.
 
@@ -115,7 +115,7 @@ def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | N
 
 
 def require_numbers(kind: type[int] | type[float], works: Mapping[str, Any], **arguments: Any) -> None:
-    """Raise an error for the first argument that is not a number, or not an integer.
+    """Refuse the first of some arguments that is not a number, or not an integer.
 
     Args:
         kind: int for integers, those of NumPy included; float for any real numbers.

@@ -1,14 +1,14 @@
-"""YAML of strangers, whose size and depth are bounded: without aliases, of which a few lines make a billion values."""
+"""YAML from strangers, bounded in size and depth: without aliases, with which a few lines make a billion values."""
 
 from typing import Any
 
 import yaml
 
 MAX_DEPTH = 100
-"""Levels of nesting."""
+"""Maximum levels of nesting."""
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""For hundreds of files, as of a sweep."""
+"""LibYAML's loader where there is one, since a sweep has hundreds of files."""
 
 
 def load_plain_yaml(text: str, loader: Any = FAST_LOADER) -> Any:
@@ -16,14 +16,14 @@ def load_plain_yaml(text: str, loader: Any = FAST_LOADER) -> Any:
 
     Args:
         text: the text.
-        loader: a safe loader of PyYAML; they differ about some texts.
+        loader: a safe loader of PyYAML; the loaders read some texts differently.
 
     Raises:
         ValueError: it is nested too deeply.
         yaml.YAMLError: it is not YAML, or has aliases.
     """
     depth = 0
-    for event in yaml.parse(text, Loader=loader):  # the fast loader would end the process at some depth
+    for event in yaml.parse(text, Loader=loader):  # the fast loader crashes the process beyond some depth
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ValueError(f"more than {MAX_DEPTH} levels")

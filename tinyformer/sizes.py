@@ -1,4 +1,4 @@
-"""Which sizes of a network fit together: known without torch, so that a mistake is told before it is imported."""
+"""Which sizes of a network fit together, checked without torch, so that mistakes are reported before it is imported."""
 
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 
@@ -18,7 +18,8 @@ def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int |
     """The size of each head: `head_dim`, or d_model / num_heads if that is None.
 
     Raises:
-        ArgumentError: a number is below 1, or does not divide what it must; the error names the nearest that does.
+        ArgumentError: a number is below 1, or `num_heads` does not divide `d_model`, or `num_kv_heads` `num_heads`; the
+            error names a number that does.
     """
     require_at_least(1, {"head_dim": 32}, head_dim=head_dim)
     if num_heads < 1 or (head_dim is None and d_model % num_heads):
