@@ -53,7 +53,9 @@ def load(
     register_head_resolver()
     register_score(plain)
     config = OmegaConf.create(plain)
-    config.attention.backend = backend
+    for axis in ("attention", "cross_attention"):
+        if config.get(axis) is not None:
+            config[axis].backend = backend
     try:
         for part in ("network", "task.objective"):
             check_types(config, part)
