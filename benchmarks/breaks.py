@@ -7,8 +7,8 @@
 
 Each bug is put alone into a copy of the repository, and the tests listed beside it are run there: it is "caught" if one
 fails, and has "survived" if all pass. Exit codes: 0 if all were caught, 1 if one survived, 2 if the table does not fit
-the code: an old text that does not occur exactly once in its file, or tests that cannot be run. Whoever moves the code
-updates the table.
+the code: an old text that does not occur exactly once in its file, or tests that cannot be run. If you move the code,
+update the table.
 """
 
 import argparse

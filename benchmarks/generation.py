@@ -1,4 +1,4 @@
-"""Greedy text with a cache of keys and values, ours and that of `transformers`, in turn.
+"""Greedy generation with a KV cache, by tinyformer and by `transformers`, in turn.
 
 `python benchmarks/run.py --bench generation` measures it.
 """
@@ -16,18 +16,18 @@ from tinyformer.generation import Sampling, generate
 
 PROMPT_TOKENS, VOCAB_SIZE = 16, 65
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Of all weights, by what the table calls them."""
+"""The dtype of all weights, by its name in the table."""
 
 
 def sides(peer: Peer, shape: Shape, new_tokens: int, dtype: torch.dtype, device: str) -> dict[str, Callable[[], Any]]:
-    """Ours and the peer's way to go on from one prompt; both have the same weights, and give all tokens.
+    """Our and the peer's functions that continue one prompt; both have the same weights, and return all new tokens.
 
     Args:
-        peer: whom to compare with.
-        shape: of the models; their context is as long as the text.
-        new_tokens: to generate.
-        dtype: of the weights.
-        device: its type.
+        peer: the peer to compare with.
+        shape: the shape of the models; their context is as long as the text.
+        new_tokens: number of tokens to generate.
+        dtype: the dtype of the weights.
+        device: the device type.
     """
     shape = replace(shape, seq_len=PROMPT_TOKENS + new_tokens)
     network = our_network([*peer.like, *shape.overrides], VOCAB_SIZE)

@@ -2,10 +2,10 @@
 
     python benchmarks/growth.py
 
-Each axis is turned alone, for each backend that can train: forward and backward pass of an encoder, one row of tokens
+Each axis is varied alone, for each backend that can train: forward and backward pass of an encoder, one row of tokens
 under a causal mask. Prints a table with the exponent of the power law that fits best, and writes
-`benchmarks/results/growth.json` and `growth.png`. Memory is the most that tensors took at a time beside weights and
-input, as torch's allocator saw it. What would take more than a quarter of the free memory is left out. On 2 CPU cores
+`benchmarks/results/growth.json` and `growth.png`. Memory is the peak of the tensors beside weights and input, according
+to torch's allocator. What would take more than a quarter of the free memory is left out. On 2 CPU cores
 it takes about 10 minutes; with a GPU it runs there, in bf16.
 """
 
@@ -38,11 +38,11 @@ VALUES = {
     "heads": (1, 2, 4, 8, 16),
     "kv_heads": (1, 2, 4, 8),
 }
-"""Of each axis. The width is shared by the heads, so that more heads are narrower ones."""
+"""The values of each axis. Heads share the width, so that more heads are narrower."""
 
 
 def exponent(values: Sequence[float], measured: Sequence[float]) -> float | None:
-    """Of the power law through the points: the slope of the least squares in logarithms; None for a single point."""
+    """The exponent of the power law through the points, by least squares in logarithms; None for a single point."""
     if len(values) < 2:
         return None
     slope, _ = statistics.linear_regression([math.log(v) for v in values], [math.log(m) for m in measured])
@@ -89,7 +89,7 @@ def print_table(record: dict[str, Any]) -> None:
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Time and memory over each axis, both logarithmic."""
+    """Plot time and memory over each axis, with logarithmic scales."""
     axes = list(record["exponents"])
     figure = Figure(figsize=(3.2 * len(axes), 6), layout="constrained")
     grid = figure.subplots(2, len(axes), squeeze=False)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: runs of `train.py`'s config in this process, and where figures were measured."""
+"""Shared by the benchmarks: runs of `train.py`'s config in this process, and descriptions of the machine."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 def with_config(job: Callable[[DictConfig, Path, Invocation], Result], overrides: Sequence[str]) -> Result:
-    """The result of a job that gets the config of `train` with these overrides, and a temporary folder for its runs.
+    """The result of a job that is given the config of `train` with these overrides, and a temporary folder for its run.
 
     Raises:
         SystemExit: the config cannot work, or the job failed; the reason was printed.
@@ -46,7 +46,7 @@ def with_config(job: Callable[[DictConfig, Path, Invocation], Result], overrides
 
 
 def our_network(overrides: Sequence[str], vocab_size: int) -> Transformer:
-    """The network of these overrides, without data; its weights drawn from seed 0."""
+    """The network of these overrides, without data, its weights drawn from seed 0."""
     config, _ = compose_run("train", [*overrides, f"model.vocab_size={vocab_size}"])
     torch.manual_seed(0)
     return make_network(config, None)
@@ -58,12 +58,12 @@ def commit() -> str:
 
 
 def machine(device: str) -> str:
-    """The device and the cores."""
+    """The device and the number of cores."""
     return f"{describe_device(device)}, {os.cpu_count()} cores"
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that are compared, those that are installed."""
+    """The versions of Python and of the compared packages that are installed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

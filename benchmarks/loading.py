@@ -1,4 +1,4 @@
-"""A batch of windows of tokens, from files: by our loader and in the ways that others have.
+"""Loading a batch of token windows from files: by our loader, and in the ways of other libraries.
 
 `python benchmarks/run.py --bench loading` measures it.
 """
@@ -22,7 +22,7 @@ VOCAB_SIZE = 50_257
 
 
 def our_batches(ids: np.ndarray) -> Iterator[Any]:
-    """Ours: windows in an order that is shuffled in each epoch and can be resumed, a batch being one gather."""
+    """Our loader: windows in an order that is shuffled in each epoch and can be resumed; a batch is one gather."""
     split = TokenSplit(ids, np.array([0, len(ids)]), 0, 0, 0)
     loader = ResumableLoader(split, SEQ_LEN, BATCH_SIZE)
     while True:
@@ -30,7 +30,7 @@ def our_batches(ids: np.ndarray) -> Iterator[Any]:
 
 
 def nano_gpt_batches(ids: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    """As nanoGPT's `get_batch` is described: windows at random places of a memory map, cut one by one and stacked."""
+    """As nanoGPT's `get_batch`: windows at random positions of a memory map, cut one by one and stacked."""
     while True:
         places = torch.randint(len(ids) - SEQ_LEN, (BATCH_SIZE,)).tolist()
         inputs = [torch.from_numpy(ids[place : place + SEQ_LEN].astype(np.int64)) for place in places]
@@ -63,7 +63,7 @@ def data_loader_batches(ids: np.ndarray) -> Iterator[list[Tensor]]:
 
 
 def datasets_batches(ids: np.ndarray, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-    """`datasets` in torch format, its rows being windows in an Arrow file, a batch asked for at once."""
+    """`datasets` in torch format: its rows are windows in an Arrow file, and a batch is requested at once."""
     from datasets import Dataset as Table
     from datasets import disable_progress_bars, load_from_disk
 
@@ -80,13 +80,13 @@ def datasets_batches(ids: np.ndarray, folder: Path) -> Iterator[tuple[Tensor, Te
 
 
 def load_in_turn(folder: Path, num_tokens: int, rounds: int, batches_per_block: int) -> dict[str, list[float]]:
-    """The seconds of blocks of batches, by who reads them; ours is "ours".
+    """The seconds of blocks of batches, by reader; our loader is "ours".
 
     Args:
-        folder: for the files.
-        num_tokens: in the file that is read from.
-        rounds: of blocks.
-        batches_per_block: that are timed at once.
+        folder: where the files are written.
+        num_tokens: number of tokens in the file.
+        rounds: number of blocks.
+        batches_per_block: number of batches that are timed together.
     """
     tokens = np.random.default_rng(0).integers(VOCAB_SIZE, size=num_tokens, dtype=np.uint16)
     np.save(folder / "ids.npy", tokens)

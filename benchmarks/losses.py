@@ -1,4 +1,4 @@
-"""Seeded losses of a fixed list of short runs, by which a refactoring shows that it changed no arithmetic.
+"""Seeded losses of a fixed list of short runs, to show that a refactoring changed no arithmetic.
 
     python benchmarks/losses.py --shakespeare shakespeare.txt --out before.json
     python benchmarks/losses.py --shakespeare shakespeare.txt --compare before.json
@@ -39,7 +39,7 @@ SAME = [
     "logger=none",
     "generate.num_tokens=1",
 ]
-"""What all runs share."""
+"""The overrides that all runs share."""
 
 SMALL = [
     "experiment=gpt2",
@@ -145,7 +145,7 @@ def runs(text: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """What a run's folder says of its losses, and of its heads where they were measured."""
+    """The losses in a run's folder, and the measures of its heads where they were recorded."""
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     results = json.loads((folder / "results.json").read_text())
@@ -159,7 +159,7 @@ def figures(folder: Path) -> dict[str, Any]:
 
 
 def _train(overrides: list[str], folder: Path) -> None:
-    """In a process of its own: `python train.py` with these overrides, what it prints going to a file."""
+    """Run, in a process of its own, `python train.py` with these overrides, its output going to a file."""
     import torch
 
     torch.set_num_threads(1)
@@ -211,7 +211,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str
 
 
 def environment() -> dict[str, str]:
-    """What floating-point results may depend on beside the code."""
+    """What floating-point results may depend on, apart from the code."""
     import torch
 
     return {

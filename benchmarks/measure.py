@@ -1,9 +1,9 @@
 """Two sides in turn, in one process, and the ratio of their times.
 
 Our training step is that of a real run: Lightning's Trainer with all callbacks, `metrics.csv`, checkpoints and an
-animated progress bar, reading its batches from the run's loader. Telemetry alone is off; `benchmarks/telemetry.py`
-measures it. A peer's is the shortest loop that trains: it is handed the batches that our loader has read, and has no
-logging, so what it does not do counts for it.
+animated progress bar, reading its batches from the run's loader. Only telemetry is off; `benchmarks/telemetry.py`
+measures it. A peer's step is the shortest loop that trains: it receives the batches that our loader has read and logs
+nothing, so the work that it skips counts in its favour.
 """
 
 import contextlib
@@ -36,22 +36,22 @@ from tinyformer.training.callbacks import StepProgress
 
 PLAIN = "plain PyTorch loop, our network"
 CLOSE_LOSSES = 0.02
-"""How far the losses of two sides may be apart, relatively."""
+"""The largest relative difference between the losses of two sides."""
 LOSS_STEPS, LOSS_WINDOW = 50, 5
-"""After how many steps losses are compared, and over how many of the last they are averaged."""
+"""The number of steps after which losses are compared, and the number of last steps that they are averaged over."""
 
 Clock = Callable[[], float]
 
 
 def wall_clock() -> float:
-    """Seconds, once a GPU has done what it was asked for."""
+    """The time in seconds, after a GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 class Ratio(NamedTuple):
-    """How many times longer the others take: the median over the rounds, and its quartiles."""
+    """How many times longer the others take: the median over the rounds, and the quartiles."""
 
     ratio: float
     low: float
@@ -59,7 +59,7 @@ class Ratio(NamedTuple):
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """The ratios of the times of two sides, each round's to itself, so that what slows down both changes nothing."""
+    """The ratios of the times of two sides within each round, so that a slow phase of the machine cancels out."""
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return Ratio(middle, low, high)
@@ -68,7 +68,7 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 def alternate(
     passes: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock = wall_clock
 ) -> dict[str, list[float]]:
-    """The times of passes, one after the other in each round; the first round warms up and is left out."""
+    """The times of passes that alternate in each round; the first round warms up and is left out."""
     times: dict[str, list[float]] = {name: [] for name in passes}
     for round_ in range(rounds + 1):
         for name in sorted(passes, reverse=bool(round_ % 2)):
@@ -83,13 +83,13 @@ class Rival:
     """A model with its optimizer, and a plain loop that trains it.
 
     Args:
-        name: for the table.
-        model: to be trained.
-        optimizer: of its parameters.
-        loss: of a batch.
-        precision: Lightning's name of it.
-        max_norm: of the gradient, above which it is clipped.
-        losses: of the steps so far.
+        name: the name in the table.
+        model: the model to train.
+        optimizer: the optimizer of its parameters.
+        loss: the loss of a batch.
+        precision: the precision, as Lightning names it.
+        max_norm: the norm to which the gradient is clipped.
+        losses: the losses of the steps so far.
     """
 
     name: str
@@ -128,18 +128,18 @@ class Rival:
 
 
 class InTurn(L.Callback):
-    """A block of our steps, then one of each rival's on the same batches, and so on.
+    """Alternates blocks of our steps with blocks of each rival's steps on the same batches.
 
     Args:
-        rivals: whom our steps take turns with.
-        steps_per_block: that are timed at once.
-        clock: says how long they took.
-        factor: of the learning rate, at a step.
+        rivals: the models that take turns with ours.
+        steps_per_block: number of steps that are timed together.
+        clock: returns the time in seconds.
+        factor: the factor of the learning rate at a step.
 
     Attributes:
-        times: of the blocks of each, ours under "ours"; the first block warms up and is left out.
-        losses: of our steps.
-        kernels: that compute attention for each rival.
+        times: the times of each side's blocks, ours under "ours"; the first block warms up and is left out.
+        losses: the losses of our steps.
+        kernels: the kernels that compute attention for each rival.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class InTurn(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Where our block ends, let the rivals have theirs."""
+        """At the end of our block, run those of the rivals."""
         self._batches.append(batch)
         self.losses.append(outputs["loss"].detach())
         if len(self._batches) < self.steps_per_block:
@@ -194,7 +194,7 @@ def _bar_stopped(trainer: L.Trainer) -> Iterator[None]:
 
 
 class Terminal(io.StringIO):
-    """Takes what a run prints as a terminal would, so that its progress bar is the one that people see."""
+    """Stands in for a terminal, so that a run draws the progress bar that users see."""
 
     def isatty(self) -> bool:
         """Yes."""
@@ -203,7 +203,7 @@ class Terminal(io.StringIO):
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: rounds of blocks of steps."""
+    """How much is measured: the number of rounds, and of steps in each block."""
 
     steps_per_block: int
     rounds: int
@@ -216,18 +216,18 @@ class Effort:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of training a peer and our network in turn.
+    """The results of training a peer and our network in turn.
 
     Args:
-        peer: its name.
-        ours: seconds of our blocks.
-        theirs: seconds of its blocks.
-        our_loss: mean of our last losses that are compared.
-        loss: of the peer.
-        loss_steps: after which they are compared.
-        our_parameters: of our network.
-        parameters: of the peer.
-        kernel: that computes its attention.
+        peer: the name of the peer.
+        ours: the seconds of our blocks.
+        theirs: the seconds of the peer's blocks.
+        our_loss: the mean of our last losses, for the comparison.
+        loss: the same of the peer.
+        loss_steps: number of steps after which losses are compared.
+        our_parameters: number of parameters of our network.
+        parameters: number of parameters of the peer.
+        kernel: the kernel that computes the peer's attention.
     """
 
     peer: str
@@ -269,16 +269,16 @@ def train_in_turn(
     clock: Clock = wall_clock,
     plain: bool = True,
 ) -> list[Trained]:
-    """Train our network by a real run, and in turn with it peers, and the same network by a plain loop.
+    """Train our network by a real run, in turn with peers and with the same network in a plain loop.
 
     Args:
-        peers: to be trained.
-        overrides: of our run, see `settings`.
-        shape: of all of them.
+        peers: the peers to train.
+        overrides: the overrides of our run, see `settings`.
+        shape: the shape of all models and batches.
         effort: how much is measured.
-        theirs: precision of the peers, ours being in the overrides.
-        clock: that is read.
-        plain: whether to train our network by a plain loop, too.
+        theirs: the precision of the peers; ours is in the overrides.
+        clock: returns the time in seconds.
+        plain: whether to train our network in a plain loop, too.
     """
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> list[Trained]:

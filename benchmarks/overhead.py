@@ -1,11 +1,11 @@
-"""What a training step costs beside its arithmetic: Lightning's loop, and what tinyformer adds to it.
+"""The overhead of a training step beside its arithmetic: Lightning's loop, and what tinyformer adds to it.
 
     python benchmarks/overhead.py
 
 A model of next to no arithmetic makes the same steps three ways, in turn: in a loop of three lines, by a bare Lightning
 Trainer, and by `train.py`'s own run with its logging, progress bar on a terminal, checkpoints and loader (telemetry
-left out, which has `benchmarks/telemetry.py`). Prints the medians in milliseconds of processor time, which knows
-nothing of what else the machine does, and writes `benchmarks/results/overhead.json`; on a CPU core it takes a minute.
+left out, which `benchmarks/telemetry.py` measures). Prints the medians in milliseconds of processor time, which other
+work of the machine hardly affects, and writes `benchmarks/results/overhead.json`; on a CPU core it takes a minute.
 Arguments are overrides.
 """
 
@@ -49,7 +49,7 @@ ROUNDS = 7
 
 
 class Clock(L.Callback):
-    """Processor seconds a step: between the first quarter of the steps and the last one."""
+    """Processor seconds per step, from the end of the first quarter of the steps to the last step."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -57,7 +57,7 @@ class Clock(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Look at the clock."""
+        """Read the clock."""
         first, last = trainer.max_steps // 4, trainer.max_steps - 1
         if trainer.global_step == first:
             self._since = time.process_time()

@@ -1,8 +1,8 @@
-"""What our training and generation are compared with: the same transformer in other libraries.
+"""Peers for training and generation: the same transformer in other libraries.
 
 Each peer is made for a `Shape`, with tied embeddings, no dropout and its fused attention, and takes over the weights
-of our network. So both compute the same function, which a test checks, and losses differ by nothing but rounding, a
-peer's biases and its activation: with each library's own initialisation they would differ by the luck of the draw.
+of our network. So both compute the same function, which a test checks, and losses differ only by rounding, a peer's
+biases and its activation; with each library's own initialisation they would differ by chance.
 """
 
 import importlib.util
@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from tinyformer.nn import Transformer
 
 CLOSE_PARAMETERS = 0.01
-"""How far the numbers of parameters may be apart, relatively."""
+"""The largest relative difference between the numbers of parameters."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model and of its batches.
+    """The sizes of a model and of its batches.
 
     Args:
-        name: for the table.
+        name: the name in the table.
         num_layers: number of blocks.
         d_model: width of the residual stream.
-        num_heads: of each attention.
-        seq_len: T, in tokens.
-        batch_size: sequences.
+        num_heads: number of attention heads.
+        seq_len: sequence length in tokens.
+        batch_size: number of sequences.
     """
 
     name: str
@@ -60,7 +60,7 @@ SHAPES = {
     "mid": Shape("mid", num_layers=6, d_model=384, num_heads=6, seq_len=256, batch_size=16),
 }
 QUICK = Shape("quick", num_layers=2, d_model=128, num_heads=2, seq_len=32, batch_size=4)
-"""With which everything is tried out, in seconds."""
+"""A shape with which everything can be tried out in seconds."""
 
 GPT: tuple[str, ...] = ("position=learned", "norm=layer_norm", "feed_forward=gelu")
 LLAMA: tuple[str, ...] = ("position=rotary", "norm=rms_norm", "feed_forward=swiglu")
@@ -81,7 +81,7 @@ OURS = {
     "down": ("encoder.layers.{i}.feed_forward.down_proj.weight",),
     "final_norm": ("encoder.final_norm.weight",),
 }
-"""Short names of our weights: those of one layer `i`, or several that a peer holds in one matrix."""
+"""Our weights by short names: a weight of layer `i`, or several that a peer holds in one matrix."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,17 @@ class Peer:
     """A library's transformer.
 
     Args:
-        name: for the table.
-        package: that has to be installed.
+        name: the name in the table.
+        package: the package that has to be installed.
         like: overrides that make our network the same kind.
-        make: makes it, given a shape and the size of the vocabulary.
-        logits: its scores of a batch of tokens.
-        weights: its parameters' names, to those in `OURS`; in them `{i}` is the layer, `{even}` and `{odd}` are the
-            sublayers where it counts attention and feed-forward as one each. Only biases may be left out: they are 0.
+        make: makes the model, given a shape and the size of the vocabulary.
+        logits: the logits of the model for a batch of tokens.
+        weights: from its parameters' names to names in `OURS`; `{i}` is the layer, and `{even}` and `{odd}` are the
+            sublayers of a model that numbers attention and feed-forward separately. Only biases may be left out: they
+            are 0.
         generates: whether it generates with a cache.
-        exact: whether it then computes our function, not one close to it.
-        as_it_comes: whether its settings are the library's own; only such are compared at each side's defaults.
+        exact: whether it then computes exactly our function, not one close to it.
+        as_it_comes: whether its settings are the library's own; only such peers are compared at defaults.
     """
 
     name: str
@@ -113,11 +114,11 @@ class Peer:
 
     @property
     def is_installed(self) -> bool:
-        """Whether it can be compared with here."""
+        """Whether its package is installed."""
         return importlib.util.find_spec(self.package) is not None
 
     def build(self, shape: Shape, ours: Transformer) -> nn.Module:
-        """The model, with the weights of our network."""
+        """Make the model, with the weights of our network."""
         model = self.make(shape, ours.encoder.vocab_size).train()
         self._take_weights(model, ours)
         require_equal_parameters(self.name, num_parameters(model), ours.num_parameters())
@@ -134,7 +135,7 @@ class Peer:
                     weight = torch.cat([given[our.format(**places)] for our in OURS[short]])
                     module = model.get_submodule(name.rpartition(".")[0])
                     weight = weight.T if type(module).__name__ == "Conv1D" else weight
-                    # A norm of x-transformers holds how far it is from 1.
+                    # A norm of x-transformers stores the difference of its weight from 1.
                     missing.pop(name).copy_(weight - float(getattr(module, "unit_offset", 0)))
         for name, bias in missing.items():
             assert name.endswith("bias"), name
@@ -142,7 +143,7 @@ class Peer:
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Trainable ones; tied ones count once."""
+    """The number of trainable parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -157,7 +158,7 @@ def gpt2(shape: Shape, vocab_size: int, activation: str = "gelu_new") -> nn.Modu
     Args:
         shape: its sizes.
         vocab_size: number of tokens.
-        activation: GPT-2's own is a tanh that approximates GELU, here in Python; "gelu" is ours, exact and one kernel.
+        activation: GPT-2's own is the tanh approximation of GELU, here in Python; "gelu" is ours, exact and one kernel.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -180,7 +181,7 @@ def gpt2(shape: Shape, vocab_size: int, activation: str = "gelu_new") -> nn.Modu
 
 
 def gpt2_exact_gelu(shape: Shape, vocab_size: int) -> nn.Module:
-    """The same with the activation that we have."""
+    """The same with our activation."""
     return gpt2(shape, vocab_size, "gelu")
 
 
@@ -256,19 +257,19 @@ class TorchTransformer(nn.Module):
         self.register_buffer("mask", mask)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the next token."""
+        """The logits of the next token."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.encoder(self.tokens(tokens) + self.positions(positions), mask=self.mask, is_causal=True)
         return x @ self.tokens.weight.T
 
 
 def called(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The scores of a model that returns them."""
+    """The logits of a model that returns them."""
     return model(tokens)
 
 
 def of_transformers(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The scores of a model of `transformers`, which would fill a cache in training, too."""
+    """The logits of a model of `transformers`, without the cache that it would fill even in training."""
     result: Any = model(input_ids=tokens, use_cache=False)
     return result.logits
 

@@ -1,10 +1,10 @@
-"""How fast tinyformer is beside its peers: training, generation and data, in turn in one process.
+"""The speed of tinyformer compared with its peers: training, generation and data, in turn in one process.
 
     pip install -c constraints.txt -e '.[bench]' && python benchmarks/run.py
 
 Prints a table, and writes `benchmarks/results/peers.json` and `peers.png`. A ratio above 1 says that ours is faster; it
-is the median over rounds, between their quartiles. What is done for a fair comparison says `measure`, who the peers
-are, `peers`. Equal precision comes first, then each side's own defaults: where the hardware has bf16, ours is
+is the median over rounds, given with the quartiles. `measure` says what makes the comparison fair, `peers` who the
+peers are. Equal precision comes first, then each side's own defaults: where the hardware has bf16, ours is
 bf16-mixed, while the others' is fp32. On 2 CPU cores it takes about 10 minutes; nothing else should run there. Other
 arguments are overrides of our training run, such as data=text data.files=book.txt.
 """
@@ -34,11 +34,11 @@ from tinyformer.hardware import has_native_bf16, resolve_device
 INSTALL = "pip install -c constraints.txt -e '.[bench]'"
 DEFAULTS = "defaults: ours bf16, theirs fp32"
 PRECISIONS = {"fp32": ("32-true", "32-true"), "bf16": ("bf16-mixed", "bf16-mixed"), DEFAULTS: ("bf16-mixed", "32-true")}
-"""Of our training and of theirs, as Lightning calls them, by what the table calls them."""
+"""The precisions of our training and of theirs, in Lightning's terms, by the name in the table."""
 
 QUICK_EFFORT = Effort(steps_per_block=2, rounds=2)
 EFFORTS = {"small": Effort(steps_per_block=10, rounds=8), "mid": Effort(steps_per_block=1, rounds=5)}
-"""Of training, by shape. A step of the mid shape takes seconds, so that its losses are compared after 6 steps."""
+"""The effort of training, by shape. A step of the mid shape takes seconds, so its losses are compared after 6 steps."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Row:
 
     Args:
         bench: "training step", "generation", "loading" or "tokenising".
-        shape: of the model and the batch.
-        peer: with whom.
-        precision: of both sides.
+        shape: the shape of the model and the batch.
+        peer: the name of the peer.
+        precision: the precision of both sides.
         ratio: how many times longer the peer takes.
         low: the lower quartile.
         high: the upper quartile.
@@ -66,13 +66,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Found:
-    """A row, and what it rests on.
+    """A comparison with the measurements that it rests on.
 
     Args:
         row: the comparison.
-        ours: milliseconds of one step, text or batch of ours.
-        theirs: of the peer's.
-        checks: what was found of its fairness.
+        ours: our milliseconds for one step, text or batch.
+        theirs: those of the peer.
+        checks: facts about the fairness of the comparison.
     """
 
     row: Row
@@ -91,7 +91,7 @@ def found(
 
 
 def training(plan: "Plan") -> Iterator[Found]:
-    """Steps of training."""
+    """Compare training steps."""
     for shape in plan.shapes:
         effort = plan.effort(shape)
         for precision in PRECISIONS if has_native_bf16(plan.device) else ["fp32"]:
@@ -106,7 +106,7 @@ def training(plan: "Plan") -> Iterator[Found]:
 
 
 def checks_of(trained: Trained) -> dict[str, Any]:
-    """That it was a fair comparison."""
+    """Facts that show that the comparison was fair."""
     return {
         "attention_kernel": trained.kernel,
         "our_parameters": trained.our_parameters,
@@ -118,7 +118,7 @@ def checks_of(trained: Trained) -> dict[str, Any]:
 
 
 def generation(plan: "Plan") -> Iterator[Found]:
-    """Greedy texts of one prompt."""
+    """Compare greedy generation from one prompt."""
     new_tokens, rounds = (8, 2) if plan.quick else (128, 3)
     for shape in plan.shapes:
         for precision, dtype in DTYPES.items():
@@ -131,7 +131,7 @@ def generation(plan: "Plan") -> Iterator[Found]:
 
 
 def loading(plan: "Plan") -> Iterator[Found]:
-    """Batches from files."""
+    """Compare the loading of batches from files."""
     num_tokens, rounds, each = (100_000, 2, 2) if plan.quick else (8_000_000, 40, 10)
     with tempfile.TemporaryDirectory() as folder:
         times = load_in_turn(Path(folder), num_tokens, rounds, each)
@@ -141,7 +141,7 @@ def loading(plan: "Plan") -> Iterator[Found]:
 
 
 def tokenising(plan: "Plan") -> Iterator[Found]:
-    """Text to ids on disk."""
+    """Compare tokenising to disk."""
     repeats, rounds = (1, 2) if plan.quick else (4, 5)
     with tempfile.TemporaryDirectory() as folder:
         characters, times = tokenise_in_turn(Path(folder), repeats, rounds)
@@ -162,12 +162,12 @@ class Plan:
     """What is measured.
 
     Args:
-        shapes: of models.
-        peers: those that are installed.
-        quick: whether to try everything out instead.
-        rounds: of training, unless those in `EFFORTS`.
-        overrides: of our training run, after those that all have.
-        device: its type.
+        shapes: the shapes of the models.
+        peers: the peers that are installed.
+        quick: whether to only try everything out.
+        rounds: number of training rounds, in place of those in `EFFORTS`.
+        overrides: overrides of our training run, after those that all runs have.
+        device: the device type.
     """
 
     shapes: Sequence[Shape]
@@ -178,13 +178,13 @@ class Plan:
     device: str
 
     def effort(self, shape: Shape) -> Effort:
-        """Of training."""
+        """The effort of training."""
         effort = QUICK_EFFORT if self.quick else EFFORTS[shape.name]
         return Effort(effort.steps_per_block, self.rounds or effort.rounds)
 
 
 def table(results: Sequence[Found]) -> Table:
-    """The rows for the eye."""
+    """The rows as a table to print."""
     shown = Table(box=box.SIMPLE_HEAD)
     for heading in ("bench", "shape", "peer", "precision", "ratio", "quartiles", "ours, ms", "theirs, ms", "loss"):
         shown.add_column(heading, justify="left" if heading in ("bench", "shape", "peer", "precision") else "right")
@@ -221,7 +221,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def unequal_losses(results: Sequence[Found]) -> list[str]:
-    """Whose loss is not ours after `LOSS_STEPS` steps, by more than `CLOSE_LOSSES`."""
+    """The peers whose loss after `LOSS_STEPS` steps differs from ours by more than `CLOSE_LOSSES`."""
     compared = [result for result in results if result.checks.get("steps") == LOSS_STEPS]
     return [
         f"{result.row.peer}, {result.row.shape}, {result.row.precision}: {result.checks}"

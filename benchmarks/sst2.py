@@ -3,8 +3,8 @@
     pip install -c constraints.txt -e '.[bench]' && python benchmarks/sst2.py sst2
 
 `sst2` is a folder with train.tsv, validation.tsv and test.tsv, on each line a sentence, a tab, and 0 or 1. Trains three
-seeds of each recipe by `train.py`, writes `benchmarks/results/sst2.json`, and prints a table. The checkpoint, and how
-much the bag of words is regularised, are chosen on the validation split alone. Masked LM is trained once for each text,
+seeds of each recipe by `train.py`, writes `benchmarks/results/sst2.json`, and prints a table. The checkpoint, and the
+regularisation of the bag of words, are chosen on the validation split alone. Masked LM is trained once for each text,
 on the sentences of the training split without their labels or on Python's documentation; three seeds start from it.
 Half an hour on 2 CPU cores.
 """
@@ -52,7 +52,7 @@ def read_split(folder: Path, split: str) -> tuple[list[str], list[str]]:
 
 
 def bag_of_words(folder: Path) -> dict[str, float]:
-    """Validation and test accuracy of logistic regression on which words and pairs of words a sentence has."""
+    """Validation and test accuracy of logistic regression on the presence of words and word pairs in a sentence."""
     texts, labels = read_split(folder, "train")
     count = CountVectorizer(binary=True, ngram_range=(1, 2), token_pattern=r"\S+")
     features = count.fit_transform(texts)

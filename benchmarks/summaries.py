@@ -1,10 +1,10 @@
-"""What a summariser of docstrings has to beat: the body's first sentence, a constant, and the function's name in words.
+"""Baselines for summaries of docstrings: the body's first sentence, a constant, and the function's name in words.
 
     python benchmarks/summaries.py [seed=1]
 
 On the test pairs of `experiment=summarise_cpu`, which overrides change, with the texts as its model reads them. The
 constant is the training summary that is most similar to others. The name is that of the function, class or module whose
-docstring it is, which the model is not told: `get_content_type` becomes "get content type". Prints ROUGE-1 and ROUGE-L
+docstring it is, which the model does not see: `get_content_type` becomes "get content type". Prints ROUGE-1 and ROUGE-L
 of each, after half a minute.
 """
 
@@ -28,7 +28,7 @@ def words_of(name: str) -> str:
 
 
 def names_by_pair() -> dict[tuple[str, str], str]:
-    """Names by the body and the summary of the docstring."""
+    """The names of functions, classes and modules, by the body and the summary of their docstrings."""
     names: dict[tuple[str, str], str] = {}
     for name, docstring in Library().names():
         summary, _, body = docstring.partition("\n")
@@ -42,7 +42,7 @@ def first_sentence(text: str) -> str:
 
 
 def best_constant(split: PairSplit) -> str:
-    """The summary with the largest mean ROUGE-L to others, of `NUM_CONSTANTS` that are compared with `NUM_COMPARED`."""
+    """Of `NUM_CONSTANTS` summaries, the one with the largest mean ROUGE-L to `NUM_COMPARED` others."""
     summaries = [split.target(row) for row in range(NUM_COMPARED)]
     return max(summaries[:NUM_CONSTANTS], key=lambda one: rouge([one] * NUM_COMPARED, summaries)["rougeL"])
 

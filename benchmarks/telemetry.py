@@ -1,12 +1,12 @@
-"""What looking at every head costs: training with and without telemetry, in turn, and a whole run's own account.
+"""The cost of measuring every head: training with and without telemetry, in turn, and the share that a run reports.
 
     python benchmarks/telemetry.py data=text data.files=tinyshakespeare.txt
 
-First one network trains on, in one process, in blocks of steps: with telemetry in every other one, which measures once
-in it. Then `train.py` makes a run of the same config, whose `results.json` says what telemetry took of it, pictures and
-tables included. Arguments are overrides, after `experiment=shakespeare_cpu`. Processor time is counted beside time: it
-knows nothing of what else the machine does. Writes `benchmarks/results/telemetry.json`; on 2 CPU cores it takes about 5
-minutes.
+First, one network trains in one process in blocks of steps; in every other block, telemetry is on and measures once.
+Then `train.py` makes a run of the same config, whose `results.json` reports the time that telemetry took, including
+pictures and tables. Arguments are overrides, after `experiment=shakespeare_cpu`. Processor time is measured beside wall
+time, since other work of the machine hardly affects it. Writes `benchmarks/results/telemetry.json`; on 2 CPU cores it
+takes about 5 minutes.
 """
 
 import argparse
@@ -35,7 +35,7 @@ EXPERIMENT = "experiment=shakespeare_cpu"
 
 
 class InTurn(L.Callback):
-    """Telemetry in every other block of steps, in the middle of it; and what each block takes.
+    """Runs telemetry in the middle of every other block of steps, and times each block.
 
     Args:
         telemetry: which measures every `every_n_steps` steps, as long as a block is.
@@ -49,13 +49,13 @@ class InTurn(L.Callback):
         self._since: tuple[float, float] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """As telemetry does."""
+        """Set up telemetry."""
         self.telemetry.setup(trainer, pl_module, stage)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Let telemetry do what it does, or not; look at the clock where a block ends."""
+        """Pass the batch on to telemetry, or not; read the clock at the end of a block."""
         number, place = divmod(trainer.global_step + self.block // 2, self.block)
         if number % 2 and place == self.block // 2:
             before = self.telemetry.seconds
@@ -105,7 +105,7 @@ def train_in_turn(config: DictConfig, folder: Path, invocation: Invocation, num_
 
 
 def train_whole(overrides: list[str], folder: Path) -> dict[str, Any]:
-    """What a run of its own says of its telemetry."""
+    """The time that telemetry took in a run of `train.py`, as the run reports it."""
     command = [sys.executable, str(ROOT / "train.py"), *overrides, f"hydra.run.dir={folder}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     results = json.loads((folder / "results.json").read_text())

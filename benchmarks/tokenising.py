@@ -1,4 +1,4 @@
-"""Text to token ids: our way to a memory map on disk, and the `tokenizers` library alone, whose ids go nowhere.
+"""Tokenising text: ours, into a memory map on disk, and the `tokenizers` library alone, which discards the ids.
 
 `python benchmarks/run.py --bench tokenising` measures it.
 """
@@ -19,12 +19,12 @@ VOCAB_SIZE = 8192
 
 
 def tokenise_in_turn(folder: Path, repeats: int, rounds: int) -> tuple[int, dict[str, list[float]]]:
-    """The number of characters, and the seconds that each side takes for them; ours is "ours".
+    """The number of characters, and the seconds that each side takes for them; our side is "ours".
 
     Args:
-        folder: for the files.
-        repeats: of pydoc's documents, some 2 MB.
-        rounds: of all.
+        folder: where the files are written.
+        repeats: how often pydoc's documents, some 2 MB, are repeated.
+        rounds: number of rounds.
     """
     own = list(Pydoc().load()["train"]["text"])
     tokenizer = BPETokenizer(VOCAB_SIZE).build(own)

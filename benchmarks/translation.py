@@ -1,4 +1,4 @@
-"""What a translator has to beat: copying the source, the most frequent target, a dictionary, and a language model.
+"""Baselines for translation: copying the source, the most frequent target, a dictionary, and a language model.
 
     python benchmarks/translation.py verses_es_en [lm/checkpoints/last.ckpt]
 
@@ -29,7 +29,8 @@ from tinyformer.tasks.text_metrics import text_metrics
 
 NUM_PAIRS, NUM_ROUNDS = 10_000, 5
 MAX_TOKENS = 128
-"""Of a source, and of a target, as in `experiment=translate_cpu`; a language model of fewer has half of its context."""
+"""Maximum number of tokens of a source and of a target, as in `experiment=translate_cpu`; for a language model with a
+shorter context, half of that."""
 MAX_HYPOTHESES = 128
 
 
@@ -39,7 +40,7 @@ def words(text: str) -> list[str]:
 
 
 class Continuing:
-    """A causal language model as `beam_search` takes an encoder–decoder: the context of a target is the text before it.
+    """A causal language model with the interface of an encoder–decoder: the context of a target is the text before it.
 
     Args:
         network: the model.
@@ -57,7 +58,7 @@ class Continuing:
         self.network.train(mode)
 
     def encode(self, source: Int[Tensor, "batch seq"], mask: AttentionMask) -> Context:
-        """The tokens themselves, which are of one length."""
+        """The tokens themselves, which all have one length."""
         return Context(source, mask)
 
     def decode(

@@ -74,7 +74,7 @@ def train(overrides: list[str], folder: Path) -> dict[str, Any]:
 
 
 def unigram_entropy(text: str) -> float:
-    """Nats per character of a model that knows how often each one comes, and nothing else."""
+    """The loss in nats per character of a model that knows only the frequency of each character."""
     counts = Counter(text)
     return -sum(count / len(text) * math.log(count / len(text)) for count in counts.values())
 

@@ -122,7 +122,7 @@ MALFORMED = {
     "state_dict: a list": lambda raw: raw | {"state_dict": [1]},
     "state_dict: numbers": lambda raw: raw | {"state_dict": {3: torch.zeros(1)}},
     **{
-        f"no dense tensor of real numbers: {number}": lambda raw, weight=weight: raw | {"state_dict": {WEIGHT: weight}}
+        f"not a dense tensor of real: {number}": lambda raw, weight=weight: raw | {"state_dict": {WEIGHT: weight}}
         for number, weight in enumerate((3.0, "text", None, [0.0], *(torch.zeros(2).to(kind) for kind in UNUSABLE)))
     },
     "contains torch._utils _rebuild_sparse_tensor": lambda raw: (
@@ -153,8 +153,8 @@ MALFORMED = {
     "contains the codec hex-": lambda raw: raw | {"x": Encoded()},
     "its values is a list": lambda raw: raw | {KEY: raw[KEY] | {"values": [1]}},
     "its choices is a NoneType": lambda raw: raw | {KEY: raw[KEY] | {"choices": None}},
-    "is of format 2, and": lambda raw: raw | {KEY: raw[KEY] | {"format": 2}},
-    "is of format a list, and": lambda raw: raw | {KEY: raw[KEY] | {"format": []}},
+    "is of format 2, but": lambda raw: raw | {KEY: raw[KEY] | {"format": 2}},
+    "is of format a list, but": lambda raw: raw | {KEY: raw[KEY] | {"format": []}},
 }
 
 

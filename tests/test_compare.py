@@ -222,15 +222,20 @@ def typed(key: str, value: int) -> dict[str, Any]:
     return {"typed": f"{key}={value}", "config": {"trainer": config} if "." in key else config}
 
 
+MATCHED = {"quantity": "num_parameters", "by": "model.d_ff", "size": 64, "target": 1001, "number": 1000}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "note"),
     [
         ({}, {}, None),
         ({"data_fingerprint": "x"}, {"data_fingerprint": "y"}, "different data (data_fingerprint)"),
         ({"seed": 1, "data_fingerprint": "x"}, {"seed": 2, "data_fingerprint": "y"}, None),
-        ({"seed": 1, "val/num_bytes": 5}, {"seed": 2, "val/num_bytes": 6}, "Each seed holds out other text"),
+        ({"seed": 1, "val/num_bytes": 5}, {"seed": 2, "val/num_bytes": 6}, "Each seed holds out different text"),
         ({"steps": 1000}, {"steps": 2000}, "different numbers of steps: 1,000 to 2,000."),
         ({"steps": 10} | typed("trainer.max_steps", 10), {"steps": 20} | typed("trainer.max_steps", 20), None),
+        ({"matched": MATCHED}, {}, "n=1: model.d_ff=64 was solved for 1,000 parameters, to match 1,001."),
+        ({"matched": MATCHED | {"number": None}}, {"matched": [1]}, None),
     ],
 )
 def test_a_note_says_where_runs_are_not_comparable(

@@ -106,7 +106,7 @@ def with_twice_the_dropout(*arguments):
 
 
 SDPA = BACKENDS["sdpa"].compute
-EMPTY = "gives a row without keys something other than zeros"
+EMPTY = "gives nonzero values for a row without keys"
 BROKEN = {
     "scaled": (
         "sdpa mha causal",

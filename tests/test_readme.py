@@ -287,7 +287,7 @@ def test_command(line: str, program: Program, place: Path) -> None:
     if "resume=multirun" in line:
         make_sweep(program)
         ended = program(script, *arguments, split=False)
-        assert (ended.code, ended.out.count("has made its 2 steps")) == (0, 2), ended.err
+        assert (ended.code, ended.out.count("has completed its 2 steps")) == (0, 2), ended.err
         return
     if "resume=" in line:
         ended = program(script, *arguments, split=False)

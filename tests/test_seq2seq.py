@@ -91,7 +91,8 @@ def test_a_pruned_checkpoint_is_one_like_any_other(program: Program) -> None:
     assert "text, validation split, 4 pairs, 3 pairs truncated\n" in out
     assert "288 training tokens, 64 pairs truncated, fingerprint" in ended.out
     assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
-    pruned = tinyformer.load("evaluated/pruned.ckpt")
+    pruned = tinyformer.load("evaluated/pruned.ckpt", backend="eager")
+    assert {layer.backend for layer in pruned.network.attentions()} == {"eager"}
     heads = load_checkpoint("evaluated/pruned.ckpt").stored["values"]["model.pruned_heads"]
     assert len(heads) == results["analysis/num_pruned"] == 10
     assert pruned.network.pruned_heads() == heads

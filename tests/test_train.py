@@ -275,7 +275,7 @@ REFUSED = {
     "data.files=missing.txt": "data.files=missing.txt: ",
     "data.files=short.txt": "model.max_seq_len=16: ",
     "model.vocab_size=3": "model.vocab_size=3: must be at least ",
-    "feed_forward.d_ff=100000000000": "model: its matrices have ",
+    "feed_forward.d_ff=100000000000": "model: its matrices take ",
     "feed_forward.d_model=2": "the parts of the network do not fit together (mat1 and mat2 ",
     "position=rotary position.relative.max_seq_len=8": "model.max_seq_len=16: must be at most 8, the number of ",
     "init_from=cut.ckpt": "init_from=cut.ckpt: ",

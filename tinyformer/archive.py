@@ -16,25 +16,25 @@ CALLED = re.compile(
 """The globals that the pickle of a run may name: functions, classes and dtypes."""
 
 PLAIN_CODECS = {"iso8859-1", "utf-8", "ascii"}
-"""Codecs whose output is as long as the text. Bytes are pickled as text, to be encoded in the first of them."""
+"""Codecs whose output is about as long as the text. Pickles hold bytes as text, which is encoded with iso8859-1."""
 
 
 def require_plain(path: Path) -> None:
     """Refuse an archive with a wrong checksum, or one that would be larger in memory than it is on disk.
 
-    Torch writes checksums, but does not read them, and compresses nothing.
+    Torch writes checksums but does not check them, and compresses nothing.
 
     Raises:
-        ArgumentError: its pickle names what no run writes.
-        ValueError: it is damaged, compressed or has two lists of entries; also as a zipfile.BadZipFile.
+        ArgumentError: its pickle names a global that no run writes.
+        ValueError: it is damaged (also as `zipfile.BadZipFile`), is compressed, or has two lists of entries.
     """
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-        # Python looks for the list of entries before the end of the file, and torch where the end says it is.
+        # Python takes the list of entries that precedes the end record, torch the one that the end record points to.
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
         if end[zipfile._ECD_OFFSET] != archive.start_dir or archive.comment:  # type: ignore[attr-defined]
             raise ValueError("two lists of entries")
         file.seek(0)
-        if file.read(4) != b"PK\x03\x04":  # torch takes the file for a pickle, whatever archive it ends with
+        if file.read(4) != b"PK\x03\x04":  # else torch reads the file as a pickle, whatever archive it ends with
             raise ValueError("no archive of torch")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed")
@@ -48,7 +48,7 @@ def require_plain(path: Path) -> None:
 def _foreign_call(pickled: bytes) -> str | None:
     """The first thing that a pickle would call and that no run writes; None if there is none.
 
-    `weights_only=True` runs no code, but calls functions that make large tensors out of small ones.
+    `weights_only=True` runs no code, but it calls functions that can make large tensors out of small files.
     """
     encodes, texts = False, []
     for operation, argument, _ in pickletools.genops(pickled):

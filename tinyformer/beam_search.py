@@ -1,4 +1,4 @@
-"""Beam search: the most probable target that an encoder–decoder finds for each source."""
+"""Beam search: for each source, the target with the best score among the hypotheses of an encoder–decoder."""
 
 import math
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from tinyformer.nn import AttentionMask, Cache, Context, Encoder
 
 @dataclass(frozen=True)
 class Beam:
-    """How many hypotheses are kept, and how they compare.
+    """The settings of a beam search: how many hypotheses it keeps, and how it scores them.
 
     Args:
         beams: hypotheses kept for each source at each step, at most 100; 1 is greedy search.
-        length_penalty: α of the score log p / ((n + c) / (1 + c))^α of a hypothesis of n tokens, up to 10. At 0, short
-            ones win.
-        length_offset: its c, up to 100: 0 divides by n^α, as `transformers` and Marian do; 5 is the penalty of GNMT (Wu
-            et al. 2016, arXiv 1609.08144, §7) and of the original transformer (arXiv 1706.03762, §6.1).
+        length_penalty: α of the score log p / ((n + c) / (1 + c))^α of a hypothesis of n tokens, from 0 to 10. At 0,
+            short hypotheses are favoured.
+        length_offset: its c, from 0 to 100: 0 divides by n^α, as `transformers` and Marian do; 5 is the penalty of
+            GNMT (Wu et al. 2016, arXiv 1609.08144, §7) and of the original transformer (arXiv 1706.03762, §6.1).
 
     Raises:
         ArgumentError: a value is out of range.
@@ -43,19 +43,19 @@ class Beam:
                 raise ArgumentError(name, value, f"must be at most {most}", {name: works})
 
     def norm(self, num_tokens: int) -> float:
-        """What the log-probability of a hypothesis is divided by."""
+        """The divisor of the log-probability of a hypothesis."""
         return float(((num_tokens + self.length_offset) / (1 + self.length_offset)) ** self.length_penalty)
 
 
 @runtime_checkable
 class Decoding(Protocol):
-    """What the search needs of a network, such as `EncoderDecoder`: a context, and the logits of the next token."""
+    """The interface of a network that the search needs, such as `EncoderDecoder`: a context and next-token logits."""
 
     training: bool
 
     @property
     def decoder(self) -> Encoder:
-        """Its number of layers and its longest sequence are those of the cache."""
+        """The decoder, whose number of layers and maximum sequence length determine the cache."""
         ...
 
     def eval(self) -> Any:
@@ -65,13 +65,13 @@ class Decoding(Protocol):
         """Training mode, or evaluation mode."""
 
     def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask, /) -> Context:
-        """The context of the targets."""
+        """Encode the sources: the context that targets are decoded from."""
         ...
 
     def decode(
         self, tokens: Int[Tensor, "batch seq"], context: Context, /, *, cache: Cache | None = None
     ) -> Float[Tensor, "batch new_seq vocab_size"]:
-        """The logits of the next token, at the last position at least."""
+        """The logits of the next token, at least at the last position."""
         ...
 
 
@@ -91,14 +91,14 @@ def beam_search(
         network: the model; in evaluation mode while it decodes.
         source: token ids of the sources, padded on the right.
         lengths: number of tokens of each source.
-        tokens: those that begin and end a target, and those that are never part of one.
+        tokens: the ids that begin and end a target, and those that never occur in one.
         beam: see `Beam`; `Beam()` unless given.
-        max_tokens: maximum number of tokens of a target, the last one included; by default what the model's context
-            holds.
+        max_tokens: maximum number of tokens of a target, including the one that ends it; by default the context
+            length of the model.
         use_cache: whether to keep keys and values in a cache; the targets are the same without one.
 
     Returns:
-        The tokens of each target, without those that begin and end it.
+        The token ids of each target, without those that begin and end it.
     """
     room = network.decoder.max_seq_len
     require_at_least(1, {"max_tokens": room}, max_tokens=max_tokens)
@@ -116,13 +116,13 @@ def beam_search(
 def _search(
     network: Decoding, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
 ) -> list[list[int]]:
-    """See `beam_search`; rows of a batch are the hypotheses of the first source, of the second, and so on."""
+    """See `beam_search`; the rows of a batch are all hypotheses of the first source, then of the second, and so on."""
     batch, beams, device = len(context.vectors), beam.beams, context.vectors.device
     context = _select(context, torch.arange(batch, device=device).repeat_interleave(beams))
     best = [_Hypothesis() for _ in range(batch)]
     searched = list(range(batch))
     targets = torch.full((batch, beams, 1), special.start, device=device)
-    # At first all hypotheses of a source are the same, so that only one of them counts.
+    # At first all hypotheses of a source are equal, so only one of them counts.
     sums = torch.full((batch, beams), -torch.inf, device=device)
     sums[:, 0] = 0.0
     ended = torch.full((batch, beams), -torch.inf, device=device)
@@ -131,7 +131,7 @@ def _search(
         logits = network.decode(unread.flatten(0, 1), context, cache=cache)[:, -1]
         log_p = _permitted(logits.float().log_softmax(dim=-1), special, length)
         totals = sums.unsqueeze(-1) + log_p.unflatten(0, (-1, beams))
-        # Twice as many candidates as hypotheses, since all of the best may end here.
+        # Twice as many candidates as hypotheses, since the best ones may all end here.
         sums, places = totals.flatten(1).topk(2 * beams)
         parents, tokens = places // totals.shape[-1], places % totals.shape[-1]
         ends, norm = tokens == special.eos, beam.norm(length)
@@ -139,7 +139,7 @@ def _search(
         scores = (sums / norm).masked_fill(~closes, -torch.inf)[:, :beams]
         highest, place = scores.max(dim=1, keepdim=True)
         before = targets.take_along_dim(parents.gather(1, place).unsqueeze(-1), dim=1)[:, 0, 1:]
-        # Copied to the host together, since each copy waits for the device.
+        # Copied to the host at once, since each copy waits for the device.
         found = torch.cat([before, tokens.gather(1, place)], dim=1).tolist()
         for source, (score,), text in zip(searched, highest.tolist(), found, strict=True):
             if score > best[source].score:
@@ -162,7 +162,7 @@ def _search(
 
 
 def _permitted(log_p: Float[Tensor, "rows vocab_size"], special: PairTokens, length: int) -> Tensor:
-    """The log-probabilities of the token at a place of the target, from 1, without those that cannot be there."""
+    """The log-probabilities of the token at a position of the target (from 1), -inf for tokens not permitted there."""
     if length == 1 and special.forced_bos is not None:
         forced = torch.full_like(log_p, -torch.inf)
         forced[:, special.forced_bos] = 0.0  # certain, as in transformers
@@ -175,15 +175,15 @@ def _permitted(log_p: Float[Tensor, "rows vocab_size"], special: PairTokens, len
 def _unfinished(
     ended: Float[Tensor, "batch beams"], going_on: Float[Tensor, "batch beams"]
 ) -> Int[Tensor, " unfinished"]:
-    """The searches whose best hypothesis that goes on is better, at its present length, than one that has ended.
+    """The searches whose best open hypothesis scores better, at its present length, than their worst ended one.
 
-    With a length penalty a worse one could still become better.
+    This is a heuristic: with a length penalty, a hypothesis that scores worse could still improve.
     """
     return (ended[:, -1] < going_on[:, 0]).nonzero().squeeze(1)
 
 
 class _Hypothesis(NamedTuple):
-    """The best hypothesis of a source that has ended."""
+    """A hypothesis that has ended, with its score."""
 
     score: float = -math.inf
     tokens: Sequence[int] = ()

@@ -31,7 +31,7 @@ Card: TypeAlias = dict[str, Any]
 `batch` is None without one."""
 
 GPT2_VOCAB_SIZE = 50_257
-"""Stands for the tokenizer's where `model.vocab_size` is null."""
+"""Used in place of the tokenizer's vocabulary size where `model.vocab_size` is null."""
 
 NOTES = f"""\
 FLOPs are those of matrix products in a sequence of T tokens; one multiply-add is 2. Attention is counted as the full
@@ -103,7 +103,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
         config: a config of `card`, with its `hydra` node.
 
     Raises:
-        ConfigError: a value does not fit its class, or does not go together with others.
+        ConfigError: a value does not fit its class, or contradicts another one.
     """
     # These import torch, which takes seconds; a config that does not compose is reported without it.
     from hydra.utils import instantiate
@@ -129,7 +129,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
 
 
 def _batch_costs(config: DictConfig, sized: DictConfig) -> dict[str, Any]:
-    """The fields of the `BatchCosts` of a config; `sized` has the size of the vocabulary."""
+    """The fields of the `BatchCosts` of a config; `sized` is the config with the size of the vocabulary."""
     from hydra.utils import instantiate
 
     from tinyformer.analysis.memory import count_batch
@@ -144,7 +144,7 @@ def _batch_costs(config: DictConfig, sized: DictConfig) -> dict[str, Any]:
 
 
 def print_table(cards: Sequence[Card]) -> None:
-    """Print cards side by side under the overrides in which they differ; the overrides that all share are the title."""
+    """Print cards side by side under the overrides in which they differ, with the shared overrides as the title."""
     columns = list(zip(*(card["overrides"] for card in cards), strict=True))
     differing = [index for index, column in enumerate(columns) if len(set(column)) > 1]
     title = " ".join(column[0] for index, column in enumerate(columns) if index not in differing)

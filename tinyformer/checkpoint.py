@@ -2,7 +2,7 @@
 
 A checkpoint is Lightning's, and also holds the choices and values of the run's config, its tokenizer and the state of
 the random number generators. It is read with `weights_only=True`, so that no code in it runs; `app.stored_config`
-admits what it says of the config.
+checks what it says of the config.
 """
 
 import importlib
@@ -30,25 +30,26 @@ OLD_PARTS = {"config": dict, "tokenizer": str | None, "facts": dict}
 """The parts of format 1 and of files from before it, with their types."""
 
 KEPT = ("tokenizer", "facts")
-"""The parts that both have."""
+"""The parts that both formats have."""
 
 FACTS = {"precision": str | int, "data_fingerprint": str | None, "train/num_tokens": int | None}
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-"""The checkpoints of a run: at its last validation, at the one before, and with the best score."""
+"""The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation."""
 
 NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for part in ("layers", "position"))
-"""Of the names of weights: all in a file, those that depend on the task, and those that no vocabulary changes."""
+"""Prefixes of the names of weights: of all in a file, of those of the readout within the network, which depend on the
+task, and of those that do not depend on the vocabulary."""
 
 MAX_PARTS = 10
-"""Of the dotted name of a class; Python imports packages within packages by recursion."""
+"""Maximum number of dots in the name of a class; Python imports nested packages recursively."""
 
 EMBEDDING = "encoder.token_embedding.weight"
 
 
 class UntrustedTargetError(ArgumentError):
-    """A stored config names something to call that is not trusted.
+    """A stored config names a class or function that is not trusted.
 
     Args:
         path: the checkpoint.
@@ -69,7 +70,7 @@ class Checkpoint:
     Args:
         path: the file.
         weights: the network's weights by name.
-        stored: what it says of the run's config, not to be trusted; see `app.stored_config`.
+        stored: what it says of the run's config, which is not trusted; see `app.stored_config`.
         tokenizer: the text of `tokenizer.json`; None for a model without a tokenizer.
         facts: `precision`, `data_fingerprint` and `train/num_tokens` of the run.
         step: optimizer steps taken.
@@ -96,7 +97,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     try:
         require_plain(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles that torch did not write, which are refused
+            warnings.simplefilter("ignore")  # torch warns about pickles that it did not write, which are refused
             raw = torch.load(path, map_location="cpu", weights_only=True)
     except ArgumentError:
         raise
@@ -122,13 +123,13 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """The newest checkpoint of a run that is whole.
+    """The newest intact checkpoint of a run.
 
     Args:
         folder: the folder of its checkpoints.
 
     Raises:
-        ArgumentError: none is whole; the error is that of `last.ckpt`.
+        ArgumentError: none is intact; the error is that of `last.ckpt`.
     """
     found, errors = [], []
     for name in (LAST, PREVIOUS, BEST):
@@ -163,7 +164,7 @@ def _malformation(raw: Any) -> str | None:
         return foreign
     version = ours.get("format", 0)
     if not isinstance(version, int) or version > FORMAT:
-        return f"is of format {_shown(version)}, and this version of tinyformer reads up to {FORMAT}; update it"
+        return f"is of format {_shown(version)}, but this version of tinyformer reads only up to {FORMAT}; update it"
     parts = PARTS if version else OLD_PARTS
     if not {"state_dict", "global_step"} <= raw.keys() or not parts.keys() <= ours.keys():
         return foreign
@@ -171,7 +172,7 @@ def _malformation(raw: Any) -> str | None:
     if type(step) is not int or not 0 <= step < 2**63:
         return f"is malformed: its global_step is {_shown(step)}, not a number of steps"
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        return "is malformed: its state_dict is no mapping from names to weights"
+        return "is malformed: its state_dict is not a mapping from names to weights"
     for name, kind in parts.items():
         if not isinstance(ours[name], kind):
             return f"is malformed: its {name} is a {type(ours[name]).__name__}"
@@ -184,7 +185,7 @@ def _malformation(raw: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """A value that may be anything, as text of bounded length."""
+    """An arbitrary value as text of bounded length."""
     return repr(value)[:50] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
@@ -194,12 +195,12 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
         if not _is_plain(weight):
             is_tensor = isinstance(weight, Tensor)
             kind = f"{weight.dtype}, {weight.layout}, {weight.device}" if is_tensor else type(weight).__name__
-            return f"is malformed: its weight {name[:200]} is no dense tensor of real numbers ({kind})"
+            return f"is malformed: its weight {name[:200]} is not a dense tensor of real numbers ({kind})"
         if weight.untyped_storage().nbytes() < weight.numel() * weight.element_size():
             return f"is malformed: its weight {name[:200]} has more elements than the file holds"
     held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}
     if sum(weight.numel() * weight.element_size() for weight in weights.values()) > 3 * sum(held.values()):
-        return "is malformed: its weights share memory"  # as two embeddings and a readout may
+        return "is malformed: its weights share memory"  # up to three may: two embeddings and a readout
     return first_not_finite(weights)
 
 
@@ -224,7 +225,7 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, s
         path: the file.
         network: its weights are stored.
         checkpoint: the original, which provides tokenizer, facts and step.
-        stored: what to say of its config; see `app.stored_config.describe_config`.
+        stored: the description of its config; see `app.stored_config.describe_config`.
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
     contents = {"format": FORMAT, **stored, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
@@ -263,7 +264,7 @@ def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: st
     Args:
         network: the network, which may be on the meta device.
         checkpoint: the checkpoint.
-        within: compare only weights whose names start with this.
+        within: compare only weights whose names start with this prefix, or with one of several.
 
     Raises:
         ArgumentError: names or shapes differ; the reason names the first difference.
@@ -292,7 +293,7 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: b
     Args:
         network: the network.
         checkpoint: the checkpoint to start from.
-        with_readout: whether to load the readout, too, which else keeps its initialisation.
+        with_readout: whether to load the readout, too; otherwise it keeps its initialisation.
 
     Raises:
         ArgumentError: the encoders differ; see `require_fitting`.
@@ -312,7 +313,7 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: b
 
 
 def is_our_class(target: str, packages: tuple[str, ...] = ("tinyformer.",)) -> bool:
-    """Whether a target is the dotted name of a class that one of these packages of ours defines."""
+    """Whether a target is the dotted name of a class that one of these packages defines."""
     if not target.startswith("tinyformer.") or target.count(".") > MAX_PARTS:
         return False
     module_name, _, name = target.rpartition(".")
@@ -342,7 +343,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
     name, keys, position, has_gauss, gauss = state["numpy"]
-    if not 0 <= position <= len(keys):  # NumPy reads there unchecked
+    if not 0 <= position <= len(keys):  # NumPy reads at this index without a check
         raise ValueError(f"the random state's position is {position}")
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))
     python_version, python_keys, python_gauss = state["python"]

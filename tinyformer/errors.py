@@ -1,4 +1,4 @@
-"""The error that every package raises for a value that an argument cannot take."""
+"""The error that every package raises for an invalid value of an argument."""
 
 import contextlib
 import re
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class ArgumentError(ValueError):
-    """A value that an argument cannot take, why, and what would work instead.
+    """An invalid value of an argument, with the reason and with values that would work.
 
-    The message names Python arguments. A program whose users set the same values under other names, such as the keys
-    of a config, gets the sentence in its own names from `describe`. Every other ValueError is a bug.
+    The message names Python arguments. A program whose users set the same values under other names, such as config
+    keys, obtains the sentence with these names from `describe`. Every other ValueError is a bug.
 
     Args:
         argument: the name of the argument.
@@ -43,7 +43,7 @@ class ArgumentError(ValueError):
         """The error as one sentence.
 
         Args:
-            name_of: turns the path of an argument into the name that the reader sets it by.
+            name_of: turns the path of an argument into the name under which the reader sets it.
             show: turns a value into text as the reader would write it.
         """
 
@@ -115,7 +115,7 @@ def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | N
 
 
 def require_numbers(kind: type[int] | type[float], works: Mapping[str, Any], **arguments: Any) -> None:
-    """Raise an error for the first argument that is not a number, or not an integer.
+    """Refuse the first of some arguments that is not a number, or not an integer.
 
     Args:
         kind: int for integers, those of NumPy included; float for any real numbers.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
-    """A temporary path beside `path`, to write a file or make a folder at, which then takes the place of `path`.
+    """Yield a temporary path beside `path` for a file or a folder, which replaces `path` after the block.
 
     If the block fails, what it wrote is removed and `path` is left as it was; what a killed process left is removed
     first. A file is flushed to disk before it takes its name, so that the name never stands for a part of it. A folder
@@ -36,7 +36,7 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
 
 
 def relative_path(path: Path) -> str:
-    """A path relative to the working directory, if it lies below."""
+    """A path relative to the working directory if it lies below, else the absolute path."""
     path, here = path.resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -66,12 +66,12 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def outside_of_the_current_folder() -> Iterator[None]:
-    """Run the block in the root folder: libraries take settings from the current one, which may be a stranger's."""
+    """Run the block in the root folder: libraries read settings from the current one, which may be a stranger's."""
     with contextlib.chdir(os.path.abspath(os.sep)):
         yield
 
 
 def import_matplotlib() -> None:
-    """Import matplotlib, which executed what a `matplotlibrc` contains until 3.10.8, and still reads it first."""
+    """Import matplotlib without the current folder's `matplotlibrc`, which it executed until 3.10.8 and still reads."""
     with outside_of_the_current_folder():
         importlib.import_module("matplotlib")

@@ -47,7 +47,7 @@ class Sampling:
             return logits.argmax(dim=-1)
         logits = logits.float() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            kept = logits.topk(self.top_k, dim=-1)  # k of them also where several are equal to the last
+            kept = logits.topk(self.top_k, dim=-1)  # exactly k, even if several logits equal the k-th
             logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
         probabilities = logits.softmax(dim=-1)
         if self.top_p is not None:
@@ -93,7 +93,7 @@ def stream(
 
     Prompts may differ in length. There is no padding: all prompts start at position 0, and while a longer one is still
     being read, shorter ones are already continued. The model sees the last `max_seq_len` tokens. Up to that length each
-    new token takes one step with a KV cache; beyond it positions shift, and the whole window is recomputed.
+    new token takes one step with a KV cache; beyond it, positions shift, and each token recomputes the whole window.
 
     Prompt `i` has its own random generator, seeded `seed + i`, so that its continuation depends neither on the cache
     nor on the other prompts. It may depend on the device, and on rounding where two tokens are equally probable.
@@ -103,7 +103,7 @@ def stream(
         prompts: at least one token each.
         num_tokens: how many tokens to sample for each prompt.
         sampling: how to sample them; `Sampling()` unless given.
-        seed: of the random generators.
+        seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without one.
         stop_token: ends a text, and is not part of it.
 
@@ -166,12 +166,12 @@ def _steps(
 
 
 class _Decoder:
-    """A model and its KV cache of the texts so far.
+    """A model with the KV cache of the texts so far.
 
     Args:
         network: the model.
         use_cache: whether to use a cache.
-        capacity: of the cache, in tokens.
+        capacity: the capacity of the cache in tokens.
     """
 
     def __init__(self, network: Transformer, use_cache: bool, capacity: int) -> None:

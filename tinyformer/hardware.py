@@ -55,7 +55,7 @@ def compute_dtype(precision: Any) -> torch.dtype:
 
 
 def describe_device(device: str) -> str:
-    """A description of the device: a GPU's name, or the CPU's architecture and torch's number of threads."""
+    """The name of a GPU, or the architecture of the CPU and torch's number of threads."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     if device == "cpu":

@@ -11,8 +11,8 @@ def lazy_names(
     """The functions `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: its name.
-        names: the names that each of its modules defines.
+        package: the name of the package.
+        names: the names that each of its modules defines, by module.
     """
     modules = {name: f"{package}.{module}" for module, of_module in names.items() for name in of_module}
 

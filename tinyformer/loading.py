@@ -29,10 +29,10 @@ from tinyformer.tasks import SpanExtraction
 def load(
     checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()
 ) -> Model | Seq2SeqModel:
-    """Load a checkpoint's model, in evaluation mode and in the dtype of its weights.
+    """Load the model of a checkpoint, in evaluation mode and in the dtype of its weights.
 
-    As in `evaluate.py`, the file is not trusted: reading it runs none of its code, and its config may only name classes
-    of this package.
+    As in `evaluate.py`, the file is not trusted: no code in it runs, and its config may name only classes of this
+    package.
 
     Args:
         checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`.
@@ -53,12 +53,14 @@ def load(
     register_head_resolver()
     register_score(plain)
     config = OmegaConf.create(plain)
-    config.attention.backend = backend
+    for axis in ("attention", "cross_attention"):
+        if config.get(axis) is not None:
+            config[axis].backend = backend
     try:
         for part in ("network", "task.objective"):
             check_types(config, part)
         require_fitting(make_network(config, tokenizer, "meta"), stored)  # before memory is allocated
-        with torch.random.fork_rng():  # which initialises the weights that the checkpoint's replace
+        with torch.random.fork_rng():  # initial weights, which the checkpoint's replace, are drawn at random
             network = make_network(config, tokenizer)
     except InstantiationException as error:
         cause = cause_of(error)

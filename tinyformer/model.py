@@ -1,4 +1,4 @@
-"""A trained model of one stack in Python: it encodes, scores and generates text."""
+"""A trained model of one stack, to encode, score and generate text in Python."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ Texts: TypeAlias = str | Sequence[str] | Tensor
 """A text, a list of texts, or token ids of shape (batch, seq)."""
 
 SOME_TEXTS = ["A text", "and another"]
-"""What errors show as texts that work."""
+"""Texts that errors show as an example that works."""
 
 
 class Model(Inspected):
@@ -34,7 +34,7 @@ class Model(Inspected):
 
     Args:
         network: the model.
-        tokenizer: its tokenizer; a model without one only takes token ids.
+        tokenizer: its tokenizer; a model without one takes only token ids.
         task: the task that it was trained for.
         origin: the checkpoint of its weights.
     """
@@ -121,7 +121,7 @@ class Model(Inspected):
         """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
 
         Args:
-            texts: a text; several, or token ids, give a list with the maps of each, as if it were alone.
+            texts: a text; for several, or for token ids, the result is a list with the maps of each, without padding.
 
         Raises:
             ArgumentError: see `tokenize`.
@@ -136,13 +136,13 @@ class Model(Inspected):
     def run(
         self, texts: Texts, capture: str | Sequence[str] = (), replace: Mapping[str, Replacement] | None = None
     ) -> ForwardPass:
-        """A forward pass that returns activations, or replaces them and recomputes all that follows from them.
+        """A forward pass that returns activations, or replaces them and recomputes everything downstream.
 
             logits, activations = model.run("The cat", capture=["layers.*.residual_post"])
             model.run("The cat", replace={"layers.0.attention.values": torch.zeros_like})
 
         It is exact for every attention backend and for a compiled network, which runs uncompiled. Activations are zero
-        at padding. Where attention weights are replaced, the layer's output is computed of them by definition.
+        at padding. Where attention weights are replaced, the layer's output is computed from them by definition.
 
         Args:
             texts: see `tokenize`.
@@ -163,14 +163,14 @@ class Model(Inspected):
             with model.ablated([(0, 1), (2, 3)], mode="mean", texts=texts):
                 print(model.loss(texts), model.generate("The cat"))
 
-        In a block within a block, heads of both are ablated; the inner one decides about a head of both.
+        In nested blocks, the heads of both are ablated; where both name a head, the inner block decides.
 
         Args:
             heads: (layer, head) pairs; heads keep their numbers when others are pruned.
             mode: what replaces the output of a head at every token: `zero`; its `mean` over the tokens of the texts
                 (Wang et al. 2022, arXiv 2211.00593); `resample`, its output at a token of the texts, drawn at random
                 for each token with a fixed seed (Chan et al. 2022, causal scrubbing).
-            texts: those that the replacement is taken from; not needed for `zero`. Padding is left out.
+            texts: the texts that the replacement is taken from, without padding; not needed for `zero`.
 
         Raises:
             ArgumentError: there is no such head or mode, or no text where one is needed.
@@ -187,7 +187,7 @@ class Model(Inspected):
 
         Args:
             texts: see `tokenize`.
-            labels: of a classifier, the label of each text, or its index.
+            labels: for a classifier, the label of each text, or its index.
 
         Raises:
             ArgumentError: a text has no target, a label is missing or unknown, or see `tokenize`.

@@ -1,4 +1,4 @@
-"""A trained encoder–decoder in Python: it translates or summarises text."""
+"""A trained encoder–decoder, to translate or summarise text in Python."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -59,8 +59,8 @@ class Seq2SeqModel(Inspected):
         """The exact attention maps of a source and its target: `maps["cross", layer, head]`; see `TextMaps`.
 
         Args:
-            texts: a source; several, or token ids as in `generate_ids`, give a list with the maps of each, as if it
-                were alone.
+            texts: a source; for several, or for token ids as in `generate_ids`, the result is a list with the maps of
+                each, without padding.
             targets: the target of each source, as a text or as token ids without those that begin and end it; by
                 default, what the model decodes.
 
@@ -83,7 +83,7 @@ class Seq2SeqModel(Inspected):
         """The target of each source, such as its translation.
 
         Args:
-            texts: the sources; of one that is too long, the beginning is read.
+            texts: the sources; those that are too long are truncated.
             beams: see `Beam`.
             length_penalty: see `Beam`.
             length_offset: see `Beam`.
@@ -109,7 +109,7 @@ class Seq2SeqModel(Inspected):
 
         Args:
             source: token ids, with those that begin and end a source, padded on the right.
-            lengths: the number of tokens of each source without padding, one for each; by default, all of them.
+            lengths: the number of tokens of each source without padding; by default, there is no padding.
             beams: see `Beam`.
             length_penalty: see `Beam`.
             length_offset: see `Beam`.
@@ -167,7 +167,7 @@ class Seq2SeqModel(Inspected):
 
     @torch.no_grad()
     def loss(self, texts: Texts, targets: Targets) -> Float[Tensor, " batch"]:
-        """The loss of each target, given its source, in nats per token; its end is one of the tokens.
+        """The loss of each target, given its source, in nats per token, including the token that ends it.
 
         Args:
             texts: the sources, see `run`.
@@ -197,12 +197,12 @@ class Seq2SeqModel(Inspected):
     def _sides(
         self, texts: Texts, targets: Targets | None, decodes: bool = False
     ) -> tuple[PairTokens, list[list[int]], list[list[int]]]:
-        """The tokens that begin and end texts, the sources with theirs, and the targets without.
+        """The special tokens, the ids of the sources with them, and those of the targets without.
 
         Args:
             texts: see `run`.
             targets: see `run`.
-            decodes: whether the model finds the targets where there are none.
+            decodes: whether the model decodes the targets if none are given.
 
         Raises:
             ArgumentError: see `run`.
@@ -245,7 +245,7 @@ class Seq2SeqModel(Inspected):
         return [list(ids) for ids in texts]
 
     def _decoded(self, sources: Sequence[Sequence[int]], tokens: PairTokens) -> list[list[int]]:
-        """The target that the model finds for each source, cut to its context."""
+        """The target that the model decodes for each source, cut to fit into its context."""
         self._require_short("texts", sources)
         room = self.network.max_seq_len - len(tokens.inputs([]))
         rows = [torch.tensor([ids], device=self.network.encoder.token_embedding.weight.device) for ids in sources]
@@ -253,7 +253,7 @@ class Seq2SeqModel(Inspected):
         return [target[:room] for (target,) in found]
 
     def _require_short(self, argument: str, rows: Sequence[Sequence[int]]) -> None:
-        """Refuse sequences that the model's context does not hold.
+        """Refuse sequences that do not fit into the model's context.
 
         Raises:
             ArgumentError: one is empty or too long.

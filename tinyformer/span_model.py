@@ -1,4 +1,4 @@
-"""A trained model in Python that answers questions with spans of their contexts."""
+"""A trained model for extractive question answering in Python: its answers are spans of contexts."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +28,7 @@ class SpanModel(Model):
         network: the model.
         tokenizer: its tokenizer.
         task: the task that it was trained for.
-        max_question_length: maximum number of tokens of a question, of which the beginning is read.
+        max_question_length: maximum number of tokens of a question; longer ones are truncated.
         stride: see `tinyformer.data.QuestionTexts.cut`.
         origin: the checkpoint of its weights.
     """
@@ -50,12 +50,12 @@ class SpanModel(Model):
     def answer(
         self, questions: str | Sequence[str], contexts: str | Sequence[str], stride: int | None = None
     ) -> list[Prediction]:
-        """The answer to each question; its text is empty where the model holds that the context has none.
+        """The answer to each question; its text is empty where the model predicts that the context has none.
 
         Args:
-            questions: the questions; of long ones the beginning is read, as in the model's run.
-            contexts: the context of each question, of any length; a single one is that of all.
-            stride: see `tinyformer.data.QuestionTexts.cut`; None: that of the model's run.
+            questions: the questions; long ones are truncated, as in the model's run.
+            contexts: the context of each question, of any length, or one context for all questions.
+            stride: see `tinyformer.data.QuestionTexts.cut`; None for that of the model's run.
 
         Raises:
             ArgumentError: a text is empty or no text, there are not as many contexts as questions, or the stride is no
@@ -80,12 +80,12 @@ class SpanModel(Model):
         """The exact attention maps of a question and its context, as the model reads them; see `TextMaps`.
 
         Args:
-            texts: a question; several give a list with the maps of each. Without contexts, texts or token ids as in
-                `Model.attention`.
-            contexts: the context of each question; a single one is that of all.
+            texts: a question; for several, the result is a list with the maps of each. Without contexts, texts or token
+                ids as in `Model.attention`.
+            contexts: the context of each question, or one for all.
 
         Raises:
-            ArgumentError: see `answer` and `Model.attention`; or a context takes several windows.
+            ArgumentError: see `answer` and `Model.attention`; or a context does not fit into one window.
         """
         if contexts is None:
             return super().attention(texts)
@@ -116,7 +116,7 @@ class SpanModel(Model):
 
         Args:
             texts: the questions; without contexts, texts or token ids as in `Model.run`.
-            contexts: the context of each question; a single one is that of all.
+            contexts: the context of each question, or one for all.
             capture: names of `points`.
             replace: for points, the replacement.
 
@@ -155,8 +155,7 @@ class SpanModel(Model):
         Args:
             texts: the questions.
             contexts: see `run`.
-            answers: the answer to each question, which is looked for in the context from its beginning; empty if it has
-                none.
+            answers: the answer to each question, whose first occurrence in the context counts; empty if there is none.
 
         Raises:
             ArgumentError: see `answer`; there are not as many answers as questions, or a context does not hold its
@@ -183,7 +182,7 @@ class SpanModel(Model):
             questions: see `answer`.
             contexts: see `answer`.
             stride: see `tinyformer.data.QuestionTexts.cut`.
-            answers: see `loss`; None: they are not needed.
+            answers: see `loss`; None where they are not needed.
         """
         asked, told = _texts(argument, questions), _texts("contexts", contexts)
         told = told * len(asked) if isinstance(contexts, str) else told

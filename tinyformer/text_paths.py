@@ -13,7 +13,7 @@ _NAMES = ", ".join(FORMATS)
 
 
 def find_files(files: Sequence[str]) -> list[Path]:
-    """The files that paths, glob patterns and folders name, each once; those of a folder are sorted.
+    """The files that paths, glob patterns and folders match, without duplicates; those of a folder are sorted.
 
     Raises:
         ArgumentError: a name matches no file, or a file has an unknown format.

@@ -67,7 +67,7 @@ def test_an_interpolation_that_leads_nowhere_names_its_key():
 @pytest.mark.parametrize("axis", ["network", "attention", "data", "position", "logger", "callbacks"])
 def test_an_axis_that_was_deleted_is_told(axis):
     found = described(lambda: check_early(compose_with(f"~{axis}")))
-    assert found.startswith(f"~{axis}: a run needs this axis; leave it out, or choose, as in {axis}=")
+    assert found.startswith(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}=")
 
 
 def fail(error):

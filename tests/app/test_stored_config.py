@@ -235,6 +235,6 @@ def test_a_readout_for_other_labels_is_another_readout() -> None:
 
 def test_sizes_are_those_of_the_weights() -> None:
     stored = describe_config(composed())
-    for sizes, said in (({"num_layers": 2}, "num_layers is 4, and"), ({"d_model": 64}, "d_model is 128, and")):
+    for sizes, said in (({"num_layers": 2}, "num_layers is 4, but"), ({"d_model": 64}, "d_model is 128, but")):
         with pytest.raises(ArgumentError, match=rf"its model\.{said} its weights have {next(iter(sizes.values()))}"):
             admit_config(checkpoint(stored, **sizes))

@@ -70,7 +70,7 @@ HOSTILE = {
     "sends the run": "logger.entity=theirs|++logger.entity=theirs",
     "chooses a file": "attention=../../evil|attention=_shared|attention=nope|attention=[a]|norm={_target_:os.system}",
     "has several values": "seed=1,2|seed=range(3)|attention=mha,gqa",
-    "is no override": "seed|data..files=x|seed=[|--multirun|seed={a",
+    "is not an override": "seed|data..files=x|seed=[|--multirun|seed={a",
 }
 
 
@@ -102,7 +102,7 @@ HOSTILE_SWEEPS = {
     "sets": "+foo=1,2",
     "is not admitted: the value": "seed=1,'${oc.env:HOME}'",
     "chooses a file": "attention=mha,../evil",
-    "draws its values anew": "seed=shuffle(1,2)|seed=shuffle(range(1,1000000000000))",
+    "shuffles its values": "seed=shuffle(1,2)|seed=shuffle(range(1,1000000000000))",
     "makes more than": "seed=range(0,1000000000000)",
     "is no list": """
         seed=range(0,nan)|seed=range(1,10,0)|model.d_model=glob(*)|model.d_model=interval(1,2)

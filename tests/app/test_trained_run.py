@@ -105,7 +105,7 @@ REFUSED = {
     "-m": "-m: tinyformer.train makes one run; call it in a loop, ",
     "seed=1,2": "seed=1,2: tinyformer.train makes one run; ",
     "hydra.mode=MULTIRUN": "hydra.mode=MULTIRUN: tinyformer.train makes one run; ",
-    "--cfg": "--cfg: tinyformer.train takes overrides alone, such as attention=gqa.",
+    "--cfg": "--cfg: tinyformer.train takes overrides only, such as attention=gqa.",
     "modle.d_model=8": "modle.d_model: there is no such key. Did you mean model.d_model",
     "attention=gqqa": "attention=gqqa: there is no such choice. Did you mean gqa?",
     "model.num_heads=3": "model.num_heads=3: must divide model.d_model=16; model.num_heads=2 works.",

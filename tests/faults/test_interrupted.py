@@ -39,7 +39,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_resumed(pro
         load_checkpoint(CHECKPOINTS / "last.ckpt")
     ended = program("train.py", "resume=run trainer.max_steps=8")
     assert ended.code == 0, ended.err
-    assert "last.ckpt is missing or damaged: the run goes on from" in ended.out
+    assert "last.ckpt is missing or damaged: the run continues from" in ended.out
     unbroken, resumed = weights_of("unbroken"), weights_of("run")
     assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
     assert not list(CHECKPOINTS.glob("*.partial"))

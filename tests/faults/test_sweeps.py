@@ -25,7 +25,7 @@ def test_a_resumed_sweep_skips_resumes_and_starts_its_jobs(program: Program, boo
     shutil.rmtree("sweep/3")
     ended = program("train.py", "-m resume=sweep")
     assert ended.code == 0, ended.err
-    assert "sweep/0 has made its 4 steps." in ended.out
+    assert "sweep/0 has completed its 4 steps." in ended.out
     assert Path("sweep/0/checkpoints/last.ckpt").stat().st_mtime_ns == finished
     for number, expected in enumerate(unbroken):
         assert results_of(f"sweep/{number}")["steps"] == 4

@@ -1,4 +1,4 @@
-"""Analyses of a trained model, and the files that they leave."""
+"""Analyses of a trained model, and the files that they write."""
 
 import copy
 import csv
@@ -38,7 +38,8 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
         findings: the findings, to which the files are added.
         folder: the folder.
         loggers: the loggers of the run.
-        facts: what was analysed, for the line above each figure, where the findings do not say it; see `caption`.
+        facts: what was analysed, for the line above each figure, unless the findings have facts of their own; see
+            `caption`.
     """
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
@@ -79,7 +80,7 @@ def make_subject(
     num_windows: int,
     trainer: Trainer,
 ) -> Subject:
-    """The subject of an analysis: a checkpoint's network and windows or pairs of a split.
+    """The subject of an analysis: a checkpoint's network, and windows or pairs of a split.
 
     Args:
         config: the config of the evaluation.
@@ -89,7 +90,7 @@ def make_subject(
         task: the task that it was trained for.
         data: the data.
         split: the split.
-        num_windows: the largest number of windows or pairs.
+        num_windows: maximum number of windows or pairs.
         trainer: a trainer on the device and in the precision to use.
     """
     device = trainer.strategy.root_device

@@ -25,19 +25,19 @@ OF_TRAINING = (
     "autocast_residual",
     "vocab_size",
 )
-"""Arguments that a run from a checkpoint sets for itself; its vocabulary is that of its tokenizer."""
+"""Arguments that are not inherited: a new run chooses them, and its vocabulary size follows from its tokenizer."""
 
 
 def inherit_architecture(arguments: Sequence[str]) -> list[str]:
     """The arguments of a training run, preceded by the architecture of the checkpoint that `init_from=` names.
 
     Args:
-        arguments: overrides. Those of the checkpoint's keys take precedence over it, unless no trained network could
-            follow them.
+        arguments: overrides. They take precedence over the checkpoint's values, unless a trained network cannot be
+            changed in this way.
 
     Raises:
         ConfigError: an override contradicts the checkpoint's sizes or its choice of an axis.
-        ArgumentError: the checkpoint cannot be read, or what it says is not admitted; see `admit_config`.
+        ArgumentError: the checkpoint cannot be read, or its config is not admitted; see `admit_config`.
     """
     words = (word.partition("=") for word in arguments)
     given = {key.lstrip("+"): value.strip("'\"") for key, _, value in words}

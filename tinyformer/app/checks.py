@@ -19,16 +19,16 @@ RUNTIME_KEYS = frozenset({"model.vocab_size"})
 
 
 OBJECTS = ("network", "datamodule", "task.objective", "optimizer", "schedule")
-"""Nodes of which the run makes an object."""
+"""Nodes that the run instantiates."""
 
 
 def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] | None = None) -> None:
-    """Check every value of a config against the signature of the class that gets it.
+    """Check every value of a config against the signature of the class that receives it.
 
     Args:
         config: the whole config.
         part: the key of the node to check, such as `network`; the whole config by default.
-        choices: the choice of each axis, from whose files errors take a value that works.
+        choices: the choice of each axis; errors suggest a value from its file.
 
     Raises:
         ConfigError: a class has no such argument, or its type is another.
@@ -54,7 +54,7 @@ def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping
     """Check the value of one argument.
 
     Args:
-        function: the function or class that gets it.
+        function: the function or class that receives it.
         name: the argument.
         value: its value, as plain containers.
         key: the config key of the value.
@@ -83,7 +83,7 @@ def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping
 
 
 def _require_factory(function: Any, name: str, value: Any, key: str) -> None:
-    """Refuse a module where its owner takes a factory, from which it makes modules itself."""
+    """Refuse a module where its owner takes a factory, with which it makes modules itself."""
     if not isinstance(value, dict) or "_target_" not in value or value.get("_partial_"):
         return
     owner = _parameters(function).get(name)
@@ -105,7 +105,7 @@ def default_of(key: str, choices: Mapping[str, Any] | None = None) -> Any:
 
     Args:
         key: the key.
-        choices: the choice of each axis; the file is `default.yaml`, else `_shared.yaml`, where it is unknown.
+        choices: the choice of each axis; where it is unknown, the file is `default.yaml`, else `_shared.yaml`.
     """
     group, _, rest = key.partition(".")
     for choice in ((choices or {}).get(group, "default"), "_shared"):
@@ -117,7 +117,7 @@ def default_of(key: str, choices: Mapping[str, Any] | None = None) -> Any:
 
 
 def _parameters(function: Any) -> dict[str | None, tuple[Any, inspect.Parameter]]:
-    """The parameters of a function, or of a class and the bases that get its keywords, each with its owner.
+    """The parameters of a function, or of a class and the bases that receive its keywords, each with its owner.
 
     The key None stands for keywords of unknown names.
     """
@@ -144,8 +144,8 @@ def _type_problem(hint: Any, value: Any) -> str | None:
         adapter.validate_python(value, strict=True)
     except ValidationError as error:
         messages = [detail["msg"].removeprefix("Input ") for detail in error.errors()]
-        # Each member of a union has a message; the longest lists the most choices. What a sequence says of text,
-        # "'str' instances are not allowed", names no type that is.
+        # Each member of a union has a message; the longest lists the most choices. The message of a sequence about a
+        # text, "'str' instances are not allowed", does not name an allowed type.
         return max(messages, key=lambda message: (not message.startswith("'str' instances"), len(message)))
     return None
 

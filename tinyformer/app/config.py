@@ -1,4 +1,4 @@
-"""The config files: where they are, what they compute, and what a command line says beside them."""
+"""The config files: where they are, which functions they call, and what a command line adds to them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 
 @dataclass(frozen=True)
 class Invocation:
-    """What the command line of a run says beside its config.
+    """What the command line of a run says in addition to its config.
 
     Args:
         overrides: its arguments, such as "attention=gqa".
         choices: the choice of each axis, such as {"attention": "gqa"}.
         is_sweep: whether the run is one of the jobs of a `--multirun`.
         command: the program as the user called it, for hints.
-        in_python: whether it is a function that Python called.
+        in_python: whether `command` is a function that was called in Python.
     """
 
     overrides: Sequence[str] = ()
@@ -69,7 +69,7 @@ def default_num_kv_heads(num_heads: Any) -> Any:
     if not isinstance(num_heads, int) or num_heads < 2:
         return num_heads  # refused by the check of model.num_heads
     if num_heads > 2**20:
-        return 1  # refused there, too, and its divisors would take forever
+        return 1  # refused there, too; finding its divisors would take forever
     return next(n for n in range(num_heads // 2, 0, -1) if num_heads % n == 0)
 
 
@@ -82,7 +82,7 @@ def original_peak_rate(d_model: Any, warmup_steps: Any) -> float:
 
 
 NO_AXES = ("finding",)
-"""Folders of files that no program composes."""
+"""Folders of `conf` that are not axes of any program."""
 
 
 def describe_axes(config_dir: Path, names: Sequence[str] = ()) -> str:

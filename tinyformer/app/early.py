@@ -1,4 +1,4 @@
-"""Mistakes that a config alone shows, told before torch and Lightning are imported, which takes seconds."""
+"""Mistakes that a config alone shows, reported before torch and Lightning are imported, which takes seconds."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
 
     Args:
         config: the whole config.
-        choices: the choice of each axis, from whose files errors take a value that works.
+        choices: the choice of each axis; errors suggest a value from its file.
 
     Raises:
         ConfigError: an axis was deleted, or a value has another type.
@@ -29,7 +29,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
     """
     for axis, choice in _needed_axes():
         if config.get(axis) is None:
-            raise ConfigError(f"~{axis}: a run needs this axis; leave it out, or choose, as in {axis}={choice}.")
+            raise ConfigError(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}={choice}.")
     written = OmegaConf.to_container(config, resolve=False)
     for part in PARTS:
         if not OmegaConf.is_dict(OmegaConf.select(config, part, throw_on_resolution_failure=False)):
@@ -41,7 +41,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
             parameters = inspect.signature(check).parameters.values()
             arguments = {parameter.name: node[parameter.name] for parameter in parameters if parameter.name in node}
             if any(each.default is each.empty and each.name not in arguments for each in parameters):
-                continue  # of a factory, which is given them later
+                continue  # a factory, which gets the others later
             for name, value in arguments.items():
                 check_value(check, name, value, key_of(written, f"{path}.{name}"), choices)
             with argument_path(*path.split(".")):
@@ -56,7 +56,7 @@ def _needed_axes() -> Iterator[tuple[str, str]]:
 
 
 def _complete_targets(config: DictConfig, part: str) -> list[tuple[str, dict[str, Any]]]:
-    """`targets`; none where a key that they refer to is missing, which is told when the part is made."""
+    """`targets`; none where a key that they refer to is missing, which is reported when the part is made."""
     try:
         return list(targets(config, part))
     except InterpolationKeyError:
@@ -64,7 +64,7 @@ def _complete_targets(config: DictConfig, part: str) -> list[tuple[str, dict[str
 
 
 def _require_heads(d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None) -> None:
-    """Refuse numbers of heads that do not divide what they must."""
+    """Refuse numbers of heads that do not fit the width; see `head_dim_of`."""
     head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
 
 
@@ -86,4 +86,4 @@ CHECKS: dict[str, Callable[..., None]] = {
         ("tinyformer.data.TextFiles", "tinyformer.data.SquadFiles", "tinyformer.data.LocalOrHub"), _require_files
     ),
 }
-"""What the arguments of a class are checked with, by its dotted name."""
+"""The function that checks the arguments of a class, by the dotted name of the class."""

@@ -61,7 +61,7 @@ def run_program(
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
     guard_imports()
-    # Imported after Hydra has set up logging; it tells of the list of fonts that it makes once on a machine.
+    # Matplotlib is imported after Hydra has set up logging, and logs the font list that it builds once per machine.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)
     exit_codes: list[int] = []
     process = os.getpid()
@@ -75,9 +75,9 @@ def run_program(
         folder = Path(context.runtime.output_dir)
         is_side_by_side = os.getpid() != process
         with named_lines(f"[{context.job.num}]") if is_side_by_side else contextlib.nullcontext():
-            # Reported here: Hydra would keep the error of a sweep's job until all its jobs have ended.
+            # Reported here: Hydra would hold back the error of a job until all jobs of the sweep have ended.
             try:
-                # Lightning starts the other processes of a run with these words.
+                # Lightning starts the other processes of a run with this command line.
                 with config_keys(config), _argv([*script, *words, *arguments]):
                     job(config, folder, invocation)
             except BrokenPipeError:
@@ -109,7 +109,7 @@ def run_program(
 def guard_imports() -> None:
     """Keep the processes that libraries start from importing what lies in the current folder.
 
-    Python looks there first in a process that runs `-c` or `-m`. Where it looked first in this one, it does so in them.
+    Python looks there first in a process that runs `-c` or `-m`. These processes look first where this one did.
     """
     if os.environ.get("PYTHONSAFEPATH") != "1":
         path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -130,7 +130,7 @@ def ending_at_ctrl_c() -> Iterator[None]:
 
 
 def _close_output() -> int:
-    """The exit code of a program whose output nobody reads any more, as in `| head -1`; it prints nothing further."""
+    """The exit code of a program whose output is no longer read, as in `| head -1`; it prints nothing further."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
     return 128 + signal.SIGPIPE
 

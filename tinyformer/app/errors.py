@@ -25,13 +25,13 @@ OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
 )
-"""Errors of files that the user can help: a full disk, a read-only folder, missing rights, a file for a folder."""
+"""File errors that the user can remedy: a full disk, a read-only folder, missing rights, a file instead of a folder."""
 
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|not enough memory|[Ss]torage size calculation overflowed"
 )
-"""What torch says on each device."""
+"""Messages of torch, on each device."""
 
 
 class ConfigError(ValueError):
@@ -51,7 +51,7 @@ def config_keys(config: DictConfig) -> Iterator[None]:
     except (ArgumentError, InstantiationException) as error:
         cause = cause_of(error)
         node = re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE)  # of the class
-        # Of Hydra, the call itself failed; of the others, a class of theirs refused an argument.
+        # Raised in Hydra, the call itself failed; in the others, one of their classes refused an argument.
         is_refused = isinstance(cause, TypeError | ValueError) and not isinstance(cause, ArgumentError)
         if node and is_refused and raising_module(cause).startswith(("hydra.", "lightning.", "torch.")):
             raise ConfigError(f"{node[1]}: {str(cause).splitlines()[0].rstrip('.')}.") from error
@@ -80,7 +80,7 @@ def option_names(**names: str) -> Iterator[None]:
 
 
 def describe(error: BaseException, config_dir: Path, config_name: str) -> str | None:
-    """The sentence that tells the user of a mistake; None for any other error, which is a bug.
+    """The sentence that explains a mistake to the user; None for any other error, which is a bug.
 
     Mistakes are what this package raises about arguments and configs, what Hydra and OmegaConf raise about the command
     line, Lightning's `MisconfigurationException`, and files that cannot be written.
@@ -88,7 +88,7 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
     error = cause_of(error)
     if isinstance(error, ArgumentError):
         return error.describe(show=format_value)
-    # Told apart by name, since Lightning takes seconds to import.
+    # Recognised by name, since Lightning takes seconds to import.
     if isinstance(error, ConfigError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
@@ -103,10 +103,10 @@ def describe(error: BaseException, config_dir: Path, config_name: str) -> str | 
 
 
 def exit_code_of(job: Callable[[], int | None], config_dir: Path, config_name: str) -> int:
-    """Run the job of a program that Hydra does not start, and report its errors as those of `train` are.
+    """Run the job of a program that Hydra does not start, and report its errors as `train` does.
 
     Args:
-        job: the job; it may return an exit code, of errors that it has reported itself.
+        job: the job; it may return an exit code for errors that it has reported itself.
         config_dir: the folder of the config files.
         config_name: the primary config, whose keys an error may suggest.
 

@@ -1,4 +1,4 @@
-"""The data of an evaluation: those of the checkpoint's run in the splits of that run, or others."""
+"""The data of an evaluation: those of the checkpoint's run, in the same splits, or others."""
 
 import os.path
 from typing import Any
@@ -24,16 +24,16 @@ NOT_READ = ("batch_size", "num_workers", "cache_dir", "seed")
 def prepare_data(
     config: DictConfig, stored: dict[str, Any], checkpoint: Checkpoint, invocation: Invocation
 ) -> tuple[DataModule, str]:
-    """The data in the checkpoint's tokens, and the split to score.
+    """The data, tokenised by the checkpoint's tokenizer, and the split to score.
 
     Args:
         config: the config of the evaluation.
         stored: the unresolved config of the checkpoint's run.
         checkpoint: the checkpoint.
-        invocation: what the command line says beside the config.
+        invocation: what the command line says in addition to the config.
 
     Raises:
-        ArgumentError: the data are those of the run, and are to be held out in another way; or there is no such split.
+        ArgumentError: the data are those of the run, but would be split in another way; or there is no such split.
     """
     is_own, split = reads_own_data(config, stored, checkpoint), config.split
     if is_own and split != "all":
@@ -42,7 +42,7 @@ def prepare_data(
     with argument_path("datamodule"):
         if split is None:
             split = "validation" if is_own or not data.scored_whole else "all"
-        # The run's own data may be in the cache in its tokens already.
+        # The run's own data may already be in the cache, tokenised by its tokenizer.
         if not data.is_prepared(tokenizer, whole=split == "all"):
             data = make_data(config, invocation.choices, tokenizer)
         data.prepare(whole=split == "all")
@@ -60,11 +60,11 @@ def reads_own_data(config: DictConfig, stored: dict[str, Any], checkpoint: Check
     try:
         return what_is_read(config) == what_is_read(own)
     except InterpolationToMissingValueError:
-        return False  # a file that does not say what its run read
+        return False  # a checkpoint that does not say what its run read
 
 
 def what_is_read(config: DictConfig) -> dict[str, Any]:
-    """The values of a config's source; of data without one, which are generated, their own."""
+    """The values of a config's source; for generated data, which have none, the values of the data themselves."""
     source = OmegaConf.select(config, "data.source")
     if source is not None:
         return _without_not_read(OmegaConf.to_container(source, resolve=True))
@@ -80,7 +80,7 @@ def _without_not_read(node: Any) -> Any:
 
 
 def _normal(files: Any) -> Any:
-    """Paths without "./" and the like, so that another spelling is not another text."""
+    """Paths without "./" and the like, so that two spellings of a path count as one."""
     names = [files] if isinstance(files, str) else files
     return [os.path.normpath(name) for name in names] if isinstance(names, list) else names
 

@@ -64,12 +64,12 @@ NETWORK = ("model", "attention", "cross_attention", "position", "block", "feed_f
 def evaluate(
     config: DictConfig, folder: Path, invocation: Invocation | None = None, checkpoint: Checkpoint | None = None
 ) -> dict[str, Any]:
-    """Score a checkpoint on a split and sample text, or analyse it; leave `results.json` and pictures in a folder.
+    """Score a checkpoint on a split and sample text, or analyse it; write `results.json` and pictures into a folder.
 
     Args:
-        config: of `evaluate`, composed on the checkpoint's own.
-        folder: for the files of the evaluation.
-        invocation: what the command line says beside the config.
+        config: the config of `evaluate`, composed on top of the checkpoint's own.
+        folder: where the files of the evaluation are written.
+        invocation: what the command line says in addition to the config.
         checkpoint: the one that `config.checkpoint` names, if it was loaded already.
 
     Returns:
@@ -81,7 +81,7 @@ def evaluate(
     with config_keys(config):
         run = set_up(config, folder, invocation or Invocation(), checkpoint)
         with closing(run.loggers):
-            # First, so that what it refuses is refused before anything is scored or written.
+            # First, so that a mistake in the analysis is refused before anything is scored or written.
             findings = analyse(run)
             scores = score(run) if run.is_scored else None
             if scores is not None:
@@ -141,9 +141,9 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
 
 
 def require_positions(network: Network, checkpoint: Checkpoint) -> None:
-    """Refuse another context than the run's where each position has a vector of its own.
+    """Refuse a context length other than the run's where each position has a learned vector.
 
-    All other positional encodings are computed for any position, or from distances that are clipped.
+    All other positional encodings are computed for any position, or from clipped distances.
 
     Raises:
         ArgumentError: `model.max_seq_len` is not the number of learned positions.
@@ -156,15 +156,15 @@ def require_positions(network: Network, checkpoint: Checkpoint) -> None:
 
 
 def scores_split(config: DictConfig) -> bool:
-    """Whether the split is scored: `score`, or whether there is no analysis."""
+    """Whether the split is scored: `score`; where that is null, whether there is no analysis."""
     return config.get("analysis") is None if config.score is None else config.score
 
 
 def check_score(config: DictConfig) -> None:
-    """Refuse `score=false` where there is nothing else to do, and a prompt that would not be read.
+    """Refuse `score=false` where there is nothing else to do, and a prompt that would be ignored.
 
     Raises:
-        ArgumentError: there is no analysis, or a prompt beside an analysis alone.
+        ArgumentError: there is neither a score nor an analysis, or a prompt without a score.
     """
     require_choice("score", config.score, (None, True, False))
     if config.score is False and config.get("analysis") is None:
@@ -184,7 +184,7 @@ class Evaluation:
         folder: the folder of the evaluation.
         checkpoint: the checkpoint.
         stored: the unresolved config of the network as it is evaluated, for checkpoints of pruned copies.
-        settings: how it is computed.
+        settings: device, precision and the trainer's arguments.
         data: the tokens.
         split: the split that is scored.
         task: the task.
@@ -267,7 +267,7 @@ def task_findings(run: Evaluation) -> Findings:
 
 
 def make_results(run: Evaluation, scores: Scores | None) -> dict[str, Any]:
-    """The contents of `results.json`, but for the analysis and the sample; without scores, nothing of the split."""
+    """The contents of `results.json` except the analysis and the sample; without scores, nothing about the split."""
     results = {
         "split": run.split,
         "train/num_tokens": run.checkpoint.facts.get("train/num_tokens"),

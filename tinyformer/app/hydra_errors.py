@@ -1,4 +1,4 @@
-"""Errors of Hydra and OmegaConf about a command line, each as one sentence with what would work."""
+"""Errors of Hydra and OmegaConf about a command line, each as one sentence that says what would work."""
 
 import difflib
 import re
@@ -41,7 +41,7 @@ def describe_hydra_error(error: BaseException, config_dir: Path, config_name: st
         first = str(error).splitlines()[0].partition(" expecting ")[0]  # a list of grammar tokens follows
         return f"{error.override}: {first[0].lower()}{first[1:]}; {_QUOTES_HINT}."
     if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
-        # The full key of an interpolation is its own; the missing one stands in the message.
+        # The full key is that of the interpolation; the missing key stands in the message.
         missing = re.search(r"resolving interpolation: Missing mandatory value: ([\w.]+)", str(error))
         key = missing[1] if missing else str(error.full_key or error.key)
         return f"{key} is needed, such as {key}={EXAMPLES.get(key, 'VALUE')}."

@@ -1,4 +1,4 @@
-"""What jobs that run side by side print, each line with the name of its job."""
+"""The output of jobs that run in parallel, each line prefixed with the name of its job."""
 
 import contextlib
 import io
@@ -8,11 +8,11 @@ from typing import TextIO
 
 
 class NamedLines(io.TextIOBase):
-    """A stream that writes whole lines, each after a name, so that those of several processes do not mix.
+    """A stream that writes whole lines, each prefixed with a name, so that those of several processes do not mix.
 
     Args:
-        stream: where to.
-        name: the name.
+        stream: the stream to write to.
+        name: the prefix of each line.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -34,7 +34,7 @@ class NamedLines(io.TextIOBase):
 
 @contextlib.contextmanager
 def named_lines(name: str) -> Iterator[None]:
-    """Write what the block prints as lines with a name."""
+    """Prefix each line that the block prints with a name."""
     out, err = NamedLines(sys.stdout, name), NamedLines(sys.stderr, name)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

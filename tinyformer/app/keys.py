@@ -1,4 +1,4 @@
-"""From the arguments of classes and functions to the keys of the config that set them, and values as one types them."""
+"""The config keys that set the arguments of classes and functions, and values as they are typed on a command line."""
 
 import contextlib
 import re
@@ -7,15 +7,15 @@ from pathlib import PurePath
 from typing import Any
 
 MAX_LENGTH = 120
-"""Characters of a value that an error shows."""
+"""Maximum number of characters of a value that an error shows."""
 
 
 def key_of(written: Any, path: str | Sequence[str]) -> str:
-    """The key under which the user sets a value: where a node refers to another, as in `${model}`, that one's.
+    """The key under which the user sets a value: interpolations such as `${model.d_model}` are followed.
 
     Args:
         written: the config as plain containers, its interpolations unresolved.
-        path: from the root, as keys or joined by dots.
+        path: the path of the value from the root, as keys or joined by dots.
 
     Raises:
         KeyError: the config has no such node.
@@ -34,8 +34,8 @@ def key_of(written: Any, path: str | Sequence[str]) -> str:
 def key_of_argument(written: Any, path: Sequence[str]) -> str:
     """The key that sets an argument; the argument's own name where the config has no key for it.
 
-    An argument that the object's own node does not set was passed on by one of the objects around it, as an encoder
-    passes `num_layers` on to its blocks; the nearest node that has the name sets it.
+    An argument that the object's own node does not set was passed on by an enclosing object, as an encoder passes
+    `num_layers` on to its blocks; the nearest enclosing node with that name sets it.
 
     Args:
         written: see `key_of`.

@@ -15,7 +15,7 @@ from tinyformer.files import relative_path
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run folder, which the system releases when the process ends, however it ends.
 
-    The other processes of a run on several devices do not ask for it.
+    Only the first process of a run on several devices takes it.
 
     Raises:
         ConfigError: another process trains in the folder.
@@ -37,10 +37,10 @@ def held(path: Path, sentence: str) -> Iterator[None]:
 
     Args:
         path: the file of the lock, which is removed at the end.
-        sentence: what is told if another process holds it.
+        sentence: the error message if another process holds it.
 
     Raises:
-        ConfigError: another process does.
+        ConfigError: another process holds it.
     """
     if path.is_symlink():
         raise ConfigError(f"{path} is a symbolic link, which a run does not make; remove it.")

@@ -51,7 +51,7 @@ def closing(loggers: list[Logger]) -> Iterator[None]:
 
 
 def wandb_location(loggers: list[Logger]) -> str | None:
-    """Where the run is found in Weights & Biases; None if it is not logged there."""
+    """Where to find the run in Weights & Biases; None if it is not logged there."""
     return next((logger.location() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
 
 

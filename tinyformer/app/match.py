@@ -1,4 +1,4 @@
-"""Variants of equal size: one size of a network is solved for a number of parameters, or of FLOPs."""
+"""Variants of equal cost: one size of a network is solved for, given a number of parameters or of FLOPs."""
 
 import copy
 import functools
@@ -22,24 +22,24 @@ from tinyformer.app.sweep import compose_run
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "norm")
-"""The axes whose defaults make the network that is matched."""
+"""The axes whose defaults define the reference network."""
 
 QUANTITIES = {"num_parameters": "parameters", "flops_per_token": "FLOPs per token"}
 """What can be matched: fields of `Costs`, and their names."""
 
 LARGEST = 2**24
-"""Of the sizes that are tried."""
+"""The largest size that is tried."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """What is matched, and by which size.
+    """The quantity to match, and the size that is solved for.
 
     Args:
         quantity: a key of `QUANTITIES`.
         by: the config key of the size.
-        to: the number to match; None for that of the run with the defaults of `AXES`.
-        multiple_of: of which the size is a multiple.
+        to: the number to match; None for that of the same run with the defaults of `AXES`.
+        multiple_of: the size is a multiple of this.
 
     Raises:
         ArgumentError: the quantity is unknown, or a number is less than 1.
@@ -64,7 +64,7 @@ class Matched:
         by: the config key of the size.
         size: the size.
         target: the number to match.
-        number: the number that the size gives, as near as its multiples come.
+        number: the number that the size gives, the nearest that its multiples allow.
     """
 
     quantity: str
@@ -82,19 +82,19 @@ class Matched:
 
 
 def match_size(config: DictConfig, invocation: Invocation, vocab_size: int, program: str = "train") -> Matched | None:
-    """Solve the size that `match` names, and set it in a config.
+    """Solve for the size that `match` names, and set it in a config.
 
     Args:
         config: the config of a run, in which the size is set.
-        invocation: its overrides, from which those of `AXES` are left out for the network to match.
-        vocab_size: number of tokens in the vocabulary, where the config names none.
+        invocation: its overrides; those of `AXES` are left out for the reference network.
+        vocab_size: number of tokens in the vocabulary, where the config does not set it.
         program: the primary config.
 
     Returns:
         What was matched; None without `match`.
 
     Raises:
-        ConfigError: no value of the size gives as much, or there is no such size.
+        ConfigError: no value of the size reaches the target, or the config has no such size.
     """
     if config.get("match") is None:
         return None
@@ -130,7 +130,7 @@ def match_size(config: DictConfig, invocation: Invocation, vocab_size: int, prog
     if factor is None:
         least, most = count(1), count(LARGEST)
         raise ConfigError(
-            f"match.by={match.by}: no value of it gives {target:,} {QUANTITIES[match.quantity]}, but from {least:,} to "
+            f"match.by={match.by}: no value of it gives {target:,} {QUANTITIES[match.quantity]}, only {least:,} to "
             f"{most:,}; match.to={least} works."
         )
     size = factor * match.multiple_of
@@ -139,7 +139,7 @@ def match_size(config: DictConfig, invocation: Invocation, vocab_size: int, prog
 
 
 def set_size(stored: dict[str, Any], matched: Matched | None) -> None:
-    """Set the size that was solved in a config as plain containers."""
+    """Set the size that was solved for in a config of plain containers."""
     if matched is not None:
         *path, last = matched.by.split(".")
         for name in path:
@@ -148,7 +148,7 @@ def set_size(stored: dict[str, Any], matched: Matched | None) -> None:
 
 
 def _solve(count: Callable[[int], int], target: int) -> int | None:
-    """The number from 1 at which a growing function is nearest to a target; None if the target is out of its range."""
+    """The positive integer at which an increasing function is nearest to a target; None for a target out of range."""
     low = high = 1
     while count(high) < target:
         low, high = high, 8 * high
@@ -159,7 +159,7 @@ def _solve(count: Callable[[int], int], target: int) -> int | None:
     for step in itertools.count():
         if high - low <= 1:
             return min((low, high), key=lambda number: abs(count(number) - target))
-        # Counts are linear in most sizes, and square in others, where halving bounds the number of steps.
+        # Counts are linear in most sizes and quadratic in others, where bisection bounds the number of steps.
         part = (target - count(low)) / (count(high) - count(low)) if step % 2 == 0 else 0.5
         middle = min(max(low + int(part * (high - low)), low + 1), high - 1)
         low, high = (middle, high) if count(middle) <= target else (low, middle)
@@ -176,7 +176,7 @@ def _count(config: DictConfig, quantity: str, vocab_size: int) -> int:
 
 
 def _reference(config: DictConfig, invocation: Invocation, by: str, program: str) -> DictConfig:
-    """The config of a run without its overrides of `AXES`, and of the size."""
+    """The config of a run without its overrides of `AXES` and of the size."""
     keys = ((word, word.lstrip("+~").partition("=")[0]) for word in invocation.overrides)
     kept = [word for word, key in keys if key != by and re.split(r"[./@]", key)[0] not in (*AXES, "match", "resume")]
     with keep_hydra():

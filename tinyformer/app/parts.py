@@ -19,11 +19,11 @@ from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
 
 LACKS = {
-    "classification": "no labels for classification; data=docstrings has",
-    "seq2seq": "no pairs of a source and a target for task=seq2seq; data=summaries has",
-    "span": "no questions about contexts for task=span; data=docstring_questions has",
+    "classification": "no labels for classification; data=docstrings works",
+    "seq2seq": "no pairs of a source and a target for task=seq2seq; data=summaries works",
+    "span": "no questions about contexts for task=span; data=docstring_questions works",
 }
-"""What data without text lack for a task, and which have it."""
+"""What generated data lack for a task, and data that work, by task."""
 
 
 def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTokenizer | None = None) -> DataModule:
@@ -48,7 +48,7 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     """The task of a run; its class labels are the data's, unless the config names them.
 
     Raises:
-        ConfigError: `task.objective` is no task, or one that needs other data.
+        ConfigError: `task.objective` is not a task, or needs other data.
     """
     if config.task.labels is None:
         config.task.labels = data.labels
@@ -63,7 +63,7 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     if task.needs_masking and config.task.masking is None:
         name = type(task).__name__
         raise ConfigError(
-            f"task.masking=null: {name} predicts masked tokens, and no token is masked; task=masked_lm masks some."
+            f"task.masking=null: {name} predicts masked tokens, but no token is masked; task=masked_lm masks some."
         )
     return task
 
@@ -147,7 +147,7 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: st
 
 
 def _require_memory(config: Any) -> None:
-    """Refuse a network whose matrices alone do not fit into memory: the system would end the process.
+    """Refuse a network whose matrices alone do not fit into memory: the system would kill the process.
 
     Raises:
         ConfigError: a size is far too large.
@@ -160,8 +160,8 @@ def _require_memory(config: Any) -> None:
     num_bytes = 4 * model.d_model * (model.vocab_size + 2 * model.num_layers * d_ff)
     if num_bytes > free:
         raise ConfigError(
-            f"model: its matrices have {num_bytes / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB of memory are free; smaller "
-            f"model.d_model, model.num_layers, model.vocab_size or feed_forward.d_ff need less."
+            f"model: its matrices take {num_bytes / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB of memory are free; smaller "
+            f"model.d_model, model.num_layers, model.vocab_size or feed_forward.d_ff take less."
         )
 
 
@@ -177,7 +177,7 @@ def _try_out(network: Network) -> None:
     try:
         network.eval()(*[tokens] * len(network.stacks()))
     except ArgumentError:
-        return  # a backend that does not run here, of which the run tells with the key
+        return  # a backend that does not run here, which the run reports with its key
     except (RuntimeError, IndexError) as error:
         if OUT_OF_MEMORY.search(str(error)) or not raising_module(error).startswith(("torch.", "tinyformer.")):
             raise

@@ -3,13 +3,13 @@
 from typing import Any
 
 MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 20_000, 2, 2**63
-"""Bounds: characters of a text, entries of a list, lists in lists, and the magnitude of a number."""
+"""Bounds: characters of a text, entries of a list, nesting depth of lists, and the magnitude of a number."""
 
 SCORE_KEYS = ("attention.score", "cross_attention.score")
 """Keys whose plain value may be the name of a class."""
 
 LIMIT = 2**20
-"""The largest whole number, other than at the keys of `LIMITS`: a file cannot ask for more memory than models need."""
+"""The largest whole number at keys that are not in `LIMITS`: a file cannot ask for more memory than models need."""
 
 LIMITS = {
     "model.num_layers": 10_000,

@@ -25,7 +25,7 @@ def train_program(command: str, num_words: int = 0) -> int:
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
         is_resumed_sweep = invocation.is_sweep and config.resume is not None
-        if not is_resumed_sweep:  # some of its jobs may have ended, whatever became of their files
+        if not is_resumed_sweep:  # a job that has ended is skipped, even if its text files no longer exist
             check_early(config, invocation.choices)
         with ending_at_ctrl_c():
             import_matplotlib()

@@ -18,7 +18,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     """Turn `resume=RUN new=…` into the overrides that the run was started with, the new ones, and its folder.
 
     With `-m`, the folder is that of a sweep, whose jobs `continue_job` resumes, starts or skips. This happens before
-    Hydra starts: a resolver would be called when the config is composed already.
+    Hydra starts: a resolver would only be called once the config is composed.
 
     Raises:
         ConfigError: the folder contains no run or no sweep.
@@ -26,7 +26,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = given[-1].partition("=")[2].strip("'\"") if given else ""
     if folder in ("", "null"):
-        # Before Hydra writes its overrides over those that the run in the folder is resumed with.
+        # Checked before Hydra overwrites the overrides with which the run in the folder can be resumed.
         for argument in arguments:
             if argument.startswith("hydra.run.dir="):
                 require_unused(argument.partition("=")[2].strip("'\""))
@@ -49,7 +49,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
         if num_jobs > MAX_JOBS:
             raise ConfigError(f"resume={folder}: {saved} makes more than {MAX_JOBS:,} jobs.")
     key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
-    # argparse takes the overrides in one block, so that options (`--cfg job`) come first, with their values.
+    # argparse takes the overrides as one block, so options (`--cfg job`) come first, with their values.
     options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
     new = [argument for argument in new if argument not in options]
     return [*options, *overrides, *new, f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
@@ -109,7 +109,7 @@ def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
     for path in sorted(Path(parent, name) for parent, folders, files in walk for name in folders + files):
         try:
             mode = path.lstat().st_mode
-        except FileNotFoundError:  # another process, which the lock tells of later, has moved its temporary file
+        except FileNotFoundError:  # another process, which the lock reports later, has moved its temporary file
             continue
         if stat.S_ISLNK(mode) and not _is_link_of_wandb(path, folder):
             raise problem(path, "is a symbolic link, which a run does not make")
@@ -129,7 +129,7 @@ def _is_link_of_wandb(path: Path, folder: Path) -> bool:
 
 def _read(folder: Path, saved: Path) -> Any:
     try:
-        # The base loader makes texts, lists and mappings alone: no numbers, dates or merged mappings.
+        # The base loader makes only texts, lists and mappings: no numbers, dates or merged mappings.
         return yaml.load(saved.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"resume={folder}: {saved} cannot be read; a run writes it as a list of texts.") from error
@@ -142,7 +142,7 @@ def _texts(folder: Path, saved: Path, entries: Any) -> list[str]:
 
 
 def require_unused(folder: str | Path) -> None:
-    """Refuse to start a run in the folder of another.
+    """Refuse to start a run in the folder of another one.
 
     Raises:
         ConfigError: the folder contains a run.

@@ -60,7 +60,7 @@ def has_test(task: Task, data: DataModule) -> bool:
 def score(run: "Run") -> Scores:
     """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
     data, task = run.data, run.task
-    if not run.module.metrics:  # the run had made all its steps before it was killed
+    if not run.module.metrics:  # the run was killed after its last step
         scoring_trainer(run.settings, run.folder).validate(run.module, data.val_dataloader(), verbose=False)
     trainer, split, test = scoring_trainer(run.settings, run.folder), "validation", {}
     with forward_context(trainer, run.network):
@@ -82,7 +82,7 @@ def score(run: "Run") -> Scores:
 
 
 def make_results(run: "Run", scores: Scores) -> dict[str, Any]:
-    """The contents of `results.json`, but for the sample."""
+    """The contents of `results.json` except the sample."""
     splits, limit = run.data.splits, run.settings.limit
     test = split_results(scores.test, splits["test"], "test", limit) if scores.test else {}
     return {

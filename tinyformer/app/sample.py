@@ -38,7 +38,7 @@ def check_generation(settings: DictConfig) -> None:
 
 
 def make_beam(settings: DictConfig) -> Beam:
-    """How targets are searched, from the `generate` group.
+    """The beam search for targets, from the `generate` group.
 
     Raises:
         ArgumentError: a setting is out of range.
@@ -104,7 +104,7 @@ def print_outputs(
 
 
 def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTokenizer) -> str | list[str]:
-    """Print each prompt and its continuation while it is sampled; without a prompt, a text from its beginning.
+    """Print each prompt and its continuation while it is sampled; without a prompt, sample a text from its beginning.
 
     Prompt `i` is sampled with `generate.seed + i`, as in `tinyformer.generation.generate`.
 
@@ -122,7 +122,7 @@ def print_samples(settings: DictConfig, network: Transformer, tokenizer: TextTok
 def print_completion(
     prompt: str, expected: str, settings: DictConfig, network: Transformer, tokenizer: TextTokenizer
 ) -> str:
-    """Print the beginning of a text, how it ends, and how the model ends it, in as many tokens; returns the latter."""
+    """Print the start of a text, its end, and the end that the model generates in as many tokens; return the latter."""
     tokens = [tokenizer.eos_id, *tokenizer.encode(prompt)]
     num_tokens = len(tokenizer.encode(expected))
     [new] = generate(network, [tokens], num_tokens, _sampling(settings), settings.seed, stop_token=tokenizer.eos_id)

@@ -1,4 +1,4 @@
-"""`attention.score=PACKAGE.CLASS`: a score function of the user's, known to attention layers by its dotted name."""
+"""`attention.score=PACKAGE.CLASS`: a user's score function, registered for attention layers under its dotted name."""
 
 import pydoc
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from tinyformer.nn import SCORES, ScaledDotScore
 
 
 def register_score(config: Mapping[str, Any]) -> None:
-    """Import the classes that the config names as its score functions, if it names any, and add them to `SCORES`.
+    """Import the classes that the config names as score functions, if any, and add them to `SCORES`.
 
     Args:
-        config: the config as it was composed, since what an interpolation refers to was not checked as a name.
+        config: the unresolved config, since the target of an interpolation was not checked as the name of a class.
 
     Raises:
         ArgumentError: one of them is not a score function.

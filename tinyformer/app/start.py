@@ -1,4 +1,4 @@
-"""The checkpoint that a run starts from: `resume` continues its run, `init_from` starts another from its weights."""
+"""The checkpoint that a run starts from: `resume` continues its run, `init_from` starts a new one from its weights."""
 
 import json
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Start:
 
     Args:
         checkpoint: the checkpoint.
-        is_resumed: whether the run continues the checkpoint's own, with its optimizer and its steps.
+        is_resumed: whether the checkpoint's own run continues, with its optimizer state and step count.
     """
 
     checkpoint: Checkpoint
@@ -78,17 +78,18 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
     else:
         start = Start(_newest(config.resume), is_resumed=True)
     step, max_steps = start.checkpoint.step, config.trainer.max_steps
-    # A run that was killed after its last step is still to be scored.
+    # A run that was killed after its last step still has to be scored.
     has_ended = isinstance(max_steps, int) and 0 <= max_steps <= step and _scored_steps(folder) == step
     if start.is_resumed and has_ended:
         raise ConfigError(
-            f"resume={config.resume}: the run has made its {step} steps; trainer.max_steps={2 * step} continues it."
+            f"resume={config.resume}: the run has completed its {step} steps; "
+            f"trainer.max_steps={2 * step} continues it."
         )
     return start
 
 
 def keep_vocabulary(config: DictConfig, start: Start | None) -> None:
-    """Keep the rows of an embedding that the tokenizer has no tokens for: T5 has 32,128 rows and 32,100 tokens.
+    """Keep the rows of an embedding for which the tokenizer has no tokens: T5 has 32,128 rows and 32,100 tokens.
 
     Args:
         config: the config, whose `model.vocab_size` is set unless the user has.
@@ -118,7 +119,7 @@ def continue_job(config: DictConfig, folder: Path) -> bool:
     scored, max_steps = _scored_steps(folder), config.trainer.max_steps
     has_ended = scored is not None and isinstance(max_steps, int) and 0 <= max_steps <= scored
     if has_ended and config.resume is not None:
-        print(f"{relative_path(folder)} has made its {scored} steps.")
+        print(f"{relative_path(folder)} has completed its {scored} steps.")
         return False
     return True
 
@@ -133,13 +134,13 @@ def _scored_steps(folder: Path) -> int | None:
 
 
 def _newest(run: str) -> Checkpoint:
-    """The newest whole checkpoint of a run to resume; a line says so if it is not the last."""
+    """The newest intact checkpoint of a run to resume; prints a line if it is not the last one."""
     folder = Path(run) / "checkpoints"
     with argument_path(passed={"path": "resume"}):
         checkpoint = load_newest(folder)
     if checkpoint.path.name != LAST and is_first_process():
-        print(f"{LAST} is missing or damaged: the run goes on from {checkpoint.path.name}, step {checkpoint.step}.")
-        if (folder / LAST).exists():  # else it would become the previous one
+        print(f"{LAST} is missing or damaged: the run continues from {checkpoint.path.name}, step {checkpoint.step}.")
+        if (folder / LAST).exists():  # otherwise the next save would keep it as previous.ckpt
             (folder / LAST).rename(folder / "damaged.ckpt")
     return checkpoint
 
@@ -150,7 +151,7 @@ def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation
     Args:
         config: the config.
         start: the checkpoint that the run starts from, if any.
-        invocation: what the command line says beside the config.
+        invocation: what the command line says in addition to the config.
         device: the device type that the run computes on.
 
     Raises:
@@ -159,9 +160,9 @@ def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation
     chosen = invocation.overridden("tokenizer")
     if chosen and config.get("datamodule") and "tokenizer" not in config.datamodule:
         raise ConfigError(
-            f"{chosen[0]}: data={invocation.choices.get('data')} has its own tokens; leave tokenizer= out."
+            f"{chosen[0]}: data={invocation.choices.get('data')} has a tokenizer of its own; leave tokenizer= out."
         )
-    # A run that was started from another's weights goes on with the tokenizer that came with them.
+    # A run that was started from another's weights keeps the tokenizer that came with them.
     tokenizer = None
     if start is not None and not chosen and (config.init_from is not None or not start.is_resumed):
         tokenizer = tokenizer_of(start.checkpoint, start.key)
@@ -196,7 +197,7 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
                 start_from(network, start.checkpoint, with_readout=has_same_readout(start.checkpoint, config))
     if config.freeze_encoder:
         if not isinstance(network, Transformer):
-            reason = "trains the readout alone, and that of an encoder–decoder is trained with its decoder"
+            reason = "trains the readout alone, but the readout of an encoder–decoder is trained with its decoder"
             raise ArgumentError("freeze_encoder", True, reason, {"freeze_encoder": False})
         network.encoder.requires_grad_(False)
         if not network.num_parameters():
@@ -206,12 +207,13 @@ def make_starting_network(config: DictConfig, tokenizer: TextTokenizer, start: S
 
 
 def _require_same_network(checkpoint: Checkpoint, config: DictConfig) -> None:
-    """Refuse a checkpoint of a network of another class, as of a translator for a language model.
+    """Refuse a checkpoint of another network class, such as an encoder–decoder for a language model.
 
     Raises:
         ArgumentError: it is one.
     """
-    theirs = admit_config(checkpoint, lambda key, name: True)["network"]["_target_"]  # which only compares names
+    # Any class is admitted, since names are only compared.
+    theirs = admit_config(checkpoint, lambda key, name: True)["network"]["_target_"]
     if theirs != config.network._target_:
         names = (target.rpartition(".")[2] for target in (theirs, config.network._target_))
         reason = "is of class {}, and this run trains {}; start from a checkpoint of the same kind of task"
@@ -220,7 +222,7 @@ def _require_same_network(checkpoint: Checkpoint, config: DictConfig) -> None:
 
 def has_same_readout(checkpoint: Checkpoint, config: DictConfig) -> bool:
     """Whether a checkpoint's network has a config's kind of readout, for the same class labels."""
-    task = admit_config(checkpoint, lambda key, name: True)["task"]  # which only compares names
+    task = admit_config(checkpoint, lambda key, name: True)["task"]  # any class, since names are only compared
     return (task["readout"]["_target_"], task["labels"]) == (config.task.readout._target_, config.task.labels)
 
 
@@ -248,6 +250,6 @@ def _require_same_vocabulary(start: Start, tokenizer: TextTokenizer) -> None:
     if tokenizer.fingerprint not in (own.fingerprint, own.with_mask().fingerprint):
         reason = (
             f"its vocabulary of {own.vocab_size} tokens is not that of this run's tokenizer, which has "
-            f"{tokenizer.vocab_size}; without tokenizer=, init_from brings its own"
+            f"{tokenizer.vocab_size}; without tokenizer=, the checkpoint's own is used"
         )
         raise ArgumentError(start.key, start.checkpoint.path, reason)

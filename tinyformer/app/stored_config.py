@@ -1,7 +1,7 @@
-"""What a checkpoint keeps of a config: choices, plain values and names of classes, from which the config is made again.
+"""What a checkpoint stores of a config: choices, plain values and names of classes, from which it is composed again.
 
 A checkpoint may come from a stranger, so its config is never used as it is. It is put, value by value, into the config
-that our own YAML files make of its choices; whatever they have no place for is rejected by name, before anything is
+that our own YAML files compose for its choices; a key that they do not have is rejected by name, before anything is
 resolved or instantiated. `describe_config` writes this form, `admit_config` reads it, and `ADMITTED` says what it may
 contain.
 """
@@ -26,13 +26,13 @@ from tinyformer.nn import SCORES
 Plain: TypeAlias = dict[str, Any]
 Leaves: TypeAlias = dict[tuple[str, ...], Any]
 Trust: TypeAlias = Callable[[str, str], bool]
-"""Whether the user has named a class, by its dotted name, at a key."""
+"""Whether the user has named a class at a key: a function of the key and the dotted name of the class."""
 
 AXES = (
     *("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network"),
     *("task", "data", "tokenizer"),
 )
-"""The axes that a checkpoint keeps; an evaluation has trainer, logger, callbacks and the others of its own."""
+"""The axes that a checkpoint stores; an evaluation chooses trainer, logger, callbacks and the others itself."""
 
 DEFAULTS: dict[str, str | None] = {"cross_attention": None, "network": "transformer"}
 """The choices of axes that checkpoints of earlier versions do not mention."""
@@ -41,10 +41,10 @@ OPTIONAL = ("cross_attention",)
 """Axes that a config may lack."""
 
 SECTIONS = ("datamodule", "seed", "deterministic")
-"""What it keeps of the primary config."""
+"""The keys of the primary config that a checkpoint stores."""
 
 SOURCES = ("data.files", "data.path", "data.name", "data.revision", "data.source.hub.path", "data.document_start")
-"""Keys that say what to read, and how to cut it: they are recorded, for `recorded_sources`, but never followed."""
+"""Keys that say what to read and how to split it: they are recorded for `recorded_sources`, but never followed."""
 
 OWN = ("data.cache_dir", "tokenizer.path")
 """Paths of the machine that a run was made on, which are neither recorded nor followed."""
@@ -56,23 +56,23 @@ POSITIONS = ("position.absolute", "position.relative")
 """Nodes that a checkpoint may set to null."""
 
 DERIVED = ("data", "tokenizer", "network")
-"""Nodes in which a checkpoint sets no key that our YAML computes; the keys that it refers to are admitted."""
+"""Nodes in which a checkpoint cannot set a key that our YAML computes, only the keys that it is computed from."""
 
 MAX_KEYS = 10_000
-"""Of a config."""
+"""Maximum number of keys of a config."""
 
 KINDS = {"seed": int, "deterministic": bool}
-"""The types of values that are no argument of a class, whose signature would be checked."""
+"""The types of values that are not arguments of a class, so that no signature checks them."""
 
 OF_DATA = ("data", "tokenizer", "datamodule")
-"""Nodes whose classes read files and the network: a checkpoint names none but those of our YAML."""
+"""Nodes whose classes read files or download: a checkpoint can name only the classes of our YAML there."""
 
 
 def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> Plain:
-    """What a checkpoint keeps of a config.
+    """What a checkpoint stores of a config.
 
-    A value that our YAML computes from others, such as `${model.d_model}`, is kept only where it was overridden, so
-    that an override of `model.d_model` acts on it again.
+    A value that our YAML computes from others, such as `${model.d_model}`, is stored only where it was overridden, so
+    that a later override of `model.d_model` takes effect on it.
 
     Args:
         config: the unresolved config of a run, as plain containers.
@@ -90,15 +90,15 @@ def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> 
 
 
 def admit_config(checkpoint: Checkpoint, trust: Trust = lambda key, name: False) -> Plain:
-    """The unresolved config of a checkpoint's run, made from our own YAML and the checkpoint's plain values.
+    """The unresolved config of a checkpoint's run, composed from our own YAML and the checkpoint's plain values.
 
     Args:
         checkpoint: the checkpoint.
-        trust: whether the user has named a class, at a key; without it, classes of this package only.
+        trust: whether the user has named a class at a key; by default, only classes of this package are admitted.
 
     Raises:
         UntrustedTargetError: the checkpoint names a class of another package that the user has not named.
-        ArgumentError: it contains a key that has no place in our YAML, or a value that is not plain or too large.
+        ArgumentError: it contains a key that our YAML does not have, or a value that is not plain or is too large.
     """
     try:
         return _admit(checkpoint, trust)
@@ -126,7 +126,7 @@ def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
         _set_class(config, key, name, checkpoint.path, trust)
     for key, value in values.items():
         _set_value(config, key, value, classes, checkpoint.path, trust)
-    if config["tokenizer"].get("path") == "???":  # it is in the file itself
+    if config["tokenizer"].get("path") == "???":  # the checkpoint itself contains the tokenizer
         config["tokenizer"] = dict(_group("tokenizer", "byte"))
     _require_sizes_of_weights(config["model"], choices["network"], checkpoint)
     return config
@@ -141,7 +141,7 @@ def differing_values(stored: Plain) -> Plain:
 
 @contextlib.contextmanager
 def repeatable_classes() -> Iterator[None]:
-    """Make the error of a class that is not trusted say what to add to the command line, if one trusts it.
+    """Make the error about a class that is not trusted say what to add to the command line to trust it.
 
     Raises:
         ArgumentError: in place of an `UntrustedTargetError`.
@@ -160,14 +160,14 @@ def choices_of(axis: str) -> list[str]:
 
 
 def describe_again(config: Plain, checkpoint: Checkpoint) -> Plain:
-    """What a checkpoint keeps of a config that was made from another checkpoint, whose sources it keeps, too."""
+    """What a checkpoint stores of a config that comes from another checkpoint, whose recorded sources it keeps."""
     description = describe_config(config)
     description["values"] |= recorded_sources(checkpoint)
     return description
 
 
 def recorded_sources(checkpoint: Checkpoint) -> Plain:
-    """What the run of a checkpoint read, by the key of `SOURCES`, where that is not what our YAML says."""
+    """What the run of a checkpoint read, by the keys of `SOURCES`, where that differs from our YAML."""
     stored = checkpoint.stored if "choices" in checkpoint.stored else _describe(checkpoint.stored["config"], {}, str)
     ours = _leaves({"data": _group("data", stored["choices"]["data"])})
     values = stored["values"]
@@ -202,7 +202,7 @@ def _describe(config: Any, choices: Mapping[str, str | None], value_of: Callable
 
 
 def _set_class(config: Plain, key: Any, name: Any, path: Path, trust: Trust) -> None:
-    """Make a node of another class than our YAML's, if it is one of ours or the user has named it."""
+    """Change the class of a node, if the new one is ours or the user has named it."""
     *parents, last = _split(key, path)
     node = _node(config, parents, key, path)
     if last not in node or not isinstance(node[last], dict | None):
@@ -214,7 +214,7 @@ def _set_class(config: Plain, key: Any, name: Any, path: Path, trust: Trust) -> 
 
 
 def _set_value(config: Plain, key: Any, value: Any, classes: Mapping[str, Any], path: Path, trust: Trust) -> None:
-    """Set a plain value at a key that our YAML has, or that is an argument of a class named there."""
+    """Set a plain value at a key of our YAML, or at an argument of a class that the checkpoint names there."""
     *parents, last = _split(key, path)
     owner = ".".join(parents)
     node = _node(config, parents, key, path)
@@ -257,7 +257,7 @@ def _node(config: Plain, keys: list[str], key: str, path: Path) -> Plain:
 
 
 def _require_sizes_of_weights(model: Plain, network: Any, checkpoint: Checkpoint) -> None:
-    """Refuse sizes that the weights do not have, before a network of these sizes is made."""
+    """Refuse sizes that differ from those of the weights, before a network of these sizes is made."""
     stacks = {"num_layers": "encoder"}
     if network == "encoder_decoder":
         stacks = {"num_layers": "decoder", "num_encoder_layers": "encoder"}
@@ -270,7 +270,7 @@ def _require_sizes_of_weights(model: Plain, network: Any, checkpoint: Checkpoint
     for key, size in found.items():
         stored = model["num_layers"] if _is_interpolation(model[key]) else model[key]
         if stored != size:
-            _refuse(checkpoint.path, f"model.{key}", f"is {format_value(stored)}, and its weights have {size}")
+            _refuse(checkpoint.path, f"model.{key}", f"is {format_value(stored)}, but its weights have {size}")
 
 
 def _refuse(path: Path, key: str, problem: str) -> Any:
@@ -289,12 +289,12 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Leaves:
     for key, value in node.items():
         leaves |= _leaves(value, (*path, str(key)))
         if len(leaves) > MAX_KEYS:
-            raise RecursionError  # nodes that are shared make more keys than a file has bytes
+            raise RecursionError  # shared nodes can make more keys than the file has bytes
     return leaves
 
 
 def _base(choices: Mapping[str, str | None]) -> Plain:
-    """The unresolved config that our YAML files make of some choices."""
+    """The unresolved config that our YAML files compose for some choices."""
     primary = _file("train")
     known = DEFAULTS | dict(choices)
     nodes = {axis: _group(axis, choice) for axis in AXES if (choice := known[axis]) is not None}
@@ -303,12 +303,12 @@ def _base(choices: Mapping[str, str | None]) -> Plain:
 
 @functools.cache
 def _group(axis: str, choice: str) -> Plain:
-    """A file of an axis with the files of the same axis that it starts from, as Hydra composes them."""
+    """A file of an axis, composed with the files that it inherits from, as Hydra does it."""
     own = _file(f"{axis}/{choice}")
     values = {name: value for name, value in own.items() if name != "defaults"}
     merged: Any = OmegaConf.create()
     for entry in own.get("defaults", ["_self_"]):
-        if isinstance(entry, str):  # others choose for other axes
+        if isinstance(entry, str):  # mappings override other axes
             merged = OmegaConf.merge(merged, values if entry == "_self_" else _group(axis, entry))
     plain: Any = OmegaConf.to_container(merged, resolve=False)
     return plain
@@ -321,7 +321,7 @@ def _file(name: str) -> Plain:
 
 
 def _most_similar(axis: str, node: Any) -> str:
-    """The choice whose file has the fewest values that a node lacks or has otherwise, and the reverse."""
+    """The choice whose file differs from a node in the fewest keys."""
     own = _leaves(node)
 
     def difference(choice: str) -> int:

@@ -1,7 +1,7 @@
-"""Overrides that a run folder or a sweep brings: data, which are written anew before Hydra reads them.
+"""Overrides from a run folder or a sweep: they are data, and are written anew before Hydra reads them.
 
-A folder may come from a stranger, and Hydra's overrides can do anything. So an override is taken apart; its key has to
-be one of our config files', its value a plain one or the name of a class of ours; and what Hydra gets is made of the
+A folder may come from a stranger, and Hydra's overrides can do anything. So each override is parsed; its key has to be
+one of our config files, its value plain or the name of one of our classes; and what Hydra reads is formatted from these
 two, never the text of the file. `stored_config` does the same with the config in a checkpoint.
 """
 
@@ -22,23 +22,23 @@ from tinyformer.app.keys import format_value
 from tinyformer.app.plain_values import SCORE_KEYS, problem_of_value
 
 MAX_JOBS = 10_000
-"""Of a sweep in a file."""
+"""Maximum number of jobs of a sweep."""
 
 PREFIXES = {OverrideType.CHANGE: "", OverrideType.ADD: "+", OverrideType.FORCE_ADD: "++", OverrideType.DEL: "~"}
-"""Of an override, by what it does to the key."""
+"""The prefix of an override, by its type."""
 
 TYPED_AGAIN = {
     "cache_dir": "makes a folder",  # which could be a new group of config files
     "entity": "sends the run to a team",
 }
-"""Last parts of keys that only the command line sets, each with what they do."""
+"""Last parts of keys that only the command line may set, and what each of them does."""
 
 NEVER_SET = ("defaults", "hydra", "resume")
-"""Entries of our config files that are no values of a run."""
+"""Entries of our config files that are not values of a run."""
 
 
 class NotDataError(ValueError):
-    """An override of a file is more than data.
+    """An override in a file is more than data.
 
     Args:
         problem: what it is, as in "calls 'os.system'".
@@ -46,14 +46,14 @@ class NotDataError(ValueError):
 
 
 def admit_override(entry: str, in_sweep: bool = False) -> str:
-    """An override that a file brings, written anew.
+    """An override from a file, written anew.
 
     It may choose among our own config files, set plain values at keys that they have, and name classes of models in
     this package and those of the config files.
 
     Args:
         entry: an override as on a command line.
-        in_sweep: whether it may have several values, each of which is checked.
+        in_sweep: whether it may have several values; each of them is checked.
 
     Raises:
         NotDataError: it does anything else.
@@ -77,7 +77,7 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
 
 
 def num_values(entry: str) -> int:
-    """The number of values of an override that was admitted; each makes a job."""
+    """The number of values of an admitted override; each makes a job."""
     return count_values(_parsed(entry))
 
 
@@ -115,11 +115,11 @@ def _parsed(entry: str) -> Override:
     try:
         return OverridesParser.create().parse_override(entry)
     except (HydraException, RecursionError, ValueError) as error:  # a number of thousands of digits is a ValueError
-        raise NotDataError("is no override") from error
+        raise NotDataError("is not an override") from error
 
 
 def _admit_alternatives(key: str, override: Override) -> str:
-    """The values of a sweep, as one types them."""
+    """The values of a sweep, as they are typed."""
     value = override.value()
     number = count_values(override)
     if not number:
@@ -127,7 +127,7 @@ def _admit_alternatives(key: str, override: Override) -> str:
     if isinstance(value, Glob):
         return f"glob({format_value(value.include)},exclude={format_value(value.exclude)})"  # of our own files
     if getattr(value, "shuffle", False):
-        raise NotDataError("draws its values anew")
+        raise NotDataError("shuffles its values")
     if number > MAX_JOBS:
         raise NotDataError(f"makes more than {MAX_JOBS:,} jobs")
     try:
@@ -139,7 +139,7 @@ def _admit_alternatives(key: str, override: Override) -> str:
 
 
 def _admit_value(key: str, value: Any) -> str:
-    """A value that is no sweep, as one types it."""
+    """A single value, as it is typed."""
     if key in _choices():
         if value is not None and value not in _choices()[key]:
             raise NotDataError("chooses a file that is not tinyformer's")
@@ -150,7 +150,7 @@ def _admit_value(key: str, value: Any) -> str:
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The values of an override that are no mappings, each with its dotted key."""
+    """The values of an override that are not mappings, each with its dotted key."""
     if isinstance(value, dict):
         for name, entry in value.items():
             yield from _leaves(f"{key}.{name}", entry)

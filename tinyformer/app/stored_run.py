@@ -1,4 +1,4 @@
-"""`checkpoint=FILE`: the config of the checkpoint's run, as the base of an evaluation's."""
+"""`checkpoint=FILE`: the config of the checkpoint's run, on which that of an evaluation is composed."""
 
 import difflib
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
 
     Raises:
         ConfigError: no checkpoint is named.
-        ArgumentError: it cannot be read, or its config would call what is not ours.
+        ArgumentError: it cannot be read, or its config is not admitted; see `admit_config`.
     """
     paths = [argument.partition("=")[2] for argument in arguments if argument.startswith("checkpoint=")]
     if not paths and not any(argument.startswith("-") for argument in arguments):
@@ -61,7 +61,7 @@ def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str]) -> dict[str, 
         words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
         reason = f"its run read {words}, and a checkpoint's paths are not followed; add {words}, or choose data="
         raise ArgumentError("path", str(checkpoint.path), reason)
-    # A group that is chosen replaces the run's: merged with it, the run's own keys would be left over.
+    # A group that the command line chooses replaces the run's; merging would leave keys of the run's choice behind.
     return {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}
 
 

@@ -33,7 +33,7 @@ def split_results(
         metrics: the metrics of the split.
         split: the split.
         prefix: the prefix of the keys.
-        limit: `trainer.limit_val_batches`; the size of a part is not known.
+        limit: `trainer.limit_val_batches`; where only a part is scored, its size is not known.
     """
     counts = {name: getattr(split, name) for name in ("num_tokens", "num_bytes", "num_unknown")}
     if is_partial(limit):
@@ -52,13 +52,13 @@ def describe_split(
         scored = f"over a part of the text (trainer.limit_val_batches={limit})"
     return {
         f"{prefix} loss": f"{metrics['loss']:.4f} nats per {task.unit}, {scored}",
-        # The lines of a validation split stand without its name, also beside those of a test split.
+        # Lines about a validation split carry no prefix, even beside those of a test split.
         **{f"test {name}" if prefix == "test" else name: line for name, line in lines.items()},
     }
 
 
 def describe_too_long(split: Any) -> str:
-    """What of the pairs or questions of a split did not fit into the context; empty where all did."""
+    """How many pairs or questions of a split did not fit into the context; empty where all did."""
     facts: list[tuple[int, str, str]] = []
     if isinstance(split, PairSplit):
         facts = [(split.num_truncated, "pair", "truncated"), (split.num_skipped, "pair", "skipped")]
@@ -78,7 +78,7 @@ def count(number: int, noun: str) -> str:
 
 
 def speed_results(report: Report) -> dict[str, Any]:
-    """The part of `results.json` about speed; null for what was not measured, as before the first report."""
+    """The part of `results.json` about speed; null for what was not measured, as in a run without a report."""
     total, peak = report.total, report.peak
     return {
         "throughput/tokens_per_second": total.tokens_per_second if total.tokens else None,
@@ -114,7 +114,7 @@ def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds:
     if not telemetry:
         return {}
     seconds = sum(callback.seconds for callback in telemetry)
-    share = seconds / training_seconds if training_seconds else None  # too short to measure
+    share = seconds / training_seconds if training_seconds else None  # None: too short to measure
     return {"telemetry/seconds": seconds, "telemetry/share": share}
 
 
@@ -137,17 +137,17 @@ def describe_events(events: Sequence[Event], folder: Path, limit: int = 3) -> st
 
 
 def describe_skipped(steps: Sequence[int]) -> str | None:
-    """The line of the summary about steps that were not finite and were left out."""
+    """The line of the summary about steps that were skipped since they were not finite."""
     return f"{count(len(steps), 'step')} skipped, the first at step {steps[0]}" if steps else None
 
 
 def describe_non_finite(stop: NonFiniteStep, last: Path, command: str) -> str:
-    """The lines that tell why a run stopped at a step that was not finite, and what may help.
+    """The lines that say why a run stopped at a step that was not finite, and what may help.
 
     Args:
         stop: the step.
         last: the last checkpoint, which may not exist.
-        command: continues the run.
+        command: the command that continues the run.
     """
     cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
     if not last.exists():
@@ -172,5 +172,5 @@ def print_summary(rows: dict[str, str | None]) -> None:
 
 
 def indent(text: str) -> str:
-    """A text with each line indented, fit to be printed."""
+    """A text with each line indented, without control characters."""
     return "\n".join(f"  {printable(line)}" for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""Configs composed from Python as Hydra composes them from a command line, without running anything."""
+"""Configs composed in Python as Hydra composes them from a command line, without running anything."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ from tinyformer.app.stored_overrides import MAX_JOBS, count_values, is_plain_glo
 
 
 def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
-    """The config of one run, and what its overrides say beside it: the arguments of `train`.
+    """The config of one run and its invocation: arguments of `train`.
 
     Args:
         config_name: the primary config, such as "train".
@@ -35,7 +35,7 @@ def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictCo
 
 
 def with_architecture(overrides: Sequence[str]) -> list[str]:
-    """Overrides of a training run, preceded by the architecture of the checkpoint that they start from, if any."""
+    """Overrides of a training run, preceded by the architecture of the checkpoint that it starts from, if any."""
     if not any(override.startswith("init_from=") for override in overrides):
         return list(overrides)
     from tinyformer.app.architecture import inherit_architecture  # imports torch, which takes seconds
@@ -46,15 +46,15 @@ def with_architecture(overrides: Sequence[str]) -> list[str]:
 def compose_sweep(
     config_dir: Path, config_name: str, arguments: Sequence[str]
 ) -> list[tuple[tuple[str, ...], DictConfig]]:
-    """Every combination of the alternatives on a command line: `attention=mha,gqa seed=1` makes two.
+    """Every combination of the alternatives on a command line; `attention=mha,gqa seed=1` has two.
 
     Args:
         config_dir: the folder of the config files.
         config_name: the primary config.
-        arguments: overrides, any of them with alternatives in Hydra's grammar (`1,2`, `range(1,4)`, `glob(*)`).
+        arguments: overrides, each of which may list alternatives in Hydra's grammar (`1,2`, `range(1,4)`, `glob(*)`).
 
     Returns:
-        The overrides of each combination and the config that they make, its `hydra` node included.
+        The overrides of each combination and the config composed from them, including its `hydra` node.
     """
     register_resolvers(config_dir)
     with hydra_parser(config_dir) as parser:
@@ -63,7 +63,7 @@ def compose_sweep(
 
 
 def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
-    """The number of jobs that a command line makes Hydra's own sweeper run; of an override, at most `MAX_JOBS` count.
+    """The number of jobs that Hydra's own sweeper makes of a command line; an override counts at most `MAX_JOBS` times.
 
     Args:
         config_dir: the folder of the config files.
@@ -75,14 +75,14 @@ def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
 
 def _count(override: Override) -> int:
     value = override.value()
-    if isinstance(value, Glob):  # of any program's axes
+    if isinstance(value, Glob):  # it may be on an axis of any program
         return sum(1 for _ in _alternatives(override)) if is_plain_glob(value) else 0
     return count_values(override)
 
 
 @contextlib.contextmanager
 def hydra_parser(config_dir: Path) -> Iterator[OverridesParser]:
-    """Initialise Hydra on a folder of config files, and give its parser of overrides."""
+    """Initialise Hydra with a folder of config files, and yield its parser of overrides."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir), version_base=None):
         yield OverridesParser.create(GlobalHydra.instance().config_loader())

@@ -45,7 +45,7 @@ class TrainedRun:
     Args:
         folder: the folder of the run, an absolute path.
         results: the contents of its `results.json`: "val/loss", "num_parameters", "steps", ….
-        trusted: the classes that its config names, which `model` may use.
+        trusted: the classes that its config names; `model` may use them.
     """
 
     folder: Path
@@ -54,12 +54,12 @@ class TrainedRun:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint of the last weights, those that "val/loss" is of."""
+        """The checkpoint of the last weights, to which "val/loss" refers."""
         return self.folder / "checkpoints" / "last.ckpt"
 
     @property
     def best_checkpoint(self) -> Path:
-        """The checkpoint of the best validation."""
+        """The checkpoint with the best validation metric."""
         return self.folder / "checkpoints" / "best.ckpt"
 
     @functools.cached_property
@@ -82,7 +82,7 @@ class TrainedRun:
         return f"<table>{rows}</table>"
 
     def _summary(self) -> dict[str, str]:
-        """What the run was and how well it ended, as names and values."""
+        """The folder, the size and the scores of the run, as names and values."""
         shown = {"folder": self.folder, "steps": self.results.get("steps")}
         shown |= {"parameters": self.results.get("num_parameters")}
         for name, value in self.results.items():
@@ -107,7 +107,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
 
     Raises:
         ConfigError: something in the overrides cannot work; nothing was computed or written. With HYDRA_FULL_ERROR=1
-            in the environment, the error that it comes from is shown, too.
+            in the environment, the error that caused it is shown, too.
         KeyboardInterrupt: Ctrl-C, or "Interrupt the kernel", stopped the run after its state was saved.
     """
     with keep_hydra():
@@ -121,7 +121,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
 
 
 def _words(overrides: Sequence[str]) -> list[str]:
-    """The overrides, each checked to be one.
+    """The overrides, checked to be words.
 
     Raises:
         ArgumentError: they are not a list of words.
@@ -133,7 +133,7 @@ def _words(overrides: Sequence[str]) -> list[str]:
         if word in ("-m", "--multirun"):
             raise ConfigError(f"{word}: {_ONE_RUN}.")
         if word.startswith("-"):
-            raise ConfigError(f"{word}: {PROGRAM} takes overrides alone, such as attention=gqa.")
+            raise ConfigError(f"{word}: {PROGRAM} takes overrides only, such as attention=gqa.")
     return list(overrides)
 
 
@@ -141,7 +141,7 @@ _ONE_RUN = f"{PROGRAM} makes one run; call it in a loop, or run the sweep with `
 
 
 def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
-    """The config of the run, with its `hydra` node, and what Hydra runs it with.
+    """The config of the run, with its `hydra` node, and the context in which Hydra runs it.
 
     Raises:
         ConfigError: an override has several values, or the folder contains links.
@@ -164,7 +164,7 @@ def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
 
 
 def _unused(folder: Path) -> Path:
-    """A folder that does not exist: its name is a time in seconds, and runs of a loop may take less than one."""
+    """A folder that does not exist yet: it is named by the second, and runs in a loop may take less than one."""
     others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([folder], others) if not path.exists())
 
@@ -201,7 +201,7 @@ def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
 
     try:
         ended = run_job(job, config, "hydra.run.dir", None, context, configure_logging=False)
-    except SystemExit as end:  # of Lightning, or of a run that has saved its state
+    except SystemExit as end:  # raised by Lightning, or by a run that has saved its state
         if end.code == 128 + signal.SIGINT or isinstance(end.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
@@ -211,7 +211,7 @@ def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
 
 
 def _classes(config: DictConfig) -> Iterator[str]:
-    """The names of the classes in a config, which came from its caller."""
+    """The names of the classes in a config; they are trusted, since the caller wrote it."""
 
     def walk(node: Any) -> Iterator[str]:
         if isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""How a run is computed: Lightning's trainer, device, precision and attention kernels."""
+"""Lightning's trainer of a run, its device, precision and attention kernels."""
 
 import contextlib
 import logging
@@ -40,10 +40,10 @@ COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-
 
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
-"""Of `torch.set_float32_matmul_precision`."""
+"""Values of `torch.set_float32_matmul_precision`."""
 
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
-"""Those that record the kernels of a step as CUDA graphs."""
+"""Modes that record the kernels of a step as CUDA graphs."""
 
 NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
 """Arguments of Lightning's trainer that a run reads itself."""
@@ -54,10 +54,10 @@ EXAMPLES = {"max_steps": 2000, "max_epochs": 1, "accumulate_grad_batches": 1, "l
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run is computed.
+    """Lightning's arguments and the device of a run.
 
     Args:
-        arguments: Lightning's, from the `trainer` group, with the precision resolved.
+        arguments: arguments of Lightning's trainer, from the `trainer` group, with the precision resolved.
         device: the device type.
     """
 
@@ -76,11 +76,11 @@ class Settings:
 
     @property
     def limit(self) -> float | None:
-        """How many validation batches are scored, or which fraction; None for all."""
+        """The number of validation batches that are scored, or their fraction; None for all."""
         return self.arguments["limit_val_batches"]
 
     def decoded_part(self, data: DataModule, name: str) -> Split:
-        """A split; of pairs or questions, as many as are in the batches that are scored."""
+        """A split; of pairs or questions, only those in the batches that are scored."""
         split = data.splits[name]
         if self.limit is None or not isinstance(split, PairSplit | QuestionSplit):
             return split
@@ -90,7 +90,7 @@ class Settings:
 
 
 def set_up_process() -> None:
-    """Silence what libraries say that a user can do nothing about, and let the process keep the memory it frees."""
+    """Silence messages of libraries that a user can do nothing about, and let the process keep the memory it frees."""
     # "GPU available: False, used: False" and "`Trainer.fit` stopped: …": the summary says it.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -99,11 +99,11 @@ def set_up_process() -> None:
     for message in (
         # A batch is one gather from a memory map, which takes microseconds: workers would cost more.
         r"The '\w+_dataloader' does not have many workers",
-        # From Lightning about the torch that it runs on.
+        # Lightning's own use of a deprecated function of torch.
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",
         # Flex is compiled on CUDA only; the summary names the kernel.
         r"flex_attention called without torch\.compile",
-        # The metrics that processes share are summed over all of them already.
+        # Metrics are already summed over all processes.
         r"It is recommended to use `self\.log\('val/",
         # A short run may end before the first report.
         r"The number of training batches .* is smaller than the logging interval",
@@ -117,13 +117,11 @@ def make_settings(config: DictConfig) -> Settings:
 
     Raises:
         ConfigError: an argument does not exist, or has another type.
-        ArgumentError: an argument is out of range, or asks for what the machine does not have.
+        ArgumentError: an argument is out of range, or asks for a device that the machine does not have.
     """
     arguments: dict[str, Any] = OmegaConf.to_container(config.trainer, resolve=True)  # type: ignore[assignment]
     if missing := [name for name in NEEDED if name not in arguments]:
-        raise ConfigError(
-            f"trainer.{missing[0]} is needed; it is left out, and `--cfg job -p trainer` prints its value."
-        )
+        raise ConfigError(f"trainer.{missing[0]} is needed; leave ~trainer.{missing[0]} out.")
     for name, value in arguments.items():
         if not (name == "precision" and value == "auto"):
             check_value(L.Trainer, name, value, f"trainer.{name}")
@@ -180,12 +178,12 @@ def compile_arguments(config: DictConfig, settings: Settings) -> dict[str, Any] 
 
 
 def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
-    """Choose the attention backend of every layer for good, and name the kernel that runs in each.
+    """Choose the attention backend of every layer for the whole run, and name the kernel that runs in each.
 
     Args:
         network: the model.
-        settings: of the run.
-        mask: of the task.
+        settings: the settings of the run.
+        mask: the task's mask.
         training: whether there is a backward pass.
     """
     device, dtype = settings.device, settings.dtype
@@ -220,7 +218,7 @@ def training_trainer(
 
 
 def require_one_process(trainer: L.Trainer) -> None:
-    """Refuse a trainer that starts processes by repeating the command of this one, which may be a notebook's.
+    """Refuse a trainer that starts processes by repeating the command of this one, which may be a notebook.
 
     Raises:
         ConfigError: it would start some.
@@ -254,16 +252,16 @@ def scoring_trainer(
         callbacks=list(callbacks),
         enable_model_summary=False,
         enable_checkpointing=False,
-        inference_mode=False,  # as validation within a fit, whose compiled graph serves here, too
+        inference_mode=False,  # as in validation during training, so that its compiled graph is reused
     )
 
 
 @contextlib.contextmanager
 def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
-    """Compute outside of the trainer's loops as inside them: on its device, in its precision.
+    """Compute outside the trainer's loops as inside them: on its device, in its precision.
 
     Its loops leave the network on the CPU. A compiled network runs uncompiled here, since each new shape would compile
-    it again; FlexAttention is compiled still.
+    it again; FlexAttention stays compiled.
     """
     network.to(trainer.strategy.root_device)
     compiled, network._compiled_call_impl = network._compiled_call_impl, None
@@ -275,7 +273,7 @@ def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
 
 
 def _own_gpu(devices: Any) -> int:
-    """The GPU of this process, which Lightning makes the current one only when training starts."""
+    """The GPU of this process; Lightning makes it the current one only when training starts."""
     with _told_by_trainer():
         indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
     rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
@@ -283,7 +281,7 @@ def _own_gpu(devices: Any) -> int:
 
 
 def _is_in_cluster() -> bool:
-    """Whether something other than this run starts its processes; else it would wait for the other nodes forever."""
+    """Whether a launcher outside this run starts its processes; otherwise it would wait for the other nodes forever."""
     clusters = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
     return "NODE_RANK" in os.environ or any(cluster.detect() for cluster in clusters)
 

@@ -68,12 +68,12 @@ from tinyformer.training.weights_memory import find_memory_shortage
 
 
 def train(config: DictConfig, folder: Path, invocation: Invocation | None = None) -> dict[str, Any]:
-    """Train the model that a config describes; leave checkpoints, metrics, pictures and `results.json` in a folder.
+    """Train the model that a config describes; write checkpoints, metrics, pictures and `results.json` into a folder.
 
     Args:
-        config: of `train`, as `compose_run("train", ["attention=gqa"])` gives it.
-        folder: for the files of the run.
-        invocation: what the command line says beside the config.
+        config: the config of `train`, as `compose_run("train", ["attention=gqa"])` returns it.
+        folder: where the files of the run are written.
+        invocation: what the command line says in addition to the config.
 
     Returns:
         The contents of `results.json`; empty in processes other than the first.
@@ -114,7 +114,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data)
     if compiled is not None:
-        # Else torch compiles each graph twice: first for the length of the first batch, and at the second for any.
+        # Otherwise torch compiles each graph twice: for the length of the first batch, then, at the second, for any.
         network.compile(**compiled, dynamic=data.varying_length or None)
     module = make_module(config, network, task, data)
     loggers = make_loggers(config, folder, invocation.is_sweep, start.first_step if start else 0)
@@ -153,18 +153,18 @@ class Run:
     Args:
         config: the config, with what the run has set in it.
         folder: the folder of the run.
-        invocation: what the command line says beside the config.
+        invocation: what the command line says in addition to the config.
         start: the checkpoint that the run starts from, if any.
-        settings: how it is computed.
+        settings: device, precision and the trainer's arguments.
         data: the tokens.
         task: the task.
         network: the model.
         kernel: the attention kernels of its layers.
-        warning: a sentence where the attention weights will not fit into memory.
+        warning: a sentence if the attention weights will not fit into memory.
         module: Lightning's module.
         loggers: the loggers.
         trainer: Lightning's trainer, with all callbacks.
-        matched: the size that was solved, if any.
+        matched: the size that was solved for, if any.
     """
 
     config: DictConfig
@@ -210,18 +210,18 @@ class Run:
 
     @property
     def skipped(self) -> list[int]:
-        """The steps that were not finite and were left out."""
+        """The steps that were skipped since they were not finite."""
         return [step for callback in self.callbacks if isinstance(callback, FiniteCheck) for step in callback.skipped]
 
 
 def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Check every value that a class or function gets.
+    """Check every value that a class or function receives.
 
     Returns:
-        The config as plain containers and unresolved, so that overrides act on it when it is read from a checkpoint.
+        The config as plain containers, unresolved, so that overrides act on it when it is read from a checkpoint.
     """
     require_cross_attention(config)
-    # First, since Hydra's `instantiate` resolves the nodes that its node refers to in place.
+    # First, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     register_score(unresolved)
     check_types(config, choices=choices)
@@ -237,7 +237,7 @@ def memory_warning(
     mask: AttentionMask,
     data: DataModule,
 ) -> str | None:
-    """A sentence where the attention weights of a step will not fit into memory."""
+    """A sentence if the attention weights of a step will not fit into memory."""
     free, split = free_memory(settings.device), data.splits["train"]
     lengths = split.sizes if isinstance(split, QuestionSplit) else getattr(split, "lengths", None)
     longest = None if lengths is None else int(lengths.max(initial=1))
@@ -255,7 +255,7 @@ def make_module(config: DictConfig, network: Network, task: Task, data: DataModu
 def make_checkpoints(
     stored: dict[str, Any], folder: Path, settings: Settings, data: DataModule, task: Task
 ) -> Checkpoints:
-    """The callback that saves the run, with what evaluation needs beside the weights."""
+    """The callback that saves the run, with what an evaluation needs in addition to the weights."""
     facts = {
         "precision": settings.precision,
         "data_fingerprint": data.fingerprint,
@@ -266,7 +266,7 @@ def make_checkpoints(
 
 
 def fit(run: Run) -> None:
-    """Make the steps of a run.
+    """Run the training loop.
 
     Raises:
         ConfigError: a step was not finite.
@@ -280,7 +280,7 @@ def fit(run: Run) -> None:
     try:
         run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
     except (NonFiniteStep, Interrupted) as stop:
-        if not is_first_process():  # the first one tells how the run has ended
+        if not is_first_process():  # the first one reports how the run ended
             raise SystemExit(0) from stop
         folder, last = relative_path(run.folder), run.checkpoints.last
         if isinstance(stop, NonFiniteStep):
@@ -299,7 +299,7 @@ def fit(run: Run) -> None:
 
 
 def leave_process_group(run: Run) -> None:
-    """Let the processes of a run part: the first one alone scores it, on one device."""
+    """Leave the process group: the first process alone scores the run, on one device."""
     if run.trainer.world_size > 1:
         torch.distributed.destroy_process_group()
-    run.data.trainer = None  # by which the data of a batch were divided among the processes
+    run.data.trainer = None  # it divided each batch among the processes

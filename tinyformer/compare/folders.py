@@ -1,4 +1,4 @@
-"""Run folders, as `train.py` writes them: finding and reading them, without torch."""
+"""Finding and reading run folders, as `train.py` writes them, without torch."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ABSENT = object()
 """The value of a key that a config does not have; null is a value."""
 
 MAX_NUMBER = 1e100
-"""The magnitude of a result."""
+"""The largest magnitude of a result."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Run:
     """A finished run.
 
     Attributes:
-        path: its folder, as the user would type it.
+        path: its folder, as a user would type it.
         results: the contents of `results.json`.
         config: the resolved config.
         written: the config with its interpolations unresolved; a value derived from another key is the same text in
             all runs.
         choices: the choice on each axis, such as `attention: gqa`.
-        typed: the keys on its command line.
+        typed: the keys that its command line sets.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class Found:
 
 
 def find_runs(folders: Sequence[Path], config_dir: Path) -> Found:
-    """Find all runs in folders and below; a run that is found twice counts once.
+    """Find all runs in and below some folders; a run that is found twice counts once.
 
     Args:
         folders: folders of runs, of sweeps, or of many of them.

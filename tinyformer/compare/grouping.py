@@ -15,7 +15,7 @@ from tinyformer.errors import ArgumentError
 
 SPEED = "throughput/tokens_per_second"
 NOT_SETTINGS = ("resume", "hydra")
-"""Keys that say how a run was resumed and where it is stored, not what it is."""
+"""Keys that say how a run was resumed and where it is stored, not what it computes."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Row:
     """The runs of one setting.
 
     Attributes:
-        settings: the values that make the setting, by key, as one would type them.
+        settings: the values that define the setting, by key, as they are typed.
         runs: all runs.
         scored: the runs whose metric is a number, in the order of `values`.
         values: the values of the metric.
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def num_parameters(self) -> list[float]:
-        """The different sizes of the networks; more than one only where the vocabularies differ."""
+        """The distinct parameter counts; several only where the vocabularies differ."""
         return sorted({size for run in self.runs if (size := number(run, "num_parameters")) is not None})
 
     @property
@@ -65,7 +65,7 @@ class Comparison:
     Attributes:
         metric: a key of `results.json`.
         by: the key that is averaged over.
-        columns: the keys that make a setting.
+        columns: the keys that define a setting.
         constant: the typed overrides that all runs share, as `key=value`.
         rows: one row per setting, sorted by `numbers` or else by mean.
         numbers: the setting of each row, if settings are single numbers.
@@ -117,7 +117,7 @@ def number(run: Run, key: str) -> float | None:
 
 
 def as_typed(value: Any) -> str:
-    """A value as one would type it after `key=`; a dash for an absent key."""
+    """A value as it is typed after `key=`; a dash for an absent key."""
     if value is ABSENT:
         return "–"
     if isinstance(value, str):
@@ -131,10 +131,10 @@ def as_typed(value: Any) -> str:
 
 
 def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
-    """The keys that make a setting: typed keys that differ, and any others that separate runs of one setting.
+    """The keys that define a setting: typed keys that differ, and others that distinguish runs of one setting.
 
-    A key that is derived from another, such as `attention.num_heads` from `model.num_heads`, is written alike in all
-    runs. Where only the resolved config is stored, it separates no runs that the other key does not.
+    A key that is derived from another, such as `attention.num_heads` from `model.num_heads`, is the same text in all
+    runs. Where only the resolved config is stored, it distinguishes no runs that the other key does not.
     """
     columns = [key for key in typed if len({_values(run, [key]) for run in runs}) > 1]
     averaged = [as_typed(run.value(by)) for run in runs]
@@ -155,7 +155,7 @@ def _splits(settings: Sequence[tuple[str, ...]], values: Sequence[str]) -> bool:
 
 def _is_setting(key: str, runs: Sequence[Run], by: str) -> bool:
     root = re.split(r"[./@]", key)[0]
-    # Choices are comparable only if all runs store theirs; otherwise the values that they bring are.
+    # Choices are comparable only if all runs store theirs; otherwise the values that they set are compared.
     is_known = len({key in run.choices for run in runs}) == 1
     return is_known and root not in NOT_SETTINGS and key != by and not key.startswith(f"{by}.")
 

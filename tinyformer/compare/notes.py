@@ -74,7 +74,7 @@ def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
             "val/bits_per_byte on the same text."
         )
     elif len(held_out) > 1:
-        yield "Each seed holds out other text (val/num_bytes), so ± is over texts as well."
+        yield "Each seed holds out different text (val/num_bytes), so ± is over texts as well."
     steps = {steps for run in runs if (steps := number(run, "steps")) is not None}
     if len(steps) > 1 and "trainer.max_steps" not in comparison.columns:
         yield f"The runs made different numbers of steps: {min(steps):,} to {max(steps):,}."
@@ -83,10 +83,15 @@ def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
 def _matched(comparison: Comparison) -> Iterator[str]:
     for row in comparison.rows:
         found = [run.results["matched"] for run in row.runs if isinstance(run.results.get("matched"), dict)]
-        solved = sorted({(f"{one.get('by')}={one.get('size')}", one.get("number"), one.get("target")) for one in found})
-        for size, own, target in solved:
+        solved = {
+            (f"{one.get('by')}={one.get('size')}", own, str(one.get("quantity")), target)
+            for one in found
+            if isinstance(own := one.get("number"), int) and isinstance(target := one.get("target"), int)
+        }
+        for size, own, quantity, target in sorted(solved):
             setting = " ".join(f"{key}={value}" for key, value in row.settings.items()) or "all"
-            yield f"{setting}: {size} was solved for {own:,} {found[0].get('quantity')}, to match {target:,}."
+            name = quantity.removeprefix("num_").replace("_", " ").replace("flops", "FLOPs")
+            yield f"{setting}: {size} was solved for {own:,} {name}, to match {target:,}."
 
 
 def _named(paths: Iterable[Path]) -> str:

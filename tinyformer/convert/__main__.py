@@ -1,7 +1,7 @@
 """Convert Hugging Face models: `python -m tinyformer.convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
 
 GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian; `tinyformer/interop` maps their weights and config fields to
-ours. And checkpoints of earlier versions: `… upgrade old.ckpt new.ckpt`.
+ours. It also rewrites checkpoints of earlier versions: `… upgrade old.ckpt new.ckpt`.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     exporter = directions.add_parser("export", help="turn a checkpoint into a folder that transformers loads")
     exporter.add_argument("checkpoint", type=Path, metavar="FILE.ckpt", help="the checkpoint of a run")
     exporter.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
-    upgrader = directions.add_parser("upgrade", help="write a checkpoint of an earlier version in today's format")
+    upgrader = directions.add_parser("upgrade", help="write a checkpoint of an earlier version in the current format")
     upgrader.add_argument("old", type=Path, metavar="OLD.ckpt", help="the checkpoint")
     upgrader.add_argument("new", type=Path, metavar="NEW.ckpt", help="the file to write")
     return parser

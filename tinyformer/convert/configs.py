@@ -27,7 +27,7 @@ def compose_family(config_dir: Path, family: Family, settings: Plain) -> Plain:
 
     Args:
         config_dir: the folder of the config files.
-        family: the family, which determines the choices of groups.
+        family: the family, which determines the choice on each axis.
         settings: values by config key.
     """
     choices = tuple(f"{group}={choice}" for group, choice in family.groups.items())
@@ -61,7 +61,7 @@ def depths_of(model: Plain) -> Depths:
 
 
 def meta_network(config: Plain) -> Network:
-    """The network of a config on the meta device, without memory for its weights.
+    """The network of a config on the meta device, which allocates no memory for weights.
 
     Raises:
         ConfigError: a class refuses its arguments.

@@ -41,7 +41,7 @@ WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "auto
 """Arguments that do not change the function of a trained network."""
 
 TRAINING_ONLY = ("dropout",)
-"""Arguments that change it during training only."""
+"""Arguments that change it in training only."""
 
 
 def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
@@ -62,11 +62,11 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
     register_resolvers(config_dir)
     checkpoint = load_checkpoint(path)
     with argument_path(passed={"path": "checkpoint"}):
-        config = admit_config(checkpoint, lambda key, name: True)  # classes are compared by name, and not made
+        config = admit_config(checkpoint, lambda key, name: True)  # classes are compared by name, never instantiated
     own = OmegaConf.create(_with_sizes(checkpoint, config))
     written = OmegaConf.to_container(own, resolve=False)
     function = _function_of(own)
-    # A network of another class differs in one thing, its class, which would make it the nearest.
+    # A network of another class differs in a single argument, its class, and would count as the nearest.
     kind = function["network"]["_target_"]
     families = [family for family in FAMILIES if network_class(config_dir, family) == kind] or FAMILIES
     candidates = [_as_family(family, own, function, config_dir) for family in families]
@@ -100,9 +100,9 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
 
 
 def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
-    """A checkpoint's config with the sizes that are null in it, read off the weights."""
+    """A checkpoint's config; sizes that are null in it are read off the weights."""
     weights, model = checkpoint.weights, dict(config["model"])
-    # A feed-forward network without `up_proj` is a class of the user's, which no family has anyway.
+    # A feed-forward network without `up_proj` is a user's class, which no family has anyway.
     up = weights.get("encoder.layers.0.feed_forward.up_proj.weight", weights[EMBEDDING])
     sizes = {"vocab_size": weights[EMBEDDING].shape[0], "d_ff": up.shape[0]}
     model |= {key: size for key, size in sizes.items() if model.get(key) is None}
@@ -112,14 +112,14 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 def _as_family(
     family: Family, own: DictConfig, function: Plain, config_dir: Path
 ) -> tuple[Family, Fields, Plain, list[Difference]]:
-    """A family's fields that come nearest to a config, the config that they make, and how the two configs differ."""
+    """The fields of a family that come nearest to a config, the config that they describe, and how the two differ."""
     fields = family.describe({one.ours: _plain(OmegaConf.select(own, one.ours)) for one in family.fields})
     config = compose_family(config_dir, family, family.settings(fields))
     return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
 
 
 def _plain(value: Any) -> Any:
-    """A value of a config, a list as a list."""
+    """A value of a config as plain containers."""
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
@@ -148,7 +148,7 @@ def _key(difference: Difference, written: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as on a command line; for a node or a class, the name of the class."""
+    """A value as on a command line; a node or a class by the name of the class."""
     if isinstance(value, dict):
         value = value.get("_target_", value)
     if isinstance(value, str) and value.startswith("tinyformer."):

@@ -38,8 +38,8 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
         A report of what was done, as lines to print.
 
     Raises:
-        ArgumentError: the folder is malformed or of another family, or the checkpoint cannot be written there.
-        ConfigError: our classes refuse the model's sizes.
+        ArgumentError: the folder is malformed or of an unsupported family, or the checkpoint cannot be written.
+        ConfigError: a class refuses the model's sizes.
     """
     if path.exists():
         raise ArgumentError("path", path, "exists already")
@@ -132,7 +132,7 @@ def _our_weights(
     depths: Depths,
     folder: Path,
 ) -> Weights:
-    """Their weights under our names.
+    """The weights of a family under our names.
 
     Raises:
         ArgumentError: a weight is missing, has another shape, or has no place in the network.

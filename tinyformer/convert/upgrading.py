@@ -1,4 +1,4 @@
-"""From a checkpoint of an earlier version to one of today's format."""
+"""From a checkpoint of an earlier version to one in the current format."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tinyformer.errors import ArgumentError
 
 
 def upgrade(old: Path, new: Path) -> list[str]:
-    """Write a checkpoint in today's format, with the weights and the training state that it has.
+    """Write a checkpoint in the current format, with its weights and its training state.
 
     Args:
         old: the checkpoint.
@@ -25,6 +25,6 @@ def upgrade(old: Path, new: Path) -> list[str]:
     if not new.absolute().parent.is_dir():
         raise ArgumentError("new", new, "is in a folder that does not exist")
     checkpoint = load_checkpoint(old)
-    config = admit_config(checkpoint, lambda key, name: True)  # names of classes are kept, and nothing is made of them
+    config = admit_config(checkpoint, lambda key, name: True)  # names of classes are kept, never instantiated
     rewrite_checkpoint(old, new, describe_again(config, checkpoint))
-    return [f"{old}, written in today's format as {new}."]
+    return [f"{old}, written in the current format as {new}."]

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyform
         prog: the name of the program in its help.
 
     Returns:
-        The exit code: 0, or 1 if a cell fails.
+        The exit code: 0 if no cell fails, else 1.
     """
     options = _parser(prog).parse_args(arguments)
     # These import torch, which takes seconds; --help does not wait for it.

@@ -38,23 +38,23 @@ class Shape:
 
 
 EXACT_SHAPE, TIMED_SHAPE, FULL_SHAPE = Shape(64, 32, 2), Shape(256, 32, 2), Shape(MAX_SEQ, 64, 2)
-"""Most errors show at any length, and speed is measured where the matrices are large enough to matter. `--full` does
-both at a length of several blocks of keys, over which a fused kernel rescales its sums."""
+"""Most errors show at any length; speed is measured where the matrices are large enough to matter. `--full` does both
+at a length of several blocks of keys, between which a fused kernel rescales its sums."""
 
 
 def _lengths(rows: int, seq: int, device: torch.device) -> torch.Tensor:
-    """Two thirds of the keys are real; none in the last row."""
+    """Two thirds of the keys are real; in the last row, none is."""
     return torch.tensor([2 * seq // 3] * (rows - 1) + [0], device=device)
 
 
 def _documents(rows: int, seq: int, device: torch.device) -> torch.Tensor:
-    """Three or four documents per row, with other borders in each row."""
+    """Three or four documents per row, with different borders in each row."""
     shifts = torch.arange(rows, device=device).unsqueeze(1) * seq // 7
     return (torch.arange(seq, device=device) + shifts) * 3 // seq
 
 
 MakeMask = Callable[[int, int, torch.device], AttentionMask]
-"""From the rows and keys of a batch to its mask."""
+"""Makes the mask of a batch from its number of rows, its number of keys and the device."""
 
 MASKS: dict[str, MakeMask] = {
     "full": lambda rows, seq, device: AttentionMask(),
@@ -63,12 +63,12 @@ MASKS: dict[str, MakeMask] = {
     "causal+padded": lambda rows, seq, device: AttentionMask(causal=True, lengths=_lengths(rows, seq, device)),
     "documents": lambda rows, seq, device: AttentionMask(causal=True, documents=_documents(rows, seq, device)),
 }
-"""Documents are packed as language models train on them, with a causal mask."""
+"""Documents have a causal mask, too, as in the training of language models."""
 assert tuple(MASKS) == MASK_NAMES
 
 
 def factory_of(variant: Variant) -> Callable[..., BaseAttention]:
-    """A variant as a factory that lacks only the sizes, as in `factory_of(variant)(d_model, num_heads)`."""
+    """A variant as a factory of its sizes, as in `factory_of(variant)(d_model, num_heads)`."""
     options = dict(variant.options)
     if "position" in options:
         kind, arguments = options["position"]
@@ -77,7 +77,7 @@ def factory_of(variant: Variant) -> Callable[..., BaseAttention]:
 
 
 def make_module(variant: Variant, shape: Shape) -> BaseAttention:
-    """A random attention whose parameters are all away from special values such as 0 or 1."""
+    """A random attention module, with all parameters away from special values such as 0 or 1."""
     torch.manual_seed(0)
     module = factory_of(variant)(shape.d_model, NUM_HEADS)
     with torch.no_grad():

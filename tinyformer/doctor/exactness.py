@@ -19,15 +19,16 @@ from tinyformer.nn.kernels.observe import kernel_among
 from tinyformer.nn.kernels.support import Backend
 
 SEEDS = (1, 2, 3)
-"""Of the inputs. Backends are compared for those of the first. The others tell the size of each gradient: where terms
-cancel, as those of differential attention's λ do, a gradient can be small by chance, and its relative error large."""
+"""Seeds of the inputs. Backends are compared on those of the first; the others tell the typical size of each gradient:
+where terms cancel, as in that of differential attention's λ, a gradient can be small by chance, and its relative error
+large."""
 
 ILL_CONDITIONED = {torch.float32: 2.5e-5, torch.bfloat16: 0.05, torch.float64: torch.inf}
-"""A parameter's gradient whose error under eager's own arithmetic exceeds this is a sum of terms that cancel, such as
-that of differential attention's λ over long rows in bf16. Its error is rounding and is not held against a kernel."""
+"""If eager's own error in a parameter's gradient exceeds this, the gradient is a sum of terms that cancel, such as that
+of differential attention's λ over long rows in bf16. Its error is rounding, and does not count against a kernel."""
 
 ORACLE = Backend("oracle", eager, lambda case: None)
-"""Eager as the definition of attention, apart from the table's eager, which is tested like the others."""
+"""Eager as the definition of attention; `BACKENDS["eager"]` is tested like the others."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Errors:
 
 
 def relative_error(actual: Tensor, exact: Tensor, size: float | None = None) -> float:
-    """max|a - b| / size, by default max|b|; the absolute error where the exact value is zero but for rounding."""
+    """max|a - b| / size, size being max|b| by default; the absolute error where the exact value is 0 up to rounding."""
     size = exact.abs().max().item() if size is None else size
     return (actual.double() - exact).abs().max().item() / (size if size > 1e-6 else 1.0)
 
@@ -82,7 +83,7 @@ class Problem:
         make_mask: makes the mask, which also covers the context of cross-attention.
         shape: the sizes of the batch.
         device: where to compute.
-        cross: whether the module attends to another sequence, half as long again.
+        cross: whether the module attends to another sequence, 1.5 times as long.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Problem:
         return [torch.randn(size, generator=random).to(self.device) for size in self._sizes]
 
     def case(self, dtype: torch.dtype, gradient: bool = True) -> AttentionCase:
-        """The case that a backend has to compute."""
+        """The case that a backend is asked to compute."""
         module = self.module
         q = torch.zeros(1, module.num_heads, 1, module.head_dim, device=self.device, requires_grad=gradient)
         scoring = module.scoring(q, 1, self.mask, self.cross)
@@ -115,7 +116,7 @@ class Problem:
         )
 
     def solve(self, backend: Backend, dtype: torch.dtype, gradient: bool = True, seed: int = SEEDS[0]) -> Solution:
-        """The output and the gradients by a backend, which is called even if it would refuse the case."""
+        """The output and the gradients of a backend, which is called even if it would refuse the case."""
         module = self.module if dtype != torch.float64 else copy.deepcopy(self.module).double()
         module.resolved = backend
         upstream, *drawn = self._drawn(seed)
@@ -167,7 +168,7 @@ class Problem:
         return self._eager_errors[dtype]
 
     def _exact_without(self, dropped: Tensor) -> Solution:
-        """The solution in float64 where dropout has dropped these weights and scaled the others."""
+        """The solution in float64 with these weights dropped and the others rescaled."""
         scale = 1 - self.module.dropout
 
         def compute(
@@ -179,9 +180,9 @@ class Problem:
         return self.solve(replace(ORACLE, compute=compute), torch.float64)
 
     def _dropped(self, backend: Backend, dtype: torch.dtype) -> Tensor:
-        """Which weights a backend drops under the seed, read off its output for unit vectors as values.
+        """Which weights a backend drops with the seed, read off its output for unit vectors as values.
 
-        The random numbers of a kernel do not depend on the values, so it dropped the same weights in its solution.
+        A kernel's random numbers do not depend on the values, so it dropped the same weights in its solution.
         """
         is_zero: list[Tensor] = []
 
@@ -209,7 +210,7 @@ class Problem:
         empty = self.mask.lengths == 0
         input_gradients = solution.gradients[: len(self.inputs)]
         if any(value[empty].any() for value in (solution.output, *input_gradients)):
-            return "gives a row without keys something other than zeros"
+            return "gives nonzero values for a row without keys"
         return None
 
 
@@ -225,15 +226,15 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_kernel() -> Iterator[Callable[[], str]]:
-    """Profile a block; the function then returns which kernel computed attention in it."""
-    # FlashAttention 2, 3 and 4 are one operator of torch and differ in their CUDA kernels only; flex has no operator.
+    """Profile a block; yields a function that returns, after the block, which kernel computed attention in it."""
+    # FlashAttention 2, 3 and 4 share one operator of torch and differ only in their CUDA kernels; flex has no operator.
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as watched:
         yield lambda: kernel_among(event.name() for event in profiled_events(watched))
 
 
 def profiled_events(watched: profile) -> list[Any]:
-    """The profiler's raw events; the tree that `watched.events()` makes of them takes longer than the pass."""
+    """The profiler's raw events; building the tree of `watched.events()` takes longer than the pass itself."""
     assert watched.profiler is not None
     assert watched.profiler.kineto_results is not None
     return watched.profiler.kineto_results.events()

@@ -27,7 +27,7 @@ BASE = {
     "cpu": {"seq": 1024, "width": 128, "depth": 1, "heads": 8, "kv_heads": 8},
     "cuda": {"seq": 2048, "width": 1024, "depth": 1, "heads": 16, "kv_heads": 16},
 }
-"""Where the other axes stand while one is turned."""
+"""The values of all axes but the one that is varied."""
 
 CAUSAL = AttentionMask(causal=True)
 
@@ -35,14 +35,14 @@ CAUSAL = AttentionMask(causal=True)
 def measure_axis(
     axis: str, values: Sequence[int], backends: Sequence[str], device: str, repeats: int
 ) -> list[dict[str, Any]]:
-    """`measure` at each value of an axis, by each backend.
+    """`measure` at each value of an axis, for each backend.
 
     Args:
         axis: a name in `BASE`.
-        values: of the axis.
+        values: the values of the axis.
         backends: names of backends.
-        device: the type.
-        repeats: passes, of whose times the median counts.
+        device: the device type.
+        repeats: number of timed passes, of which the median is taken.
     """
     return [
         {"axis": axis, "value": value, "backend": backend}
@@ -53,13 +53,13 @@ def measure_axis(
 
 
 def make_encoder(point: dict[str, int], backend: str, device: str, dtype: torch.dtype) -> Encoder:
-    """An encoder of the model's own parts.
+    """An encoder from the model's own parts.
 
     Args:
         point: a value of each axis.
-        backend: of its attention.
-        device: the type.
-        dtype: of its weights.
+        backend: the backend of its attention.
+        device: the device type.
+        dtype: the dtype of its weights.
     """
     width, heads = point["width"], point["heads"]
     attention = partial(Attention, width, heads, min(point["kv_heads"], heads), backend=backend)
@@ -68,7 +68,7 @@ def make_encoder(point: dict[str, int], backend: str, device: str, dtype: torch.
 
 
 def peak_bytes(step: Any, device: str) -> int:
-    """The most memory that a call takes on top of what there is before it."""
+    """The peak memory of a call in bytes, beyond what is allocated before it."""
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -88,7 +88,7 @@ def peak_bytes(step: Any, device: str) -> int:
 
 
 def measure(point: dict[str, int], backend: str, device: str, repeats: int) -> dict[str, Any]:
-    """Seconds and bytes of a forward and backward pass, or why there are none."""
+    """Seconds and peak bytes of a forward and backward pass, or why it is left out."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     encoder = make_encoder(point, backend, device, dtype)
     layers = [cast(BaseAttention, layer.attention) for layer in encoder.layers]

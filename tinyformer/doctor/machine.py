@@ -50,14 +50,14 @@ def quiet() -> Iterator[None]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to stderr whenever it starts and stops
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
-        # From torch 2.11. Keeping events, as it advises, would cost 13 ms for each of a thousand profiles.
+        # Since torch 2.11. Keeping the events, as it advises, would cost 13 ms for each of a thousand profiles.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
         yield
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: the processor time of several means little, and small matrices do not gain from them."""
+    """Compute on one thread: the processor time of several threads says little, and small matrices gain nothing."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     keep_freed_memory()

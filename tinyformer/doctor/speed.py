@@ -19,12 +19,12 @@ from tinyformer.nn.kernels.support import Backend
 
 WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15
 BUDGET_SECONDS = 0.15
-"""A comparison stops after this time, once it has made `MIN_ROUNDS`."""
+"""A comparison stops after this time, but not before `MIN_ROUNDS` rounds."""
 
 MAX_SLOWDOWN = 1.1
 ATTEMPTS = 5
-"""How often a choice slower than `MAX_SLOWDOWN` is measured again, each time twice as long. Other processes and chance
-distort short measurements only; a backend that is really slower stays so."""
+"""How often a choice slower than `MAX_SLOWDOWN` is measured, each time twice as long. Other processes and chance
+distort only short measurements; a backend that is really slower stays slower."""
 
 
 def _cuda_seconds() -> float:
@@ -79,7 +79,7 @@ def median_seconds(passes: Mapping[str, Callable[[], None]], device: str, patien
 def compare(
     passes: Mapping[str, Callable[[], None]], chosen: str, device: str
 ) -> tuple[dict[str, float], float | None]:
-    """The times of passes, and the chosen one's relative to the shortest, in its best of several attempts."""
+    """The times of passes, and the chosen one's time relative to the shortest, in the best of several attempts."""
     if chosen not in passes:
         return median_seconds(passes, device), None
     best: tuple[dict[str, float], float] = {}, float("inf")
@@ -92,7 +92,7 @@ def compare(
 
 
 def peak_memory(run: Callable[[], None], device: str) -> int:
-    """The most bytes that a pass holds at once, above those held before it."""
+    """The peak memory of a pass in bytes, beyond what is allocated before it."""
     return _peak_on_cuda(run) if device == "cuda" else _peak_on_cpu(run)
 
 

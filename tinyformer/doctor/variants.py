@@ -1,4 +1,4 @@
-"""The attention variants that doctor, tests and benchmarks share, as plain data: importing it costs no torch."""
+"""The attention variants that doctor, tests and benchmarks share, as plain data, without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ class Variant:
         attention: the class in `tinyformer.nn`.
         options: arguments of the class besides its sizes; `position` is the name of a class and its arguments.
         overrides: the config overrides that choose it.
-        cross: whether it is tested as cross-attention, to a sequence half as long again.
+        cross: whether it is tested as cross-attention, to a sequence 1.5 times as long.
         masks: the names of the masks that it is tested with.
-        max_seq: the longest sequence that it is tested with, where memory sets a bound.
+        max_seq: the longest sequence that it is tested with, if memory limits it.
     """
 
     name: str
@@ -76,7 +76,7 @@ VARIANTS = {
 
 
 def combine(name: str) -> Variant:
-    """The variant of a name in `VARIANTS`, or of several joined by "+", such as "gqa+alibi+sink"."""
+    """The variant with a name in `VARIANTS`, or a combination of names joined by "+", such as "gqa+alibi+sink"."""
     parts = [VARIANTS[part] for part in name.split("+")]
     options: dict[str, Any] = {}
     for part in parts:

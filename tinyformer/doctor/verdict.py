@@ -2,10 +2,10 @@
 
 A cell fails if its backend
 
-- crashes or is wrong where it accepts: its error against float64 exceeds `FACTOR` times the error of eager in the same
-  dtype and `FLOOR`, which rounding the result once may cost, or it exceeds `CEILING`;
-- gives a row without keys something other than zeros, or any value that is not finite;
-- accepts what `support.LACKS` says it lacks, or refuses what it computes correctly when called all the same;
+- crashes or is wrong on a case that it accepts: its error against float64 exceeds `CEILING`, or both `FLOOR`, which
+  rounding the result once may cost, and `FACTOR` times the error of eager in the same dtype;
+- gives nonzero values for a row without keys, or any value that is not finite;
+- accepts what `support.LACKS` says it lacks, or refuses what it computes correctly when called nevertheless;
 - is the choice of `auto` and takes more than `speed.MAX_SLOWDOWN` times as long as the fastest backend that ran.
 """
 
@@ -44,7 +44,7 @@ class Cell:
         peak_memory: the most bytes that such a pass holds at once.
         auto: whether `auto` chooses this backend.
         slowdown: for auto's choice, its time relative to the fastest backend's.
-        reason: why it refuses, has no backward pass, or crashed.
+        reason: why it refuses, computes no backward pass, or crashed.
         failure: why the cell fails.
     """
 
@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A backend's attempt at a problem; `wrong` says what is wrong with its solution."""
+    """A backend's attempt at a problem; `wrong` says what is wrong with its solution, if anything."""
 
     kernel: str
     errors: Errors
@@ -89,7 +89,7 @@ def examine(
     device: torch.device,
     full: bool = False,
 ) -> Iterator[list[Cell]]:
-    """The cells of all backends, for one variant, mask and dtype after another.
+    """The cells of all backends, for each variant, mask and dtype in turn.
 
     Args:
         backends: names in `BACKENDS`.
@@ -101,7 +101,7 @@ def examine(
     """
     for variant in (VARIANTS[name] for name in variants):
         for mask in (name for name in masks if name in variant.masks):
-            torch.compiler.reset()  # flex is not compiled again after eight recompilations
+            torch.compiler.reset()  # after eight recompilations, torch would no longer compile flex
             problem = make_problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
             timed = problem if full else make_problem(variant, mask, TIMED_SHAPE, device)
             for dtype in dtypes:
@@ -118,7 +118,7 @@ def make_problem(variant: Variant, mask: str, shape: Shape, device: torch.device
 
 
 def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
-    """The cell with everything but the speed."""
+    """The cell with everything except the speed."""
     backend = BACKENDS[cell.backend]
     training, inference = problem.case(dtype), problem.case(dtype, gradient=False)
     refusal = backend.refusal(training)
@@ -151,7 +151,7 @@ def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool)
 
 
 def _computes_despite_refusal(problem: Problem, backend: Backend, case: AttentionCase) -> bool:
-    """Whether a backend that refuses a case computes it correctly when called all the same."""
+    """Whether a backend that refuses a case computes it correctly when called nevertheless."""
     if (backend.name, case.device) not in LACKS:
         return False  # nothing to call: there is no kernel for the device, or its package is not installed
     with warnings.catch_warnings():
