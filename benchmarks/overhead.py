@@ -26,7 +26,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from tinyformer.app.config import Invocation
-from tinyformer.app.training_run import Run, set_up
+from tinyformer.app.run import Run
+from tinyformer.app.training_run import set_up
 from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks import StepProgress
 

@@ -18,7 +18,6 @@ from programs import ROOT, SMALL
 
 import tinyformer
 from tinyformer.beam_search import Beam
-from tinyformer.doctor.growth import peak_bytes
 
 
 def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
@@ -28,19 +27,6 @@ def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
-
-
-def test_the_peak_is_the_most_that_is_held_at_a_time() -> None:
-    """Two tensors of 4 MB, of which one goes before a third comes."""
-
-    def step() -> None:
-        first = torch.zeros(1024, 1024)
-        second = first + 1
-        del first
-        third = torch.zeros(512, 1024)
-        del second, third
-
-    assert peak_bytes(step, "cpu") == pytest.approx(2 * 2**22, rel=0.01)
 
 
 @pytest.mark.nightly

@@ -33,6 +33,7 @@ SOLVED = {
     # A query norm and a key norm of 32 in each layer.
     "attention.qk_norm=true": (512, 4 * 2 * 32),
     "attention=mqa match.multiple_of=64": (576, -32 * 1024),
+    "attention=gqa match.multiple_of=100": (600, 24 * 1024),
     "attention=gqa model.d_ff=3": (512 + 64, 0),
 }
 

@@ -12,13 +12,18 @@ from tinyformer.findings.records import Record, read_record
 from tinyformer.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, Measured, t_interval, verdict
 
 RISING = [
-    {"step": str(step), "val/accuracy": accuracy, **{f"attention/layer_00/head_0{h}/near": n for h, n in near}}
-    for step, accuracy, near in (
-        (0, "0.0", [(0, "0.1"), (1, "0.3")]),
-        (20, "0.2", [(0, "0.2"), (1, "0.4")]),
-        (30, "", [(0, "0.9"), (1, "0.9")]),
-        (40, "0.6", [(0, "0.5"), (1, "0.7")]),
-        (80, "1.0", [(0, "0.6"), (1, "0.9")]),
+    {
+        "step": str(step),
+        "val/accuracy": accuracy,
+        "val/loss": loss,
+        **{f"attention/layer_00/head_0{head}/near": number for head, number in enumerate(near)},
+    }
+    for step, accuracy, loss, near in (
+        (0, "0.0", "4.0", ["0.1", "0.3"]),
+        (20, "0.2", "3.0", ["0.2", "0.4"]),
+        (30, "", "", ["0.1", "0.2", "0.9"]),
+        (40, "0.6", "2.0", ["0.5", "0.7"]),
+        (80, "1.0", "2.5", ["0.6", "0.9"]),
     )
 ]
 CELLS = {
@@ -70,12 +75,18 @@ NEAR = {"heads": "near", "over": "largest"}
         ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 0.5}, 0.25),  # (40 - 20) / 80
         ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 1.1}, math.inf),
         ("change", {"run": "one", "source": NEAR}, 0.6),
+        ("change", {"run": "one", "source": {"metric": "val/loss"}}, -1.5),
         # Without step 30: deviations (-.45 -.25 .15 .55) and (-.275 -.175 .125 .325) of the two.
         ("correlation", {"run": "one", "source": ACCURACY, "other": NEAR}, 0.365 / math.sqrt(0.59 * 0.2275)),
     ],
 )
 def test_quantities_by_hand(name, of, expected):
     assert QUANTITIES[name](RECORDS, **of) == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_measure_by_step_is_the_mean_over_heads():
+    series = RECORDS["one"].series({"heads": "near"})
+    assert list(series.values()) == pytest.approx([0.2, 0.3, 0.4, 0.6, 0.75])
 
 
 def test_every_quantity_is_computed_by_hand():
@@ -173,6 +184,11 @@ def test_the_band_in_words():
 def test_whether_a_verdict_is_clear(several, expected):
     finding = read_finding("cost")
     assert verdict_of(outcome_of(finding, several, [])) == expected
+
+
+def test_a_run_that_two_names_share_is_counted_once():
+    runs = [{"run": name, "seed": 0, "folder": folder, "seconds": 2} for name, folder in zip("abc", "xxy", strict=True)]
+    assert outcome_of(read_finding("cost"), [measured(1, at_most=1)], runs)["seconds"] == 4
 
 
 def test_a_mean_is_clear_where_its_interval_lies_on_one_side_of_the_band():

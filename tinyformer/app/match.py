@@ -27,8 +27,8 @@ AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "no
 QUANTITIES = {"num_parameters": "parameters", "flops_per_token": "FLOPs per token"}
 """What can be matched: fields of `Costs`, and their names."""
 
-LARGEST = 2**24
-"""The largest size that is tried."""
+LARGEST = 2**18
+"""The largest size that is tried, in units of `multiple_of`."""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinyformer.analysis import Findings
 from tinyformer.app.analysis_run import describe_subject, examine, keep_findings
 from tinyformer.app.loggers import wandb_location
+from tinyformer.app.run import Run
 from tinyformer.app.sample import describe_prompts, print_generated
 from tinyformer.app.summary import (
     describe_events,
@@ -33,9 +34,6 @@ from tinyformer.hardware import describe_device
 from tinyformer.tasks import Task
 from tinyformer.training import TrainingModule
 
-if TYPE_CHECKING:
-    from tinyformer.app.training_run import Run
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -57,7 +55,7 @@ def has_test(task: Task, data: DataModule) -> bool:
     return task.tests_best and "test" in data.splits
 
 
-def score(run: "Run") -> Scores:
+def score(run: Run) -> Scores:
     """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
     data, task = run.data, run.task
     if not run.module.metrics:  # the run was killed after its last step
@@ -81,7 +79,7 @@ def score(run: "Run") -> Scores:
     return Scores(validation, test, findings)
 
 
-def make_results(run: "Run", scores: Scores) -> dict[str, Any]:
+def make_results(run: Run, scores: Scores) -> dict[str, Any]:
     """The contents of `results.json` except the sample."""
     splits, limit = run.data.splits, run.settings.limit
     test = split_results(scores.test, splits["test"], "test", limit) if scores.test else {}
@@ -107,7 +105,7 @@ def make_results(run: "Run", scores: Scores) -> dict[str, Any]:
     }
 
 
-def summarise(run: "Run", scores: Scores) -> dict[str, Any]:
+def summarise(run: Run, scores: Scores) -> dict[str, Any]:
     """Write `results.json`, print the summary and a text sample."""
     results, splits, limit = make_results(run, scores), run.data.splits, run.settings.limit
     path, folder = run.folder / "results.json", relative_path(run.folder)

@@ -4,14 +4,11 @@ import copy
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_types
@@ -20,7 +17,7 @@ from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers
-from tinyformer.app.match import Matched, match_size, set_size
+from tinyformer.app.match import match_size, set_size
 from tinyformer.app.parts import (
     evaluation_mask,
     make_task,
@@ -29,10 +26,11 @@ from tinyformer.app.parts import (
     require_network_of,
 )
 from tinyformer.app.resume import is_first_process
+from tinyformer.app.run import Run
 from tinyformer.app.run_results import has_test, score, summarise
 from tinyformer.app.sample import check_generation, refuse_prompts
 from tinyformer.app.scores import register_score
-from tinyformer.app.start import Start, keep_vocabulary, load_start, make_starting_network, prepare_data
+from tinyformer.app.start import keep_vocabulary, load_start, make_starting_network, prepare_data
 from tinyformer.app.stored_config import describe_config
 from tinyformer.app.summary import (
     describe_non_finite,
@@ -54,15 +52,13 @@ from tinyformer.files import relative_path
 from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Task
-from tinyformer.training import AttentionTelemetry, TrainingModule
+from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks import (
     Checkpoints,
-    FiniteCheck,
     Interrupted,
     NonFiniteStep,
     Report,
     StepProgress,
-    TrainingScores,
 )
 from tinyformer.training.weights_memory import find_memory_shortage
 
@@ -90,7 +86,7 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
             return summarise(run, score(run)) if is_first_process() else {}
 
 
-def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
+def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     """Make the parts of a run, each checked as it is made."""
     config = copy.deepcopy(config)
     set_up_process()
@@ -144,74 +140,6 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> "Run":
         trainer,
         matched,
     )
-
-
-@dataclass
-class Run:
-    """The parts of a training run before its first step.
-
-    Args:
-        config: the config, with what the run has set in it.
-        folder: the folder of the run.
-        invocation: what the command line says in addition to the config.
-        start: the checkpoint that the run starts from, if any.
-        settings: device, precision and the trainer's arguments.
-        data: the tokens.
-        task: the task.
-        network: the model.
-        kernel: the attention kernels of its layers.
-        warning: a sentence if the attention weights will not fit into memory.
-        module: Lightning's module.
-        loggers: the loggers.
-        trainer: Lightning's trainer, with all callbacks.
-        matched: the size that was solved for, if any.
-    """
-
-    config: DictConfig
-    folder: Path
-    invocation: Invocation
-    start: Start | None
-    settings: Settings
-    data: DataModule
-    task: Task
-    network: Network
-    kernel: str
-    warning: str | None
-    module: TrainingModule
-    loggers: list[Logger]
-    trainer: L.Trainer
-    matched: Matched | None
-
-    @property
-    def callbacks(self) -> list[L.Callback]:
-        """The callbacks of the trainer."""
-        return self.trainer.callbacks  # type: ignore[attr-defined]
-
-    @property
-    def report(self) -> Report:
-        """The callback that measures speed."""
-        return next(callback for callback in self.callbacks if isinstance(callback, Report))
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """The callback that saves the run."""
-        return next(callback for callback in self.callbacks if isinstance(callback, Checkpoints))
-
-    @property
-    def telemetry(self) -> list[AttentionTelemetry]:
-        """The callbacks that measure heads."""
-        return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
-
-    @property
-    def training_scores(self) -> dict[str, float]:
-        """The metrics of training rows at the last validation, by name; empty where none are scored."""
-        scores = [callback for callback in self.callbacks if isinstance(callback, TrainingScores)]
-        return {name: value for callback in scores for name, value in callback.metrics.items()}
-
-    @property
-    def skipped(self) -> list[int]:
-        """The steps that were skipped since they were not finite."""
-        return [step for callback in self.callbacks if isinstance(callback, FiniteCheck) for step in callback.skipped]
 
 
 def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from tinyformer.doctor.speed import peak_memory
 from tinyformer.hardware import free_memory
 from tinyformer.nn import (
     Attention,
@@ -67,26 +67,6 @@ def make_encoder(point: dict[str, int], backend: str, device: str, dtype: torch.
     return Encoder(64, point["depth"], width, point["seq"], block, LayerNorm).to(device, dtype).train()
 
 
-def peak_bytes(step: Any, device: str) -> int:
-    """The peak memory of a call in bytes, beyond what is allocated before it."""
-    if device == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        step()
-    assert watched.profiler is not None
-    assert watched.profiler.kineto_results is not None
-    found = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
-    most = held = 0
-    for event in sorted(found, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
-
-
 def measure(point: dict[str, int], backend: str, device: str, repeats: int) -> dict[str, Any]:
     """Seconds and peak bytes of a forward and backward pass, or why it is left out."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -114,7 +94,7 @@ def measure(point: dict[str, int], backend: str, device: str, repeats: int) -> d
         step()
         _finish(device)
         seconds.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(seconds), "bytes": peak_bytes(step, device)}
+    return {"seconds": statistics.median(seconds), "bytes": peak_memory(step, device)}
 
 
 def _finish(device: str) -> None:

@@ -1,0 +1,86 @@
+"""The parts of a training run, which `training_run` makes, and `run_results` summarises at its end."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig
+
+from tinyformer.app.config import Invocation
+from tinyformer.app.match import Matched
+from tinyformer.app.start import Start
+from tinyformer.app.trainer import Settings
+from tinyformer.data import DataModule
+from tinyformer.nn import Network
+from tinyformer.tasks import Task
+from tinyformer.training import AttentionTelemetry, TrainingModule
+from tinyformer.training.callbacks import Checkpoints, FiniteCheck, Report, TrainingScores
+
+
+@dataclass
+class Run:
+    """The parts of a training run before its first step.
+
+    Args:
+        config: the config, with what the run has set in it.
+        folder: the folder of the run.
+        invocation: what the command line says in addition to the config.
+        start: the checkpoint that the run starts from, if any.
+        settings: device, precision and the trainer's arguments.
+        data: the tokens.
+        task: the task.
+        network: the model.
+        kernel: the attention kernels of its layers.
+        warning: a sentence if the attention weights will not fit into memory.
+        module: Lightning's module.
+        loggers: the loggers.
+        trainer: Lightning's trainer, with all callbacks.
+        matched: the size that was solved for, if any.
+    """
+
+    config: DictConfig
+    folder: Path
+    invocation: Invocation
+    start: Start | None
+    settings: Settings
+    data: DataModule
+    task: Task
+    network: Network
+    kernel: str
+    warning: str | None
+    module: TrainingModule
+    loggers: list[Logger]
+    trainer: L.Trainer
+    matched: Matched | None
+
+    @property
+    def callbacks(self) -> list[L.Callback]:
+        """The callbacks of the trainer."""
+        return self.trainer.callbacks  # type: ignore[attr-defined]
+
+    @property
+    def report(self) -> Report:
+        """The callback that measures speed."""
+        return next(callback for callback in self.callbacks if isinstance(callback, Report))
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The callback that saves the run."""
+        return next(callback for callback in self.callbacks if isinstance(callback, Checkpoints))
+
+    @property
+    def telemetry(self) -> list[AttentionTelemetry]:
+        """The callbacks that measure heads."""
+        return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
+
+    @property
+    def training_scores(self) -> dict[str, float]:
+        """The metrics of training rows at the last validation, by name; empty where none are scored."""
+        scores = [callback for callback in self.callbacks if isinstance(callback, TrainingScores)]
+        return {name: value for callback in scores for name, value in callback.metrics.items()}
+
+    @property
+    def skipped(self) -> list[int]:
+        """The steps that were skipped since they were not finite."""
+        return [step for callback in self.callbacks if isinstance(callback, FiniteCheck) for step in callback.skipped]
