@@ -4,12 +4,24 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from nn.model_cases import make_transformer
 
-from analysis.subjects import CAUSAL, columns_of, loud_transformer, make_subject
-from tinyformer.analysis import MEASURES, PATTERNS, HeadCircuit, Probe, Probes, measure_heads, repeated_tokens
+from analysis.subjects import CAUSAL, columns_of, loud, loud_transformer, make_subject
+from tinyformer.analysis import (
+    MEASURES,
+    PATTERNS,
+    HeadCircuit,
+    Probe,
+    Probes,
+    capture_weights,
+    measure_heads,
+    measure_layers,
+    repeated_tokens,
+)
 from tinyformer.analysis.ablation import MODES, losses_without
 from tinyformer.analysis.pruning import gated
 from tinyformer.errors import ArgumentError
+from tinyformer.nn import DifferentialAttention
 
 
 def scores(subject, heads):
@@ -46,6 +58,18 @@ def test_the_found_heads_are_kept_alone_and_taken_away(tmp_path):
     for draw in range(3):
         assert rows["random heads alone", draw][0] == len(found)
         assert rows["without random heads", draw][0] == len(others)
+
+
+def test_a_head_of_two_softmaxes_has_the_larger_measure(tmp_path):
+    network = make_transformer()
+    for index, layer in enumerate(network.encoder.layers):
+        layer.attention = DifferentialAttention(32, 4, layer_index=index)
+    loud(network)
+    tokens = repeated_tokens(50, 16, 4, seed=0)
+    maps = measure_layers({"self": MEASURES["self"]}, capture_weights(network, tokens, CAUSAL), tokens)["self"]
+    larger = [max(of_layer[2 * head : 2 * head + 2]) for of_layer in maps for head in range(4)]
+    heads = columns_of(HeadCircuit({"self": 1e-6})(make_subject(network), tmp_path).tables["circuit_heads"])
+    assert heads["self"] == pytest.approx(larger, rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -177,9 +177,9 @@ def test_means_over_heads():
 
 def test_rollout_by_hand():
     first = layer_of([[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.1, 0.9]])
-    second = layer_of([[1.0, 0.0], [0.8, 0.0]], address=(1,))  # a sink takes a fifth of the second row
-    # 0.5 A + 0.5 I: [[1, 0], [0.15, 0.85]], then [[1, 0], [0.4, 0.5]], whose second row sums to 0.9.
-    expected = torch.tensor([[1.0, 0.0], [4 / 9 + 5 / 9 * 0.15, 5 / 9 * 0.85]])
+    second = layer_of([[0.6, 0.4], [0.8, 0.0]], address=(1,))  # a sink takes a fifth of the second row
+    # 0.5 A + 0.5 I: [[1, 0], [0.15, 0.85]], then [[0.8, 0.2], [0.4, 0.5]], whose second row sums to 0.9.
+    expected = torch.tensor([[0.8 + 0.2 * 0.15, 0.2 * 0.85], [4 / 9 + 5 / 9 * 0.15, 5 / 9 * 0.85]])
     torch.testing.assert_close(maps_of(first, second).rollout(), expected)
     with pytest.raises(ArgumentError, match=r"^attention='differential': has negative weights"):
         model("differential").attention("ab").rollout()
