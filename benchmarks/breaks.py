@@ -397,9 +397,9 @@ BREAKS = (
     ),
     Break(
         "a_vector_of_padding",
-        "model.py",
-        ">= lengths.unsqueeze(-1)",
-        "> lengths.unsqueeze(-1)",
+        "inspection/forward.py",
+        ">= lengths.unsqueeze(1)",
+        "> lengths.unsqueeze(1)",
         ("tests/test_model.py",),
     ),
     # interop
