@@ -38,7 +38,7 @@ WRONG = {
     "heads": ({"measures": {"m": [[1.0], [1.0] * 3, [1.0]]}}, "measures['m']=[1, 3, 1]: must have as many entries"),
     "a kind without a layer": (
         {"maps": [MAPS[0]], "tokens": dict.fromkeys(["encoder", "cross"], AXES), "addresses": [("encoder", 0)]},
-        "tokens=['encoder', 'cross']: must be of kinds with heads, encoder.",
+        "tokens=['encoder', 'cross']: must hold only kinds of attention with heads: encoder.",
     ),
     "a kind without a head": (
         {
@@ -46,7 +46,7 @@ WRONG = {
             "tokens": dict.fromkeys(["encoder", "cross"], AXES),
             "addresses": [("encoder", 0), ("cross", 0)],
         },
-        "tokens=['encoder', 'cross']: must be of kinds with heads, encoder.",
+        "tokens=['encoder', 'cross']: must hold only kinds of attention with heads: encoder.",
     ),
     "names": ({"names": NAMES[:2]}, "names=[2, 3]: must have as many entries per layer as maps, [2, 3, 1]."),
     "equal names": ({"names": [["0", "0"], *NAMES[1:]]}, "names[0]=['0', '0']: must be unique within a layer."),

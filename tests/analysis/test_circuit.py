@@ -91,12 +91,20 @@ def test_random_heads_are_as_many_of_each_layer(tmp_path):
     assert alone == {rows["loss"][0]}
 
 
+@pytest.mark.parametrize("name", ["self", "near", "first_token", "previous_token", "induction"])
+def test_the_suggested_threshold_finds_a_head(tmp_path, name):
+    subject = make_subject(loud_transformer())
+    with pytest.raises(ArgumentError) as caught:
+        HeadCircuit({name: 1.5})(subject, tmp_path)
+    assert HeadCircuit(**caught.value.works)(subject, tmp_path).scalars["analysis/num_found"] >= 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         ({"measures": {"inductoin": 0.4}}, "inductoin"),
         ({"measures": {}}, "must name at least one measure"),
-        ({"measures": {"self": 1.5}}, "no head reaches a threshold; the largest values of the model's 8 heads work"),
+        ({"measures": {"self": 1.5}}, "none of the model's 8 heads reaches a threshold; measures=.* works"),
         ({"measures": {"self": 0}}, r"measures.self=0: must be above 0, .*; measures.self=0.5 works"),
         ({"num_draws": 0}, "num_draws=0: must be at least 1"),
     ],

@@ -149,7 +149,9 @@ MISTAKES = {
     "pairs=[['cc']]: must hold pairs": {"pairs": [["cc"]]},
     "pairs=['cc', 'bb']: must hold pairs": {"pairs": ["cc", "bb"]},
     "pairs=[['cc', None]]: must hold pairs": {"pairs": [["cc", None]]},
-    "pairs=[['cat', 'bb']]: cat is not a word of the text, which are <eos> bb aa aa cc": {"pairs": [["cat", "bb"]]},
+    "pairs=[['cat', 'bb']]: cat is not a word of the text, whose words are <eos> bb aa aa cc": {
+        "pairs": [["cat", "bb"]]
+    },
     "pairs=[['cc', 'aa']]: the text has aa 2 times: aa:1 to aa:2; pairs=[['cc', 'aa:1']] works.": {
         "pairs": [["cc", "aa"]]
     },
@@ -158,7 +160,7 @@ MISTAKES = {
     "bb does not see cc, which comes later in the text; a model that is trained with task=masked_lm sees both": {
         "pairs": [["bb", "cc"]]
     },
-    "text='bb aa cc bb aa cc': has 17 tokens; the context of the model holds 15": {
+    "text='bb aa cc bb aa cc': has 17 tokens; at most 15 fit into the context of the model": {
         "text": "bb aa cc bb aa cc",
         "pairs": [["bb", "aa"]],
     },

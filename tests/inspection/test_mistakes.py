@@ -38,7 +38,7 @@ MISTAKES = [
     (lambda: translator().attention("a", 3), f"targets=3: {KINDS}; targets=['A text', 'and another'] works."),
     (
         lambda: answerer().run("q", "logits"),
-        "contexts='logits': is the name of a point, and stands in the place of a text; capture='logits' works.",
+        "contexts='logits': is the name of a point, given in place of a text; capture='logits' works.",
     ),
     (lambda: answerer().run("q", ["layers.*.keys"]), "contexts=['layers.*.keys']: is the name of a point"),
     (lambda: translator().run("a", ["encoder.*"]), "targets=['encoder.*']: is the name of a point"),

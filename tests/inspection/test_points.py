@@ -197,7 +197,7 @@ MISTAKES = {
     "layer": ({"capture": "layers.2.residual_mid"}, "layers.0.residual_mid"),
     "nothing alike": ({"capture": "xyz"}, "it has layers.1.residual_post, final_norm, logits and others"),
     "replaced typo": ({"replace": {"layers.*.query": fail}}, "replace='layers.*.query': is no point"),
-    "twice": ({"replace": {"layers.*.residual_mid": fail, POINT: fail}}, f"names {POINT} again"),
+    "twice": ({"replace": {"layers.*.residual_mid": fail, POINT: fail}}, f"names {POINT}, which 'layers"),
     "shape": (
         {"replace": {POINT: torch.zeros(3, 10, 31)}},
         f"replace={{'{POINT}': 'torch.float32 (3, 10, 31) on cpu'}}: must be a tensor of the activation's kind, "

@@ -77,7 +77,7 @@ def test_two_models_beside_each_other_and_their_difference():
     assert change.images[0].norm.vmin == -change.images[0].norm.vmax
     words = first.words() - second.words()
     torch.testing.assert_close(words[1, 2], first.words()[1, 2] - second.words()[1, 2])
-    with pytest.raises(ArgumentError, match=r"^maps\.tokens=.*: must have the tokens of the maps from which they are"):
+    with pytest.raises(ArgumentError, match=r"^maps\.tokens=.*: must be the tokens of the maps from which these are"):
         first - model().attention("abc")
     with pytest.raises(ArgumentError, match=r"^head=\(0, 7\): "):
         difference[0, 7]

@@ -108,6 +108,8 @@ def test_heads_keep_their_numbers_when_others_are_pruned():
     assert torch.equal(maps[0, 3], whole[0, 3])
     with pytest.raises(ArgumentError, match=r"layer 0 has heads 1, 3; head=\(0, 1\) works"):
         maps[0, 0]
+    with pytest.raises(ArgumentError, match=r"^head=0: layer 0 has heads 1, 3; head=1 works"):
+        maps.layers[0].of_head(0)
 
 
 def test_ablated_heads_have_their_weights_and_are_named():
@@ -218,7 +220,7 @@ def test_a_source_and_its_target():
     assert maps.words()["cross", 0, 0].shape == (2, 2)  # "fgh" and <eos>
     assert maps.rollout("encoder").shape == (6, 6)
     for kind in (None, "cross"):
-        with pytest.raises(ArgumentError, match=r'must be "encoder": the decoder reads the encoder'):
+        with pytest.raises(ArgumentError, match=r'must be "encoder": the decoder also reads the encoder'):
             maps.rollout(kind)
     with pytest.raises(
         ArgumentError, match="after its kind if any: encoder layer 0, encoder layer 1, decoder layer 0, cr"

@@ -150,6 +150,15 @@ def test_unsupported_values_are_refused_by_name() -> None:
         FAMILIES[0].settings(without_size)
 
 
+def test_tokens_of_both_fields_are_never_generated() -> None:
+    for fields, expected in (
+        ({"bad_words_ids": [[1], [2]]}, [1, 2]),
+        ({"suppress_tokens": [3]}, [3]),
+        ({"bad_words_ids": [[1], [3]], "suppress_tokens": [3]}, [3, 1]),
+    ):
+        assert settings("bart", **fields)["model.special_tokens.suppressed"] == expected
+
+
 def test_activations_are_those_of_transformers() -> None:
     transformers()
     from transformers.activations import ACT2FN

@@ -115,6 +115,8 @@ def test_values_out_of_range():
         (lambda: AdamW(lr=-1.0), "lr=-1.0: must be at least 0; lr=0.001 works."),
         (lambda: AdamW(betas=[0.9, 1.0]), "betas=[0.9, 1.0]: must be two numbers from 0 to below 1; betas=[0.9, 0.95]"),
         (lambda: MuonWithAdamW(adamw_lr=-1.0), "adamw_lr=-1.0: must be at least 0; adamw_lr=0.001 works."),
+        (lambda: MuonWithAdamW(momentum=-0.1), "momentum=-0.1: must be at least 0 and below 1; momentum=0.95 works."),
+        (lambda: MuonWithAdamW(momentum=1.0), "momentum=1.0: must be at least 0 and below 1; momentum=0.95 works."),
     ):
         with pytest.raises(ArgumentError) as caught:
             make()

@@ -243,7 +243,7 @@ def test_values_out_of_range():
             {"thresholds": {"block": 1.5}},
             "thresholds.block=1.5: must be above 0 and below 1; thresholds.block=0.8 works.",
         ),
-        ({"thresholds": {"sink": 0.5}}, f"thresholds={{'sink': 0.5}}: must be of {', '.join(TRAITS)}."),
+        ({"thresholds": {"sink": 0.5}}, f"thresholds={{'sink': 0.5}}: must be thresholds of {', '.join(TRAITS)}."),
         ({"hysteresis": 1.0}, "hysteresis=1.0: must be at least 0 and below 1; hysteresis=0.2 works."),
         ({"probe_text": ""}, "probe_text='': must not be empty; probe_text='A cat.' works."),
     ):

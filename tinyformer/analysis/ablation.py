@@ -19,10 +19,10 @@ from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import BaseAttention
 
 Replacement: TypeAlias = Callable[[Tensor], Tensor]
-"""Makes what replaces the outputs of a layer's heads from these outputs, `batch heads seq v_head_dim`."""
+"""Maps the outputs of a layer's heads, `batch heads seq v_head_dim`, to a replacement that broadcasts to them."""
 
 ReplacementOf: TypeAlias = Callable[[int, Batch], Replacement | None]
-"""The replacement in a layer, by its index, for a batch; None for zero."""
+"""Makes the replacement in a layer, given its index and a batch; None for zero."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement
     Args:
         layer: the attention layer.
         heads: indices of the heads within the layer.
-        replacement: makes the replacement of the heads' outputs from the outputs of all heads; zero by default.
+        replacement: maps the outputs of all heads to their replacements; zero by default.
     """
     gate = layer.head_gate
     before = gate.factors, gate.replacement
@@ -55,7 +55,7 @@ def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement
 
 
 def mean_outputs(subject: Subject) -> list[Tensor]:
-    """The mean output of each head over all tokens, padding left out: `heads 1 v_head_dim` for each layer."""
+    """The mean output of each head over all tokens, without padding: `heads 1 v_head_dim` for each layer."""
     sums: list[Tensor] = [torch.zeros(()) for _ in subject.layers]
     counts = [0] * len(subject.layers)
     is_token: dict[str, Bool[Tensor, "batch seq"]] = {}
@@ -82,13 +82,13 @@ def mean_outputs(subject: Subject) -> list[Tensor]:
 
 
 def resampled_positions(is_token: Bool[Tensor, "batch seq"], seed: int = 0) -> Int[Tensor, "batch seq"]:
-    """For each position of a row, the position in the row before whose output replaces its own.
+    """For each position of a row, the position in the previous row whose output replaces its own.
 
-    It is the same position; where the row before is shorter, one of its tokens, drawn at random.
+    It is the same position or, beyond the end of the previous row, that of one of its tokens, drawn at random.
 
     Args:
         is_token: which positions are tokens; padding is on the right.
-        seed: of the draws.
+        seed: seed of the draws.
     """
     lengths = is_token.sum(dim=1).roll(1).clamp(min=1).unsqueeze(1)
     draws = torch.rand(is_token.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -133,7 +133,7 @@ def losses_without(
 
     Args:
         subject: the model and its data.
-        head_sets: a layer's index and the indices of heads within it.
+        head_sets: for each set, the index of a layer and the indices of heads within it.
         mode: a name in `MODES`.
     """
     replacement_of = MODES[mode](subject)
@@ -145,7 +145,7 @@ def losses_without(
 
 
 def head_changes(subject: Subject) -> list[float]:
-    """The increase of the loss by zero ablation of each of `head_pairs`, in nats per target."""
+    """The increase of the loss after zero ablation of each of `head_pairs`, in nats per target."""
     base = subject.losses().mean
     return [losses.mean - base for losses in losses_without(subject, _single_heads(head_pairs(subject.layers)))]
 
@@ -153,14 +153,14 @@ def head_changes(subject: Subject) -> list[float]:
 class HeadAblation:
     """Ablation of each head, and of each group of heads that share a K/V head.
 
-    The increase of the loss is what no other head can supply (Michel et al. 2019, arXiv 1905.10650).
+    The increase of the loss measures what no other head can supply (Michel et al. 2019, arXiv 1905.10650).
 
     Args:
         mode: what replaces the head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv 2211.00593),
             which removes what differs between tokens and keeps the constant part; or `resample`, its output at the
-            same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution;
-            where that window is shorter, at one of its tokens, drawn at random and alike for every head, so that heads
-            are compared on the same draws.
+            same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution.
+            Where that window is shorter, the output is that of a random token of it; the draw is the same for every
+            head.
         num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
         num_resamples: number of bootstrap resamples of the windows.
 
@@ -209,7 +209,7 @@ class HeadAblation:
                 )
             },
         )
-        # A head that alone uses its K/V head is in the table of heads already.
+        # A head that does not share its K/V head is in the table of heads already.
         groups = [(index, group) for index, layer in enumerate(layers) for group in kv_groups(layer) if len(group) > 1]
         if groups:
             findings.tables["kv_groups"] = (

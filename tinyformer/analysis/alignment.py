@@ -18,16 +18,17 @@ from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import EncoderDecoder
 
 Copied = list[tuple[int, int]]
-"""The rows of cross-attention that predict a copied token, each with the place of that token in the source."""
+"""For each copied token, the row of cross-attention that predicts it and its position in the source."""
 
 
 class CrossAlignment:
-    """How often each head of the cross-attention looks at the token that is copied (Bahdanau et al. 2014).
+    """How often each head of the cross-attention attends most to the token that is copied.
 
-    arXiv 1409.0473, figure 3, by eye; here by count. A word of the target, such as a number or a name, is copied if it
-    occurs once in the target and once in the source, in as many tokens; so it is known which token of the source each
-    of its tokens comes from. A head hits a copied token if the largest weight of the row that predicts it lies there.
-    The best head is chosen on one half of the pairs and tested on the other, for the trained and the untrained network.
+    Bahdanau et al. 2014 (arXiv 1409.0473, figure 3) inspect alignments by eye; here they are counted. A word of the
+    target, such as a number or a name, counts as copied if it occurs once in the target and once in the source, in as
+    many tokens; then the source token of each of its tokens is known. A head hits a copied token if the row that
+    predicts it has its largest weight on that source token. The best head is chosen on one half of the pairs and tested
+    on the other, for the trained and the untrained network.
 
     Args:
         num_windows: number of pairs, drawn at random from the evaluated split; half of them choose the head.
@@ -117,7 +118,7 @@ def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2
 
 
 def _once(ids: Sequence[int], tokenizer: TextTokenizer) -> dict[str, list[int]]:
-    """The words that occur once, with the places of their tokens, of which white space and `eos` are none."""
+    """The positions of the tokens of each word that occurs once, without white space and `eos`."""
     words = words_of(ids, tokenizer)
     is_text = [token != tokenizer.eos_id and bool(tokenizer.decode([token]).strip()) for token in ids]
     counts = Counter(words.names)
@@ -131,7 +132,7 @@ def _once(ids: Sequence[int], tokenizer: TextTokenizer) -> dict[str, list[int]]:
 def _hits(
     subject: Subject, network: EncoderDecoder, pairs: Sequence[tuple[TokenPair, Copied]]
 ) -> list[Float[Tensor, " maps"]]:
-    """For each map of each layer, the share of copied tokens whose row has its largest weight on that token."""
+    """For each map of each layer, the share of copied tokens that it hits."""
     found = []
     for pair, copied in pairs:
         with subject.precision():

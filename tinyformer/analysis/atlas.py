@@ -48,11 +48,11 @@ def write_atlas(
 
     Args:
         path: the file.
-        maps: see `atlas_html`, as all that follow.
+        maps: attention weights; see `atlas_html` for these and the other arguments.
         tokens: the tokens of the maps.
         measures: values by measure, then by layer and map.
         names: names of each layer's maps.
-        options: the other arguments of `atlas_html`.
+        options: further arguments of `atlas_html`.
 
     Returns:
         The path.
@@ -80,17 +80,17 @@ def atlas_html(
 ) -> str:
     """The atlas of a model on a text, or of an encoder–decoder on a source and its target, as one HTML page.
 
-    The page opens on thumbnails of all heads, ordered by layer or by a measure; those of an encoder–decoder by the kind
-    of attention. A head opens as a map with its tokens, as lines between tokens, or as both; a second head can stand
-    beside it. Selecting a token shows which tokens it attends to, or which attend to it. The colour, and the opacity of
-    a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`.
+    The page opens on thumbnails of all heads, ordered by layer or by a measure; for an encoder–decoder, of one kind of
+    attention at a time. A head opens as a map with its tokens, as lines between tokens, or as both; a second head can
+    stand beside it. Selecting a token shows which tokens it attends to, or which attend to it. The colour, and the
+    opacity of a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`.
 
     The page works in a frame, too, as in a notebook: `<iframe srcdoc="…">` with the page escaped as HTML.
 
     Args:
         maps: exact attention weights of each layer, queries down and keys across.
-        tokens: the token strings, in which white space and control characters are made visible; of an encoder–decoder,
-            those of each kind of attention.
+        tokens: the token strings, in which white space and control characters are made visible; for an
+            encoder–decoder, those of each kind of attention.
         measures: values by measure, then by layer and map; None or nan where a measure is not defined.
         names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
             indices.
@@ -137,7 +137,7 @@ def atlas_html(
         "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
         "heads": heads,
     }
-    # Half of a surrogate pair cannot be encoded.
+    # Half of a surrogate pair cannot be encoded as UTF-8.
     return _page(title, data).encode("utf-8", "xmlcharrefreplace").decode()
 
 
@@ -196,17 +196,18 @@ def _require_fit(
     by_layer: Mapping[str, Sequence[Sequence[Any]]],
     addresses: Sequence[Address],
 ) -> None:
-    """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds an entry for each map, by argument."""
+    """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds, by argument, an entry for each map."""
     if not all(tokens for axes in kinds.values() for tokens in axes):
         raise ArgumentError("tokens", [], "must hold at least one token")
     if not any(len(layer) for layer in maps):
         raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
     if len(addresses) != len(maps) or not all(_kind(address) in kinds for address in addresses):
-        reason = f"must be those of {len(maps)} layers, of the kinds of `tokens`"
+        reason = f"must be the addresses of {len(maps)} layers, whose kinds are keys of `tokens`"
         raise ArgumentError("addresses", list(map(list, addresses)), reason)
     with_heads = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
     if len(with_heads) < len(kinds):
-        raise ArgumentError("tokens", list(kinds), f"must be of kinds with heads, {', '.join(sorted(with_heads))}")
+        reason = f"must hold only kinds of attention with heads: {', '.join(sorted(with_heads))}"
+        raise ArgumentError("tokens", list(kinds), reason)
     for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
         queries, keys = (len(tokens) for tokens in kinds[_kind(address)])
         if list(layer.shape[1:]) != [queries, keys]:

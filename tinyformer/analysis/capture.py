@@ -17,7 +17,7 @@ from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAtten
 from tinyformer.nn.kernels.eager import attention_maps
 
 LayerCall: TypeAlias = tuple[BaseAttention, AttentionCall]
-"""A layer and what it attends with in a forward pass."""
+"""A layer and its queries, keys, values and mask in one forward pass."""
 
 
 class CapturedMaps(list[Tensor]):
@@ -35,10 +35,10 @@ class CapturedMaps(list[Tensor]):
         self.rows: Int[Tensor, " rows"] | None = None
 
     def add(self, calls: Sequence[LayerCall], rows: int | Int[Tensor, " rows"] | None = None) -> None:
-        """Append the maps of the layers of a forward pass.
+        """Append the maps of the layers in one forward pass.
 
         Args:
-            calls: of the layers, with as many queries each where `rows` are given.
+            calls: one call for each layer; with `rows`, all of them have the same number of queries.
             rows: the queries to capture, see `capture_attention`.
         """
         q = calls[0][1].qkv.q
@@ -69,14 +69,14 @@ def capture_attention(
         with capture_attention(model) as maps, torch.no_grad():
             model(tokens, AttentionMask(causal=True))
 
-    A fused kernel never materialises the weights, so they are computed again from the queries and keys of each layer
-    (`BaseAttention.maps`), when the encoder has run. Outside of the block there is no cost.
+    A fused kernel never materialises the weights, so they are recomputed from the queries and keys of each layer
+    (`BaseAttention.maps_of_call`) at the end of the forward pass. Outside of the block there is no cost.
 
     Args:
-        model: the network, or the trained model that has it; a compiled network runs uncompiled inside the block.
+        model: the network, or a trained model that contains it; a compiled network runs uncompiled inside the block.
         rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls;
             None captures all of them. Memory grows with rows times keys, not with the square of the sequence length.
-            For an encoder–decoder, whose layers have queries of two sequences, None.
+            Must be None for an encoder–decoder, whose layers have queries of two sequences.
 
     Raises:
         ArgumentError: `rows` is a number below 1, or an index is outside of the sequence.
@@ -93,7 +93,7 @@ def capture_attention(
     calls: list[LayerCall] = []
 
     def begin(*_: Any) -> None:
-        calls.clear()  # of a pass that failed
+        calls.clear()  # left by a forward pass that failed
 
     def record(layer: BaseAttention, _: Any, args: tuple[AttentionCall], call: AttentionCall) -> None:
         calls.append((layer, call))
@@ -116,7 +116,7 @@ def capture_attention(
 
 
 def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
-    """What each of a network's `attentions` attends with, in evaluation mode; the pass ends there in the last layer.
+    """The calls of a network's `attentions` in a forward pass in evaluation mode, which ends at the last of them.
 
     Args:
         model: the network.
@@ -146,7 +146,7 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
 def _autocast_weights(model: Network) -> dict[str, Tensor]:
     """By name, the parameters of the linear layers as autocast would cast them.
 
-    Autocast launches a kernel for each of them, and a GPU waits for the launches. This launches one for all.
+    Autocast launches a kernel for each of them, and launches are the bottleneck on a GPU; here one kernel casts all.
     """
     device = next(model.parameters()).device.type
     if not torch.is_autocast_enabled(device):
@@ -164,11 +164,11 @@ def _autocast_weights(model: Network) -> dict[str, Tensor]:
 
 
 class _PassIsComplete(Exception):  # noqa: N818 -- no error
-    """What follows in the forward pass is not needed."""
+    """Ends a forward pass whose remaining layers are not needed."""
 
 
 class _Plain(NamedTuple):
-    """A call whose maps are softmax(scale · q kᵀ)."""
+    """A call whose maps are softmax(scale · q kᵀ), masked."""
 
     q: Float[Tensor, "batch num_heads q_seq head_dim"]
     k: Float[Tensor, "batch num_kv_heads k_seq head_dim"]
@@ -177,7 +177,7 @@ class _Plain(NamedTuple):
 
     @classmethod
     def of(cls, layer: BaseAttention, call: AttentionCall) -> "_Plain | None":
-        """A layer's call, or None if its maps are not as plain as that."""
+        """A layer's call, or None if its maps have another formula."""
         if type(layer).attention_maps is not BaseAttention.attention_maps or call.num_behind:
             return None
         k, _ = layer.head_map.expand_kv(call.qkv.k, call.qkv.v)
@@ -187,14 +187,14 @@ class _Plain(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        """What is equal in calls that can be stacked."""
+        """A key that is equal for calls that can be stacked."""
         mask = self.mask
         hides = mask.causal, mask.window, id(mask.lengths), id(mask.documents), id(mask.allowed)
         return self.q.shape, self.k.shape, self.q.dtype, self.scale, hides
 
 
 def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list[AttentionMaps]:
-    """The maps of each call; of plain layers together, since on a GPU the number of launches counts."""
+    """The maps of each call; plain calls of one kind are computed together, with fewer kernel launches."""
     found: dict[int, AttentionMaps] = {}
     alike: dict[Hashable, dict[int, _Plain]] = defaultdict(dict)
     for number, (layer, call) in enumerate(calls):
@@ -212,7 +212,7 @@ def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list
 
 @contextmanager
 def running_hooks(model: Network) -> Iterator[None]:
-    """Make every forward pass inside the block run the hooks of each module, and run them once."""
+    """Make every forward pass inside the block run the hooks of each module exactly once."""
     # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
     recomputing = [stack for stack in model.stacks() if stack.checkpoint_activations]
     for stack in recomputing:

@@ -50,7 +50,7 @@ def head_grid(
         diverging: whether the colour scale is centred on zero, for signed changes.
         layers: labels of the layers, in parts, such as ("cross", 3); by default their indices.
         label: label of the colour bar, with the unit; by default the title.
-        ablated: whether each layer's heads are ablated, which are hatched and have no number; by default, none is.
+        ablated: whether each layer's heads are ablated; those are hatched and have no number. By default, none is.
     """
     # Each head has the column of its name, so that pruned heads leave a gap.
     columns = sorted({name for row in names for name in row}, key=lambda name: (len(name), name))
@@ -77,7 +77,7 @@ def change_grid(
     """A grid of signed changes, each as a number and a colour, on a scale that is centred on zero.
 
     Args:
-        changes: by row and column.
+        changes: the change in each cell, by row and column.
         rows: the rows, first on top.
         columns: the columns.
         title: title of the chart.
@@ -97,7 +97,7 @@ def _value_grid(
     ablated: Collection[tuple[int, int]] = (),
 ) -> tuple[Figure, Axes]:
     """A grid of values with a colour bar; see `head_grid`."""
-    margin = 0.075 * max(0, *(len(row) - 3 for row in rows))  # inches, of labels with a kind of attention
+    margin = 0.075 * max(0, *(len(row) - 3 for row in rows))  # inches, for labels that name a kind of attention
     pitch = max(0.62, *(0.075 * len(line) for column in columns for line in column.splitlines()))
     figure, axes = _canvas(margin + max(5.6, 1.8 + pitch * len(columns)), 1.5 + 0.42 * len(rows))
     shown = {place: value for place, value in cells.items() if place not in ablated}
@@ -177,8 +177,8 @@ def lines(
         xlabel: label of the x axis, with the unit.
         ylabel: label of the y axis, with the unit.
         yscale: `linear` or `log`.
-        baselines: x and y of lines to compare with, by name, which are grey.
-        marked: x and y of a point that is marked, and what it is.
+        baselines: x and y of lines to compare with, by name, drawn in grey.
+        marked: x and y of a point that is marked, and its label.
     """
     figure, axes = _canvas(6.0, 3.6)
     for (name, (x, y)), style in zip((baselines or {}).items(), itertools.cycle((":", "--", "-."))):
@@ -210,7 +210,7 @@ def _set_log_ticks(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _number(value: float, largest: float) -> str:
-    """A number with the precision at which the largest has three digits, in scientific notation if that is tiny."""
+    """A number with the decimals that give the largest three digits; in scientific notation if they are too many."""
     decimals = max(0, 2 - math.floor(math.log10(largest)))
     return f"{value:z.{decimals}f}" if decimals <= MAX_DECIMALS else f"{value:.1e}"
 

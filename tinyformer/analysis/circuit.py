@@ -1,4 +1,4 @@
-"""A circuit of heads: found by what they attend to, then kept alone or taken away."""
+"""A circuit of heads: found by their attention patterns, then kept alone or ablated."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,30 +19,31 @@ from tinyformer.nn import Transformer
 from tinyformer.tasks.language import TokenTask
 
 THRESHOLDS = {"induction": 0.4, "previous_token": 0.5}
-"""Those from which telemetry labels a head."""
+"""By measure, the threshold from which telemetry labels a head by default."""
 
 Heads = list[tuple[int, int]]
-"""Some of `head_pairs`."""
+"""Heads as pairs of a layer's index and a head's index, see `head_pairs`."""
 
 
 class HeadCircuit:
-    """The heads that attend in a known way, kept alone and taken away: are they what a model does a task with?
+    """Tests whether the heads with a known attention pattern suffice for a task, and whether the task needs them.
 
-    Heads are found on random sequences that are repeated once (`repeated_tokens`), which are not those that are
-    scored: a head belongs to the circuit if one of its measures reaches its threshold. The loss and the accuracy of the
-    evaluated split are then those of the whole model, of the circuit alone, with every other head ablated, of the model
-    without the circuit, and of as many heads of each layer drawn at random, kept alone and taken away. Few heads do
-    most of the work in a trained model (Voita et al. 2019, arXiv 1905.09418); an induction circuit has a head that
-    attends to the previous token and, in a later layer, one that attends to what followed (Elhage et al. 2021).
+    Heads are found on random sequences that are repeated once (`repeated_tokens`), not on the evaluated split: a head
+    belongs to the circuit if one of its measures reaches its threshold. The loss and the accuracy on the evaluated
+    split are then computed for the whole model, for the circuit alone (every other head is ablated) and for the model
+    without the circuit; and, to compare with, for as many random heads of each layer, kept alone and ablated. Few heads
+    do most of the work in a trained model (Voita et al. 2019, arXiv 1905.09418). An induction circuit has a head that
+    attends to the previous token and, in a later layer, one that attends to the token that followed an earlier
+    occurrence of the query's token (Elhage et al. 2021, transformer-circuits.pub/2021/framework).
 
     Args:
-        measures: by the name of a measure, the value from which a head belongs to the circuit.
+        measures: by measure, the value from which a head belongs to the circuit.
         mode: what replaces the output of an ablated head, a name in `MODES`.
         num_windows: number of windows, drawn at random from the evaluated split.
         num_sequences: number of random sequences.
         period: number of random tokens before they repeat; at most half of the context.
         num_draws: number of draws of random heads.
-        seed: of the random sequences and heads.
+        seed: seed of the random sequences and heads.
 
     Raises:
         ArgumentError: a name is unknown, a number is too small, or no head reaches a threshold.
@@ -80,8 +81,9 @@ class HeadCircuit:
         measured, pairs = self._measured(subject), head_pairs(subject.layers)
         found = [pair for pair, values in zip(pairs, measured, strict=True) if self._belongs(values)]
         if not found:
-            largest = {name: float(f"{max(values[name] for values in measured):.3g}") for name in self.measures}
-            reason = f"no head reaches a threshold; the largest values of the model's {len(pairs)} heads work"
+            # Slightly below the largest values, so that these reach them after rounding.
+            largest = {name: float(f"{0.995 * max(values[name] for values in measured):.3g}") for name in self.measures}
+            reason = f"none of the model's {len(pairs)} heads reaches a threshold"
             raise ArgumentError("measures", self.measures, reason, {"measures": largest})
         generator = torch.Generator().manual_seed(self.seed)
         draws = [_as_many(pairs, found, generator) for _ in range(self.num_draws)]
@@ -138,7 +140,7 @@ class HeadCircuit:
         return any(values[name] >= least for name, least in self.measures.items())
 
     def _measured(self, subject: Subject) -> list[dict[str, float]]:
-        """The measures of each of `head_pairs` on random sequences; of a head's two softmaxes, the larger value."""
+        """The measures of each of `head_pairs` on random sequences; the larger value for a head with two softmaxes."""
         network = subject.network
         if not isinstance(network, Transformer) or not isinstance(subject.task, TokenTask):
             reason = "analyses models that were trained with task=causal_lm or task=masked_lm"
@@ -163,7 +165,7 @@ class HeadCircuit:
 
 
 def _as_many(pairs: Heads, found: Heads, generator: torch.Generator) -> Heads:
-    """As many heads of each layer as were found there, drawn at random."""
+    """Random heads, as many in each layer as were found there."""
     drawn = []
     for layer in sorted({layer for layer, _ in pairs}):
         of_layer = [pair for pair in pairs if pair[0] == layer]

@@ -4,7 +4,7 @@ On torch's meta device a network has shapes but no memory, so that networks of a
 `with torch.device("meta"): network = …`.
 
 One multiply-add is two floating-point operations (FLOPs). Only matrix products are counted, as in
-`torch.utils.flop_counter`, and no elementwise operations such as softmax, norms and activations. For each token of a
+`torch.utils.flop_counter`; elementwise operations such as softmax, norms and activations are not. For each token of a
 sequence of T tokens:
 
     forward   2 · weights of the projections, the feed-forward networks and the readout
@@ -12,13 +12,13 @@ sequence of T tokens:
     training  3 · forward
 
 The first term is Kaplan et al. 2020 (arXiv 2001.08361, §2.1), plus the readout. The second is Chowdhery et al. 2022
-(PaLM, arXiv 2204.02311, appendix B): three times it is their 12 L H Q T for training, if keys and values have the same
-size. It assumes that every query attends to all T keys; `attended_flops_per_token` is for kernels that skip the keys
-hidden by a causal mask or a window. The backward pass has two products for each of the forward pass; recomputation by
+(PaLM, arXiv 2204.02311, appendix B): for training it is their 12 L H Q T, if keys and values have the same size. It
+assumes that every query attends to all T keys; `attended_flops_per_token` is for kernels that skip the keys hidden by a
+causal mask or a window. The backward pass has two products for each one of the forward pass; recomputation by
 activation checkpointing is not counted.
 
-An encoder–decoder reads a source and a target of T tokens each. What is counted for each token is then counted for one
-of the source and one of the target together, and a cache holds the decoder's keys and values of both.
+An encoder–decoder reads a source and a target of T tokens each. Its counts per token are for one token of the source
+plus one of the target, and its cache holds the decoder's keys and values for both.
 """
 
 import functools
@@ -48,7 +48,7 @@ class Costs:
         num_parameters: all parameters; a tied readout counts once.
         attention_parameters: parameters of the attention layers.
         attention_weights: parameters of the attention's projection matrices, without biases.
-        attention_weights_per_layer: their mean over the layers, which differ only if heads were pruned.
+        attention_weights_per_layer: their mean over the attention layers, rounded down.
         feed_forward_parameters: parameters of the feed-forward networks.
         embedding_parameters: parameters of the embeddings of tokens and absolute positions.
         flops_per_token: FLOPs of a forward pass.
@@ -126,7 +126,7 @@ def feed_forwards(network: Network) -> list[nn.Module]:
 
 
 def cached_attentions(network: Network) -> list[BaseAttention]:
-    """The attention layers whose keys and values are cached: those of the last stack, which writes."""
+    """The attention layers whose keys and values are cached: those of the last stack, which generates."""
     return [module for module in network.stacks()[-1].modules() if isinstance(module, BaseAttention)]
 
 
@@ -156,9 +156,10 @@ def flops_per_token(network: Network) -> dict[str, int]:
 
 
 def batch_sizes(batch: Batch) -> Counter[str]:
-    """The numbers of tokens and of pairs of a query and a key in a batch, padding included, by name.
+    """The numbers of tokens and of query–key pairs in a batch, padding included, by name.
 
-    `tokens` and `pairs` of the inputs; `source_tokens`, `source_pairs` and `cross_pairs` where they have a source.
+    These are `tokens` and `pairs` of the inputs and, if there is a source, `source_tokens`, `source_pairs` and
+    `cross_pairs`.
     """
     rows, seq = batch["inputs"].shape
     sizes = Counter(tokens=rows * seq, pairs=rows * seq * seq)
@@ -174,11 +175,11 @@ def batch_sizes(batch: Batch) -> Counter[str]:
 class TrainingFlops:
     """FLOPs of training steps on sequences of any length.
 
-    A trained weight takes one product in the forward pass and two in the backward pass. A frozen encoder takes the
-    forward product only, and its readout no product for the gradient of its input. Recomputation is not counted.
+    A trained weight takes one product in the forward pass and two in the backward pass. A frozen encoder takes only the
+    one of the forward pass, and the readout on it needs no gradient of its input. Recomputation is not counted.
 
     Args:
-        per_size: FLOPs of the layers for each of `batch_sizes`.
+        per_size: FLOPs of the layers for each token or pair, by the names of `batch_sizes`.
         per_readout: FLOPs for each token that is read out.
     """
 
@@ -207,15 +208,15 @@ class TrainingFlops:
 
 
 def multiply_adds(network: Network) -> Counter[str]:
-    """Multiply-adds in the layers of a network for each of `batch_sizes`, in a forward pass."""
+    """Multiply-adds of a forward pass in the layers for each token or pair, by the names of `batch_sizes`."""
     counts = Counter[str]()
     prefixes = ["source_", ""] if len(network.stacks()) > 1 else [""]
     for prefix, stack in zip(prefixes, network.stacks(), strict=True):
         for layer in cast(Iterable[Any], stack.layers):
             own = projection_weights([layer.attention, layer.feed_forward]) + query_multiply_adds(layer.attention)
             counts.update({f"{prefix}tokens": own, f"{prefix}pairs": pair_multiply_adds(layer.attention)})
-            if (cross := getattr(layer, "cross_attention", None)) is not None:  # a block of one's own has none
-                # Keys and values are projected from the source, queries and outputs from and to the target.
+            if (cross := getattr(layer, "cross_attention", None)) is not None:  # a user's block may lack it
+                # Keys and values are projected from the source, queries from the target and outputs to it.
                 of_queries = [module for name, module in cross.named_children() if name in QUERY_PROJECTIONS]
                 queries = projection_weights(of_queries)
                 counts["tokens"] += queries + query_multiply_adds(cross)
@@ -225,13 +226,13 @@ def multiply_adds(network: Network) -> Counter[str]:
 
 
 QUERY_PROJECTIONS = ("q_down_proj", "q_proj", "o_proj", "output_gate")
-"""Parts of an attention layer that are applied to its queries' tokens, or to the output for them."""
+"""Parts of an attention layer that are applied to the queries' tokens, or to the output at these tokens."""
 
 
 def hidden_flops_per_token(network: Network) -> int:
     """FLOPs per token of a forward pass spent on pairs that a causal mask or a window hides.
 
-    A network of one stack is counted as a causal one; an encoder beside a decoder sees its whole source.
+    A network of one stack is counted as causal, whatever its task; the encoder of an encoder–decoder as bidirectional.
     """
     seq_len, masks = network.max_seq_len, network.attention_masks(AttentionMask(causal=len(network.stacks()) == 1))
     layers = zip(network.attentions(), masks, strict=True)
@@ -243,14 +244,14 @@ def hidden_flops_per_token(network: Network) -> int:
 
 
 def visible_pairs(seq_len: int, mask: AttentionMask) -> int:
-    """T² - Σ c (c + 1) / 2: the number of pairs of a query and a key that a mask allows.
+    """T² - Σ c (c + 1) / 2: the number of query–key pairs that a mask allows.
 
-    The sum is over the sides of the diagonal. Where a query sees n keys on a side at most, c = T - 1 - n are hidden
-    from the query at the end of the other side, and one less from each that follows.
+    The sum is over the two sides of the diagonal. If a query sees at most n keys on a side, c = max(T - 1 - n, 0) keys
+    are hidden from the query that has all other keys on that side, c - 1 from its neighbour, and so on.
 
     Args:
         seq_len: T, the number of queries and of keys.
-        mask: of whole sequences.
+        mask: a mask of whole sequences, without cache.
     """
     corners = (max(seq_len - 1 - limit, 0) for limit in mask.span if limit >= 0)
     return seq_len**2 - sum(corner * (corner + 1) // 2 for corner in corners)
@@ -278,12 +279,12 @@ def head_cache_elements(layer: nn.Module) -> int:
 
 @head_cache_elements.register
 def _(layer: LatentAttention) -> int:
-    """Without the key's positional part, which multi-head attention has not."""
+    """The positional part of the key is left out, since multi-head attention has none."""
     return layer.content_dim + layer.v_head_dim
 
 
 def pair_multiply_adds(layer: BaseAttention) -> int:
-    """Multiply-adds for each pair of a query and a key: their score in each softmax, and the weighted value."""
+    """Multiply-adds for each query–key pair: the score in each softmax, and the weighted value."""
     return layer.num_softmaxes * layer.num_heads * (layer.head_dim + layer.v_head_dim)
 
 
@@ -297,7 +298,7 @@ def query_multiply_adds(layer: BaseAttention) -> int:
 def head_multiply_adds(part: nn.Module | None) -> int:
     """Multiply-adds in matrix products of a score function or position, for each query of each head.
 
-    A class that is not registered here costs what its attribute `multiply_adds` says, or nothing.
+    A class that is not registered here has as many as its attribute `multiply_adds` says, or none.
     """
     return getattr(part, "multiply_adds", 0)
 
@@ -316,7 +317,7 @@ def _(part: LocalGaussian) -> int:
 
 @head_multiply_adds.register
 def _(part: ShawPosition) -> int:
-    """Each query with every vector of the keys' table, and the weights of each distance with the values' table."""
+    """The products of the query with the table of keys, and of its weights by distance with the table of values."""
     return sum(table.numel() for table in part.parameters())
 
 
@@ -327,7 +328,7 @@ def network_cache_elements(network: Network) -> int:
 
 
 def cache_reduction(network: Network) -> float:
-    """How many times larger the cache of multi-head attention is: a key and a value for each of the heads."""
+    """How many times larger the cache of multi-head attention is, with a key and a value for each query head."""
     attentions = cached_attentions(network)
     multi_head = sum(layer.num_heads * head_cache_elements(layer) for layer in attentions)
     return multi_head / sum(cache_elements(layer) for layer in attentions)

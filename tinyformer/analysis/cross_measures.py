@@ -25,9 +25,9 @@ def diagonal_distance(
 
 
 def monotonicity(weights: Float[Tensor, "*layers batch heads q_seq k_seq"]) -> Float[Tensor, "*layers heads"]:
-    """Kendall's τ of a query's position and its mean position in the source, c_q = Σ_k k w_k (Kendall 1938).
+    """Kendall's τ between a query's position and the mean of the positions that it attends to, c_q = Σ_k k w_k.
 
-    1 if the mean advances with every token of the target, -1 if it goes back; nan for a single query.
+    1 if the mean advances with every token of the target, -1 if it goes back; nan for a single query (Kendall 1938).
     """
     q_seq, k_seq = weights.shape[-2:]
     centres = weights @ torch.arange(k_seq, dtype=weights.dtype, device=weights.device)
@@ -37,15 +37,15 @@ def monotonicity(weights: Float[Tensor, "*layers batch heads q_seq k_seq"]) -> F
 
 
 def coverage(weights: Float[Tensor, "*layers batch heads q_seq k_seq"]) -> Float[Tensor, "*layers heads"]:
-    """The mean over the source's tokens of min(1, Σ_q w_q): how much of the source is attended to (Tu et al. 2016).
+    """The mean over source tokens of min(1, Σ_q w_q): how much of the source is attended to.
 
-    arXiv 1601.04811, §3.
+    Tu et al. 2016 (arXiv 1601.04811, §3).
     """
     return weights.sum(dim=-2).clamp(max=1).mean(dim=(-3, -1))
 
 
 def source_end(weights: Float[Tensor, "*layers batch heads q_seq k_seq"]) -> Float[Tensor, "*layers heads"]:
-    """Share of attention on the last token of the source, `eos`, where heads rest that have nothing to align."""
+    """Share of attention on the last token of the source, `eos`, where heads with nothing to align often rest."""
     return weights[..., -1].mean(dim=(-3, -1))
 
 

@@ -1,4 +1,4 @@
-"""Traits of heads by thresholds: their labels, and the events of training in which heads acquire and lose them."""
+"""Traits of heads, defined by thresholds: their labels, and the events in training when heads acquire or lose them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ class Trait:
         measure: a name in `MEASURES`, `PATTERNS` or `CROSS_MEASURES`.
         threshold: the threshold in the unit of the measure, greater than 0.
         begins: the event when a head acquires the trait, such as "became an induction head".
-        ends: the event when a head loses the trait; None where that is no event.
-        below: whether the trait means values up to the threshold instead of from it.
+        ends: the event when a head loses the trait; None if that is no event.
+        below: whether the trait means values at most, instead of at least, the threshold.
     """
 
     measure: str
@@ -27,7 +27,7 @@ class Trait:
     below: bool = False
 
     def is_met(self, value: float, slack: float = 0.0) -> bool:
-        """Whether a value is at or beyond the threshold, or less than a share `slack` of it behind; nan is not."""
+        """Whether a value is at or beyond the threshold, or at most a share `slack` of it short of it; nan is not."""
         sign = -1 if self.below else 1
         return sign * value >= sign * self.threshold * (1 - sign * slack)
 
@@ -43,7 +43,7 @@ class Event:
         event: the event in words.
         measure: the measure that crossed the threshold.
         value: the value of the measure.
-        kind: of the attention, where a network has several: "encoder", "decoder" or "cross".
+        kind: the kind of attention, where a network has several: "encoder", "decoder" or "cross".
     """
 
     step: int
@@ -76,16 +76,17 @@ TRAITS: dict[str, Trait] = {
 }
 """The traits of heads, by the name of their label, with default thresholds.
 
-Half of the attention for those of one key: previous tokens (Clark et al. 2019, arXiv 1906.04341, section 3.1), first
-tokens (Xiao et al. 2023, arXiv 2309.17453), own tokens and vertical heads (Kovaleva et al. 2019, arXiv 1908.08593).
-Blocks (Kovaleva et al. 2019) and broad attention (Clark et al. 2019) by their distance from even attention. Induction
-by prefix matching (Olsson et al. 2022, arXiv 2209.11895), collapse by entropy (Zhai et al. 2023, arXiv 2303.06296). The
-last two are of cross-attention.
+Traits of attention to one key begin at half of the attention: to the previous token (Clark et al. 2019, arXiv
+1906.04341, section 3.1), to the first token (Xiao et al. 2023, arXiv 2309.17453), to the own token and to any other
+single token ("vertical"; Kovaleva et al. 2019, arXiv 1908.08593). Block heads (Kovaleva et al. 2019) and uniform heads
+(Clark et al. 2019) are close to even attention. Induction heads are found by prefix matching (Olsson et al. 2022, arXiv
+2209.11895), collapsed heads by low entropy (Zhai et al. 2023, arXiv 2303.06296). The last two traits are those of heads
+of cross-attention.
 """
 
 
 def head_traits(thresholds: Mapping[str, float] | None = None) -> dict[str, Trait]:
-    """`TRAITS`, some of them with other thresholds.
+    """`TRAITS` with the given thresholds in place of the defaults.
 
     Raises:
         ArgumentError: a name is not in `TRAITS`, or a threshold is not between 0 and 1.
@@ -93,7 +94,7 @@ def head_traits(thresholds: Mapping[str, float] | None = None) -> dict[str, Trai
     thresholds = thresholds or {}
     for name, threshold in thresholds.items():
         if name not in TRAITS:
-            raise ArgumentError("thresholds", dict(thresholds), f"must be of {', '.join(TRAITS)}")
+            raise ArgumentError("thresholds", dict(thresholds), f"must be thresholds of {', '.join(TRAITS)}")
         if not 0 < threshold < 1:
             works = {name: TRAITS[name].threshold}
             raise ArgumentError(f"thresholds.{name}", threshold, "must be above 0 and below 1", works)
@@ -106,7 +107,7 @@ def head_labels(
     """The label of each head of each layer: the traits that it has, such as "self + collapsed"; empty for none.
 
     Args:
-        measures: by name, the value for each head of each layer; a measure that is missing, or nan, is no trait.
+        measures: by name, the value for each head of each layer; traits need a measure that is there and not nan.
         traits: the traits by name.
     """
     measured = {name: trait for name, trait in traits.items() if trait.measure in measures}
@@ -126,13 +127,13 @@ def head_labels(
 class EventDetector:
     """Detects when heads acquire and lose traits, by comparing consecutive measurements.
 
-    A head acquires a trait when the measure reaches the threshold, and loses it when the measure falls behind the
-    threshold by the hysteresis, so that a head near the threshold is not reported repeatedly. The first measurement of
-    a head causes no events.
+    A head acquires a trait when the measure reaches the threshold, and loses it when the measure falls short of the
+    threshold by more than the hysteresis, so that a head near the threshold is not reported repeatedly. The first
+    measurement of a head causes no events.
 
     Args:
         traits: the traits, by the name that identifies them in a saved state.
-        hysteresis: share of a threshold by which a measure must fall behind it to end a trait; below 1.
+        hysteresis: share of the threshold by which a measure must fall short of it to end a trait; below 1.
     """
 
     def __init__(self, traits: Mapping[str, Trait], hysteresis: float) -> None:
@@ -147,7 +148,7 @@ class EventDetector:
         measures: Mapping[str, Sequence[Sequence[float]]],
         places: Sequence[tuple[str, int]] | None = None,
     ) -> list[Event]:
-        """Compare a measurement with the one before, and return the new events, which are also added to `events`.
+        """Compare a measurement with the previous one and return the new events, which are also added to `events`.
 
         Args:
             step: number of optimizer steps before the measurement.

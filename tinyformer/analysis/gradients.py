@@ -23,7 +23,7 @@ from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMaps, BaseAttention, Network
 
 Series = dict[str, list[float]]
-"""The norm at each depth of a stack, by model."""
+"""The gradient norm at each depth of a stack, by model."""
 
 
 class GradientFlow:
@@ -36,16 +36,17 @@ class GradientFlow:
     A softmax row is saturated if its largest weight w is at least `saturated`: then no derivative of a weight with
     respect to a logit exceeds w (1 - w) there, 0.0099 for 0.99. Dot products grow with the dimension of a head, and
     saturate the softmax unless they are scaled (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1, footnote 4); so
-    the share is also given with a scale of 1. Rows with a single visible key do not count. Of the same rows, the table
-    `logits` has `logit_statistics` of each head: the variance of the logits, and the trace of the softmax's Jacobian.
+    the share is also given with a scale of 1. Rows with a single visible key do not count. For the same rows, the table
+    `logits` has the `logit_statistics` of each head: the variance of the logits, and the trace of the softmax's
+    Jacobian.
 
-    The table `sublayers` has the norm of the gradient of the mean loss with respect to all weights of each sublayer
-    (Xiong et al. 2020, arXiv 2002.04745, section 3.3), in the trained and in the untrained network; and that of the
-    gradient of a single target's loss, averaged over windows. The first is smaller where the targets' gradients differ.
+    The table `sublayers` has, for the trained and the untrained network, the norm of the gradient of the mean loss with
+    respect to all weights of each sublayer (Xiong et al. 2020, arXiv 2002.04745, section 3.3), and that of the gradient
+    of a single target's loss, averaged over windows. The first is smaller where gradients of different targets cancel.
 
     Args:
         num_windows: number of windows, or pairs, of the evaluated split.
-        saturated: the largest weight of a row from which it is saturated.
+        saturated: the largest weight of a row at which it counts as saturated.
 
     Raises:
         ArgumentError: the number is below 1, or the weight is not at least 0.5 and below 1.
@@ -130,7 +131,7 @@ class GradientFlow:
         )
 
     def _norms(self, subject: Subject) -> list[Series]:
-        """`gradient_norms` of each stack, of the trained and the untrained network with and without connections."""
+        """`gradient_norms` by stack, for the trained and the untrained network, with and without connections."""
         norms: list[Series] = [{} for _ in subject.network.stacks()]
         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
             for suffix, residuals in {"with skips": [], "without skips": residuals_of(network)}.items():
@@ -151,9 +152,9 @@ class GradientFlow:
         return [(total[:2] / total[2]).T.tolist() for total in sums]
 
     def _shares(self, subject: Subject) -> dict[str, list[list[float]]]:
-        """The share of saturated rows of each map of each layer, over inputs without padding; nan without rows.
+        """The share of saturated rows for each map of each layer, over inputs without padding; nan if no row counts.
 
-        With a scale of 1, queries and keys are those of the model as it is.
+        For the share with a scale of 1, queries and keys are those of the unchanged model.
         """
         counts = {
             name: [torch.zeros(2, len(map_names(layer)), dtype=torch.float64) for layer in subject.layers]
@@ -172,15 +173,15 @@ class GradientFlow:
 
 
 def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], tuple[float, float]]]:
-    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, of each stack.
+    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, for each stack.
 
     In the first, L is the mean loss of the batches' windows, in nats per target. In the second, L is the loss of the
-    last target of a window, which attends to most tokens, and the norm is averaged over windows. LayerNorms are not
-    counted: they are parts of the layer, not of the sublayer.
+    last target of a window, which has the longest context, and the norm is averaged over windows. Norm layers are left
+    out: they belong to the layer, not to the sublayer.
 
     Args:
         subject: the batches and their task.
-        network: the network, which need not be the subject's.
+        network: the network; need not be the subject's.
     """
     sublayers = [
         {
@@ -211,7 +212,7 @@ def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[in
 
 
 def with_last_target(batch: Batch) -> Batch:
-    """A batch whose rows are scored at their last target alone; one whose rows have a single target, as it is."""
+    """A batch in which each row is scored at its last target alone; unchanged if its rows have a single target."""
     if "targets" not in batch:
         return batch
     is_target = batch["targets"] != IGNORED
@@ -220,20 +221,20 @@ def with_last_target(batch: Batch) -> Batch:
 
 
 def _norms_of(groups: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor]) -> list[float]:
-    """The norms of the gradients of groups of weights, which follow one another."""
+    """The gradient norm of each group of weights; `gradients` are those of the first group, then of the next."""
     found = iter(gradients)
     return [math.sqrt(sum(float(next(found).double().square().sum()) for _ in several)) for several in groups]
 
 
 def gradient_norms(subject: Subject, network: Network) -> list[list[float]]:
-    """The mean over windows of ‖∂L / ∂X‖, for the embeddings and the output of each layer X of each stack.
+    """The mean over windows of ‖∂L / ∂X‖ for each stack, where X are the embeddings, then the output of each layer.
 
     L is the mean loss of the window, in nats per target. The loss of a window depends on its own stream only, so one
     backward pass gives the gradients of all windows of a batch.
 
     Args:
         subject: the batches and their task.
-        network: the network, which need not be the subject's.
+        network: the network; need not be the subject's.
     """
     stacks = network.stacks()
     totals = [torch.zeros(len(stack.layers) + 1, dtype=torch.float64) for stack in stacks]
@@ -252,11 +253,11 @@ def gradient_norms(subject: Subject, network: Network) -> list[list[float]]:
 
 
 def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
-    """Sums over the rows of each map that have a choice, and the number of these rows.
+    """Two sums over the rows of each map that see more than one key, and the number of these rows.
 
-    The first is the variance of a row's logits; it grows with the dimension of a head unless they are scaled (Vaswani
-    et al. 2017, arXiv 1706.03762, footnote 4). The second is the trace Σ w (1 - w) of the softmax's Jacobian
-    diag(w) - wwᵀ, which vanishes with saturation; the weights of a row with a sink sum to less than 1.
+    The first is that of the variance of a row's logits, which grows with the dimension of a head unless the logits are
+    scaled (Vaswani et al. 2017, arXiv 1706.03762, footnote 4). The second is that of the trace Σ w (1 - w) of the
+    softmax's Jacobian diag(w) - wwᵀ, which vanishes with saturation; with a sink, the w of a row sum to less than 1.
 
     Args:
         maps: attention weights and logits of one layer.
@@ -272,11 +273,11 @@ def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
 
 
 def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, "2 maps"]:
-    """The number of rows of each map whose largest weight is at least a threshold, and the number of all rows.
+    """For each map, the number of saturated rows, and the number of all rows; both count rows that see several keys.
 
     Args:
         maps: attention weights and logits of one layer.
-        threshold: the weight from which a row is saturated.
+        threshold: the largest weight at which a row counts as saturated.
     """
     has_choice = (maps.logits > -torch.inf).sum(dim=-1) > 1
     is_saturated = maps.weights.amax(dim=-1) >= threshold
@@ -285,7 +286,7 @@ def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, "2 map
 
 @contextmanager
 def learning(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Let weights have gradients inside the block, even if they are frozen."""
+    """Make weights require gradients inside the block, even if they are frozen."""
     before = [weight.requires_grad for weight in weights]
     for weight in weights:
         weight.requires_grad_()
@@ -298,7 +299,7 @@ def learning(weights: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def recorded(network: Network) -> Iterator[list[list[Tensor]]]:
-    """The residual stream of each stack in a forward pass inside the block: embeddings, and outputs of layers."""
+    """Record the residual stream of each stack in a forward pass: the embeddings, then the output of each layer."""
     streams: list[list[Tensor]] = [[] for _ in network.stacks()]
 
     def begin(of_stack: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -321,7 +322,7 @@ def recorded(network: Network) -> Iterator[list[list[Tensor]]]:
 
 @contextmanager
 def unscaled(layers: Sequence[BaseAttention]) -> Iterator[None]:
-    """Set the scale of dot products to 1 inside the block; a score that has none of its own stays as it is."""
+    """Set the scale of the scores to 1 inside the block, which changes nothing for scores without a scale."""
     before = [layer.score.scale for layer in layers]
     for layer in layers:
         layer.score.scale = 1.0

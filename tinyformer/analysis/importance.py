@@ -14,7 +14,7 @@ from tinyformer.errors import require_at_least
 from tinyformer.nn import BaseAttention
 
 MEANING = "mean |∂ loss / ∂ gate|"
-"""What importance is, in the words of figures and tables."""
+"""The definition of importance in figures and tables."""
 
 
 def head_importance(subject: Subject) -> list[float]:

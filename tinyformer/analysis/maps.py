@@ -41,7 +41,7 @@ NUM_TOKENS = 48
 """Default number of tokens; fewer where the context is shorter."""
 
 PICTURE_TOKENS = 24
-"""Number of tokens in the picture, whose labels must stay legible beside all heads of a model."""
+"""Number of tokens in the picture, few enough for legible labels in maps of all heads."""
 
 NUM_SEQUENCES, PERIOD = 8, 32
 """Number of sequences of repeated random tokens, and number of random tokens in each."""
@@ -52,9 +52,9 @@ class Shown(NamedTuple):
 
     Attributes:
         maps: the weights of each layer.
-        axes: the tokens of the maps of each kind of attention; of the kind "" where there is only one.
+        axes: the tokens of the maps, by the kind of attention; the kind is "" where there is only one.
         measures: the measures of each head.
-        extent: how many tokens are shown, for the summary.
+        extent: the number of tokens that are shown, in words.
     """
 
     maps: list[Tensor]
@@ -66,19 +66,18 @@ class Shown(NamedTuple):
 class HeadMaps:
     """The exact attention maps of a text (`atlas.html`, `maps.png`), and measures and importance of heads (`maps.csv`).
 
-    For an encoder–decoder, of a source and its target (`atlas.html`, `cross_maps.png` and so on).
+    For an encoder–decoder, the maps of a source and its target (`atlas.html`, `cross_maps.png` and so on).
 
     Args:
         text: the text, which is preceded by the token that starts a document, as in training; or the source. By
-            default the first window of the sample, or the first of its pairs that has at most `num_tokens` tokens on
-            each side.
+            default, the first window of the sample, or its first pair with at most `num_tokens` tokens on each side.
         target: the target of the source; by default what the model decodes.
-        num_tokens: number of tokens shown, of a pair on each side; by default 48, or the context length if that is
+        num_tokens: number of tokens shown, for a pair on each side; by default 48, or the context length if that is
             smaller.
         num_windows: number of windows, examples or pairs, drawn at random from the evaluated split, over which measures
             and importance are computed.
         importance: whether to compute importance, which needs gradients.
-        rows: number of queries of each window that are measured, see `capture_attention`; of a pair, all are.
+        rows: number of queries of each window that are measured, see `capture_attention`; in a pair, all are.
 
     Raises:
         ArgumentError: a number is too small or too large, a text is empty, or there is a target without a source.
@@ -165,7 +164,7 @@ class HeadMaps:
         return f"{losses.mean:.4f} nats per {subject.task.unit}, over {len(losses.nats)} {subject.row}s"
 
     def _measures(self, subject: Subject) -> HeadMeasures:
-        """`MEASURES` of windows, and `PATTERNS` of repeated random tokens."""
+        """`MEASURES` on windows, and `PATTERNS` on repeated random tokens."""
         encoder = subject.network.encoder
         windows = without_padding(subject.batches)
         probes = make_probes(subject.task, windows, encoder.vocab_size, encoder.max_seq_len, NUM_SEQUENCES, PERIOD)
@@ -225,7 +224,7 @@ class HeadMaps:
         return tokens
 
     def _with_importance(self, subject: Subject, measures: HeadMeasures) -> HeadMeasures:
-        """The measures and, if it is to be computed, importance."""
+        """The measures, with importance unless it is turned off."""
         if not self.needs_gradient:
             return measures
         importance = by_layer(subject.layers, head_importance(subject))
@@ -238,12 +237,12 @@ class HeadMaps:
 
 
 def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:
-    """The number of tokens, and of how many of the text, where they are not all."""
+    """The number of tokens that are shown, with that of the whole text if it is cut."""
     return f"{len(tokens)} of the text's {len(text):,}" if text and len(text) > len(tokens) else str(len(tokens))
 
 
 def _first_that_fits(pairs: Sequence[TokenPair], num_tokens: int, tokens: PairTokens) -> TokenPair:
-    """The first pair with at most `num_tokens` on each side; the first of all, cut, where there is none."""
+    """The first pair with at most `num_tokens` on each side; if there is none, the first pair, cut."""
     fitting = (pair for pair in pairs if max(pair.source.shape[1], pair.target.shape[1]) <= num_tokens)
     if (pair := next(fitting, None)) is not None:
         return pair

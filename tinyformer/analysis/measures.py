@@ -2,7 +2,8 @@
 
 Each takes weights `batch heads rows k_seq`, whose rows sum to 1 (to less with a sink), and returns one value for each
 head: the mean over the batch and over the queries for which the measure is defined, or nan if there are none. Layers
-may be stacked before the batch. `rows` are the positions of the queries, by default the last of the `k_seq` positions.
+may be stacked in a dimension before the batch. `rows` are the positions of the queries; by default, the queries are the
+last of the `k_seq` positions.
 """
 
 import math
@@ -89,10 +90,10 @@ def largest_logit(logits: Float[Tensor, "*layers batch heads rows k_seq"]) -> Fl
 
 
 def effective_rank(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
-    """(Σ σ²)² / Σ σ⁴ over the singular values σ of a map: 1 if all its rows are equal, n for n orthogonal rows.
+    """(Σ σ²)² / Σ σ⁴ over the singular values σ of a map: 1 for equal rows, n for n orthogonal rows of equal norm.
 
-    The participation ratio as a dimension (Gao et al. 2017, bioRxiv 214262), which needs two matrix products and no
-    decomposition. Not defined for maps without a visible key.
+    The participation ratio as a measure of dimension (Gao et al. 2017, bioRxiv 214262) needs two matrix products and no
+    decomposition. It is not defined for maps without a visible key, which the mean leaves out.
     """
     gram = weights @ weights.mT
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
@@ -134,7 +135,7 @@ def induction(
 
     The share of attention on tokens that followed earlier occurrences of the query's token, over the queries whose
     token occurred before. An induction head predicts that what followed then follows again (Elhage et al. 2021; Olsson
-    et al. 2022, arXiv 2209.11895). Best measured on `repeated_tokens`, which nothing else predicts.
+    et al. 2022, arXiv 2209.11895). Best measured on `repeated_tokens`, where only repetition predicts a token.
     """
     q_idx, k_idx = _positions(weights, rows)
     same = _same_token(tokens, q_idx)
@@ -156,12 +157,12 @@ def duplicate_token(
 
 
 def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
-    """Random sequences, each repeated once; its tokens are distinct as far as the vocabulary suffices.
+    """Random sequences, each repeated once; the tokens of a sequence are distinct as far as the vocabulary suffices.
 
     Args:
         vocab_size: number of tokens, drawn uniformly.
-        num_sequences: number of rows.
-        period: length of a random sequence; a row is twice as long.
+        num_sequences: number of sequences.
+        period: number of tokens before they repeat, half of the result's length.
         seed: seed of its own random generator.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -181,8 +182,8 @@ class Measure:
     Args:
         compute: the value for each head, from the maps of the layers, the positions of their queries, and the tokens.
         meaning: the meaning in a few words, with the unit.
-        combine: makes one value of those of several rows, which come first; by default `MEAN`.
-        is_costly: whether telemetry leaves it to validations: a GPU waits for the launch of each kernel.
+        combine: reduces the first dimension, over which the values of several inputs are stacked; by default `MEAN`.
+        is_costly: whether telemetry computes it only at validation, since it launches many kernels.
     """
 
     compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]
@@ -252,7 +253,7 @@ def measure_layers(
         alike[layer.weights.shape].append(number)
     values: dict[str, list[list[float]]] = {name: [[]] * len(maps.layers) for name in measures}
     for numbers in alike.values():
-        # Layers of one shape together, and all values at once: on a GPU each call and each copy to the host counts.
+        # Layers of one shape are stacked and all values copied at once, since launches and copies are slow on a GPU.
         weights, logits = (torch.stack(parts) for parts in zip(*(maps.layers[n] for n in numbers), strict=True))
         stacked = AttentionMaps(weights, logits)
         computed = torch.stack([m.compute(stacked, maps.rows, tokens) for m in measures.values()]).tolist()
@@ -270,7 +271,7 @@ def combine_inputs(
     Args:
         measures: measures by name.
         found: `measure_layers` of each input.
-        num_rows: the number of rows of each input, by which it counts.
+        num_rows: the number of rows of each input, which weights its values.
     """
     if len(found) == 1:
         return dict(found[0])
@@ -299,7 +300,7 @@ def _queries(weights: Tensor, rows: Tensor | None) -> Int[Tensor, " rows"]:
 def _weights_on(
     weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Int[Tensor, " rows"]
 ) -> Float[Tensor, "*layers batch heads rows"]:
-    """The weight of one key for each query."""
+    """The weight of each query on its key."""
     return weights.gather(-1, keys.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
 
 

@@ -5,10 +5,10 @@ state of the optimizer and what autograd stores for the backward pass are counte
 
     memory  weights + gradients + state of the optimizer + activations
 
-The weights and their gradients are in fp32, as in mixed precision; activations are what the layers store, parts shared
-by several operations once. Fused kernels of attention store queries, keys, values, outputs and a number for each query
-and head (Dao et al. 2022, arXiv 2205.14135), eager the weights of all pairs. Not counted are the logits, which are
-computed in parts, and memory that is used and freed within an operation.
+The weights and their gradients are in fp32, as in mixed precision. Activations are what the layers store; a tensor that
+several operations share counts once. Fused attention kernels store queries, keys, values, outputs and one number for
+each query and head (Dao et al. 2022, arXiv 2205.14135), the eager kernel also the weights of all query–key pairs. Not
+counted are the logits, which are computed in chunks, and memory that is used and freed within an operation.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +35,7 @@ class BatchCosts:
 
     Args:
         batch: number of sequences.
-        tokens: number of tokens, those of the targets in an encoder–decoder.
+        tokens: number of tokens; in an encoder–decoder, of target tokens.
         training_flops: FLOPs of a forward and a backward pass.
         weight_bytes: bytes of the weights.
         gradient_bytes: bytes of their gradients.
@@ -65,13 +65,13 @@ def count_batch(
     """The costs of a batch.
 
     Args:
-        make_network: makes the network, which is called where tensors take no memory.
-        make_optimizer: makes the optimizer of its parameters.
+        make_network: makes the network; it is called where tensors take no memory.
+        make_optimizer: makes the optimizer of the network's parameters.
         batch: number of sequences.
-        dtype: of activations and the KV cache: "bf16", as in mixed precision, or "fp32".
+        dtype: dtype of activations and the KV cache: "bf16", as in mixed precision, or "fp32".
 
     Raises:
-        ArgumentError: the batch is empty, or there is no such dtype.
+        ArgumentError: the batch is empty, or the dtype is unknown.
     """
     require_at_least(1, {"batch": 8}, batch=batch)
     with FakeTensorMode():
@@ -98,8 +98,8 @@ def count_batch(
 def activation_bytes(network: Network, batch: int, dtype: str) -> int:
     """Bytes that the layers store for the backward pass.
 
-    With activation checkpointing these are the inputs of all layers, and what the largest of them stores. Copies of the
-    weights in bf16 are counted where a layer stores them, not as long as autocast keeps them.
+    With activation checkpointing these are the inputs of all layers, and what the layer that stores most stores. Copies
+    of the weights in bf16 are counted where a layer stores them, not for as long as autocast keeps them.
 
     Args:
         network: the network, whose tensors may be fake.
@@ -146,7 +146,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> int:
-    """Bytes of an optimizer's state, which its first step makes."""
+    """Bytes of an optimizer's state, which its first step creates."""
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -157,7 +157,7 @@ def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor])
 
 @contextmanager
 def _counted_kernels(network: Network) -> Iterator[None]:
-    """Make every layer whose kernel on CUDA would be fused store what such a kernel does, on any device."""
+    """On any device, make each layer store what its kernel on CUDA would store."""
     fused = Backend("fused", _fused, lambda case: None)
     for layer in network.attentions():
         case = layer.planned_case("cuda", torch.bfloat16, AttentionMask(causal=True), network.max_seq_len)

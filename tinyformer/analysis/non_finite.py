@@ -1,4 +1,4 @@
-"""Where a forward or backward pass stops being finite."""
+"""Where the values of a forward or backward pass stop being finite."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +14,15 @@ def first_non_finite(network: Network, compute_loss: Callable[[], Tensor]) -> st
     """The first NaN or infinite value of a training step, such as "the output of encoder.layers.3.attention".
 
     Weights come first, then the outputs of all modules in the order in which they are computed, the loss, the gradients
-    of the outputs in the order of the backward pass, and the gradients of the weights. The step is computed once more
-    for this, uncompiled; the gradients in the weights' `grad` stay as they are.
+    of the outputs in the order of the backward pass, and the gradients of the weights. For this, the step is run again,
+    uncompiled; the `grad` of the weights does not change.
 
     Args:
         network: the model.
-        compute_loss: runs it on a batch.
+        compute_loss: runs it on a batch and returns the loss.
 
     Returns:
-        None if all values are finite.
+        The place of the value, or None if all values are finite.
     """
     parameters = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     for name, parameter in network.named_parameters():
@@ -50,7 +50,7 @@ def first_non_finite(network: Network, compute_loss: Callable[[], Tensor]) -> st
             loss = compute_loss()
             record(loss, "the loss")
             if not found:
-                # `backward` would add to `grad`, and wake the hooks of DistributedDataParallel.
+                # `backward` would add to `grad`, and run the hooks of DistributedDataParallel.
                 gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 for name, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:

@@ -12,9 +12,9 @@ from tinyformer.batch import IGNORED, Batch, tensors
 
 
 def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
-    """Which queries of each kind of attention are tokens, not padding; of the kind "" where there is only one.
+    """By kind of attention, which queries are tokens and not padding; the kind is "" where there is only one.
 
-    A row without a length has no padding.
+    A batch without lengths has no padding.
     """
     if "source" in batch:
         is_target = batch["targets"] != IGNORED
@@ -28,10 +28,10 @@ def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
 
 
 def without_padding(batches: Iterable[Batch]) -> list[Batch]:
-    """The rows of batches of windows or examples without their padding, those of one length together.
+    """The rows of batches of windows or examples without their padding, one batch for each length.
 
     Args:
-        batches: windows or examples; of these, what belongs to tokens is kept.
+        batches: windows or examples; only their tensors with one entry per token are kept.
     """
     by_length: dict[int, list[dict[str, Tensor]]] = defaultdict(list)
     for batch in batches:
@@ -47,12 +47,13 @@ def without_padding(batches: Iterable[Batch]) -> list[Batch]:
 
 
 def of_one_length(batches: Iterable[Batch]) -> Batch:
-    """The rows of batches of windows or examples, cut to one length: fewer kernels measure them than `without_padding`.
+    """The rows of batches of windows or examples as one batch, all cut to the same length.
 
-    That of the shortest row that is at least half as long as the longest; shorter ones are left out.
+    The length is that of the shortest row that is at least half as long as the longest; shorter rows are left out. One
+    batch needs fewer kernel launches than those of `without_padding`.
 
     Args:
-        batches: windows or examples; of these, what belongs to tokens is kept.
+        batches: windows or examples; only their tensors with one entry per token are kept.
     """
     parts = [tensors(batch) for batch in without_padding(batches)]
     longest = max(part["inputs"].shape[1] for part in parts)

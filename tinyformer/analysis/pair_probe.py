@@ -38,9 +38,9 @@ class TokenPair(NamedTuple):
     """A source and a target, without padding.
 
     Attributes:
-        source: token ids, with those around the text, see `PairTokens`.
-        target: token ids, as the decoder reads them.
-        predicted: the token ids that the decoder predicts: those of the target one further, and then the `eos`.
+        source: token ids, with the special tokens around the text, see `PairTokens`.
+        target: the token ids that the decoder reads.
+        predicted: the token ids that the decoder predicts: the target shifted by one, with `eos` at its end.
     """
 
     source: Int[Tensor, "1 source_seq"]
@@ -49,12 +49,12 @@ class TokenPair(NamedTuple):
 
     @classmethod
     def of(cls, source: Sequence[int], target: Sequence[int], tokens: PairTokens, num_tokens: int) -> "TokenPair":
-        """The pair of two texts, each cut to `num_tokens` tokens with those around it.
+        """The pair of two texts, each cut to `num_tokens` tokens, special tokens included.
 
         Args:
             source: token ids of the source.
             target: token ids of the target.
-            tokens: those around texts.
+            tokens: the special tokens around texts.
             num_tokens: the largest number of tokens of each.
         """
         sides = tokens.source(source, num_tokens), tokens.inputs(target), tokens.predicted(target)
@@ -86,9 +86,9 @@ def decoded_pair(
     Args:
         network: the model.
         source: token ids of the source.
-        tokens: those around texts.
-        beam: how the target is searched.
-        num_tokens: the largest number of tokens of each, with those around it; by default what the context holds.
+        tokens: the special tokens around texts.
+        beam: the settings of the beam search.
+        num_tokens: the largest number of tokens of each, special tokens included; by default the context length.
     """
     device = network.encoder.token_embedding.weight.device
     num_tokens = min(num_tokens or network.max_seq_len, network.max_seq_len)
@@ -116,8 +116,8 @@ def sides_of(kind: str) -> tuple[str, str]:
 def axes_of_pair(pair: TokenPair, tokenizer: TextTokenizer) -> dict[str, Axes]:
     """The tokens of queries and keys of each kind of attention.
 
-    A query of cross-attention has the token that is predicted there, which is the one that a head aligns with the
-    source (Bahdanau et al. 2014, arXiv 1409.0473, figure 3).
+    A query of cross-attention is labelled with the token that is predicted there, which is the one that a head aligns
+    with the source (Bahdanau et al. 2014, arXiv 1409.0473, figure 3).
     """
     source, target, predicted = (tokenizer.token_strings(ids[0].tolist()) for ids in pair)
     return {"encoder": Axes(source, source), "decoder": Axes(target, target), "cross": Axes(predicted, source)}
@@ -126,11 +126,9 @@ def axes_of_pair(pair: TokenPair, tokenizer: TextTokenizer) -> dict[str, Axes]:
 def measure_pairs(
     network: EncoderDecoder, pairs: Sequence[TokenPair], precision: AbstractContextManager[object]
 ) -> HeadMeasures:
-    """The measures of every head, each combined over the pairs as `Measure` says.
+    """The measures of every head, combined over the pairs by `Measure.combine`; nan for other kinds of attention.
 
-    A measure of another kind of attention is nan.
-
-    Each pair is a forward pass of its own, since their lengths differ, and padding would be measured.
+    Each pair has a forward pass of its own, since the lengths differ and padding would be measured.
 
     Args:
         network: the model, in training or evaluation mode.

@@ -18,20 +18,20 @@ COLOURS, GREYS = 224, 32
 """Palette: number of colours of viridis, from 0 to 1, followed by a number of greys, from black to white."""
 BLACK, WHITE = COLOURS, COLOURS + GREYS - 1
 BRIGHT = 0.6
+"""The value from which a colour is bright enough for black text."""
 HATCH = COLOURS + round(0.6 * (GREYS - 1)), COLOURS + round(0.9 * (GREYS - 1))
 """Greys of the lines of a hatch, and between them."""
 HATCH_PITCH = 7
-"""Pixels between the lines of a hatch."""
+"""Pixels from one line of a hatch to the next."""
 CAPTION_HEIGHT = 22
-"""Pixels of the line above a picture that says where it comes from."""
-"""The value from which a colour is bright enough for black text."""
+"""Height in pixels of the line above a picture that says where it comes from."""
 POINTS = 7
 DPI = 100
 FONTS = ("DejaVu Sans Mono", "DejaVu Sans")
 """Fonts of matplotlib; a text is written in the first that has all its characters."""
 MAX_LABEL = 10
 CHARACTERS_PER_INCH = 16
-"""Of a caption above a figure."""
+"""Characters of a caption above a figure that fit into an inch of its width."""
 
 
 class Label(NamedTuple):

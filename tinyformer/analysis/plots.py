@@ -45,9 +45,9 @@ def head_maps(
         tokens: token strings, which label the rows and columns.
         title: title of the picture.
         names: names of each layer's maps, by default their indices. Maps with the same name share a column.
-        keys: token strings of the columns, where they are those of another sequence.
+        keys: token strings of the columns, if they are those of another sequence.
         sides: titles of the axes of rows and of columns.
-        ablated: whether the head of each layer's maps is ablated, which is hatched; by default, none is.
+        ablated: whether the head of each layer's maps is ablated, which are then hatched; by default, none is.
     """
     labels = [readable(token) for token in tokens]
     across = labels if keys is None else [readable(token) for token in keys]
@@ -103,8 +103,8 @@ def measure_maps(
 ) -> Picture:
     """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
 
-    The cells show the values. The colours of each measure have fixed limits, see `LIMITS`: heads that hardly differ
-    have one colour, and the pictures of all steps can be compared. Those of any other measure run over its values.
+    The cells show the values. The colours of a measure in `LIMITS` have fixed limits, so that heads that hardly differ
+    have the same colour and the pictures of all steps can be compared. For any other measure, they span its values.
 
     Args:
         measures: by name, the value for each head of each layer, nan where it is not defined.
@@ -113,8 +113,8 @@ def measure_maps(
         title: title of the picture.
         layer_labels: label of each layer; by default "layer 0", "layer 1", and so on.
         num_keys: the largest number of keys of the measured maps, on which the limits of some measures depend.
-        ablated: whether each layer's heads are ablated, which are hatched; by default, none is.
-        limits: limits of the colours of all measures, in place of their own.
+        ablated: whether each layer's heads are ablated, which are then hatched; by default, none is.
+        limits: limits of the colours for all measures, in place of their own.
     """
     columns, num_layers = _columns(names), len(names)
     title += "; those of ablated heads are hatched" * bool(_true(ablated or []))
@@ -172,13 +172,13 @@ def _draw_grid(
 
 
 def _range(grid: Float[np.ndarray, "layers heads"]) -> tuple[float, float]:
-    """The smallest and the largest value, of a measure without limits."""
+    """The smallest and the largest finite value."""
     finite = grid[np.isfinite(grid)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
 def _true(flags: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
-    """The layer and the place within it of each flag that is set."""
+    """The layer of each flag that is set, and its index within the layer."""
     return [(layer, at) for layer, of_layer in enumerate(flags) for at, flag in enumerate(of_layer) if flag]
 
 

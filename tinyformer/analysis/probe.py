@@ -39,7 +39,7 @@ class Probe:
 
 
 class Joined(NamedTuple):
-    """Several inputs as one, the shorter ones padded on the right."""
+    """Several inputs as one batch, the shorter ones padded on the right."""
 
     tokens: Int[Tensor, "batch seq"]
     mask: AttentionMask
@@ -50,16 +50,16 @@ class Probes:
     """Inputs that are measured together.
 
     Args:
-        each: the inputs; measures of one name are the same.
+        each: the inputs; measures with the same name must be the same.
     """
 
     each: Sequence[Probe]
 
     @functools.cached_property
     def joined(self) -> Joined | None:
-        """The inputs as one, in which no token attends to padding; None if no kind of mask does that for all of them.
+        """The inputs as one batch in which no token attends to padding; None if no single mask allows that.
 
-        A pass has hundreds of kernels, for whose launches a GPU waits, so there is one pass for all.
+        A forward pass launches hundreds of kernels, which take most of its time on a GPU, so all inputs share one.
         """
         masks = [probe.mask for probe in self.each]
         kinds = {(mask.causal, mask.window) for mask in masks}
@@ -70,14 +70,14 @@ class Probes:
         ((causal, window),) = kinds
         mask = AttentionMask(causal=causal, window=window)
         if causal and all(mask.documents is None for mask in masks):
-            return Joined(tokens, mask)  # padding is behind all that a query attends to
+            return Joined(tokens, mask)  # padding comes after all keys that a token attends to
         documents = torch.cat([_documents(probe, longest) for probe in self.each])
         starts = torch.from_numpy(document_starts(documents.cpu().numpy(), most=longest)).to(tokens.device)
         return Joined(tokens, replace(mask, documents=documents, document_starts=starts))
 
 
 def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
-    """The documents of a probe's tokens; padding up to `seq` is one more."""
+    """The documents of a probe's tokens, with one more document for the padding up to `seq`."""
     known = probe.mask.documents
     documents = torch.zeros_like(probe.tokens) if known is None else known
     return torch.cat([documents, (documents.max() + 1).expand(len(documents), seq - documents.shape[1])], dim=1)
@@ -92,7 +92,7 @@ def make_probes(
         task: the task that the model was trained for; it makes the attention masks.
         windows: windows without padding, see `without_padding`; at least one.
         vocab_size: number of tokens in the vocabulary.
-        max_seq_len: context length of the model. At 1 no sequence can repeat, and there are no `PATTERNS`.
+        max_seq_len: context length of the model; at 1 no sequence can repeat, and `PATTERNS` are left out.
         num_sequences: number of random sequences.
         period: number of random tokens that are repeated; at most half of the context length is used.
     """
@@ -109,7 +109,7 @@ class HeadMeasures:
     """The measures of every head.
 
     Args:
-        names: name of each map of each layer: `03`, or `03a` and `03b` where a head has two softmaxes.
+        names: name of each map of each layer, see `map_names`.
         values: by measure, the value for each map of each layer; nan where the measure is not defined.
         layers: see `Network.layer_names`.
     """
@@ -134,7 +134,7 @@ class HeadMeasures:
         The first column is the kind of attention, such as "cross", where there are several.
 
         Args:
-            traits: those that labels name, see `head_labels`.
+            traits: the traits that labels are made of, see `head_labels`.
         """
         rows: list[list[int | str | float | None]] = []
         labels = head_labels(self.values, traits)
@@ -160,10 +160,10 @@ def measure_heads(
 
     Args:
         network: the model, in training or evaluation mode.
-        probes: inputs; the values of those with the same measures are combined, each input by its number of rows.
+        probes: inputs; the values of those with the same measures are combined, weighted by their numbers of rows.
         rows: number of queries that are measured, see `capture_attention`.
         precision: context of the forward pass; the measures are computed in the precision of the attention weights.
-        costly: whether the costly measures are among them, see `Measure`.
+        costly: whether to include the costly measures, see `Measure`.
     """
     captured = [CapturedMaps() for _ in probes.each]
     with precision:
@@ -182,19 +182,19 @@ def measure_heads(
 
 
 def layer_label(layer: str) -> str:
-    """A name of `Network.layer_names` for people: "layer 3", or "cross 3"."""
+    """A name of `Network.layer_names` for display: "layer 3", or "cross 3"."""
     kind, index = split_name(layer)
     return f"{kind or 'layer'} {index}"
 
 
 def split_name(layer: str) -> tuple[str, int]:
-    """The kind and the index in a name of `Network.layer_names`, such as ("cross", 3) of "cross/layer_03"."""
+    """The kind and the index in a name of `Network.layer_names`, such as ("cross", 3) for "cross/layer_03"."""
     kind, _, name = layer.rpartition("/")
     return kind, int(name.removeprefix("layer_"))
 
 
 def _calls(network: Transformer, probes: Probes) -> list[list[LayerCall]]:
-    """What each layer attends with, for each probe."""
+    """For each probe, the call of each layer."""
     if probes.joined is None:
         return [attention_calls(network, probe.tokens, probe.mask) for probe in probes.each]
     calls = attention_calls(network, *probes.joined)
@@ -206,7 +206,7 @@ def _calls(network: Transformer, probes: Probes) -> list[list[LayerCall]]:
 
 
 def _part(call: AttentionCall, first: int, probe: Probe) -> AttentionCall:
-    """What a layer attends with on one of several joined inputs, without the padding behind it."""
+    """The part of a layer's call that belongs to one of several joined inputs, without its padding."""
     rows, seq = probe.tokens.shape
     qkv = QKV(*(part[first : first + rows, :, :seq] for part in call.qkv))
     return call._replace(qkv=qkv, mask=probe.mask.within(call.mask.window))
@@ -219,12 +219,12 @@ def map_names(layer: BaseAttention) -> list[str]:
 
 
 def head_label(name: str) -> str:
-    """A name of `map_names` for people: "3" of "03", "3a" of "03a"."""
+    """A name of `map_names` for display: "3" for "03", "3a" for "03a"."""
     return name.removeprefix("0")
 
 
 def ablated_heads(network: Network) -> list[list[bool]]:
-    """Whether each head of each layer is ablated: its gate is 0, for every row of a batch."""
+    """For each layer, whether each of its heads is ablated: its gate is 0 for every row of a batch."""
     gates = [(layer.num_heads, layer.head_gate.factors) for layer in network.attentions()]
     return [
         [False] * num_heads if factors is None else (factors.reshape(-1, num_heads) == 0).all(dim=0).tolist()
@@ -233,7 +233,7 @@ def ablated_heads(network: Network) -> list[list[bool]]:
 
 
 def ablated_maps(network: Network) -> list[list[bool]]:
-    """For each map of each layer, whether its head is ablated: its gate is 0 for every row of a batch."""
+    """For each layer, whether the head of each of its maps is ablated, see `ablated_heads`."""
     return [
         [flag for flag in flags for _ in range(layer.num_softmaxes)]
         for layer, flags in zip(network.attentions(), ablated_heads(network), strict=True)

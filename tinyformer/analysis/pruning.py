@@ -1,4 +1,4 @@
-"""Head pruning: the loss by number of heads, and a smaller checkpoint."""
+"""Head pruning: the loss by the number of heads, and a smaller checkpoint."""
 
 import copy
 import statistics
@@ -21,7 +21,7 @@ from tinyformer.nn import AttentionMask, Network, prune_heads
 from tinyformer.nn.heads import Address
 
 MAX_POINTS = 17
-"""Number of points of the curve, besides the chosen number of heads."""
+"""Largest number of points of the curve, besides that of the chosen number of heads."""
 
 
 def _by_importance(subject: Subject, seed: int) -> list[float]:
@@ -58,7 +58,7 @@ class HeadPruning:
         num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
         seed: seed of the random order.
         random_orders: number of random orders to compare with in the picture and the table, with the seeds that follow
-            `seed`. Each costs at most 16 evaluations of the windows.
+            `seed`. Each costs at most 17 evaluations of the windows.
 
     Raises:
         ArgumentError: the order is unknown, the fraction does not lie between 0 and 1, or a number is too small.
@@ -174,7 +174,7 @@ class HeadPruning:
 
 
 def pruning_order(subject: Subject, scores: Sequence[float]) -> list[tuple[int, int]]:
-    """All of `head_pairs` except the best of each layer, the lowest score first."""
+    """All of `head_pairs` except the one with the highest score in each layer, lowest score first."""
     pairs = head_pairs(subject.layers)
     left = [layer.num_heads for layer in subject.layers]
     order = []
@@ -187,7 +187,7 @@ def pruning_order(subject: Subject, scores: Sequence[float]) -> list[tuple[int, 
 
 
 def _curve(subject: Subject, order: Sequence[tuple[int, int]], counts: Sequence[int], whole: float) -> dict[int, float]:
-    """The loss without the first heads of an order, by their number; `whole` is that of the model as it is."""
+    """The loss without the first heads of an order, by their number; `whole` is the loss of the unpruned model."""
     curve = {0: whole}
     for count in counts:
         if count:
@@ -197,7 +197,7 @@ def _curve(subject: Subject, order: Sequence[tuple[int, int]], counts: Sequence[
 
 
 def _at_random_line(baselines: Mapping[str, Mapping[int, float]], num_pruned: int) -> dict[str, str]:
-    """The line of the summary about random orders, if there are any."""
+    """The line of the summary on random orders, if there are any."""
     losses = ", ".join(f"{curve[num_pruned]:.4f}" for curve in baselines.values())
     return {"  at random": f"{losses} with as many heads pruned in random orders"} if losses else {}
 
@@ -212,8 +212,8 @@ def gated(
 
     Args:
         network: the model.
-        heads: a layer's index and a head's index within it, of each ablated head.
-        replacement_of: what replaces the outputs of heads of a layer, by its index; zero by default.
+        heads: for each ablated head, the index of its layer and its index within the layer.
+        replacement_of: makes the replacement in a layer, given its index; None for zero, the default.
     """
     with ExitStack() as stack:
         for index, layer in enumerate(network.attentions()):
@@ -222,13 +222,13 @@ def gated(
 
 
 def _written(address: Address) -> str:
-    """The address of a head as one types it."""
+    """The address of a head as a user types it, such as [3,0]."""
     return f"[{','.join(map(str, address))}]"
 
 
 @torch.no_grad()
 def _difference(subject: Subject, heads: Sequence[tuple[int, int]], pruned: Network) -> float:
-    """max|a - b| / max|b| over the outputs for a window, a of the pruned model and b of the gated one."""
+    """max|a - b| / max|b| over the outputs a of the pruned and b of the gated model for one window."""
     window = cast(Batch, {name: rows[:1] for name, rows in tensors(subject.batches[0]).items()})
     mask = subject.task.mask(window)
     with gated(subject.network, heads):

@@ -22,16 +22,16 @@ from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Seq2Seq
 
 NUM_PRINTED = 3
-"""Number of heads that are printed for each pair."""
+"""Number of heads that are printed for each pair of words."""
 
 
 class Related(NamedTuple):
     """The attention of the heads of a layer from one word to another.
 
     Attributes:
-        weights: the sum over the tokens of the key word, the mean over those of the query word.
-        ranks: 1 if no word has a larger weight; of the words that the query word sees.
-        num_words: number of these words.
+        weights: the weight, summed over the tokens of the key word and averaged over those of the query word.
+        ranks: the rank of the weight among the words that the query word sees, 1 for the largest.
+        num_words: number of words that the query word sees.
         uniform: the weight if each token attended evenly to all tokens that it sees; 0 if the mask hides the key word.
     """
 
@@ -46,7 +46,7 @@ class Read(NamedTuple):
 
     Attributes:
         layers: the attention layers.
-        addresses: of these layers, see `Subject.addresses`.
+        addresses: their addresses, see `Subject.addresses`.
         maps: their maps.
         queries: the words that attend.
         keys: the words that are attended to.
@@ -69,12 +69,12 @@ class HeadRelations:
     The text is preceded by the token that starts a document, as in training and in `Model.attention`.
 
     In an encoder–decoder, a pair is a word of the target and a word of the source, and the heads are those of
-    cross-attention; each token of the target is at the query that predicts it.
+    cross-attention; the query of a target token is the one that predicts it.
 
     Args:
         text: the text, or the source.
-        pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`. Of a word that occurs several
-            times, `it:2` is the second.
+        pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`. If a word occurs several times,
+            `it:2` is its second occurrence.
         target: the target of the source; by default what the model decodes.
 
     Raises:
@@ -135,7 +135,7 @@ class HeadRelations:
         """The attention of each layer from one word to another.
 
         Raises:
-            ArgumentError: a word is not in its text or is there several times, or every layer's mask hides the key.
+            ArgumentError: a word is not in its text or is ambiguous, or every layer's mask hides the key.
         """
         query, key = self._find(read.queries, pair, 0), self._find(read.keys, pair, 1)
         found = [relate(maps, read.queries, read.keys, query, key) for maps in read.maps]
@@ -152,7 +152,7 @@ class HeadRelations:
         """The index of a word.
 
         Raises:
-            ArgumentError: it is not in the text, or it is there several times.
+            ArgumentError: it is not in the text, or it occurs several times and has no number.
         """
         asked = pair[side]
         name, _, number = asked.rpartition(":")
@@ -168,7 +168,7 @@ class HeadRelations:
             reason, name = f"the text has {name} {times}", name if len(places) == 1 else f"{name}:1"
         else:
             known = shorten(" ".join(words.names), 200, placeholder=" …")
-            reason = f"{name} is not a word of the text, which are {known}"
+            reason = f"{name} is not a word of the text, whose words are {known}"
             (name,) = difflib.get_close_matches(name, words.names, 1) or words.names[:1]
         works = [name if place == side else word for place, word in enumerate(pair)]
         raise ArgumentError("pairs", [list(pair)], reason, {"pairs": [works]})
@@ -219,16 +219,16 @@ class HeadRelations:
             subject: the model and its tokenizer.
             argument: the argument that holds the text.
             text: the text.
-            num_special: number of tokens around it.
+            num_special: number of special tokens around it.
 
         Raises:
-            ArgumentError: with those around it, there are more than the model's context holds.
+            ArgumentError: with the special tokens, there are more than the model's context holds.
         """
         with argument_path(passed={"text": argument}):
             ids = subject.tokenizer.encode(text)
         longest = subject.network.max_seq_len - num_special
         if len(ids) > longest:
-            reason = f"has {len(ids)} tokens; the context of the model holds {longest}"
+            reason = f"has {len(ids)} tokens; at most {longest} fit into the context of the model"
             raise ArgumentError(argument, text, reason, {argument: subject.tokenizer.decode(ids[:longest])})
         return ids
 
@@ -243,7 +243,7 @@ def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: in
         query: index of the query word.
         key: index of the key word.
     """
-    visible = (maps.logits[0, 0] > -torch.inf).double()  # of any head: they share the mask
+    visible = (maps.logits[0, 0] > -torch.inf).double()  # the mask is the same for all heads
     even = merge_words(visible / visible.sum(dim=-1, keepdim=True).clamp(min=1), queries, keys)[query]
     weights = merge_words(maps.weights[0].double(), queries, keys)[:, query]
     larger = weights > weights[:, key : key + 1]
@@ -260,5 +260,5 @@ def _heads(layers: Sequence[BaseAttention]) -> Iterator[tuple[int, int]]:
 
 
 def _is_pair(pair: Any) -> bool:
-    """Whether something is two words, of which a number is one, too."""
+    """Whether a value is a pair of words, which may be numbers: YAML reads 2024 as one."""
     return isinstance(pair, list | tuple) and len(pair) == 2 and all(type(word) in (str, int) for word in pair)

@@ -1,4 +1,4 @@
-"""Residual surgery: the loss without each connection or sublayer, and rank collapse without connections."""
+"""Residual surgery: the loss without each residual connection or sublayer, and rank collapse without connections."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,17 +25,17 @@ SUBLAYERS = ("attention_residual", "cross_attention_residual", "feed_forward_res
 SUBLAYER_NAMES = dict(zip(SUBLAYERS, ("attention", "cross-attention", "feed-forward"), strict=True))
 PARTS = ("skip", "branch")
 PART_NAMES = {"skip": "skip around", "branch": "sublayer"}
-"""Names in figures."""
+"""Names of `PARTS` in figures."""
 
 Kind: TypeAlias = tuple[str, ...]
-"""Of a stack of layers: ("encoder",), ("decoder",), or () where there is only one."""
+"""The kind of a stack of layers: ("encoder",), ("decoder",), or () where there is only one stack."""
 
 
 def distance_to_rank_one(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
     """‖X - 1 x̄ᵀ‖ / ‖X‖, averaged over the batch: 0 if all tokens of a sequence have the same vector.
 
-    Dong et al. 2021 (arXiv 2103.03404), with the Frobenius norm, for which the mean over the tokens is the best x̄; for
-    the paper's norm, √(‖·‖₁ ‖·‖_∞), no closed form exists.
+    The residual of Dong et al. 2021 (arXiv 2103.03404) relative to X, in the Frobenius norm, for which x̄ is the mean
+    over the tokens; for the paper's norm, √(‖·‖₁ ‖·‖_∞), no closed form exists.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     rest = x - x.mean(dim=1, keepdim=True)
@@ -71,7 +71,7 @@ def residuals_of(network: Network) -> list[Residual]:
 
 @torch.no_grad()
 def rank_by_depth(network: Network, *inputs: Any) -> list[list[tuple[float, float]]]:
-    """`distance_to_rank_one` and `token_cosine` of the embeddings and of the output of each layer, of each stack.
+    """For each stack, `distance_to_rank_one` and `token_cosine` of the embeddings and of each layer's output.
 
     Args:
         network: the network.
@@ -99,10 +99,10 @@ def rank_by_depth(network: Network, *inputs: Any) -> list[list[tuple[float, floa
 class ResidualSurgery:
     """The loss without each residual connection or sublayer, and the rank of the residual stream by depth.
 
-    In an encoder–decoder, of both stacks; the connections around cross-attention are the decoder's.
+    Both stacks of an encoder–decoder are analysed; the decoder also has residual connections around cross-attention.
 
-    Without residual connections, attention makes the vectors of all tokens converge at a rate that grows with depth
-    (Dong et al. 2021, arXiv 2103.03404).
+    Without residual connections and feed-forward networks, the output of attention converges to rank 1, the same vector
+    for all tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
 
     Args:
         num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
@@ -170,7 +170,7 @@ class ResidualSurgery:
         )
 
     def _ranks(self, subject: Subject) -> dict[Kind, dict[str, list[tuple[float, float]]]]:
-        """`rank_by_depth` of each stack, of the trained and the untrained network with and without connections."""
+        """`rank_by_depth` by stack, for the trained and the untrained network, with and without connections."""
         inputs, kinds = inputs_without_padding(subject), stack_kinds(subject.network)
         num_rows = torch.tensor([len(arguments[0]) for arguments in inputs])
         ranks: dict[Kind, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in kinds}
@@ -179,7 +179,7 @@ class ResidualSurgery:
                 with subject.precision(), scaled(residuals, "skip", 0.0):
                     found = [rank_by_depth(network, *arguments) for arguments in inputs]
                 for kind, *of_stack in zip(kinds, *found, strict=True):
-                    # A sequence of one token has no pair of tokens.
+                    # Sequences of one token are left out: they have no pair of tokens, so their cosine is nan.
                     of_rows = torch.tensor(of_stack, dtype=torch.float64).repeat_interleave(num_rows, dim=0)
                     means = of_rows.nanmean(dim=0)
                     ranks[kind][f"{name}, {suffix}"] = [(distance, cosine) for distance, cosine in means.tolist()]
@@ -192,14 +192,14 @@ def stack_kinds(network: Network) -> list[Kind]:
 
 
 def inputs_without_padding(subject: Subject) -> list[tuple[Any, ...]]:
-    """Arguments of the network: pair by pair, or windows of one length together."""
+    """Arguments of the network without padding: one pair each, or all windows of one length."""
     if isinstance(subject.network, EncoderDecoder):
         return [(pair.source, pair.target) for batch in subject.batches for pair in pairs_of(batch)]
     return [(batch["inputs"], subject.task.mask(batch)) for batch in without_padding(subject.batches)]
 
 
 def _change_figure(changes: Mapping[tuple[str | int, ...], float], unit: str) -> Figure:
-    """The change of the loss without each connection and each sublayer, of every layer."""
+    """The change of the loss without each connection and each sublayer of every layer."""
     columns = {(name, part): f"{PART_NAMES[part]}\n{SUBLAYER_NAMES[name]}" for name in SUBLAYERS for part in PARTS}
     named = {(layer_title(at[:-2]), columns[str(at[-2]), str(at[-1])]): change for at, change in changes.items()}
     rows, found = list(dict.fromkeys(row for row, _ in named)), {column for _, column in named}

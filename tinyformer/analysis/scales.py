@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Limits: TypeAlias = Callable[[int], tuple[float, float]]
-"""The values of the first and the last colour of a measure, for maps of some number of keys."""
+"""The values of the first and the last colour of a measure, given the number of keys of the maps."""
 
 EXPLANATIONS: dict[str, str] = {
-    "entropy": "Entropy of the attention weights, in nats: 0 for attention on one token, ln n for n alike.",
+    "entropy": "Entropy of the attention weights, in nats: 0 for attention on one token, ln n for n equal weights.",
     "entropy_share": "Entropy divided by its maximum: 0 for attention on one token, 1 for equal attention on all.",
     "distance": "Mean distance between a query and the keys that it attends to, in tokens.",
     "first_token": "Share of attention on the first token of the text; near 1 in an attention sink.",
@@ -23,11 +23,11 @@ EXPLANATIONS: dict[str, str] = {
     "mean_similarity": "Mean cosine similarity to the other heads of the layer: 1 if all have the same map.",
     "induction": "On repeated random tokens, share of attention on tokens that followed the query's token before.",
     "duplicate_token": "On repeated random tokens, share of attention on earlier occurrences of the query's token.",
-    "diagonal_distance": "Mean distance from the diagonal, as a share of the source: 0 for a pace that stays even.",
+    "diagonal_distance": "Mean distance from the diagonal, as a share of the source: 0 for an even pace.",
     "monotonicity": "Kendall's τ of the alignment: 1 if attention advances with each target token, -1 if it goes back.",
     "coverage": "Share of the source that is attended to, where weights of a source token count up to a sum of 1.",
     "source_end": "Share of attention on the last token of the source.",
-    "importance": "Mean absolute gradient of the loss with respect to the gate of the head; near 0 for one of no use.",
+    "importance": "Mean absolute gradient of the loss with respect to the head's gate; near 0 for a useless head.",
 }
 """By measure, its meaning in a sentence."""
 
@@ -39,11 +39,11 @@ def _share(num_keys: int) -> tuple[float, float]:
 LIMITS: dict[str, Limits] = {
     **dict.fromkeys(EXPLANATIONS, _share),
     "entropy": lambda num_keys: (0.0, math.log(num_keys)),
-    "distance": lambda num_keys: (0.0, (num_keys - 1) / 2),  # of a causal head that attends to the first token
+    "distance": lambda num_keys: (0.0, (num_keys - 1) / 2),  # a causal head on the first token
     "largest_logit": lambda num_keys: (0.0, 50.0),
     "rank": lambda num_keys: (1.0, float(num_keys)),
     "monotonicity": lambda num_keys: (-1.0, 1.0),
 }
 """By measure, the limits of its colours."""
 
-del LIMITS["importance"]  # in units of the loss
+del LIMITS["importance"]  # it is in units of the loss, which have no fixed limits

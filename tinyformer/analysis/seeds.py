@@ -29,10 +29,10 @@ DPI = 150
 POINTS = 9
 WIDTH, HEIGHT, MARGINS, ROW_HEIGHT = 7.5, 4.8, 1.7, 0.26  # inches
 LABEL_WIDTH = 60
-"""Characters of a line of a label."""
+"""Largest number of characters in a line of a label."""
 
 MAX_LABEL = 300
-"""Characters of a label: a folder may come from a stranger."""
+"""Largest number of characters of a label, which may be the name of an untrusted folder."""
 
 SPREAD_OUT = 20
 """Ratio of the largest to the smallest setting from which the axis is logarithmic."""
@@ -75,7 +75,7 @@ def seeds_by_setting(labels: Sequence[str], values: Sequence[Sequence[float]], s
     Args:
         labels: the settings.
         values: for each of them, the metric of every seed.
-        setting: name or names of what is set.
+        setting: name of the setting, or names of several.
         metric: name of the metric.
     """
     shown = [_wrapped(label) for label in labels]
@@ -112,7 +112,7 @@ def _empty(width: float, height: float, metric: str, subtitle: str) -> tuple[Fig
 
 
 def _wrapped(label: str) -> str:
-    """A label in lines, whole."""
+    """A label, wrapped into lines."""
     return "\n".join(textwrap.wrap(readable(label, MAX_LABEL), LABEL_WIDTH, break_on_hyphens=False))
 
 

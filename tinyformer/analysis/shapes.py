@@ -1,7 +1,8 @@
 """Shapes of attention maps (Kovaleva et al. 2019, arXiv 1908.08593, section 4.1): one column, or blocks.
 
 Each takes weights `batch heads rows k_seq`, whose rows sum to 1 (to less with a sink), and returns one value for each
-head: the mean over the batch, or nan where no sequence has the measure. Layers may be stacked before the batch.
+head: the mean over the batch, or nan if the measure is not defined for any sequence. Layers may be stacked in a
+dimension before the batch.
 """
 
 import math
@@ -42,10 +43,10 @@ def block(
 ) -> Float[Tensor, "*layers heads"]:
     """mean_q Σ_k min(w_qk, b_qk): overlap with a map of two blocks; 1 if attention is even within each block.
 
-    The overlap is 1 minus the total variation distance between w and b, even attention on the visible keys on the
-    query's side of a boundary. The boundary is the one that the least attention crosses, of up to `MAX_BOUNDARIES` with
-    at least a quarter of the sequence, and `MIN_BLOCK` tokens, on each side. Only queries count that see keys on both
-    sides, so that a mask makes no blocks.
+    The overlap is 1 minus the total variation distance between w and b, where b is even attention on the visible keys
+    on the query's side of a boundary. The boundary is the one that the least attention crosses, out of at most
+    `MAX_BOUNDARIES` with at least a quarter of the sequence, and `MIN_BLOCK` tokens, on each side. Only queries count
+    that see keys on both sides, so that a mask alone makes no blocks.
 
     Args:
         weights: attention weights.
@@ -59,7 +60,7 @@ def block(
     step = -(-(k_seq - 2 * least + 1) // MAX_BOUNDARIES)
     boundaries = torch.arange(least, k_seq - least + 1, step, device=weights.device)
     queries, sums = q_idx.unsqueeze(-1), weights.cumsum(dim=-1)
-    visible = (logits[..., :1, :, :] > -torch.inf).float().cumsum(dim=-1)  # of any head: they share the mask
+    visible = (logits[..., :1, :, :] > -torch.inf).float().cumsum(dim=-1)  # the mask is the same for all heads
     sees_both = _across(visible, queries, boundaries) > 0
     crossing = _mean_where(_across(sums, queries, boundaries), sees_both)
     boundary = boundaries[crossing.nan_to_num(torch.inf).argmin(dim=-1)][..., None, None]
@@ -75,12 +76,12 @@ def _across(
     queries: Int[Tensor, "rows 1"],
     boundaries: Int[Tensor, "*#maps boundaries"],
 ) -> Float[Tensor, "*layers batch #heads rows boundaries"]:
-    """The part of each query's sum that is on the other side of each boundary, the first key of the second side.
+    """The sum of each query's values over the keys on the other side of each boundary.
 
     Args:
-        sums: of the values of the keys up to each key.
+        sums: cumulative sums of the values over keys.
         queries: positions of the queries.
-        boundaries: for all maps, or `... 1 1` for each.
+        boundaries: the first key of the second side; the same for all maps, or `... 1 1` with one for each map.
     """
     shape = torch.broadcast_shapes(sums.shape[:-1], boundaries.shape[:-1])
     before = sums.expand(*shape, -1).gather(-1, (boundaries - 1).expand(*shape, -1))
@@ -90,5 +91,5 @@ def _across(
 def _mean_where(
     values: Float[Tensor, "*maps rows columns"], counted: Bool[Tensor, "*#maps rows columns"]
 ) -> Float[Tensor, "*maps columns"]:
-    """The mean over the counted queries, nan where none is."""
+    """The mean over the counted queries; nan if there are none."""
     return (values * counted).sum(dim=-2) / counted.sum(dim=-2)

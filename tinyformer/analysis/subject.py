@@ -34,7 +34,7 @@ class Subject:
         task: the task that the network was trained for.
         tokenizer: the tokenizer of the batches.
         precision: makes the context in which forward passes run.
-        untrained: makes the network as it was before its first training step.
+        untrained: makes the network with the weights that it had before its first training step.
         save_pruned: writes a checkpoint of the network after heads were pruned.
         row: what a row of a batch is, in the singular.
         facts: what is analysed, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}; see `caption`.
@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of attention of each of `layers`; "" where there is only one."""
+        """The kind of attention of each of `layers`; "" where there is only one kind."""
         return [str(address[0]) if len(address) > 1 else "" for address in self.addresses]
 
     def head_address(self, layer: int, head: int) -> Address:
@@ -85,12 +85,12 @@ class Subject:
         return f"{layer_title(tuple(layer_address))} head {number}"
 
     def facts_of_text(self, text: str) -> dict[str, str]:
-        """`facts` of pictures of a text, which name its first words in place of the data."""
+        """`facts` for pictures of a text, with its first words in place of the data."""
         others = {name: fact for name, fact in self.facts.items() if name != "data"}
         return others | {"text": f'"{shorten(text, 60, placeholder=" …")}"'}
 
     def losses(self) -> "Losses":
-        """The loss of each window with the network as it is now."""
+        """The loss of each window with the network in its current state."""
         return self.losses_within(lambda batch: nullcontext())
 
     def losses_within(self, changed: Callable[[Batch], AbstractContextManager[Any]]) -> "Losses":
@@ -130,7 +130,7 @@ class Losses:
         return float(self.nats.sum() / self.targets.sum())
 
     def change_from(self, base: "Losses", num_resamples: int, seed: int = 0) -> "Change":
-        """The increase over other losses of the same windows, in nats per target.
+        """The increase over the losses `base` of the same windows, in nats per target.
 
         The interval holds the middle 95 % of `num_resamples` bootstrap resamples of the windows (Efron 1979).
         """
@@ -168,7 +168,7 @@ class Findings:
         tables: columns and rows of each `NAME.csv`.
         figures: each `NAME.png`.
         files: files that the analysis has written.
-        facts: what the figures show, by name, where it is not the subject's sample; see `Subject.facts_of_text`.
+        facts: what the figures show, by name, if it is not the subject's sample; see `Subject.facts_of_text`.
     """
 
     scalars: dict[str, float | int | None] = field(default_factory=dict)

@@ -65,8 +65,8 @@ def merge_words(
 ) -> Float[Tensor, "*maps query_words key_words"]:
     """The attention maps of words (Clark et al. 2019, arXiv 1906.04341, §4.1).
 
-    The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens: the rows still sum
-    to what they summed to before.
+    The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens, so that the sums
+    of rows are preserved.
 
     Args:
         weights: attention maps of tokens.
@@ -103,7 +103,7 @@ def _words_of_pieces(pieces: Sequence[str]) -> list[int]:
     words: list[int] = []
     begin, reached = 0, -1
     for piece in pieces:
-        # White space behind a word does not belong to it, but nothing else may stand for a piece of white space.
+        # White space at either end of a piece does not count, unless the piece is nothing but white space.
         indent = len(piece) - len(piece.lstrip()) if piece.strip() else 0
         first, last = (bisect_right(starts, begin + at) - 1 for at in (indent, max(indent, len(piece.rstrip()) - 1)))
         words.append((words[-1] if words else -1) + (first > reached))
@@ -112,7 +112,7 @@ def _words_of_pieces(pieces: Sequence[str]) -> list[int]:
 
 
 def _word_starts(text: str) -> list[int]:
-    """Where each word of a text begins, with the white space before it."""
+    """The index at which each word of a text begins, including the white space before it."""
     pieces = Split(Regex(WORD), "isolated").pre_tokenize_str(text)
     ends = [end for piece, (_, end) in pieces if piece.strip()]
     return [0, *ends[:-1]]

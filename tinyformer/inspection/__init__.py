@@ -1,6 +1,6 @@
-"""Inside a trained model, from Python: its attention maps, its activations, and what it computes without some heads.
+"""The inside of a trained model, from Python: its attention maps, its activations, and its outputs without some heads.
 
-Each name is imported on first use: the models import this package, whose maps import the analyses.
+Each name is imported on first use, since trained models import this package, and its maps import the analyses.
 """
 
 from typing import TYPE_CHECKING

@@ -19,7 +19,7 @@ class Origin(NamedTuple):
     step: int
 
     def __str__(self) -> str:
-        """The file after the folder of its run, "run/last.ckpt, step 144"."""
+        """The file within the folder of its run, and the step: "run/last.ckpt, step 144"."""
         *folders, name = self.checkpoint.parts
         run = [folder for folder in folders if folder != "checkpoints"][-1:]
         return f"{'/'.join([*run, name])}, step {self.step:,}"

@@ -1,4 +1,4 @@
-"""The attention maps of two models beside each other, and their difference."""
+"""The attention maps of two models side by side, and their difference."""
 
 from functools import cached_property
 
@@ -13,17 +13,17 @@ from tinyformer.inspection.text_maps import HeadAddress, TextMaps, require_parts
 
 
 class MapsDifference:
-    """The maps of one model minus those of another, of the same tokens; made by `maps - other`.
+    """The attention maps of one model minus those of another, for the same tokens; made by `maps - other`.
 
         difference = after.attention(text) - before.attention(text)
         difference[1, 3]  # queries × keys, of layer 1, head 3
         difference.plot(1, 3)  # both maps, and the difference
 
-    It has the heads that both models have. In a notebook it shows as `distances`.
+    It has the heads that both models have. In a notebook it shows the table of `distances`.
 
     Args:
         first: the maps of one model.
-        second: those of the other.
+        second: the maps of the other.
 
     Raises:
         ArgumentError: the tokens differ, or no head is in both models.
@@ -31,11 +31,11 @@ class MapsDifference:
 
     def __init__(self, first: TextMaps, second: TextMaps) -> None:
         if first.tokens != second.tokens:
-            reason = "must have the tokens of the maps from which they are subtracted"
+            reason = "must be the tokens of the maps from which these are subtracted"
             raise ArgumentError("maps.tokens", second.tokens, reason)
         self.first, self.second = first, second
         if not self.heads:
-            raise ArgumentError("maps.heads", second.heads, "must have a head that is in the other model, too")
+            raise ArgumentError("maps.heads", second.heads, "must have a head that the other model has, too")
 
     @cached_property
     def heads(self) -> list[HeadAddress]:
@@ -52,9 +52,9 @@ class MapsDifference:
         return self.first[address] - self.second[address]
 
     def distances(self) -> Table:
-        """How far the maps of each head are apart: half the sum of |difference| over keys, the mean over queries.
+        """How far the two maps of each head are apart: half the sum of |difference| over keys, averaged over queries.
 
-        0 for equal maps, 1 for those that have no key in common: the total variation distance of both distributions.
+        This is the total variation distance: 0 for equal maps, 1 for maps that have no key in common.
         """
         rows = []
         for address in self.heads:
@@ -67,7 +67,7 @@ class MapsDifference:
         """The maps of a head in both models, and their difference in colours around 0.
 
         Args:
-            address: of the head, as in `plot(1, 3)` or `plot("cross", 1, 3)`.
+            address: the address of the head, as in `plot(1, 3)` or `plot("cross", 1, 3)`.
 
         Raises:
             ArgumentError: one of the models has no such head.

@@ -18,17 +18,17 @@ from torch import Tensor
 from tinyformer.analysis.picture import readable
 
 CELL, SIDE = 0.34, 9.0
-"""Inches: the side of a cell that holds a number, and the longest side of a map, whose cells are smaller then."""
+"""Inches: the side of a cell that holds a number, and the longest side of a map; in larger maps, cells are smaller."""
 
 LABEL_POINTS, NUMBER_POINTS = 7.5, 6.5
 LABEL_PITCH = 0.13
-"""Inches from one token to the next; of tokens that are closer, not all have a label."""
+"""Smallest distance in inches between labels; if tokens are closer, only some of them are labelled."""
 
 WEIGHT_TICKS = (0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1)
-"""Of the colour bar, whose small weights are spread."""
+"""Ticks of the colour bar, on which small weights are spread out."""
 
 LEAST_SPAN = 0.1
-"""The smallest end of a signed scale, so that rounding does not look like a difference."""
+"""The smallest end of a signed colour scale, so that rounding errors do not look like differences."""
 
 LUMA = (0.299, 0.587, 0.114)
 """Perceived brightness of red, green and blue (ITU-R BT.601)."""
@@ -63,13 +63,13 @@ class Panel:
 def chart_of_maps(
     panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], axes: Sequence[Axes] = ()
 ) -> Figure:
-    """Maps of the same tokens beside each other.
+    """Maps of the same tokens side by side.
 
     Args:
         panels: the maps.
         queries: the tokens of the rows.
         keys: the tokens of the columns.
-        axes: matplotlib axes to draw on, one for each map; by default those of a new `Chart`.
+        axes: matplotlib axes to draw on, one for each map; by default, those of a new `Chart`.
     """
     if not axes:
         cell = min(CELL, SIDE / max(len(queries), len(keys)))
@@ -93,7 +93,7 @@ def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str])
     assert figure is not None
     width, height = axes.get_window_extent().size
     cell = min(width / len(keys), height / len(queries)) / figure.dpi
-    for row, column in np.argwhere(values != 0) if cell >= 0.8 * CELL else ():  # of masked keys the cell is empty
+    for row, column in np.argwhere(values != 0) if cell >= 0.8 * CELL else ():  # cells of masked keys stay empty
         is_dark = np.dot(colours(norm(values[row, column]))[:3], LUMA) < 0.5
         style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": NUMBER_POINTS}
         axes.text(column, row, f"{values[row, column]:z.2f}", color="white" if is_dark else "black", **style)

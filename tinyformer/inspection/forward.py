@@ -17,11 +17,11 @@ Replacement: TypeAlias = Tensor | Callable[[Tensor], Tensor]
 
 
 class ForwardPass(NamedTuple):
-    """What a forward pass computed; everything at padding is zero.
+    """The results of a forward pass; all values at padding are zero.
 
     Attributes:
         logits: the logits, as the model's `logits` returns them.
-        activations: the captured activations by the names of their points; of a replaced one, what replaced it.
+        activations: the captured activations by the names of their points, after any replacement.
     """
 
     logits: Float[Tensor, "batch *seq scores"]
@@ -35,13 +35,13 @@ def forward_pass(
     capture: str | Sequence[str] = (),
     replace: Mapping[str, Replacement] | None = None,
 ) -> ForwardPass:
-    """Run a network, capture activations and replace others; everything that follows from them is recomputed.
+    """Run a network, capture some activations and replace others; all that depends on these is computed from them.
 
     Args:
         network: the model; a compiled network runs uncompiled.
         forward: runs it and returns its logits.
-        lengths: the number of tokens of each row without padding, of "seq" and, in an encoder–decoder, "source_seq".
-        capture: names of points, with `*` for any characters.
+        lengths: the number of tokens of each row without padding, for "seq" and, in an encoder–decoder, "source_seq".
+        capture: names of points, in which `*` stands for any characters.
         replace: for each point, the replacement.
 
     Raises:
@@ -67,7 +67,7 @@ def forward_pass(
     def hook_of(name: str, point: Point) -> Callable[[nn.Module, Any, Any], Any]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
             nonlocal is_replacing
-            if is_replacing:  # in a forward pass that a function runs
+            if is_replacing:  # in a forward pass that a replacing function runs
                 return output
             value = point.get(output)
             if name in replaced:
@@ -80,7 +80,7 @@ def forward_pass(
 
         return hook
 
-    # In the order of the points, in which the hooks of a module run: weights follow from replaced queries.
+    # Hooks of a module run in the order of their points, so that weights are computed from replaced queries.
     watched = {name: point for name, point in points.items() if name in replaced or name in captured}
     hooks = [point.module.register_forward_hook(hook_of(name, point)) for name, point in watched.items()]
     try:
@@ -117,7 +117,7 @@ def _kind(value: Tensor) -> str:
 
 
 def _of_tokens(x: Tensor, point: Point, lengths: Mapping[str, Int[Tensor, " batch"]]) -> Tensor:
-    """A copy of an activation with zeros at padding: at the queries of weights, whose keys have no weight there."""
+    """A copy of an activation with zeros at padding; for weights, at padded queries: padded keys have weight 0."""
     dim = next((dim for dim, size in enumerate(point.shape) if size in lengths), None)
     return x.clone() if dim is None else without_padding(x, lengths[str(point.shape[dim])], dim)
 

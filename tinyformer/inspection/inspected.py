@@ -1,4 +1,4 @@
-"""What every trained model in Python shows of its inside, and does without some of its heads."""
+"""What all trained models in Python offer: access to their activations, and ablation of their heads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,7 +25,7 @@ Head = Sequence[int | str]
 
 
 class Inspected:
-    """Base of the trained models; a subclass makes batches of texts and calls the methods with an underscore."""
+    """Base class of trained models; a subclass makes batches of texts and calls the methods with an underscore."""
 
     network: Network
     task: Task
@@ -37,14 +37,13 @@ class Inspected:
         In an encoder–decoder their names begin with `encoder` or `decoder`.
 
         - `embedding`: the input of the first layer.
-        - `layers.0.attention.queries`, `.keys`, `.values`: normalised and positioned (rotary positions have rotated
-          them); with two softmaxes a head, queries and keys have two entries a head. In a decoder there are those of
-          `cross_attention`, too.
-        - `layers.0.attention.weights`: what the softmax gives, without dropout; one map for each softmax.
-        - `layers.0.attention.output_by_head`: what the output projection reads: weighted values after all gates, zero
+        - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if any; with two
+          softmaxes per head, queries and keys have two entries per head. A decoder has those of `cross_attention`, too.
+        - `layers.0.attention.weights`: the output of the softmax, without dropout; one map for each softmax.
+        - `layers.0.attention.output_by_head`: the input of the output projection: weighted values after all gates, zero
           for ablated heads.
-        - `layers.0.residual_mid`: the residual stream after attention, with `residual_cross_mid` after cross-attention.
-          In a post-norm block it is normalised, as the next sublayer reads it.
+        - `layers.0.residual_mid`: the residual stream after attention; `residual_cross_mid`: after cross-attention. In
+          a post-norm block it is normalised, as the next sublayer reads it.
         - `layers.0.residual_post`: the output of the layer.
         - `final_norm`: the output of the encoder or decoder.
         - `logits`: the output of the readout.
@@ -60,17 +59,17 @@ class Inspected:
         )
 
     def _require_no_point(self, argument: str, texts: Any, capture: Any) -> None:
-        """Refuse the name of a point in the place of a second text, as in `run("a question", "logits")`.
+        """Refuse the name of a point where a second text is expected, as in `run("a question", "logits")`.
 
         Raises:
-            ArgumentError: nothing is captured, and `texts` is what `capture` would be.
+            ArgumentError: nothing is captured, and `texts` names a point.
         """
         names = [texts] if isinstance(texts, str) else texts
         if not isinstance(names, Sequence) or not names or not isinstance(capture, str | Sequence) or capture:
             return
         points = self.points
         if all(isinstance(name, str) and any(fnmatchcase(point, name) for point in points) for name in names):
-            reason = "is the name of a point, and stands in the place of a text"
+            reason = "is the name of a point, given in place of a text"
             raise ArgumentError(argument, texts, reason, {"capture": texts})
 
     @contextmanager
@@ -80,7 +79,7 @@ class Inspected:
         Args:
             heads: their addresses.
             mode: see `Model.ablated`.
-            batch: the texts whose outputs replace those of the heads; needed unless these are zero.
+            batch: the texts from which replacements are computed; required unless the mode is "zero".
 
         Raises:
             ArgumentError: there is no such head or mode, or no batch.
@@ -88,14 +87,14 @@ class Inspected:
         require_choice("mode", mode, MODES)
         layers, by_layer = self.network.attentions(), self._by_layer(heads)
         if mode != "zero" and batch is None:
-            reason = f"must be given for mode={mode!r}: what replaces the output of a head is taken from texts"
+            reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"
             raise ArgumentError("texts", None, reason, {"texts": ["A text", "and another"]})
         replacements: dict[int, Callable[[Tensor], Tensor] | None] = dict.fromkeys(by_layer)
         if mode != "zero":
             outputs = self._outputs_by_head(cast(Batch, batch), list(by_layer))
             replacements = {index: _REPLACEMENTS[mode](of_layer) for index, of_layer in outputs.items()}
         with ExitStack() as blocks:
-            blocks.enter_context(running_hooks(self.network))  # without compiling for each set of heads
+            blocks.enter_context(running_hooks(self.network))  # or each set of heads would be compiled
             for index, of_layer in by_layer.items():
                 blocks.enter_context(ablated(layers[index], of_layer, replacements[index]))
             yield
@@ -122,7 +121,7 @@ class Inspected:
     def _outputs_by_head(self, batch: Batch, indices: Sequence[int]) -> dict[int, Float[Tensor, "tokens heads dim"]]:
         """The outputs of the heads of some layers for each token of a batch, without its padding.
 
-        Those of a head that is already ablated are its own, as if it were not.
+        A head that is already ablated has its own outputs, as if it were not.
         """
         layers, addresses, lengths = self.network.attentions(), self.network.layer_addresses(), lengths_of(batch)
         found: dict[int, Tensor] = {}
@@ -158,11 +157,11 @@ def _resample(outputs: Float[Tensor, "tokens heads dim"]) -> Callable[[Tensor], 
 
 
 _REPLACEMENTS = {"mean": _mean, "resample": _resample}
-"""What replaces the outputs of a layer's heads, given those for the tokens of some texts."""
+"""By mode, makes the replacement of the outputs of a layer's heads from their outputs on some texts."""
 
 
 def lengths_of(batch: Batch) -> dict[str, Int[Tensor, " batch"]]:
-    """The number of tokens of each row without padding: of its "seq", and of its "source_seq" if it has a source."""
+    """The number of tokens of each row without padding, for "seq" and, if there is a source, for "source_seq"."""
     if "source" in batch:
         return {"source_seq": batch["source_lengths"], "seq": (batch["targets"] != IGNORED).sum(dim=1)}
     return {"seq": batch["lengths"]}

@@ -8,7 +8,7 @@ from torch import Tensor
 from tinyformer.analysis import Words, map_names, merge_words
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, BaseAttention, DifferentialAttention
-from tinyformer.nn.heads import Address
+from tinyformer.nn.heads import Address, layer_title
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,9 +16,9 @@ class LayerMaps:
     """The attention maps of a layer for one text.
 
     Attributes:
-        address: of the layer, (3,) or ("cross", 3).
+        address: the address of the layer, (3,) or ("cross", 3).
         heads: the numbers of its heads; pruned heads are missing, the others keep their numbers.
-        names: the name of each map: "3" for that of head 3, "3a" and "3b" where a head has two softmaxes.
+        names: the name of each map: "3" for that of head 3, "3a" and "3b" if a head has two softmaxes.
         weights: the attention weights of each map.
         logits: the scores before the softmax, -inf where the mask hides the key; None for maps of words.
         factor: λ of differential attention, the factor of the second softmax; None for other attention.
@@ -40,9 +40,9 @@ class LayerMaps:
         Args:
             layer: the layer.
             address: its address in the network.
-            maps: what it computed, of shape (1, maps, queries, keys).
+            maps: its weights and logits, of shape (1, maps, queries, keys).
         """
-        names = [name.removeprefix("0") for name in map_names(layer)]  # for people: 3, not 03
+        names = [name.removeprefix("0") for name in map_names(layer)]  # for display: 3, not 03
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
         factors = layer.head_gate.factors
         ones = () if factors is None else factors.reshape(-1, layer.num_heads)[0].tolist()
@@ -70,9 +70,12 @@ class LayerMaps:
             head: the number of the head, or the name of a map.
 
         Raises:
-            ArgumentError: the layer has no such head, or the head has several softmaxes that are combined in a way of
-                its own.
+            ArgumentError: the layer has no such head, or it has several softmaxes that a user's class combines in a way
+                that is not known.
         """
+        if head not in (*self.heads, *self.names):
+            reason = f"{layer_title(self.address)} has heads {', '.join(map(str, self.heads))}"
+            raise ArgumentError("head", head, reason, {"head": self.heads[0]})
         if isinstance(head, str):
             return self.weights[self.names.index(head)]
         per_head = len(self.names) // len(self.heads)

@@ -3,10 +3,10 @@
 import html
 
 HEIGHT = 720
-"""Pixels of the frame; its corner resizes it."""
+"""Height of the frame in pixels; dragging its corner changes it."""
 
 LARGEST = 24_000_000
-"""Characters of a page that a notebook can hold; each is stored in its file."""
+"""Largest number of characters of a page in a notebook, whose file stores each page."""
 
 
 THEME = """\
@@ -19,17 +19,17 @@ THEME = """\
   themed.srcdoc = frame.srcdoc.replace("<html", `<html data-theme="${isDark ? "dark" : "light"}"`);
   frame.replaceWith(themed);
 })()"""
-"""Gives the page the theme of JupyterLab, VS Code or Colab, which need not be that of the system."""
+"""Script that gives the page the theme of JupyterLab, VS Code or Colab, which may differ from the system's."""
 
 
 def framed(page: str) -> str:
     """A page in a frame that needs no server, for JupyterLab, VS Code and Colab.
 
-    The frame holds the whole page (`srcdoc`) and is sandboxed: its scripts run, and do not see the notebook. A notebook
-    that is not trusted shows a sentence in its place.
+    The frame holds the whole page (`srcdoc`) and is sandboxed: its scripts run, but cannot access the notebook. A
+    notebook that is not trusted shows a sentence in its place.
 
     Args:
-        page: the HTML of the page, whose root has its theme in `data-theme`.
+        page: the HTML of the page, whose root element takes its theme from `data-theme`.
     """
     if len(page) > LARGEST:
         size = f"{len(page) / 1e6:,.0f} MB"

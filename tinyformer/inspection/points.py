@@ -1,4 +1,4 @@
-"""The points of a network: activations with names, which a forward pass returns, or takes a replacement for."""
+"""The points of a network: named activations that a forward pass can return or replace."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,14 +13,11 @@ from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionCall, BaseAttention, ClassReadout, Encoder, Network
 
 Shape: TypeAlias = tuple[int | str, ...]
-"""Sizes of a tensor, where they are known, and names of the others: "batch", "seq", "source_seq"."""
+"""The sizes of a tensor; dimensions of variable size have a name: "batch", "seq" or "source_seq"."""
 
 
 class Points(dict[str, Shape]):
-    """The shape of each point of a model by its name, in the order in which they are computed.
-
-    It is shown as a table.
-    """
+    """The shape of each point of a model by name, in the order of computation; it prints as a table."""
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
@@ -40,10 +37,10 @@ class Point:
     """An activation of a network.
 
     Attributes:
-        module: the module in whose output it is.
+        module: the module whose output contains it.
         shape: its shape.
-        get: takes it out of the module's output, which by default it is itself.
-        put: makes the output with another tensor in its place.
+        get: takes it out of the module's output; by default, it is the output.
+        put: makes an output with another tensor in its place.
     """
 
     module: nn.Module
@@ -55,7 +52,7 @@ class Point:
 def points_of(network: Network) -> dict[str, Point]:
     """The points of a network by name, in the order in which they are computed.
 
-    An encoder–decoder has those of `encoder` and of `decoder`, with these names before theirs.
+    In an encoder–decoder, the names begin with `encoder.` or `decoder.`.
     """
     points: dict[str, Point] = {}
     stacks = network.stacks()
@@ -117,10 +114,10 @@ def _of_call(layer: BaseAttention, part: str, shape: Shape) -> Point:
 
 
 def _require_formula(layer: BaseAttention) -> None:
-    """Refuse to replace the weights of an attention that computes something else of them than is known.
+    """Refuse to replace attention weights in a class that does not define its output given weights.
 
     Raises:
-        ArgumentError: its class overrides `attend`, and not what is computed of given weights.
+        ArgumentError: the class overrides `attend`, but not `apply_weights`.
     """
     order = [name for cls in type(layer).__mro__ for name in ("apply_weights", "attend") if name in vars(cls)]
     if order[0] == "attend":
@@ -129,7 +126,7 @@ def _require_formula(layer: BaseAttention) -> None:
 
 
 def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str) -> dict[str, str]:
-    """The points that some patterns name, each with its pattern; `*` in a pattern stands for any characters.
+    """The points that match some patterns, each with its pattern; `*` in a pattern stands for any characters.
 
     Args:
         points: all points of a network.
@@ -137,7 +134,7 @@ def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str
         argument: the argument that holds the patterns, for errors.
 
     Raises:
-        ArgumentError: a pattern names no point, or one that another pattern names, too.
+        ArgumentError: a pattern matches no point; or, to replace, a point that another pattern matches, too.
     """
     found: dict[str, str] = {}
     for pattern in patterns:
@@ -147,6 +144,6 @@ def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str
             reason = f"is no point of the model; it has {', '.join(near)} and others, see model.points"
             raise ArgumentError(argument, pattern, reason)
         if argument == "replace" and (twice := [name for name in names if name in found]):
-            raise ArgumentError(argument, pattern, f"names {twice[0]} again, which {found[twice[0]]!r} replaces")
+            raise ArgumentError(argument, pattern, f"names {twice[0]}, which {found[twice[0]]!r} replaces already")
         found |= dict.fromkeys(names, pattern)
     return found

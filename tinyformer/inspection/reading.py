@@ -1,4 +1,4 @@
-"""The attention maps of token sequences, from a forward pass of a model."""
+"""The attention maps of token sequences, from a model's forward pass."""
 
 from collections.abc import Iterable
 

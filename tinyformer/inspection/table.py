@@ -12,13 +12,13 @@ from rich.table import Table as RichTable
 
 
 class Table(list[dict[str, Any]]):
-    """Rows as dictionaries with the same keys, such as `pandas.DataFrame` takes; None where a value is not defined.
+    """Rows as dictionaries with the same keys, which `pandas.DataFrame` accepts; None where a value is not defined.
 
     It prints as a table in a terminal and shows as one in a notebook.
 
     Args:
         rows: the rows.
-        meanings: the meaning of columns, which a notebook shows at their names.
+        meanings: the meanings of columns, which a notebook shows as tooltips of their names.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], meanings: Mapping[str, str] | None = None) -> None:
@@ -37,7 +37,7 @@ class Table(list[dict[str, Any]]):
         for row in self:
             table.add_row(*map(_shown, row.values()))
         lines = StringIO()
-        # No width of a terminal: a table that is folded cannot be read. In a notebook, rich would display it itself.
+        # Not the width of the terminal: a folded table cannot be read. In a notebook, rich would display it itself.
         Console(file=lines, width=10_000, color_system=None, highlight=False, markup=False, force_jupyter=False).print(
             table
         )
@@ -55,7 +55,7 @@ class Table(list[dict[str, Any]]):
 
 
 def _shown(value: Any) -> str:
-    """A value in a cell: fractions have three decimals, large integers commas."""
+    """A value as shown in a cell: floats with three decimals, integers with thousands separators."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
     if isinstance(value, int) and not isinstance(value, bool):

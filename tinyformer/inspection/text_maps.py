@@ -32,11 +32,11 @@ from tinyformer.nn import AttentionMaps
 from tinyformer.nn.heads import layer_title, plain_address
 
 HeadAddress: TypeAlias = tuple[int | str, ...]
-"""Of a head: (3, 0), or ("cross", 3, 0); the number of a head of two softmaxes can be the name of one, "0a"."""
+"""The address of a head: (3, 0) or ("cross", 3, 0), where "0a" and "0b" are the two softmaxes of head 0, if any."""
 
 SELF_MEASURES = MEASURES | PATTERNS
 OF_KIND = {"cross": CROSS_MEASURES}
-"""The measures of each kind of attention; of the others `SELF_MEASURES`."""
+"""The measures by kind of attention; all other kinds have `SELF_MEASURES`."""
 
 
 class TokenAxis(NamedTuple):
@@ -52,7 +52,7 @@ class TokenAxis(NamedTuple):
 
     @classmethod
     def of(cls, ids: Sequence[int], tokenizer: TextTokenizer | None) -> "TokenAxis":
-        """The tokens with these ids; without a tokenizer, a token is shown by its id."""
+        """The tokens with these ids; without a tokenizer, their strings are the ids."""
         return cls(ids, tokenizer.token_strings(ids) if tokenizer else list(map(str, ids)))
 
 
@@ -64,12 +64,12 @@ class TextMaps:
         maps[1, 3]  # queries × keys, of layer 1, head 3; maps["cross", 1, 3] of an encoder–decoder
         maps.plot(1, 3)
 
-    A row of a map is a query, a column a key. Heads keep their numbers when others are pruned; an ablated head has its
-    weights, although its output is replaced. In a notebook it shows as the atlas, see `write_atlas`.
+    A row of a map is a query, a column a key. Heads keep their numbers when others are pruned. An ablated head keeps
+    its weights, although its output is replaced. In a notebook the maps show as the atlas, see `write_atlas`.
 
     Args:
         layers: the maps of each layer, in the order of `Network.attentions`.
-        axes: the tokens of queries and keys of each kind of attention; of the kind "" where there is only one.
+        axes: the tokens of queries and keys by kind of attention; the kind is "" where there is only one.
         tokenizer: the model's tokenizer, if it has one.
         model: what the model is called in titles.
     """
@@ -81,9 +81,9 @@ class TextMaps:
 
     @property
     def tokens(self) -> list[str] | dict[str, TokenStrings]:
-        """The token strings; of an encoder–decoder, those of queries and keys of each kind of attention.
+        """The token strings; for an encoder–decoder, those of queries and keys by kind of attention.
 
-        A query of cross-attention has the token that is predicted there, see `axes_of_pair`.
+        A query of cross-attention is labelled with the token that is predicted there, see `axes_of_pair`.
         """
         if "" in self.axes:
             return self.axes[""][0].tokens
@@ -95,7 +95,7 @@ class TextMaps:
         return [(*layer.address, head) for layer in self.layers for head in layer.heads]
 
     def __getitem__(self, address: HeadAddress) -> Float[Tensor, "queries keys"]:
-        """The map of a head; see `LayerMaps.of_head` for differential attention, which has two of them.
+        """The map of a head; see `LayerMaps.of_head` for differential attention, which has two maps per head.
 
         Raises:
             ArgumentError: there is no such head.
@@ -112,7 +112,7 @@ class TextMaps:
             ArgumentError: there is no such head.
         """
         parts = plain_address(address if isinstance(address, tuple) else (address,))
-        is_plain = all(type(part) in (int, str) for part in parts)  # an array has no truth value to compare by
+        is_plain = all(type(part) in (int, str) for part in parts)  # an array cannot be compared
         layer = next((layer for layer in self.layers if is_plain and layer.address == parts[:-1]), None)
         if layer is not None and parts[-1] in (*layer.heads, *layer.names):
             return layer
@@ -151,8 +151,8 @@ class TextMaps:
         """The mean map over heads.
 
         Args:
-            address: of a layer, as in `mean(3)` or `mean("cross", 3)`, for the mean over its heads; of a kind of
-                attention, `mean("cross")`, for that over all its heads; without any, over all heads of the model.
+            address: a layer, as in `mean(3)` or `mean("cross", 3)`, for the mean over its heads; a kind of attention,
+                `mean("cross")`, for the mean over all its heads; nothing for the mean over all heads of the model.
 
         Raises:
             ArgumentError: there is no such layer, or no kind is given where there are several.
@@ -168,22 +168,21 @@ class TextMaps:
     def rollout(self, kind: str | None = None) -> Float[Tensor, "queries keys"]:
         """Attention rollout (Abnar & Zuidema 2020, arXiv 2005.00928): how much of each token reaches each output.
 
-        A = A_L · … · A_1 with A_l = 0.5 (mean of the heads of layer l) + 0.5 I, whose rows are made to sum to 1. The
-        identity stands for the residual connection. A row of the result is a token of the last layer, a column a token
-        of the input.
+        A = A_L · … · A_1 with A_l = 0.5 (mean of the heads of layer l) + 0.5 I, whose rows are normalised to sum to 1.
+        The identity stands for the residual connection. A row of the result is a token of the last layer, a column a
+        token of the input.
 
         Args:
-            kind: None; of an encoder–decoder "encoder", the attention whose layers only read each other.
+            kind: None; for an encoder–decoder "encoder", whose layers read nothing but their own stack.
 
         Raises:
-            ArgumentError: the weights are of differential attention, whose negative weights are no shares; or `kind`
-                is another one.
+            ArgumentError: attention is differential, with negative weights that are no shares; or `kind` is another.
         """
         stack = "encoder" if "encoder" in self.axes else None
         if kind != stack:
             reason = "must be None for a model of one stack of layers"
             if stack:
-                reason = 'must be "encoder": the decoder reads the encoder in each layer, which a product leaves out'
+                reason = 'must be "encoder": the decoder also reads the encoder, which a product of its maps leaves out'
             raise ArgumentError("kind", kind, reason, {"kind": stack})
         layers = [layer for layer in self.layers if layer.kind == (stack or "")]
         if any(layer.is_signed for layer in layers):
@@ -198,15 +197,15 @@ class TextMaps:
     def measures(self) -> Table:
         """Every measure of every map: one row each, with the columns `layer`, `head` and one for each measure.
 
-        With several kinds of attention, `kind` comes first. The measures are those of `MEASURES`, `PATTERNS` (on this
-        text, None where no token repeats) and, of cross-attention, `CROSS_MEASURES`.
+        With several kinds of attention, the first column is `kind`. The measures are `MEASURES`, `PATTERNS` (on this
+        text; None if no token repeats) and, for cross-attention, `CROSS_MEASURES`.
 
         Raises:
-            ArgumentError: the maps are those of words; measures are defined for tokens.
+            ArgumentError: these are maps of words; measures are defined for tokens.
         """
         if any(layer.logits is None for layer in self.layers):
             raise ArgumentError(
-                "maps", "words", "have no measures, which are defined for tokens: call measures() first"
+                "maps", "words", "have no measures, which are defined for tokens; call measures() before words()"
             )
         columns = ("layer", "head") if "" in self.axes else ("kind", "layer", "head")
         rows = [
@@ -240,11 +239,11 @@ class TextMaps:
         attention have a linear scale around 0.
 
         Args:
-            address: of the head, as in `plot(1, 3)` or `plot("cross", 1, 3)`.
+            address: the address of the head, as in `plot(1, 3)` or `plot("cross", 1, 3)`.
             axes: matplotlib axes to draw on; by default those of a new figure.
 
         Returns:
-            The figure, which a notebook shows, and `savefig` saves.
+            The figure, which a notebook shows and its method `savefig` saves.
 
         Raises:
             ArgumentError: there is no such head, or `axes` are no axes.
@@ -260,7 +259,7 @@ class TextMaps:
         """The map of a head, with its title.
 
         Args:
-            address: of the head, see `layer_of`.
+            address: the address of the head, see `layer_of`.
 
         Raises:
             ArgumentError: there is no such head.
@@ -277,7 +276,7 @@ class TextMaps:
             path: the file; folders are created.
 
         Raises:
-            ArgumentError: it is a folder, or no path.
+            ArgumentError: it is a folder, or not a path.
         """
         if not isinstance(path, str | os.PathLike):
             raise ArgumentError("path", path, "must be the path of a file", {"path": "atlas.html"})
@@ -297,7 +296,7 @@ class TextMaps:
         )
 
     def __sub__(self, other: "TextMaps") -> "inspection.MapsDifference":
-        """What the maps of another model of the same tokens differ by.
+        """The difference from the maps of another model for the same tokens.
 
         Raises:
             ArgumentError: the tokens differ, or no head is in both models.
@@ -320,10 +319,10 @@ class TextMaps:
 
 
 def require_parts(argument: str, method: str, address: Sequence[Any]) -> None:
-    """Refuse an address as one argument, `plot((1, 3))`, of a method that takes its parts, `plot(1, 3)`.
+    """Refuse an address in one argument, `plot((1, 3))`, for a method that takes its parts, `plot(1, 3)`.
 
     Raises:
-        ArgumentError: it is.
+        ArgumentError: the address is one argument.
     """
     if len(address) == 1 and isinstance(address[0], tuple | list):
         parts = ", ".join(map(repr, address[0]))
@@ -331,7 +330,7 @@ def require_parts(argument: str, method: str, address: Sequence[Any]) -> None:
 
 
 def _number(name: str) -> int | str:
-    """The name of a map, as a number where it is the number of a head."""
+    """The name of a map, as an integer if it is the number of a head."""
     return int(name) if name.isdecimal() else name
 
 

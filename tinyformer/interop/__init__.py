@@ -1,8 +1,8 @@
 """Import and export of Hugging Face `transformers` models, without `transformers`.
 
-`family` describes a model family once for both directions: the fields of its `config.json` with the keys of our config,
-and the names of its weights with ours. `folder` reads and writes its files, `vocabulary` those of the tokenizer, and
-`difference` compares two configs.
+`family` describes a model family once for both directions: it maps the fields of its `config.json` to keys of our
+config, and the names of its weights to ours. `folder` reads and writes the files of a model, `vocabulary` those of its
+tokenizer, and `difference` compares two configs.
 """
 
 from tinyformer.interop.bart import BART, MARIAN

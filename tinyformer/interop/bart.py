@@ -20,14 +20,14 @@ from tinyformer.interop.encoder_decoder import (
 from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module, Weights
 
 OUTPUT_BIAS, LAYER_BIAS = "final_logits_bias", "lm_head.bias"
-"""The bias of the logits: their name, and the one that `modules` expects."""
+"""Names of the bias of the logits: in `transformers`, and the one that `modules` expects."""
 
 POSITIONS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 
 NUM_BEFORE = 2
-"""Rows of BART's table of positions before the first position, which nothing reads."""
+"""Unused rows of BART's table of positions, before that of the first position."""
 
-IN_TRAINING = "Dropout in the feed-forward network and of whole layers acts in training only, and is left out."
+IN_TRAINING = "Dropout inside the feed-forward network and of whole layers, used in training only, is left out."
 
 
 def read_weights(weights: Weights) -> Weights:
@@ -44,7 +44,7 @@ def write_weights(weights: Weights) -> Weights:
 
 
 def read_marian_weights(weights: Weights) -> Weights:
-    """Leave out positions, which are not trained, and move the bias of the logits to the output layer."""
+    """Leave out the positions, which are not trained, and move the bias of the logits to the output layer."""
     weights = _read_bias(spread_embedding(weights))
     return {name: tensor for name, tensor in weights.items() if name not in POSITIONS}
 
@@ -55,12 +55,12 @@ def write_marian_weights(weights: Weights) -> Weights:
 
 
 def read_marian_fields(fields: Fields) -> Fields:
-    """Fill in a default that is not supported: without a scale, the positions would outweigh the embeddings."""
+    """Fill in the default, no scale, which is refused: unscaled embeddings would be outweighed by the positions."""
     return read_tokens({"scale_embedding": False} | fields)
 
 
 def write_marian_fields(fields: Fields) -> Fields:
-    """Say that embeddings are scaled."""
+    """Add the field that says that embeddings are scaled."""
     return fields | {"scale_embedding": True}
 
 
@@ -162,7 +162,7 @@ MARIAN = replace(
         "scale_embedding": True,
     },
     modules=STACKS,
-    note=f"{IN_TRAINING} Marian's two SentencePiece models are not read, since no fast tokenizer has them.",
+    note=f"{IN_TRAINING} Marian's two SentencePiece models are not read: the tokenizers library cannot load them.",
     read_fields=read_marian_fields,
     write_fields=write_marian_fields,
     read_weights=read_marian_weights,

@@ -11,7 +11,7 @@ from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module
 TYPES, POSITIONS = "embeddings.token_type_embeddings.weight", "embeddings.position_embeddings.weight"
 
 NUM_TYPES = 2
-"""Token types of an exported model: BERT tokenizers produce two for pairs of texts."""
+"""Number of token types of an exported model: BERT tokenizers produce two, for pairs of texts."""
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Suffixes of norm weights in files that were converted from TensorFlow, and their new names."""

@@ -28,7 +28,7 @@ def find_differences(own: dict[str, Any], other: dict[str, Any], path: str = "")
     """The differences between two resolved nodes; arguments that are not given have their defaults.
 
     Args:
-        own: a node, whose targets are not imported unless the other node has the same.
+        own: a node, whose targets are imported only if the other node has the same ones.
         other: the node of the other config, which is trusted.
         path: the dotted path of both.
     """
@@ -65,5 +65,5 @@ def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A tuple as a list, which it is in a config."""
+    """A tuple as a list, as configs hold it."""
     return list(value) if isinstance(value, tuple) else value

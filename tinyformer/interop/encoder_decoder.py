@@ -12,7 +12,7 @@ GROUPS = {"network": "encoder_decoder", "attention": "mha", "cross_attention": "
 
 SHARED, OUTPUT = "shared.weight", "lm_head.weight"
 OF_STACKS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-"""The names of the embedding: of both stacks, of the output layer, and of each stack."""
+"""Names of the embedding: shared by both stacks, in the output layer, and in each stack."""
 
 SUPPRESSED = "suppress_tokens"
 
@@ -28,15 +28,18 @@ def token_fields(**defaults: Any) -> tuple[Field, ...]:
 
 
 def read_tokens(fields: Fields) -> Fields:
-    """Make one list of the tokens that are never generated, which have two fields.
+    """Add the tokens of `bad_words_ids` to the other field of tokens that are never generated, `suppress_tokens`.
 
     Raises:
-        ArgumentError: a field is malformed, or a sequence of several tokens is never to be generated.
+        ArgumentError: a field is malformed, or `bad_words_ids` has a sequence of several tokens.
     """
-    words = fields.get("bad_words_ids") or []
+    words, others = fields.get("bad_words_ids") or [], fields.get(SUPPRESSED) or []
     if not isinstance(words, list) or not all(isinstance(word, list) and len(word) == 1 for word in words):
-        raise ArgumentError("fields.bad_words_ids", words, "is supported for words of one token only, as [[0],[5]]")
-    return fields | {SUPPRESSED: [word[0] for word in words]} if words else fields
+        reason = "is supported for words of one token only, such as [[0],[5]]"
+        raise ArgumentError("fields.bad_words_ids", words, reason)
+    if not words or not isinstance(others, list):  # a malformed field is refused where it is read
+        return fields
+    return fields | {SUPPRESSED: others + [word[0] for word in words if word[0] not in others]}
 
 
 def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fields]:
@@ -44,19 +47,19 @@ def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fie
 
     Args:
         tokens: the arguments of `SpecialTokens`.
-        eos: the tokenizer's, if there is one.
+        eos: the end-of-text id of the tokenizer, if there is one.
     """
     eos = eos if tokens["eos"] is None else tokens["eos"]
     start = eos if tokens["decoder_start"] is None else tokens["decoder_start"]
     ids = {"bos_token_id": tokens["bos"], "eos_token_id": eos, "pad_token_id": start, "decoder_start_token_id": start}
     decoding = {"forced_bos_token_id": tokens["forced_bos"], SUPPRESSED: tokens["suppressed"] or None}
-    # BART's default is 2; null is none, as here.
+    # BART's default is 2; null stands for none, as in our models.
     unforced = {"forced_eos_token_id": None}
     return unforced | ids, {name: value for name, value in (ids | decoding).items() if value is not None}
 
 
 def spread_embedding(weights: Weights) -> Weights:
-    """Give each stack the embedding that they share, under whichever of its names it was saved."""
+    """Give each stack the embedding that both share, whichever of its names it was saved under."""
     known = next((weights[name] for name in (SHARED, *OF_STACKS, OUTPUT) if name in weights), None)
     if known is None:
         return weights

@@ -57,7 +57,7 @@ class Field:
         kind: the type of its values, a key of `KINDS`.
         default: the default in `transformers`.
         choices: our values by theirs, if they differ.
-        nullable: whether it may be null, which means the same as our key's default.
+        nullable: whether it may be null, which stands for the default of our key.
     """
 
     theirs: str
@@ -86,7 +86,7 @@ class Field:
         return self.choices[value]
 
     def write(self, value: Any) -> Any:
-        """Their value; the field's default if ours has no counterpart, which `find_differences` then reports."""
+        """Their value; if ours has no counterpart, the field's default, which `find_differences` then reports."""
         if self.choices is None:
             return value if self._is_of_kind(value) else self.default
         return next((theirs for theirs, ours in self.choices.items() if ours == value), self.default)
@@ -106,7 +106,7 @@ class Module:
         theirs: its name without the family's prefix, with `{}` for the number of the layer.
         ours: our name; several names if theirs concatenates the outputs of several modules.
         transposed: whether its matrix is stored as (inputs, outputs).
-        by_head: whether outputs are concatenated for each head, not for each module.
+        by_head: whether the outputs of our modules are concatenated head by head, not module by module.
     """
 
     theirs: str
@@ -115,7 +115,7 @@ class Module:
     by_head: bool = False
 
     def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Their name and ours of the weight and the bias in every layer."""
+        """Their name and ours for the weight and the bias in every layer."""
         stack = self.ours[0].partition(".")[0]
         for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
@@ -126,7 +126,7 @@ class Module:
         """Our tensors from theirs."""
         if not tensor.ndim:
             return [tensor]
-        if self.by_head and len(tensor) % (num_heads * len(self.ours)) == 0:  # else it does not fit the network
+        if self.by_head and len(tensor) % (num_heads * len(self.ours)) == 0:  # otherwise it does not fit the network
             return tensor.unflatten(0, (num_heads, len(self.ours), -1)).transpose(0, 1).flatten(1, 2).unbind()
         return self._transpose(tensor).chunk(len(self.ours))
 
@@ -154,11 +154,11 @@ class Family:
         model_type: the `model_type` in its `config.json`.
         architecture: its class in `transformers`, with the output layer.
         prefix: prefix of the weights' names in that class, except the output layer's; some files omit it.
-        groups: the choice of each of our config groups.
+        groups: the choice in each of our config groups.
         fields: the fields of its `config.json`, with our keys.
         modules: its modules, with ours.
         values: further values of our config, by key.
-        fixed: fields that change what it computes, with the only supported value, which is also the default.
+        fixed: fields that change what it computes, each with its only supported value, which is also the default.
         outside: prefixes of the output layer's tensors, which do not have `prefix`.
         unused: prefixes and suffixes of tensors that do not affect its output.
         read_fields: flattens nested fields.
@@ -167,7 +167,7 @@ class Family:
         write_weights: the reverse of `read_weights`.
         generates: whether it can generate text.
         note: a sentence about what an import changes, if anything.
-        covers: whether a `config.json` of its `model_type` is one of this family, where several have this type.
+        covers: whether a `config.json` with its `model_type` belongs to this family, if several share this type.
     """
 
     name: str
@@ -221,7 +221,7 @@ class Family:
         return {"architectures": [self.architecture], "model_type": self.model_type, **self.write_fields(written)}
 
     def read(self, tensors: Weights, depths: Depths, num_heads: int) -> tuple[Weights, list[str]]:
-        """The weights under our names, and the names of tensors that do not belong to this family.
+        """The weights under our names, and the names of tensors that the family does not have.
 
         Args:
             tensors: the tensors of the files.
@@ -248,7 +248,7 @@ class Family:
         return {self._full(name): tensor for name, tensor in self.write_weights(written).items()}
 
     def name_of(self, ours: str, depths: Depths) -> str:
-        """Their name of the tensor that contains one of our weights."""
+        """Their name for the tensor that contains one of our weights."""
         pairs = (pair for module in self.modules for pair in module.names(depths))
         return self._full(next((theirs for theirs, names in pairs if ours in names), ours))
 

@@ -18,14 +18,14 @@ from tinyformer.interop.json_file import read_json
 from tinyformer.interop.vocabulary import TOKENIZER_FILES
 
 MAX_NAME = 255
-"""Bytes of a file's name, which file systems bound."""
+"""Largest number of bytes in the name of a file on common file systems."""
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
 
 DECODING = "generation_config.json"
 OF_DECODING = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids", "suppress_tokens")
-"""The file of newer versions that says how a model decodes, and the fields that are read from it."""
+"""The file in which newer versions of `transformers` keep how a model decodes, and the fields read from it."""
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 """Dtypes of weights that are not quantised, and their names."""
@@ -61,7 +61,7 @@ def read_config(folder: Path) -> Fields:
 
 
 def read_tensors(folder: Path) -> tuple[Weights, str]:
-    """All tensors of a folder's files, floating-point numbers as fp32; and the names of the dtypes in the files.
+    """All tensors of a folder's files, with floating-point weights in fp32, and the names of the dtypes in the files.
 
     Raises:
         ArgumentError: there are no weights, or they cannot be read.
@@ -75,7 +75,7 @@ def read_tensors(folder: Path) -> tuple[Weights, str]:
             reason = f"{path.name} cannot be read: it is cut short, damaged, or not a safetensors file ({error})"
             raise ArgumentError("folder", str(folder), reason) from error
     for name, tensor in tensors.items():
-        # Tensors with more dimensions are masks, which older files call a bias.
+        # Tensors of 3 or more dimensions are masks, which older files call a bias.
         is_weight = tensor.is_floating_point() or (tensor.ndim < 3 and name.endswith(("weight", "bias")))
         if not tensor.numel():
             raise ArgumentError("folder", str(folder), f"{name} has no elements")

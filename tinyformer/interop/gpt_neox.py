@@ -7,11 +7,11 @@ from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module
 from tinyformer.interop.llama import read_rope, write_rope
 
 DEFAULTS: Fields = {"rotary_emb_base": 10_000.0, "rotary_pct": 0.25, "use_parallel_residual": True}
-"""Values of fields that a file may leave out, of which the last two are not supported."""
+"""Defaults of fields that a file may leave out; those of the last two are not supported."""
 
 
 def read_fields(fields: Fields) -> Fields:
-    """Give the parameters of rotary positions the names that Llama's files have."""
+    """Give the parameters of rotary positions the names that they have in Llama's files."""
     fields = DEFAULTS | fields
     theirs = {"rope_theta": fields.pop("rotary_emb_base"), "partial_rotary_factor": fields.pop("rotary_pct")}
     parameters = fields.get("rope_parameters") or {}

@@ -10,7 +10,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module
 
 ROPE = ("rope_parameters", "rope_scaling")
-"""The parameters of rotary positions in newer and in older files."""
+"""Fields with the parameters of rotary positions, in newer and in older files."""
 
 PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 

@@ -1,7 +1,7 @@
-"""T5 (Raffel et al. 2019, arXiv 1910.10683): relative position biases, no biases elsewhere, RMSNorm, scores unscaled.
+"""T5 (Raffel et al. 2019, arXiv 1910.10683): relative position biases, no other biases, RMSNorm, unscaled scores.
 
-The first version has a ReLU, and a readout that is tied to the embedding and scaled. In version 1.1, which Flan-T5 has,
-the feed-forward network is gated, and the readout has weights of its own and no scale.
+The first version has a ReLU, and a readout that is tied to the embedding and scaled. In version 1.1, which Flan-T5 also
+uses, the feed-forward network is gated (Shazeer 2020, arXiv 2002.05202), and the readout is neither tied nor scaled.
 """
 
 import re
@@ -20,14 +20,14 @@ from tinyformer.interop.encoder_decoder import (
 from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module, Weights
 
 TABLE = re.compile(r"(encoder|decoder)\.block\.(\d+)\.layer\.0\.SelfAttention\.relative_attention_bias\.weight")
-"""The name of a table of position biases; all layers of a stack use that of its first."""
+"""The name of a table of position biases; all layers of a stack use the table of its first layer."""
 
 GATED = "gated-"
 
 GATED_ACTIVATIONS = {"gated-gelu": "gelu_tanh"} | {
     f"{GATED}{name}": ours for name, ours in ACTIVATIONS.items() if name != "gelu"
 }
-"""Activations of the gate; "gated-gelu" is the approximation by tanh, "gated-gelu_python" the exact one."""
+"""Activations of the gate: "gated-gelu" is the tanh approximation of GELU, "gated-gelu_python" the exact GELU."""
 
 
 def is_gated(fields: Fields) -> bool:
@@ -51,13 +51,13 @@ def read_fields(fields: Fields) -> Fields:
             reason = f"contradicts feed_forward_proj={proj[:100]}"
             raise ArgumentError(f"fields.{name}", fields[name], reason, {name: follows})
     tied = fields.get("tie_word_embeddings")
-    # Newer files say tie_word_embeddings=true of every model, and whether the readout is scaled in a field of its own.
+    # Newer files have tie_word_embeddings=true for every model, and a separate field for whether the readout is scaled.
     tied = fields.get("scale_decoder_outputs", True if tied is None else tied)
     return {"decoder_start_token_id": fields.get("pad_token_id", 0)} | fields | {"tie_word_embeddings": tied}
 
 
 def write_fields(fields: Fields) -> Fields:
-    """Fill in the size of heads, whose default does not depend on the width."""
+    """Fill in the dimension of heads, whose default in `transformers` does not depend on the width."""
     return {"d_kv": fields["d_model"] // fields["num_heads"]} | fields
 
 
@@ -82,7 +82,7 @@ def write_weights(weights: Weights) -> Weights:
 
 
 def _stack(stack: str, kinds: tuple[str, ...]) -> tuple[Module, ...]:
-    """The modules of a stack, whose layers have these sublayers, named as in T5."""
+    """The modules of a stack whose layers have attention of these kinds, named as in T5."""
     ours = {
         "SelfAttention": ("attention", "attention_norm"),
         "EncDecAttention": ("cross_attention", "cross_attention_norm"),
@@ -108,7 +108,7 @@ def _stack(stack: str, kinds: tuple[str, ...]) -> tuple[Module, ...]:
 
 
 def _modules(absent: tuple[str, ...]) -> tuple[Module, ...]:
-    """All modules, but for the matrices that a kind of feed-forward network does not have."""
+    """All modules except the matrices that a kind of feed-forward network does not have."""
     stacks = (*_stack("encoder", ("SelfAttention",)), *_stack("decoder", ("SelfAttention", "EncDecAttention")))
     return (*(module for module in stacks if not module.theirs.endswith(absent)), Module("lm_head", ("readout.proj",)))
 
@@ -122,7 +122,7 @@ T5 = Family(
     values={"attention.score": "dot", "cross_attention.score": "dot"},
     fields=(
         Field("vocab_size", "model.vocab_size", int, 32_128),
-        Field("n_positions", "model.max_seq_len", int, 512),  # of files; nothing in T5 depends on it
+        Field("n_positions", "model.max_seq_len", int, 512),  # in some files; nothing in T5 depends on it
         Field("d_model", "model.d_model", int, 512),
         Field("d_kv", "attention.head_dim", int, 64),
         Field("d_kv", "cross_attention.head_dim", int, 64),

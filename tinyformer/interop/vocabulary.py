@@ -20,7 +20,7 @@ SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 
 OWN_TOKENS = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
-"""Post-processors in a `tokenizer.json` that add tokens to a text."""
+"""Types of post-processors in a `tokenizer.json` that add tokens to a text."""
 
 
 def _from_json(folder: Path, settings: Fields) -> Tokenizer:
@@ -39,7 +39,7 @@ def _from_merges(folder: Path, settings: Fields) -> Tokenizer:
 
 
 def _from_words(folder: Path, settings: Fields) -> Tokenizer:
-    """BERT's WordPiece."""
+    """A WordPiece tokenizer, such as BERT's."""
     made = BertWordPieceTokenizer(
         str(folder / "vocab.txt"),
         lowercase=settings.get("do_lower_case", True),
@@ -62,7 +62,7 @@ TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPE
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     """The tokenizer of a model folder; None if it has none.
 
-    Texts start with the end-of-text token of GPT-2 and Llama, and with `[CLS]` in BERT.
+    Texts start with the end-of-text token in GPT-2 and Llama, and with `[CLS]` in BERT.
 
     Args:
         folder: the model folder.
@@ -85,13 +85,13 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
         if (folder / name).is_file():
             with argument_path(passed={"path": "folder"}):
                 settings |= read_json(folder / name)
-    with _told_by_library(folder, names[0]):
+    with _library_errors(folder, names[0]):
         tokenizer = FORMATS[names](folder, settings)
         spec = json.loads(tokenizer.to_str())
         first = _first_token(tokenizer, settings, fields)
         first_id = tokenizer.token_to_id(first) if first else None
         if first is not None and first_id is not None:
-            # These tokens are added here, and not by the tokenizer.
+            # We add these tokens ourselves, so the tokenizer must not.
             for added in (_around({first: first_id}, {}), _around({}, {first: first_id})):
                 spec["post_processor"] = _without(spec["post_processor"], added)
         tokenizer = Tokenizer.from_str(json.dumps(spec))
@@ -103,8 +103,8 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
 
 
 @contextlib.contextmanager
-def _told_by_library(folder: Path, name: str) -> Iterator[None]:
-    """Make the errors of the tokenizers library sentences.
+def _library_errors(folder: Path, name: str) -> Iterator[None]:
+    """Turn errors of the tokenizers library into `ArgumentError`s about a file.
 
     Raises:
         ArgumentError: a file cannot be read.
@@ -123,7 +123,7 @@ def _told_by_library(folder: Path, name: str) -> Iterator[None]:
 def tokenizer_files(
     tokenizer: TextTokenizer, max_seq_len: int, ids: Fields, around: tuple[Sequence[int], Sequence[int]]
 ) -> dict[str, dict[str, Any]]:
-    """The JSON files of a tokenizer by name; a text that it encodes gets the same tokens as here.
+    """The JSON files of a tokenizer by name; it encodes a text in `transformers` to the same tokens as here.
 
     Args:
         tokenizer: the tokenizer.

@@ -1,4 +1,4 @@
-"""How Lightning writes checkpoints: whole or not at all, whenever the process is killed."""
+"""Atomic writing of Lightning's checkpoints: whole or not at all, even if the process is killed."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ from tinyformer.files import atomic_write
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, flushes it and renames it; the `last.ckpt` before it is `previous.ckpt`.
+    """Writes a checkpoint to a temporary file beside it and renames that; the last `last.ckpt` becomes `previous.ckpt`.
 
-    Lightning's own holds a second copy in memory and writes through the system's temporary folder, from which it copies
-    where that is another file system: a process that is killed meanwhile leaves a part of a checkpoint.
+    Lightning's own class holds a second copy in memory and writes through the system's temporary folder, from which it
+    copies the file if that is another file system; a process that is killed meanwhile leaves a part of a checkpoint.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -26,7 +26,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         with atomic_write(path, path.with_name(PREVIOUS) if path.name == LAST else None) as temporary:
             try:
                 torch.save(checkpoint, temporary)
-            except RuntimeError as error:  # torch tells of a full disk in words of its own
+            except RuntimeError as error:  # how torch reports a full disk
                 if "PytorchStreamWriter" not in str(error) and "unexpected pos" not in str(error):
                     raise
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error

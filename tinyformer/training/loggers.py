@@ -20,16 +20,16 @@ from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write, outside_of_the_current_folder
 
 WAIT_SECONDS = 10
-"""For an answer of Weights & Biases, before a run is logged offline; a connection and an answer have as long each."""
+"""Seconds to wait for Weights & Biases before a run is logged offline: for a connection, then for an answer."""
 
-_MAX_TAG = 64  # characters, of wandb
+_MAX_TAG = 64  # characters, wandb's limit
 
 
 def _read_rows(path: Path) -> dict[int, dict[str, Any]]:
     """The rows of a `metrics.csv` by step.
 
     Raises:
-        ValueError: it is malformed; also as a KeyError or csv.Error.
+        ValueError, KeyError, csv.Error: it is malformed.
     """
     # A last line without a newline was cut short when the machine went down.
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
@@ -42,7 +42,7 @@ def _read_rows(path: Path) -> dict[int, dict[str, Any]]:
 class RunCSVLogger(Logger):
     """Writes `metrics.csv`: a row for each step at which something was logged, a column for each metric.
 
-    Unlike Lightning's CSVLogger, it continues the file of a resumed run. It is saved with each checkpoint. Rows of new
+    Unlike Lightning's CSVLogger, it continues the file of a resumed run, and saves it with each checkpoint. Rows of new
     steps are appended, so that a long run with many heads does not rewrite its first steps a thousand times; the whole
     file is rewritten only for a new column or a changed row.
 
@@ -61,7 +61,7 @@ class RunCSVLogger(Logger):
             try:
                 self.rows = {step: row for step, row in _read_rows(self.path).items() if step <= first_step}
             except (ValueError, KeyError, csv.Error) as error:
-                reason = f"is not the metrics of a run ({error}); remove it, and the run goes on without its history"
+                reason = f"is not the metrics of a run ({error}); remove it, and the run continues without its history"
                 raise ArgumentError("path", str(self.path), reason) from error
 
     @property
@@ -137,7 +137,7 @@ def wandb_url() -> str:
 
 
 def unreachable(url: str, seconds: float) -> str | None:
-    """Why a server does not answer within some seconds; None if it does, whatever the answer is."""
+    """Why a server does not answer within some seconds; None if it does, be it with an error."""
     try:
         urllib.request.urlopen(url, timeout=seconds).close()
     except urllib.error.HTTPError:
@@ -150,8 +150,8 @@ def unreachable(url: str, seconds: float) -> str | None:
 class RunWandbLogger(WandbLogger):
     """Weights & Biases: online if there is an API key and a network, else offline, and never with a prompt.
 
-    It looks at no Git repository around the run and saves no code, and its settings are those of the user, not of the
-    current folder.
+    It reads no Git repository around the run and saves no code. Its settings are the user's, not those of the current
+    folder.
 
     Args:
         run_dir: the run's folder; wandb writes to its subfolder `wandb`.
@@ -196,7 +196,7 @@ class RunWandbLogger(WandbLogger):
             tags=list(tags or []),
             entity=entity,
             resume=None if self.is_offline else "allow",
-            # Git would run what the configuration of a repository around a stranger's run names.
+            # Git would run commands that an untrusted repository around the run names in its configuration.
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
         del self._wandb_init["anonymous"]  # Lightning passes it, and wandb warns about it
@@ -213,13 +213,13 @@ class RunWandbLogger(WandbLogger):
             settings.mode = "offline"
         if os.environ.get("WANDB_BASE_URL"):
             settings.base_url = wandb_url()
-        # `wandb/settings` in the current folder, which may be a stranger's run, could name another server.
+        # `wandb/settings` in the current folder, which may be an untrusted run, could name another server.
         with outside_of_the_current_folder():
             wandb.setup(settings)
 
     @property
     def experiment(self) -> Any:
-        """The run of wandb, which starts here: without the `config-defaults.yaml` of the current folder."""
+        """The run of wandb, which starts on first use, without the `config-defaults.yaml` of the current folder."""
         if self._experiment is not None:
             return super().experiment
         with outside_of_the_current_folder():
@@ -253,5 +253,5 @@ class RunWandbLogger(WandbLogger):
 
     def finish(self, failed: bool) -> None:
         """End the run, so that the next job of a sweep starts a new one."""
-        if self._experiment is not None:  # else wandb could not start it
+        if self._experiment is not None:  # None if wandb could not start the run
             self.experiment.finish(exit_code=1 if failed else 0)

@@ -27,7 +27,7 @@ class TrainingModule(L.LightningModule):
         schedule: the learning-rate schedule.
         evaluated: the split that validation evaluates.
         first_step: optimizer steps that the weights have already been trained for.
-        checkpoint: the checkpoint that the weights are from, which pictures name; None in a run, which they name then.
+        checkpoint: the checkpoint that the weights come from, which pictures name; None to name the run instead.
 
     Attributes:
         metrics: the metrics of the last validation; None for one that is undefined.
@@ -63,15 +63,15 @@ class TrainingModule(L.LightningModule):
         optimizer = self.make_optimizer(self.network)
         self.options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         total_steps, factor = int(self.trainer.estimated_stepping_batches), self.schedule.factor
-        # LambdaLR saves the fields of a callable object but nothing of a lambda: a resumed run may be longer.
+        # LambdaLR saves the fields of a callable object, but nothing of a lambda, so that a resumed run may be longer.
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the optimizer's options and the learning rate anew: a resumed run may have others, or another length.
+        """Set the optimizer's options and learning rate again, since a resumed run may have others, or another length.
 
         Raises:
-            ArgumentError: the optimizer's state in a checkpoint is not that of the parameters.
+            ArgumentError: the optimizer's state in a checkpoint does not fit the parameters.
         """
         for optimizer in self.trainer.optimizers:
             for each in getattr(optimizer, "optimizers", [optimizer]):
@@ -87,8 +87,8 @@ class TrainingModule(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Reset the sums."""
         self.sums.reset()
-        # In fp32, with its 24 bits, the loss over 20 million tokens can be wrong by 1e-3; under bf16-true Lightning
-        # makes the sums bf16.
+        # In fp32, with its 24-bit significand, the loss over 20 million tokens can be wrong by 1e-3; under bf16-true,
+        # Lightning even makes the sums bf16.
         self.sums.set_dtype(torch.float32 if self.device.type == "mps" else torch.float64)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
@@ -110,7 +110,7 @@ class TrainingModule(L.LightningModule):
 
 
 def _require_own_state(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse state of other shapes than the parameters, which a fused kernel would read and write past its end."""
+    """Refuse state whose shape is not its parameter's: a fused kernel would read and write past its end."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             is_own = isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()

@@ -45,8 +45,8 @@ def _adamw(
     undecayed = [p for p, decays in zip(parameters, is_decayed, strict=True) if not decays]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True, **options)
-    # A fused optimizer offers to undo fp16's loss scaling inside its step, and Lightning then refuses to clip
-    # gradients. Without the offer the gradient scaler unscales first, and the step is the same.
+    # A fused optimizer declares that it undoes fp16's loss scaling inside its step, and Lightning then refuses to clip
+    # gradients. Without the declaration the gradient scaler unscales first, and the step is the same.
     optimizer._step_supports_amp_scaling = False
     return optimizer
 
@@ -59,7 +59,7 @@ class AdamW:
         lr: peak learning rate.
         betas: decay rates of the first and second moment.
         eps: added to the square root of the second moment.
-        weight_decay: times the learning rate, the fraction of a weight that each step subtracts.
+        weight_decay: multiplied by the learning rate, the fraction of a weight that each step subtracts.
         decay_all: whether norms, biases and embeddings are decayed too.
 
     Raises:
@@ -88,10 +88,10 @@ class MuonWithAdamW:
 
     Args:
         lr: peak learning rate of Muon.
-        momentum: of Muon.
-        weight_decay: of both, see `AdamW`.
+        momentum: momentum of Muon.
+        weight_decay: weight decay of both, see `AdamW`.
         adamw_lr: peak learning rate of AdamW.
-        adamw_betas: of AdamW.
+        adamw_betas: decay rates of AdamW.
 
     Raises:
         ArgumentError: a value is negative, or a decay rate is not below 1.
@@ -105,6 +105,8 @@ class MuonWithAdamW:
 
     def __post_init__(self) -> None:
         require_at_least(0, WORKS, lr=self.lr, weight_decay=self.weight_decay, adamw_lr=self.adamw_lr)
+        if not 0 <= self.momentum < 1:
+            raise ArgumentError("momentum", self.momentum, "must be at least 0 and below 1", {"momentum": 0.95})
         _require_decay_rates("adamw_betas", self.adamw_betas)
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
@@ -145,5 +147,5 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()  # loading creates new group dictionaries
 
     def _share_groups(self) -> None:
-        """Use the optimizers' own group dictionaries, so that a schedule that sets a rate here sets it there."""
+        """Share the optimizers' group dictionaries, so that a learning rate that a schedule sets here is set there."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

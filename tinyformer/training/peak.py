@@ -1,4 +1,4 @@
-"""The peak speed of matrix products on a device, which model FLOPs utilisation (MFU) relates to."""
+"""The peak speed of matrix products on a device, to which model FLOPs utilisation (MFU) is relative."""
 
 import functools
 import re
@@ -31,7 +31,7 @@ DENSE_TFLOPS: dict[str, dict[str, float]] = {
     r"V100-SXM2": {HALF: 125, FP32: 15.7},
     r"T4": {HALF: 65, FP32: 8.1},
 }
-"""Peak TFLOP/s by a part of CUDA's name of the GPU, longer names first.
+"""Peak TFLOP/s by a pattern for CUDA's name of the GPU; the first that matches counts.
 
 For dense products accumulated in fp32, as torch computes them: half of the sparse figures. Sources: NVIDIA's
 datasheets; for GeForce and the RTX A6000 the whitepapers of their architectures (GA102, Ada). Lightning's table
@@ -77,10 +77,10 @@ def known_flops(name: str, dtype: torch.dtype, tf32: bool) -> float | None:
 
     Args:
         name: CUDA's name of the GPU.
-        dtype: of the matrices.
+        dtype: dtype of the matrices.
         tf32: whether fp32 products may use TF32.
     """
-    if "MIG" in name:  # a slice of a GPU, which has the name of the whole
+    if "MIG" in name:  # a slice of a GPU, whose name contains that of the whole
         return None
     peaks = next((peaks for part, peaks in DENSE_TFLOPS.items() if re.search(rf"\b{part}\b", name)), {})
     if dtype == torch.float32:
@@ -94,7 +94,7 @@ def known_flops(name: str, dtype: torch.dtype, tf32: bool) -> float | None:
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of the fastest product of square matrices, in sizes that double while there is time."""
-    generator = torch.Generator(device).manual_seed(0)  # leaves training's random numbers alone
+    generator = torch.Generator(device).manual_seed(0)  # leaves the random state of training alone
     best, size, start = 0.0, 256, time.perf_counter()
     while time.perf_counter() - start < MEASURED_SECONDS:
         factor = torch.rand(size, size, device=device, generator=generator).to(dtype)

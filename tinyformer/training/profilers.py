@@ -13,15 +13,15 @@ FILENAME = "profile"
 class StepTrace(PyTorchProfiler):
     """Torch's profiler over three steps, after one skipped and one warm-up step, to bound the size of the trace.
 
-    It counts training steps in training and validation steps in evaluation. Lightning's own counts both, and traces
-    neither in full where they alternate.
+    It counts training steps in training and validation steps in evaluation. Lightning's own class counts both, and
+    traces neither in full if they alternate.
 
     Args:
-        folder: where it writes a table and `trace.json`, which chrome://tracing and ui.perfetto.dev display.
+        folder: the folder for a table and `trace.json`, which chrome://tracing and ui.perfetto.dev display.
     """
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it reports each start and stop on stderr
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it reports each start and stop on stderr
 
         def export(trace: profile) -> None:
             trace.export_chrome_trace(str(folder / "trace.json"))
@@ -32,9 +32,9 @@ class StepTrace(PyTorchProfiler):
             FILENAME,
             schedule=three_steps,
             on_trace_ready=export,
-            record_module_names=False,  # set by hooks, which a compiled network does not call
+            record_module_names=False,  # they need hooks, which a compiled network does not call
             row_limit=40,
-            acc_events=True,  # else torch 2.11 warns that it drops the events of earlier cycles
+            acc_events=True,  # otherwise torch 2.11 warns that it drops the events of earlier cycles
         )
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:

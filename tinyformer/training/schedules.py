@@ -17,7 +17,7 @@ class WarmupCosine:
 
     Args:
         warmup_steps: length of the warm-up, in optimizer steps.
-        final_factor: the factor at the last step.
+        final_factor: the factor at the end.
 
     Raises:
         ArgumentError: `warmup_steps` is negative.
@@ -82,7 +82,7 @@ class InverseSquareRoot:
         require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
 
     def factor(self, step: int, total_steps: int) -> float:
-        """The factor at a step, counted from 0; the number of all steps has no influence."""
+        """The factor at a step, counted from 0; `total_steps` has no influence."""
         return min(_warmup(step, self.warmup_steps), math.sqrt((self.warmup_steps + 1) / (step + 1)))
 
 

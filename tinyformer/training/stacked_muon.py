@@ -1,4 +1,4 @@
-"""Muon that orthogonalises matrices of one shape together."""
+"""Muon that orthogonalises matrices of the same shape together."""
 
 import math
 from collections import defaultdict
@@ -16,20 +16,21 @@ from tinyformer.hardware import has_native_bf16
 class StackedMuon(torch.optim.Muon):
     """`torch.optim.Muon` (Jordan et al. 2024, kellerjordan.github.io/posts/muon) with fewer and larger products.
 
-    Torch makes the 15 products of Newton–Schulz for one matrix after the other. A transformer has few shapes, so here
-    the matrices of a shape are a batch. The weights are torch's to rounding, and the state is the same. Torch iterates
-    in bf16 everywhere; here it is fp32 on hardware that emulates bf16, which takes about forty times as long.
+    Torch computes the 15 products of Newton–Schulz for one matrix after the other. A transformer has few shapes, so
+    here all matrices of a shape are a batch. The weights equal torch's up to rounding, and the state is the same. Torch
+    iterates in bf16 everywhere; here fp32 is used where the hardware emulates bf16, which takes about forty times as
+    long.
 
     Attributes:
-        found_inf: 1.0 where the next step must change nothing, else 0.0, as torch's fused optimizers take it from a
-            gradient scaler; None for 0.0.
+        found_inf: 1.0 if the next step must change nothing, else 0.0, as a gradient scaler sets it for torch's fused
+            optimizers; None for 0.0.
     """
 
     found_inf: Float[Tensor, ""] | None = None
 
     @property
     def is_sharded(self) -> bool:
-        """Whether matrices are divided among devices, which a stack cannot be: then torch's own step runs."""
+        """Whether matrices are sharded across devices; they cannot be stacked, so torch's own step runs."""
         return any(isinstance(parameter, DTensor) for group in self.param_groups for parameter in group["params"])
 
     @torch.no_grad()
@@ -71,7 +72,7 @@ class StackedMuon(torch.optim.Muon):
     def _average(
         self, parameters: list[Tensor], group: dict[str, Any], is_masked: Bool[Tensor, ""] | None
     ) -> Float[Tensor, " elements"]:
-        """Add the gradients of matrices to their running means, and return the updates, one matrix behind the other."""
+        """Update the running means of gradients, and return the updates of all matrices, flattened and concatenated."""
         momentum = group["momentum"]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
@@ -79,7 +80,7 @@ class StackedMuon(torch.optim.Muon):
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         gradients = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
         means = torch.cat([buffer.flatten() for buffer in buffers])
-        if is_masked is not None:  # the mean of a mean and itself is the same, bit by bit
+        if is_masked is not None:  # averaging a mean with itself changes no bit of it
             gradients = torch.where(is_masked, means, gradients)
         means = means.lerp(gradients, 1 - momentum)
         parts = means.split([buffer.numel() for buffer in buffers])
@@ -108,15 +109,15 @@ def orthogonalise(
     num_steps: int,
     eps: float,
 ) -> list[Float[Tensor, "_matrices _rows _columns"]]:
-    """U Vᵀ of each matrix U S Vᵀ, roughly: the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X.
+    """Approximately U Vᵀ for each matrix U S Vᵀ, by the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X.
 
-    Matrices that are each other's transposed shape are iterated together, in bf16 where the hardware computes it.
+    Matrices of transposed shapes are iterated together, in bf16 where the hardware supports it.
 
     Args:
-        stacks: stacks of matrices, of one device and dtype.
+        stacks: stacks of matrices, on the same device and of the same dtype.
         coefficients: a, b and c.
         num_steps: number of iterations.
-        eps: smallest Frobenius norm by which a matrix is divided before.
+        eps: lower bound of the Frobenius norm by which each matrix is first divided.
     """
     a, b, c = coefficients
     wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]

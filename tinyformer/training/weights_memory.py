@@ -1,4 +1,4 @@
-"""Memory that attention weights take where a kernel stores them, estimated before the first step."""
+"""The memory of attention weights, for kernels that store them, estimated before the first step."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ STORING = ("eager", "math")
 """Kernels that store the weights of all queries and keys; `math` is what torch's sdpa falls back to."""
 
 NOT_STORING = ("flash", "flex")
-"""Backends that never do."""
+"""Backends that never store these weights."""
 
 ENCODER = ("network", "encoder")
 
@@ -25,7 +25,7 @@ class MemoryShortage:
     Args:
         kernels: the kernels that store them.
         needed: bytes that they take at least.
-        free: bytes that are free.
+        free: bytes of free memory.
         works: settings that help, by the path of the argument from `network`, `datamodule` or `trainer`.
         effect: what the settings do.
     """
@@ -51,16 +51,16 @@ class MemoryShortage:
 
 
 def stored_bytes(layer: BaseAttention, seq: int, device: str, dtype: torch.dtype) -> int:
-    """Bytes of attention weights that autograd stores of a layer for the backward pass, for each sequence.
+    """Bytes of a layer's attention weights that autograd stores for the backward pass, for each sequence.
 
-    These are the softmax, in fp32 or higher precision; for values of lower precision a copy in theirs; with dropout the
-    dropout mask and the weights after dropout.
+    These are the softmax, in fp32 or higher precision; if the values have a lower precision, a copy in that; and with
+    dropout, the dropout mask and the weights after dropout.
 
     Args:
         layer: a layer whose kernel is one of `STORING`.
         seq: length of the sequence.
         device: type of the device.
-        dtype: of the values.
+        dtype: dtype of the values.
     """
     softmax = torch.promote_types(dtype, torch.float32).itemsize
     factor = dtype.itemsize if dtype.itemsize < softmax or layer.dropout else 0
@@ -85,11 +85,11 @@ def find_memory_shortage(
         network: the model, with resolved backends.
         kernels: the kernel of each layer.
         device: type of the device.
-        dtype: of matrix products.
-        mask: of the task.
-        batch_size: sequences in a batch.
+        dtype: dtype of matrix products.
+        mask: the task's mask.
+        batch_size: number of sequences in a batch.
         free: free memory in bytes; None if it is unknown.
-        longest: tokens of the longest row, where rows differ in length; None for the model's context.
+        longest: number of tokens of the longest row, if rows differ in length; None for the context length.
     """
     layers = zip(network.attentions(), network.attention_masks(mask), network.attention_paths(), kernels, strict=True)
     storing = [(layer, own_mask, path) for layer, own_mask, path, kernel in layers if kernel in STORING]

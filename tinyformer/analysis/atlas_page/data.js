@@ -9,8 +9,8 @@ const CROSS = "cross";
 const SIDES = { queries: "query", keys: "key" };
 const SIDES_OF_PAIR = { queries: "target", keys: "source" };
 
-// The kinds of attention, of which a model of one text has one: {name, queries, keys} with the tokens of both axes, what
-// the axes are called, and the words for a token.
+// The kinds of attention, a single one in a model of one text: {name, queries, keys} with the tokens of both axes, the
+// names of the axes, and the words for a token.
 const kinds = atlas.kinds.map((kind) => {
   const isCross = kind.name === CROSS;
   const sides = isCross ? SIDES_OF_PAIR : SIDES;
@@ -36,11 +36,11 @@ function levels(head) {
   return head.weights;
 }
 
-// Whether the weights on the first key are left out, which is where many heads rest.
+// Whether the weights on the first key, often an attention sink, are left out.
 let hidesFirst = false;
-const LEAST = 0.001; // of the other weights of a row; those of less are left out, too, since they are rounded
+const LEAST = 0.001; // rows whose other weights sum to less are left out as well, since these are rounding errors
 
-// What the other weights of each query are multiplied by, so that its row keeps its sum without the first key.
+// The factor by which the other weights of each query are multiplied, so that its row keeps its sum without the first key.
 function factors(head) {
   const columns = head.kind.keys.length;
   head.factors ??= head.kind.queries.map((_, query) => {
@@ -102,7 +102,7 @@ function element(tag, attributes = {}, ...children) {
   return node;
 }
 
-// Whether tokens hold the spaces between words, as ␣ or, of a tokenizer, as ·; if not, words need some space between tokens.
+// Whether tokens contain the spaces between words, as ␣ or a tokenizer's ·; if not, tokens are drawn with space between.
 const hasSpaces = (tokens) => tokens.some((token) => /[␣·]/.test(token));
 
 const lineEnd = (token) => (token.includes("⏎") ? [element("br")] : []);

@@ -27,7 +27,7 @@ const cursors = document.querySelectorAll(".cursor");
 const labels = {};
 let strip = [];
 
-// What is shown of a head; of cross-attention, whose alignment is read first, both.
+// The views of a head; cross-attention opens with both, since its alignment is read first.
 const VIEWS = { map: "map", lines: "lines", both: "map and lines" };
 let chosenView = null;
 

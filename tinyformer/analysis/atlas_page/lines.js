@@ -1,5 +1,5 @@
 // The lines of a head: its tokens twice, and between two tokens a line whose opacity is the square root of the weight, as
-// is the colour of the map. Of cross-attention, the source stands above the target; of one text, queries stand on the left
+// is the colour of the map. In cross-attention, the source stands above the target; otherwise, queries stand on the left
 // and keys on the right, as in the head view of BertViz (Vig 2019, arXiv 1906.05714).
 
 const FAINTEST = 1 / 255; // smaller weights have no line
@@ -52,7 +52,7 @@ function all() {
   byId("aligned").textContent = restingWords;
 }
 
-// Scroll to the token with the largest weight; if that is too far off, away from the selected one only when `isAsked`.
+// Scroll to the token with the largest weight; if both do not fit, leave the selected one only when `isAsked`.
 function revealPartner(isAsked) {
   if (!shown.head.kind.isCross) return; // the columns of one text scroll with the page
   const { axis, token } = shown;

@@ -112,7 +112,7 @@ function makeText(name, tokens) {
   return name ? [element("h3", {}, name), text] : [text];
 }
 
-// Of a pair, the source and the target as they are read.
+// The text, or the source and the target of a pair, as running text.
 function makeTexts() {
   const cross = kinds.find((kind) => kind.isCross);
   const texts = cross ? { source: cross.keys, target: cross.queries } : { "": kinds[0].keys };

@@ -22,7 +22,7 @@ class Interrupted(Exception):  # noqa: N818 - it is not an error
     """A signal stopped the run, after its state was saved.
 
     Args:
-        signal_number: the signal.
+        signal_number: the number of the signal.
     """
 
     def __init__(self, signal_number: int) -> None:
@@ -39,11 +39,11 @@ class Checkpoints(Checkpoint):
     Args:
         directory: where to write the files.
         contents: what they contain besides Lightning's own keys.
-        monitor: the metric.
+        monitor: the metric that decides which checkpoint is the best.
         higher_is_better: whether the highest value is the best rather than the lowest.
 
     Attributes:
-        num_begun: batches that were begun; in the first one Lightning uses all of the state that it has restored.
+        num_begun: number of batches begun; during the first, Lightning uses all state that it has restored.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Checkpoints(Checkpoint):
             checkpoint[KEY]["other_random_states"] = states[1:]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the random state until the first step, since making the data loaders draws random numbers."""
+        """Keep the random state until the first step, since the construction of data loaders draws random numbers."""
         states = [checkpoint[KEY]["random_state"], *checkpoint[KEY].get("other_random_states", [])]
         if trainer.global_rank < len(states):  # a process that the saved run did not have starts from its seed
             self.random_state = states[trainer.global_rank]
@@ -95,7 +95,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Restore the random state of the saved run."""
+        """Restore the random state of the saved run before the first batch."""
         self.num_begun += 1
         self.step_before = trainer.global_step
         if self.random_state is not None:
@@ -128,7 +128,7 @@ class Checkpoints(Checkpoint):
         is_best = self._is_best(value := float(trainer.callback_metrics[self.monitor]))
         if is_best:
             self.best_value = value
-        self.is_due = trainer.global_step == self.step_before  # gradients are accumulated since the last step
+        self.is_due = trainer.global_step == self.step_before  # gradients have been accumulated since the last step
         if not self.is_due:
             trainer.save_checkpoint(self.last)
         if is_best:
@@ -139,12 +139,12 @@ class Checkpoints(Checkpoint):
         self._restore_handlers()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Restore the signal handlers, except after a signal: the next one shall still end the process at once."""
+        """Restore the signal handlers, except after a signal: the next one must still end the process at once."""
         if self.signal_number is None:
             self._restore_handlers()
 
     def _signal_of_any_process(self, trainer: L.Trainer) -> int:
-        """The signal that this process or another one of the run has received; 0 without one."""
+        """The number of the signal that any process of the run has received; 0 if there was none."""
         number = self.signal_number or 0
         if trainer.world_size == 1:
             return number
@@ -152,7 +152,7 @@ class Checkpoints(Checkpoint):
         return int(trainer.strategy.reduce(received, reduce_op="max"))
 
     def _is_best(self, value: float) -> bool:
-        """Whether a value is better than all before it; an equal one is not."""
+        """Whether a value is better than all previous ones; an equal value is not."""
         if self.best_value is None or math.isnan(value):
             return not math.isnan(value)
         return value > self.best_value if self.higher_is_better else value < self.best_value

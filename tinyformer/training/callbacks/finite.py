@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient norm is NaN or infinite are not applied."""
+"""A check that leaves out steps whose loss or gradient norm is NaN or infinite."""
 
 import math
 from dataclasses import dataclass
@@ -19,17 +19,18 @@ from tinyformer.training.stacked_muon import StackedMuon
 ACTIONS = ("stop", "skip")
 
 MAX_UNREAD = 50
-"""Steps whose batches are kept on the device at most, to be run again."""
+"""Largest number of steps whose batches are kept on the device, so that they can be run again."""
 
 
 class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the caller's decision
-    """A run cannot go on, since its loss, gradient norm or weights are NaN or infinite.
+    """A run cannot continue, since its loss, gradient norm or weights are NaN or infinite.
 
     Args:
         step: the first such step, counted from 1.
-        loss: its loss; None if that was not noticed before the run was saved.
+        loss: its loss; None if weights that are not finite were found when they were to be saved.
         last_loss: the last finite loss; None if there was none.
-        origin: see `first_non_finite`; None if the batch was finite when it was run again.
+        origin: the first value that is not finite, see `first_non_finite`; None if there was none in another run of
+            the batch.
     """
 
     def __init__(self, step: int, loss: float | None, last_loss: float | None, origin: str | None) -> None:
@@ -39,7 +40,7 @@ class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the 
         if loss is not None and math.isfinite(loss):
             problem += " and a gradient that is not finite"
         before = "no loss before it was finite" if last_loss is None else f"the last finite loss was {last_loss:.4f}"
-        place = f"first not finite: {origin}" if origin else "run again, the batch is finite"
+        place = f"first not finite: {origin}" if origin else "when the batch was run again, all was finite"
         self.step, self.origin = step, origin
         super().__init__(f"{problem}; {before}; {place}.")
 
@@ -49,9 +50,9 @@ class _Step:
     """An optimizer step whose flag has not been read yet.
 
     Args:
-        number: counted from 1.
-        batches: of all accumulated gradients.
-        loss: the mean over the batches.
+        number: number of the step, from 1.
+        batches: the batches whose gradients were accumulated.
+        loss: the mean loss over the batches.
         is_masked: whether its update was not applied.
     """
 
@@ -66,19 +67,19 @@ class FiniteCheck(L.Callback):
 
     The update is masked on the device, so that the host waits for it no more often than for the loss: every
     `log_every_n_steps` steps and before each validation and each checkpoint. Neither weights nor the optimizer's state
-    change in a masked step; the learning rate goes on. Under fp16 the gradient does not count, since the
-    gradient scaler skips it and lowers its scale.
+    change in a masked step; the learning-rate schedule advances. Under fp16 the gradient norm is not checked, since the
+    gradient scaler itself skips such a step and lowers its scale.
 
     Args:
-        action: "stop" masks all further steps, too, and ends the run; "skip" goes on with the next batch.
-        max_skipped: consecutive steps that "skip" leaves out before it ends the run as "stop" does.
+        action: "stop" masks all further steps, too, and ends the run; "skip" continues with the next batch.
+        max_skipped: the number of consecutive masked steps at which "skip" ends the run as well.
 
     Attributes:
         skipped: the steps that were left out.
 
     Raises:
         ArgumentError: `action` is not a choice, or `max_skipped` is below 1.
-        NonFiniteStep: the run ends. It has saved nothing since the step.
+        NonFiniteStep: in training, if the run ends; nothing has been saved since the step.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", max_skipped: int = 10) -> None:
@@ -96,7 +97,7 @@ class FiniteCheck(L.Callback):
         self._is_masked: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps that were left out, and what the next error would tell."""
+        """The steps that were left out, and what the message of the next error needs."""
         # The list itself: Lightning collects states before `on_save_checkpoint`, which may add to it.
         return {"skipped": self.skipped, "last_loss": self._last_loss, "consecutive": self._consecutive}
 
@@ -114,11 +115,11 @@ class FiniteCheck(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the batch, which may have to be run again."""
+        """Keep the batch in case it has to be run again."""
         self._batches.append(batch)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        """Add up the losses of a step: the sum is finite where all of them are."""
+        """Add up the losses of a step: the sum is finite only if all of them are."""
         self._sum = loss.detach().float() if self._sum is None else self._sum + loss.detach()
 
     def on_before_optimizer_step(
@@ -143,7 +144,7 @@ class FiniteCheck(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the step, and read the flags where the loss is reported."""
+        """Note the step, and read the flags whenever the loss is reported."""
         loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
         self._loss = loss if self._loss is None else self._loss + loss
         if self._sum is not None:
@@ -156,12 +157,12 @@ class FiniteCheck(L.Callback):
             self._read(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the flags, so that a run that ends is not validated first."""
+        """Read the flags, so that a run that has to end is not validated first."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._read(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Let nothing be saved that is not finite."""
+        """Refuse to save weights that are not finite."""
         self._read(trainer, pl_module)
         for name, weight in pl_module.named_parameters():
             if not weight.isfinite().all():
@@ -172,7 +173,7 @@ class FiniteCheck(L.Callback):
         self._read(trainer, pl_module)
 
     def _read(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for the flags of the steps since the last call, and end the run if it cannot go on."""
+        """Wait for the flags of the steps since the last call, and end the run if it cannot continue."""
         steps, self._unread = self._unread, []
         if not steps:
             return
@@ -189,16 +190,16 @@ class FiniteCheck(L.Callback):
 
 
 def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer leaves out a step for a flag: torch's fused ones do, and ours."""
+    """Whether an optimizer skips a step if a flag is set, as torch's fused optimizers and `StackedMuon` do."""
     is_stacked = isinstance(optimizer, StackedMuon) and not optimizer.is_sharded
     return bool(optimizer.defaults.get("fused")) or is_stacked
 
 
 class FlagMask:
-    """Masks the steps of an optimizer that reads a flag, as gradient scalers set it.
+    """Masks the steps of an optimizer that reads the flag of gradient scalers.
 
     Args:
-        optimizer: reads `found_inf`.
+        optimizer: an optimizer that reads its attribute `found_inf`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -210,7 +211,7 @@ class FlagMask:
 
 
 class CopyMask:
-    """Masks the steps of any other optimizer: copies its weights and its state, and puts them back.
+    """Masks the steps of any other optimizer: copies its weights and state before the step, and restores them after it.
 
     Args:
         optimizer: the optimizer.
@@ -238,7 +239,7 @@ class CopyMask:
             return
         for value, before in self._copies.items():
             value.copy_(torch.where(self._is_masked, before, value))
-        # The first step makes the states. Only there the host waits for the flag, to remove them again.
+        # The first step creates the states. Only then does the host wait for the flag, to remove them again.
         if len(self._values()) > len(self._copies) and bool(self._is_masked):
             self.optimizer.state.clear()
         self._is_masked, self._copies = None, {}

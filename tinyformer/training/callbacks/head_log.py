@@ -26,7 +26,7 @@ class HeadLog:
         folder: the run's folder.
         loggers: the run's loggers.
         data: the name of the data and its split, for the plots.
-        checkpoint: the checkpoint that is evaluated, for the plots; None: the run of the folder is named.
+        checkpoint: the evaluated checkpoint, which plots name; None to name the folder of the run instead.
     """
 
     def __init__(self, folder: Path, loggers: Sequence[Logger], data: str, checkpoint: Path | None = None) -> None:

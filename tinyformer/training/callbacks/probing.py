@@ -75,7 +75,7 @@ class TextProbing:
         return measure_heads(cast(Transformer, module.network), self.probes, rows, context, costly)
 
     def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, Picture]:
-        """The attention maps on the probe text, by the name of their file."""
+        """The attention maps of the probe text, by the name of their file."""
         tokens = trainer.strategy.batch_to_device(self.probe)
         mask = module.task.mask({"inputs": tokens})
         with trainer.precision_plugin.forward_context():
@@ -91,7 +91,7 @@ class PairProbing:
     Args:
         data: the data.
         split: the split that is evaluated.
-        sizes: how much is measured and plotted; there are no windows of random tokens.
+        sizes: how much is measured and plotted; sequences of random tokens are not used.
 
     Attributes:
         num_keys: the largest number of keys of a measured map.
@@ -108,14 +108,14 @@ class PairProbing:
         self.shown = _pair(pairs, int(fits.argmax() if fits.any() else longest.argmin()))
 
     def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> HeadMeasures:
-        """The measures of every head, those of cross-attention among them; the costly ones always."""
+        """The measures of every head, cross-attention included; always with the costly ones."""
         pairs = [pair.to(module.device) for pair in self.pairs]
         return measure_pairs(cast(EncoderDecoder, module.network), pairs, trainer.precision_plugin.forward_context())
 
     def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, Picture]:
-        """The attention maps of each kind on one pair, by the name of their file.
+        """The attention maps of each kind for one pair, by the name of their file.
 
-        Of a probe text the target is what greedy search finds.
+        The target of a probe text is what greedy search finds.
         """
         network = cast(EncoderDecoder, module.network)
         with trainer.precision_plugin.forward_context():

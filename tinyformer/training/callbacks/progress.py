@@ -13,24 +13,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tinyformer.training.callbacks.report import Report
 
 NOTEBOOK_INTERVAL = 0.5
-"""Seconds between two updates of the bar of a notebook, each of which is a message to the browser."""
+"""Seconds between two updates of the bar in a notebook, each of which sends a message to the browser."""
 
 
 class NotebookBar:
-    """A bar in a notebook: one output that is replaced, in HTML of its own, which needs no widgets."""
+    """A progress bar in a notebook: a single output in plain HTML, which is replaced and needs no widgets."""
 
     def __init__(self) -> None:
         self.handle: Any = None
 
     def show(self, step: int, total: int | None, line: str) -> None:
-        """Show the progress, in place of what was shown before.
+        """Show the progress in place of the previous output.
 
         Args:
-            step: steps made.
-            total: steps to make, where that is known.
+            step: number of steps done.
+            total: number of steps in all, if that is known.
             line: the text beside the bar.
         """
-        from IPython.display import display  # noqa: PLC0415 - it is there in notebooks only
+        from IPython.display import display  # noqa: PLC0415 - it exists in notebooks only
 
         share = f'value="{step}" max="{total}"' if total else ""
         bar = f'<progress {share} style="width: 16em; vertical-align: middle"></progress>'
@@ -112,7 +112,7 @@ class StepProgress(ProgressBar):
             self._print(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Stop the bar, so that the terminal is usable."""
+        """Stop the bar, so that the terminal stays usable."""
         if self.notebook is not None:
             self._update_notebook(trainer)
         elif self.progress is not None:

@@ -24,7 +24,7 @@ class Work:
 
     Args:
         seconds: training time.
-        tokens: of all processes, padding included, since it costs as much.
+        tokens: tokens of all processes, padding included, since it costs as much.
         flops: floating-point operations of the model, on one device.
         waiting: the part of `seconds` in which the loop waited for batches.
     """
@@ -41,12 +41,12 @@ class Work:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all processes."""
+        """Tokens per second of all processes."""
         return self.tokens / max(self.seconds, 1e-9)
 
     @property
     def data_wait(self) -> float:
-        """Fraction of the time spent waiting for batches."""
+        """Fraction of the time in which the loop waited for batches."""
         return self.waiting / max(self.seconds, 1e-9)
 
     def mfu(self, peak: Peak) -> float:
@@ -61,12 +61,12 @@ class Report(L.Callback):
     - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`.
     - `throughput/memory_gb`: peak memory so far in 10^9 bytes, see `peak_memory`.
 
-    Losses are summed on the device, so that only a report waits for it. Validation and telemetry do not count as
-    training time. The steps after the last report are measured, too, when training ends.
+    Losses are summed on the device, so that the host waits for it only at reports. Validation and telemetry do not
+    count as training time. At the end of training, the steps after the last report are measured, too.
 
     Attributes:
         total: all work up to the last report, or up to the end of training.
-        latest: the metrics of the last report; of a run without one, its loss and its speed.
+        latest: the metrics of the last report; at the end of a run without one, its loss and speed.
         peak: the device's peak speed; None before the first report.
     """
 
@@ -74,7 +74,7 @@ class Report(L.Callback):
         self.total = Work()
         self.latest: dict[str, float] = {}
         self.peak: Peak | None = None
-        self._losses: torch.Tensor | None = None  # the sum of the finite ones, and their number
+        self._losses: torch.Tensor | None = None  # the sum of the finite losses, and their number
         self._sizes = Counter[str]()
         self._batch: Batch | None = None
         self._since = self._waited = 0.0
@@ -116,7 +116,7 @@ class Report(L.Callback):
         self._pause = time.perf_counter(), _seconds_waited(trainer)
 
     def exclude(self, seconds: float) -> None:
-        """Do not count the last seconds as training time; while the clock is stopped, they are not counted anyway."""
+        """Do not count the last seconds as training time; while the clock is stopped, they do not count anyway."""
         if self._pause is None:
             self._since += seconds
 
@@ -133,7 +133,7 @@ class Report(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Note the learning rate of the step: after it, the optimizer has that of the next one."""
+        """Note the learning rate of the step, since afterwards the optimizer has that of the next step."""
         self._learning_rate = optimizer.param_groups[0]["lr"]
 
     def on_train_batch_end(
@@ -148,7 +148,7 @@ class Report(L.Callback):
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
             return
-        losses = self._mean_loss(trainer)  # which waits for the device, so that the clock is read after its work
+        losses = self._mean_loss(trainer)  # waits for the device, so that the clock is read when its work is done
         work = self._work(trainer, batch, time.perf_counter(), _seconds_waited(trainer))
         self.peak = matmul_peak(pl_module.device, compute_dtype(trainer.precision))
         self.latest = {
@@ -165,7 +165,7 @@ class Report(L.Callback):
             logger.log_metrics(self.latest, step=trainer.global_step)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure the steps since the last report: a short run has none."""
+        """Measure the steps since the last report; a short run may have had none."""
         if self._losses is None or self._batch is None:
             return
         loss = self._mean_loss(trainer)
@@ -175,7 +175,7 @@ class Report(L.Callback):
             self.latest = {"train/loss": loss, "throughput/tokens_per_second": work.tokens_per_second}
 
     def _mean_loss(self, trainer: L.Trainer) -> float:
-        """The mean of the finite losses since the last report; NaN without one."""
+        """The mean of the finite losses since the last report; NaN if there are none."""
         assert self._losses is not None
         losses, number = self._losses.tolist()
         self._losses = None
@@ -187,9 +187,9 @@ class Report(L.Callback):
 
         Args:
             trainer: Lightning's trainer.
-            batch: a batch, of which the fraction of the tokens that are read out is taken.
-            now: the time until which the clock ran.
-            waited: seconds for which the loop had waited for batches by then.
+            batch: a batch, from which the fraction of tokens that are read out is taken.
+            now: the time at which the work ended.
+            waited: seconds that the loop had waited for batches by then.
         """
         flops = self._costs.count(self._sizes, _read_out_fraction(batch) * self._sizes["tokens"])
         tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
@@ -206,7 +206,7 @@ def _seconds_waited(trainer: L.Trainer) -> float:
 
 
 def _read_out_fraction(batch: Batch) -> float:
-    """The fraction of a batch's tokens whose logits are computed; in classification one token of each sequence."""
+    """The fraction of a batch's tokens whose logits are computed; in classification, one token of each sequence."""
     if "targets" not in batch:
         return 1 / batch["inputs"].shape[1]
     return float((batch["targets"] != IGNORED).float().mean())

@@ -33,21 +33,21 @@ from tinyformer.training.module import TrainingModule
 class AttentionTelemetry(L.Callback):
     """Measures each head every `every_n_steps` steps and at each validation, and plots all heads at validation.
 
-    `MEASURES` are taken on windows of the evaluated split, `PATTERNS` on repeated sequences of random tokens; in an
-    encoder–decoder, `MEASURES` and, of cross-attention, `CROSS_MEASURES` on pairs of the split. They stay the same
-    throughout the run. The first measurement precedes the first step. Training is unaffected: its random
-    number generators are not used, and only the first process measures. `HeadLog` lists the files.
+    `MEASURES` are computed on windows of the evaluated split, and `PATTERNS` on repeated sequences of random tokens. In
+    an encoder–decoder, `MEASURES` (for cross-attention, `CROSS_MEASURES`) are computed on pairs of the split. These
+    inputs stay the same throughout the run. The first measurement precedes the first step. Training is unaffected: its
+    random number generators are not used, and only the first process measures. `HeadLog` lists the files.
 
     Args:
         every_n_steps: optimizer steps between measurements.
-        num_windows: windows of the evaluated split, drawn at random, over which measures are averaged.
-        num_rows: queries of each window that are measured, each with all of its keys.
-        num_sequences: sequences of random tokens.
-        period: random tokens before they repeat; at most half of the context.
-        thresholds: of the traits of heads, by name, in place of those of `TRAITS`.
-        hysteresis: fraction of a threshold by which a measure must fall behind it again to end the trait.
+        num_windows: number of windows of the evaluated split, drawn at random, over which measures are averaged.
+        num_rows: number of queries of each window that are measured, each with all of its keys.
+        num_sequences: number of sequences of random tokens.
+        period: number of random tokens before they repeat; at most half of the context.
+        thresholds: thresholds of traits by name, in place of those in `TRAITS`.
+        hysteresis: fraction of a threshold by which a measure must fall short of it to end the trait.
         probe_text: the text of the plotted attention maps; by default the beginning of the split.
-        num_tokens: tokens of it in the plot.
+        num_tokens: number of tokens of this text in the plot.
 
     Attributes:
         seconds: time spent on measuring, plotting and logging, including the time before a resumption.
@@ -149,7 +149,7 @@ class AttentionTelemetry(L.Callback):
                 self.log.events(step, self.detector.events)
 
     def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, costly: bool = False) -> HeadMeasures:
-        """Take and log the measures, once for each step, and the costly ones once where they are asked for."""
+        """Measure and log once for each step; a second time if only then the costly measures are asked for."""
         assert isinstance(pl_module, TrainingModule)
         step = pl_module.step
         if self.latest is not None and self.latest[0] == step and self.latest[1] >= costly:

@@ -1,4 +1,4 @@
-"""Scores of training rows at each validation, to tell what a model knows by heart from what it has learned."""
+"""Scores of training rows at each validation, to tell memorisation from generalisation."""
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -8,13 +8,13 @@ from tinyformer.training.module import TrainingModule
 
 
 class TrainingScores(L.Callback):
-    """Scores rows of the training split at each validation, as validation scores its own.
+    """Scores rows of the training split at each validation, in the same way as those of the validation split.
 
-    Logs `train/accuracy` and the task's other metrics, but for the loss: `train/loss` is that of the steps. The rows
-    are drawn at random and stay the same throughout the run.
+    Logs `train/accuracy` and the task's other metrics except the loss, since `train/loss` is that of the training
+    steps. The rows are drawn at random and stay the same throughout the run.
 
     Args:
-        num_rows: number of training rows that are scored; 0: none.
+        num_rows: number of training rows that are scored; 0 for none.
 
     Attributes:
         metrics: the metrics of the last validation, by name.
