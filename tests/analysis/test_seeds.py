@@ -27,8 +27,8 @@ def test_seeds_mean_and_standard_deviation_are_drawn():
     assert means(figure) == [(1, 3.0), (2, 5.0)]
     # The squared distances from 3 are 4, 1 and 9: 14 / 2 = 7.
     assert bars(figure)[0] == [[1, pytest.approx(3 - 7**0.5)], [1, pytest.approx(3 + 7**0.5)]]
-    assert figure.axes[0].get_ylabel() == "val/loss (nats per token)"
-    assert figure.get_suptitle() == "val/loss (nats per token)\nby model.num_heads"
+    assert figure.axes[0].get_ylabel() == "val/loss (nats)"
+    assert figure.get_suptitle() == "val/loss (nats)\nby model.num_heads"
 
 
 @pytest.mark.parametrize(

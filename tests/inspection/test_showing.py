@@ -33,7 +33,7 @@ def test_a_chart_shows_the_weights_of_a_head_with_their_tokens():
     maps = model().attention("$é\n")
     figure = maps.plot(1, 2)
     axes, bar = figure.axes
-    assert [axes.get_xlabel(), axes.get_ylabel()] == ["Keys (attending to)", "Queries (from)"]
+    assert [axes.get_xlabel(), axes.get_ylabel()] == ["Keys (attended to)", "Queries (from)"]
     assert [axes.get_title(loc="left"), bar.get_ylabel()] == ["layer 1 head 2", "Attention weight"]
     for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
         assert [label.get_text() for label in labels] == maps.tokens == ["<eos>", "$", "\\xc3", "\\xa9", "⏎"]

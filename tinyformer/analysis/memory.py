@@ -163,9 +163,11 @@ def _counted_kernels(network: Network) -> Iterator[None]:
         case = layer.planned_case("cuda", torch.bfloat16, AttentionMask(causal=True), network.max_seq_len)
         name = select_backend("auto", case).name if layer.backend == "auto" else layer.backend
         layer.resolved = BACKENDS["eager"] if name == "eager" else fused
-    yield
-    for layer in network.attentions():
-        layer.resolved = None
+    try:
+        yield
+    finally:
+        for layer in network.attentions():
+            layer.resolved = None
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0) -> Tensor:

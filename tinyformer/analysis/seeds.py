@@ -14,10 +14,10 @@ from matplotlib.ticker import NullLocator
 from tinyformer.analysis.picture import FONTS, readable
 
 UNITS = {
-    "loss": "nats per token",
+    "loss": "nats",
     "bits_per_byte": "bits per byte",
-    "accuracy": "share of tokens",
-    "accuracy_top5": "share of tokens",
+    "accuracy": "fraction correct",
+    "accuracy_top5": "fraction in the top five",
     "tokens_per_second": "tokens/s",
     "seconds": "s",
     "num_tokens": "tokens",

@@ -135,7 +135,9 @@ def report(error: BaseException, config_dir: Path, config_name: str, with_traceb
     if text is None or with_traceback:
         traceback.print_exception(error)
     else:
-        print("\n".join(map(printable, f"Error: {text}".splitlines()[:MAX_LINES])), file=sys.stderr)
+        lines = f"Error: {text}".splitlines()
+        shown = lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "…"]
+        print("\n".join(map(printable, shown)), file=sys.stderr)
     return BUG if text is None else USER_MISTAKE
 
 

@@ -103,7 +103,7 @@ def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str])
         labels = [readable(tokens[place], longest=24) for place in places]
         rotation = 90 if axis == "x" and max(map(len, labels)) > 2 else 0
         getattr(axes, f"set_{axis}ticks")(places, labels, parse_math=False, fontsize=LABEL_POINTS, rotation=rotation)
-    axes.set_xlabel("Keys (attending to)", fontsize=LABEL_POINTS + 1)
+    axes.set_xlabel("Keys (attended to)", fontsize=LABEL_POINTS + 1)
     axes.set_ylabel("Queries (from)", fontsize=LABEL_POINTS + 1)
     axes.set_title(panel.title, fontsize=LABEL_POINTS + 1.5, loc="left", parse_math=False)
     axes.tick_params(length=0)

@@ -92,12 +92,12 @@ class RunCSVLogger(Logger):
         new, known = [step for step in sorted(self.rows) if step > self._last_written], set(self._columns)
         if known and all(self.rows[step].keys() <= known for step in new):
             text = self._text(new, self._columns)
-            with self.path.open("a") as file:
+            with self.path.open("a", encoding="utf-8") as file:
                 file.write(text)
         else:
             columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
             with atomic_write(self.path) as temporary:
-                temporary.write_text(self._text(sorted(self.rows), columns, header=True))
+                temporary.write_text(self._text(sorted(self.rows), columns, header=True), encoding="utf-8")
             self._columns = columns
         self._last_written = max(self.rows, default=-1)
 
