@@ -100,7 +100,7 @@ def test_a_value_error_inside_this_package_is_a_bug(monkeypatch):
 
 def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_on_request(capsys):
     assert report(MisconfigurationException("1\n2\n3\n4\n5"), CONF, "train") == USER_MISTAKE == 2
-    assert capsys.readouterr() == ("", "Error: 1\n2\n3\n4\n")
+    assert capsys.readouterr() == ("", "Error: 1\n2\n3\n4 …\n")
     for error, code, traceback in ((ConfigError("no"), USER_MISTAKE, True), (KeyError("x"), BUG, False)):
         assert report(error, CONF, "train", with_traceback=traceback) == code
         assert type(error).__name__ in capsys.readouterr().err

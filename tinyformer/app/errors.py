@@ -136,8 +136,9 @@ def report(error: BaseException, config_dir: Path, config_name: str, with_traceb
         traceback.print_exception(error)
     else:
         lines = f"Error: {text}".splitlines()
-        shown = lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], "…"]
-        print("\n".join(map(printable, shown)), file=sys.stderr)
+        if len(lines) > MAX_LINES:
+            lines[MAX_LINES - 1 :] = [f"{lines[MAX_LINES - 1]} …"]
+        print("\n".join(map(printable, lines)), file=sys.stderr)
     return BUG if text is None else USER_MISTAKE
 
 
