@@ -163,7 +163,7 @@ def place(tmp_path: Path, book: Path) -> Place:
 def test_a_finding_that_was_stopped_goes_on_and_is_not_made_again(place: Place, launcher: list[str], by: int) -> None:
     place.add("mine", MINE, 300)
     errors = place.stop("mine", *launcher, by=by)
-    assert ("Stopped. The same command goes on" in errors) is (by == signal.SIGINT)
+    assert ("Stopped. The same command continues" in errors) is (by == signal.SIGINT)
     assert "Traceback" not in errors
     before = place.kept()
     assert 0 < len(before) < 4
@@ -224,7 +224,7 @@ def test_a_run_that_another_process_makes_is_refused(tmp_path, capfd):
     run = PlannedRun("cost", "heads_1", 0, "costs", [], tmp_path / "run", None)
     with held(tmp_path / ".run.ended.lock", ""):
         assert run_all([run]) == 2
-    sentence = "another process is making this run; the same command goes on when that has ended."
+    sentence = "another process is making this run; run the same command again when it has ended."
     told = f"[1/1] cost/heads_1, seed 0: Error: {relative_path(run.folder)}: {sentence}\n"
     printed, said = capfd.readouterr()
     assert (printed, told in said) == ("", True)  # loggers of other tests may have closed streams

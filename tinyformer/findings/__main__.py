@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyform
     try:
         return exit_code_of(lambda: _show(options), config_dir(), "train")
     except KeyboardInterrupt:
-        print("Stopped. The same command goes on where it stopped.", file=sys.stderr)
+        print("Stopped. The same command continues from here.", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
@@ -49,13 +49,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         type=Path,
         metavar="FOLDER",
         default=default,
-        help="of tables and figures, beside which the page of all findings is written",
+        help="the folder of tables and figures, beside which the page of all findings is written",
     )
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", default=Path("outputs/findings"), help="of the runs")
-    launching = "of Hydra, which makes the runs, and its settings: joblib, or joblib n_jobs=2, makes them side by side"
+    runs = Path("outputs/findings")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", default=runs, help="the folder of the runs")
+    launching = "the launcher of Hydra for the runs, and its settings: joblib, or joblib n_jobs=2, for runs in parallel"
     words = ("NAME", "KEY=VALUE")
     parser.add_argument("--launcher", nargs="+", metavar=words, default=["basic"], help=launching)
-    parser.add_argument("--files", type=Path, metavar="FOLDER", help="of findings of yours, in place of conf/finding")
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="a folder to read in place of conf/finding")
     return parser
 
 
@@ -70,7 +71,7 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     require_launcher(options.launcher)
     chosen = [read_finding(name, options.files) for name in (names if options.name == "all" else [options.name])]
-    # One after the other, each is measured before the runs of the next; side by side, the runs of all fill the machine.
+    # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
     is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER
     codes = []
     for findings in [[finding] for finding in chosen] if is_serial else [chosen]:

@@ -1,4 +1,4 @@
-"""Jobs made by a launcher of Hydra: one after the other, or side by side in processes of their own."""
+"""Jobs run by a launcher of Hydra: one after the other, or in parallel in processes of their own."""
 
 import functools
 import multiprocessing
@@ -110,7 +110,8 @@ def _do(jobs: Sequence[Job], config: DictConfig) -> int:
 def _end_with_parent() -> None:
     """End this process soon after the one that started it, if it is a launcher's: nobody would wait for its job.
 
-    A run that is ended so goes on from its last checkpoint. Ctrl-C reaches the first process, which ends the others.
+    A run that is ended in this way continues from its last checkpoint. Ctrl-C reaches the first process, which ends
+    the others.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -180,18 +180,18 @@ tinyformer findings cost --launcher joblib
 ```
 
 The first command lists them with what was measured last; the second makes the runs of one that were not made before,
-and prints its table and verdict. `tinyformer findings all` does so for every finding and writes this page; it goes on
-where it was stopped. A verdict compares the mean over seeds with the band. The table also gives the 95 % t-interval of
-the mean, and says "not clearly" where that crosses an end of the band. A quantity without a band is reported only;
-where a premise does not hold, the claim is not testable.
+and prints its table and verdict. `tinyformer findings all` does so for every finding and writes this page; after an
+interruption it continues where it stopped. A verdict compares the mean over seeds with the band. The table also gives
+the 95 % t-interval of the mean, and says "not clearly" where that crosses an end of the band. A quantity without a band
+is reported only; where a premise does not hold, the claim is not testable.
 
-Runs are made one after the other; the third command makes them side by side, by Hydra's joblib launcher
-(`pip install 'tinyformer[sweep]'`): as many as there are cores, or two by `--launcher joblib n_jobs=2`, the threads of
-the machine divided among them. Any other launcher of Hydra that is installed can be named. A run that fails is reported
-by name and does not stop the others.
+Runs are made one after the other; the third command makes them in parallel, by Hydra's joblib launcher
+(`pip install 'tinyformer[sweep]'`): as many at a time as there are cores, or two with `--launcher joblib n_jobs=2`,
+with the threads of the machine divided among them. Any other launcher of Hydra that is installed can be named. A run
+that fails is reported by name and does not stop the others.
 
-Runs are kept in `outputs/findings` by their config, and not by the version of the code: after a change of the model's
-code, delete that folder.
+Runs are cached in `outputs/findings` by their config, not by the version of the code: after changing the model's code,
+delete that folder.
 """
 
 

@@ -26,7 +26,7 @@ from tinyformer.nn import AttentionMask, Cache
 
 
 def train_run(words: Sequence[str], folder: Path) -> None:
-    """Train as `tinyformer train` does; go on with a run that was killed after it had saved a checkpoint."""
+    """Train as `tinyformer train` does; continue a run that was killed after it had saved a checkpoint."""
     if (folder / "results.json").exists():  # it was killed while it generated its sample text, which no finding needs
         return
     if (folder / "checkpoints" / "last.ckpt").exists():

@@ -1,4 +1,4 @@
-"""The quantities that findings measure: named functions of what the runs of one seed left behind.
+"""The quantities that findings measure: named functions of the files that the runs of one seed wrote.
 
 Each takes the records of a seed by the name of the run, and plain values from the finding's file. A `source` names a
 number, or a series by step, of a record; see `records.SOURCES`.

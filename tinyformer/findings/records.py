@@ -1,4 +1,4 @@
-"""What a run left behind, and the numbers in it that a source names."""
+"""The files that a run wrote, and the numbers in them that a source names."""
 
 import csv
 import inspect
@@ -33,7 +33,7 @@ HEAD = re.compile(r"attention/(?:\w+/)?layer_\d+/head_\w+/(\w+)")
 
 @dataclass(frozen=True)
 class Record:
-    """What a run left behind.
+    """The contents of the files that a run wrote.
 
     Args:
         results: the numbers at its end, by name.
@@ -152,7 +152,7 @@ def require_source(source: Plain) -> None:
 
 
 def read_record(folder: Path, analysed: Path | None = None) -> Record:
-    """Read what a run left behind.
+    """Read the files that a run wrote.
 
     Args:
         folder: of the run.

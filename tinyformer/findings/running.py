@@ -1,4 +1,4 @@
-"""The runs of a finding: made once, kept by their composed config, and gone on with after an interruption."""
+"""The runs of a finding: trained once, cached by their composed config, and continued after an interruption."""
 
 import contextlib
 import functools
@@ -103,7 +103,7 @@ def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
 def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_THE_OTHER,)) -> int:
     """Make the runs that were not made before, those that need the same training by one job; print a line about each.
 
-    A run that was killed goes on from its last checkpoint, or begins anew if it has none. One that fails is reported,
+    A run that was killed continues from its last checkpoint, or starts over if it has none. One that fails is reported,
     and the others are made.
 
     Args:
@@ -158,7 +158,7 @@ def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
                 start = time.perf_counter()
                 _make(run)
                 print(f"{time.perf_counter() - start:.0f} s, {relative_path(run.folder)}")
-            except Exception as error:  # told as the program tells its own, so that it stops no other run
+            except Exception as error:  # reported like an error of the program, so that the other runs are made
                 codes.append(report(error, config_dir(), "train", os.environ.get("HYDRA_FULL_ERROR") == "1"))
     return max(codes, default=0)
 
@@ -170,7 +170,7 @@ def _make(run: PlannedRun) -> None:
         ConfigError: another process makes it.
     """
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    problem = "another process is making this run; the same command goes on when that has ended"
+    problem = "another process is making this run; run the same command again when it has ended"
     with held(run.folder.with_name(f".{run.folder.name}.ended.lock"), f"{relative_path(run.folder)}: {problem}."):
         if not (run.folder / ENDED).exists():
             with _quiet(run.folder.with_suffix(".txt")), _ending(run.folder, run.words):
