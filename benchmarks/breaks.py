@@ -1,4 +1,4 @@
-"""More than sixty one-line bugs, each of which a test must catch.
+"""More than seventy one-line bugs, each of which a test must catch.
 
     python benchmarks/breaks.py                         all of them, about half an hour on one core
     python benchmarks/breaks.py --only alibi_slopes     some of them, by name
@@ -532,6 +532,100 @@ BREAKS = (
         "weights=zeros | checkpoint.weights",
         "weights=checkpoint.weights | zeros",
         ("tests/interop/test_export.py", "-k", "logits_text"),
+    ),
+    # findings, generated data, the search of targets
+    Break(
+        "premise_fails_a_claim",
+        "findings/verdicts.py",
+        "for one in measured if one.check.premise)",
+        "for one in measured if False)",
+        ("tests/findings/test_findings.py", "tests/findings/test_quantities.py"),
+    ),
+    Break(
+        "delay_without_the_second_level",
+        "findings/quantities.py",
+        "return step / other_step if other_step < math.inf else math.nan",
+        "return step / other_step",
+        ("tests/findings/test_findings.py", "tests/findings/test_quantities.py"),
+    ),
+    Break(
+        "shared_runs_are_counted_twice",
+        "findings/pages.py",
+        'for run in {run["folder"]: run for run in runs}.values())',
+        "for run in runs)",
+        ("tests/findings/test_findings.py", "tests/findings/test_quantities.py"),
+    ),
+    Break(
+        "size_below_the_match",
+        "app/match.py",
+        "return min((low, high), key=lambda number: abs(count(number) - target))",
+        "return low",
+        ("tests/app/test_match.py",),
+        TIERS,
+    ),
+    Break(
+        "random_heads_of_any_number",
+        "analysis/circuit.py",
+        "order[: sum(at == layer for at, _ in found)]",
+        "order[: len(found)]",
+        ("tests/analysis/test_circuit.py",),
+    ),
+    Break(
+        "smaller_of_two_softmaxes",
+        "analysis/circuit.py",
+        "name: max(of_layers",
+        "name: min(of_layers",
+        ("tests/analysis/test_circuit.py",),
+    ),
+    Break(
+        "same_pairs_choose_and_test",
+        "analysis/alignment.py",
+        "halves = pairs[::2], pairs[1::2]",
+        "halves = pairs, pairs",
+        ("tests/analysis/test_alignment.py",),
+    ),
+    Break(
+        "validation_sequences_are_trained_on",
+        "data/generated.py",
+        ".rows(np.array(is_unseen))",
+        ".rows(np.array(is_unseen) | True)",
+        ("tests/data/test_generated.py",),
+    ),
+    Break(
+        "later_epochs_hold_validation_sequences",
+        "data/generated.py",
+        "if not held_out.any():",
+        "if True:",
+        ("tests/data/test_generated.py",),
+    ),
+    Break(
+        "keys_are_scored",
+        "data/recall.py",
+        "np.put_along_axis(scored, 2 * slots + 1, True, axis=1)",
+        "np.put_along_axis(scored, 2 * slots, True, axis=1)",
+        ("tests/data/test_generated.py",),
+    ),
+    Break(
+        "rollout_from_the_last_layer",
+        "inspection/text_maps.py",
+        "mixed / mixed.sum(dim=-1, keepdim=True) @ total",
+        "total @ (mixed / mixed.sum(dim=-1, keepdim=True))",
+        ("tests/inspection/test_text_maps.py",),
+    ),
+    Break(
+        "beams_end_at_the_first",
+        "beam_search.py",
+        "return (ended[:, -1] < going_on[:, 0])",
+        "return (ended[:, 0] < going_on[:, 0])",
+        ("tests/test_beam_search.py", "tests/interop/test_encoder_decoders.py"),
+        TIERS,
+    ),
+    Break(
+        "suppressed_tokens_are_generated",
+        "beam_search.py",
+        "if special.suppressed:",
+        "if not special.suppressed:",
+        ("tests/test_beam_search.py", "tests/interop/test_encoder_decoders.py"),
     ),
 )
 

@@ -158,7 +158,7 @@ MALFORMED = {
 }
 
 
-def test_malformed_contents_are_told_in_one_sentence(tmp_path):
+def test_malformed_contents_are_reported_in_one_sentence(tmp_path):
     for said, change in MALFORMED.items():
         message = error_of(save(tmp_path / "malformed.ckpt", contents=change(whole())))
         assert said.partition(":")[0] in message, (said, message)

@@ -83,7 +83,7 @@ def test_the_rows_that_are_scored_are_those_of_the_run(program: Program, trained
     assert evaluate(program, trained, "split=all data.test_fraction=0")["val/num_bytes"] == len(BOOK)
 
 
-def test_a_prompt_is_gone_on_with(program: Program, trained: Trained) -> None:
+def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:
     Path("prompt.txt").write_text("In line 3")
     greedy = "generate.temperature=0 generate.num_tokens=12"
     prompts = ["In line 3", "the cat sees 1 of the birds"]
@@ -118,7 +118,7 @@ MISTAKES = {
 }
 
 
-def test_mistakes_are_told_in_a_few_lines(program: Program, trained: Trained) -> None:
+def test_mistakes_are_reported_in_a_few_lines(program: Program, trained: Trained) -> None:
     edit_checkpoint(trained, "foreign.ckpt", norm="posix.system")
     for override, said in MISTAKES.items():
         ended = program("evaluate.py", f"checkpoint={trained.last} data.files=book.txt", override)

@@ -83,7 +83,7 @@ def test_the_summary_says_how_fast_the_run_was(trained: Trained) -> None:
     assert all(0 < float(value) < 1 for value in column(trained.folder, "throughput/mfu").values())
 
 
-def test_weights_that_will_not_fit_are_told_of_before_the_first_step(
+def test_weights_that_will_not_fit_are_reported_before_the_first_step(
     program: Program, book: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tinyformer.app import training_run
@@ -194,7 +194,7 @@ def test_a_run_from_a_checkpoint_has_its_architecture_and_its_tokenizer(program:
 
 
 @pytest.mark.slow
-def test_a_sweep_runs_each_value_and_tells_the_failed_one(program: Program, book: Path) -> None:
+def test_a_sweep_runs_each_value_and_reports_the_failed_one(program: Program, book: Path) -> None:
     ended = program("train.py", "-m", SMALL, TEXT, "model.num_heads=1,2,3 hydra.sweep.dir=sweep")
     assert ended.code == 2
     assert "model.num_heads=3: must divide model.d_model=16" in ended.err
@@ -248,7 +248,7 @@ def test_offline_wandb_holds_every_head_and_the_figures(
 
 
 @pytest.mark.slow
-def test_events_are_told_everywhere(program: Program, book: Path) -> None:
+def test_events_are_reported_everywhere(program: Program, book: Path) -> None:
     """A head's share on the first token crosses a threshold that is put where it will."""
     settings = "trainer.max_steps=20 optimizer.lr=3e-2 callbacks.attention.every_n_steps=5"
     train(program, "first", settings)
@@ -368,7 +368,7 @@ def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: 
         ("data=text data.files=book.txt", "data.files=book.txt: the file does not exist; name a text file, "),
     ],
 )
-def test_mistakes_that_a_config_shows_are_told_without_torch(override: str, told: str, tmp_path: Path) -> None:
+def test_mistakes_that_a_config_shows_are_reported_without_torch(override: str, told: str, tmp_path: Path) -> None:
     command = [sys.executable, "-X", "importtime", ROOT / "train.py", *override.split()]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

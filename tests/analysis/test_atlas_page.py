@@ -190,7 +190,7 @@ def test_the_first_token_is_left_out_on_demand(atlas):
     assert_colours(atlas.locator(".thumbnail canvas").nth(1), without_first(HEADS[1]))
 
 
-def test_a_second_head_stands_beside_the_first(atlas):
+def test_a_second_head_is_shown_beside_the_first(atlas):
     atlas.locator(".thumbnail").nth(2).click()
     expect(atlas.locator("#other-map")).to_be_hidden()
     atlas.get_by_label("Compare with").select_option("layer 1 head 1")

@@ -139,7 +139,7 @@ def test_a_confusion_matrix_has_the_true_class_down(names):
 # Lines.
 
 
-def test_a_caption_stands_above_a_chart(tmp_path):
+def test_a_caption_is_above_a_chart(tmp_path):
     figure = head_grid([[0.5] * 4] * 2, names_of(4, 4), TITLE)
     save_png(figure, tmp_path / "a.png", "checkpoint a$b$/last.ckpt · " + "data text " * 20)
     figure.canvas.draw()

@@ -33,7 +33,7 @@ def scores(subject, heads):
     return pytest.approx([loss.item(), (logits.argmax(dim=-1) == targets).float().mean().item()], rel=1e-5)
 
 
-def test_the_found_heads_are_kept_alone_and_taken_away(tmp_path):
+def test_the_found_heads_are_kept_alone_and_ablated(tmp_path):
     subject = make_subject(loud_transformer(num_kv_heads=2))
     tokens = repeated_tokens(50, 5, 4, seed=3)
     probes = Probes([Probe(tokens, CAUSAL, {name: (MEASURES | PATTERNS)[name] for name in ("induction", "self")})])

@@ -83,7 +83,7 @@ def test_an_ablated_head_is_hatched_and_named():
     assert picture.pixels[left.top, (left.left + right.right) // 2] in HATCH
 
 
-def test_a_caption_stands_above_the_picture_and_leaves_it_as_it_is():
+def test_a_caption_is_above_the_picture_and_does_not_change_it():
     picture = head_maps(uniform(1, 2, 5), list("abcde"), "title")
     captioned = picture.captioned("run a\nb · step 3" + " x" * 300)
     height, width = picture.pixels.shape

@@ -94,7 +94,7 @@ MISTAKES = {
 }
 
 
-def test_mistakes_are_told_where_the_user_writes_them():
+def test_mistakes_are_reported_where_the_user_writes_them():
     for override, message in MISTAKES.items():
         with pytest.raises(ConfigError, match=message):
             check_types(compose_run("train", [override])[0])

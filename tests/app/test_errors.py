@@ -65,7 +65,7 @@ def test_an_interpolation_that_leads_nowhere_names_its_key():
 
 
 @pytest.mark.parametrize("axis", ["network", "attention", "data", "position", "logger", "callbacks"])
-def test_an_axis_that_was_deleted_is_told(axis):
+def test_an_axis_that_was_deleted_is_reported(axis):
     found = described(lambda: check_early(compose_with(f"~{axis}")))
     assert found.startswith(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}=")
 
@@ -88,7 +88,7 @@ def fail(error):
     ],
     ids=["ours", "in-a-config", "lightning", "bug", "library"],
 )
-def test_mistakes_are_told_and_bugs_are_not(call, sentence):
+def test_mistakes_are_reported_and_bugs_are_not(call, sentence):
     found = described(call)
     assert found is sentence is None or found.startswith(sentence)
 

@@ -94,7 +94,7 @@ def mistake_in(*overrides: str) -> str:
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],
 )
-def test_a_mistake_is_told_by_its_key(overrides: str, sentence: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_mistake_is_reported_by_its_key(overrides: str, sentence: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = mistake_in(*overrides.split())
     assert re.fullmatch(".*".join(map(re.escape, sentence.split("*"))), told), told

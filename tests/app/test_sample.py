@@ -74,7 +74,7 @@ def test_a_sample_appears_as_it_is_drawn(capsys):
     assert sum(map(bool, seen[1:])) >= 10
 
 
-def test_long_prompts_are_told():
+def test_long_prompts_are_reported():
     for prompt in (None, "x" * 16, ["x", "y"]):
         assert describe_prompts(settings_of(prompt=prompt), TOKENIZER, 16) is None
     for prompt, which in (("x" * 17, ""), (["x", "é" * 9], "prompt 2: ")):

@@ -175,7 +175,7 @@ class Layer(Attention):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["attention.score=written.Score", "attention._target_=written.Layer"])
-def test_a_class_of_the_callers_is_trusted_and_may_be_written_anew(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_the_caller_is_trusted_and_may_be_rewritten(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     losses, module = [], ModuleType("written")
     monkeypatch.setitem(sys.modules, "written", module)
     for factor in ("1", "9"):

@@ -58,7 +58,7 @@ def test_epochs_differ_in_order_and_phase_and_a_seed_repeats_them():
     ("make", "stop", "num_workers"),
     [(loader, 1, 0), (loader, 9, 0), (loader, 12, 0), (loader, 12, 2), (example_loader, 4, 0), (example_loader, 10, 0)],
 )
-def test_a_saved_state_goes_on_with_the_next_batch(make, stop, num_workers):
+def test_a_saved_state_resumes_at_the_next_batch(make, stop, num_workers):
     reference = make()
     expected = [batch["inputs"].tolist() for _ in range(3) for batch in reference]
     interrupted, seen = make(num_workers=num_workers), []

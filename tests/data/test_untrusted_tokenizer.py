@@ -79,7 +79,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("said", MALFORMED)
-def test_what_is_no_tokenizer_is_told_in_one_sentence(said: str) -> None:
+def test_what_is_no_tokenizer_is_reported_in_one_sentence(said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         tokenizer_from_stranger(MALFORMED[said])
     assert " ".join(said.split()) in str(caught.value)

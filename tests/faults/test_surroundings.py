@@ -28,7 +28,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
-def test_a_full_disk_is_told_and_leaves_what_was_whole(program: Program, book: Path, small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_what_was_whole(program: Program, book: Path, small_disk: Path) -> None:
     run = f"hydra.run.dir={small_disk}/run"
     assert program("train.py", SMALL, TEXT, run, "callbacks=default callbacks.attention=null").code == 0
     last = small_disk / "run" / "checkpoints" / "last.ckpt"
@@ -53,7 +53,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_whole(program: Program, book: P
 
 
 @pytest.mark.parametrize("folder", ["book.txt/run", "/sys/run"])
-def test_a_folder_that_cannot_be_made_is_told(program: Program, book: Path, folder: str) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(program: Program, book: Path, folder: str) -> None:
     ended = program("train.py", SMALL, TEXT, f"hydra.run.dir={folder}")
     assert (ended.code, len(ended.err.strip().splitlines())) == (2, 1), ended.err
     assert folder.partition("/run")[0] in ended.err
@@ -68,7 +68,7 @@ FOLDERS = ("attention", "checkpoints", ".hydra")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-def test_a_file_that_cannot_be_written_is_told(name: str, program: Program, book: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(name: str, program: Program, book: Path) -> None:
     """A folder is in its place, or a file in that of a folder: rights would not stop root."""
     path = Path("run", name)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_is_no_sweep_is_told(words: str, program: Program) -> None:
+def test_what_is_no_sweep_is_reported(words: str, program: Program) -> None:
     Path("sweep/0").mkdir(parents=True)
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/checkpoints/last.ckpt").touch()
@@ -59,7 +59,7 @@ def test_what_is_no_sweep_is_told(words: str, program: Program) -> None:
 
 
 @pytest.mark.slow
-def test_jobs_run_side_by_side_and_a_failed_one_is_told(tmp_path: Path, book: Path) -> None:
+def test_jobs_run_side_by_side_and_a_failed_one_is_reported(tmp_path: Path, book: Path) -> None:
     """With the threads of the machine divided among them, beside folders that a stranger named like libraries."""
     for library in ("joblib", "multiprocessing", "signal"):
         (tmp_path / library).mkdir()

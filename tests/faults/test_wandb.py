@@ -29,7 +29,7 @@ def refusing_server() -> socket.socket:
 
 
 @pytest.mark.parametrize("make_server", [pytest.param(silent_server, marks=pytest.mark.slow), refusing_server])
-def test_a_run_goes_on_offline(
+def test_a_run_continues_offline(
     make_server: Callable[[], socket.socket], program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert loggers.WAIT_SECONDS <= 10  # twice: for a connection, and for an answer

@@ -160,7 +160,7 @@ def place(tmp_path: Path, book: Path) -> Place:
         pytest.param(SIDE_BY_SIDE, signal.SIGINT, marks=pytest.mark.nightly, id="ctrl_c_side_by_side"),
     ],
 )
-def test_a_finding_that_was_stopped_goes_on_and_is_not_made_again(place: Place, launcher: list[str], by: int) -> None:
+def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: list[str], by: int) -> None:
     place.add("mine", MINE, 300)
     errors = place.stop("mine", *launcher, by=by)
     assert ("Stopped. The same command continues" in errors) is (by == signal.SIGINT)

@@ -59,7 +59,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("call", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
-def test_a_mistake_is_told_in_a_sentence(call, message):
+def test_a_mistake_is_reported_in_a_sentence(call, message):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert str(caught.value).startswith(message)

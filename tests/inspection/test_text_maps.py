@@ -273,7 +273,7 @@ def test_a_question_and_its_context():
 # What is printed.
 
 
-def test_models_and_maps_tell_what_they_are(tmp_path):
+def test_models_and_maps_describe_themselves(tmp_path):
     origin = Origin(tmp_path / "run" / "checkpoints" / "last.ckpt", 1200)
     named = Model(transformer("gqa+rotary"), BYTES, CausalLM(), origin)
     assert [line.split(maxsplit=1) for line in repr(named).splitlines()[1:]] == [

@@ -130,7 +130,7 @@ def test_alibis_slopes_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-def test_alibi_takes_off_the_slope_times_the_distance(causal):
+def test_alibi_subtracts_the_slope_times_the_distance(causal):
     slopes = [0.25, 0.0625, 0.015625, 0.00390625]
     score = lambda h, q, k, i, j: 8**-0.5 * float(q @ k) - slopes[h] * abs(i - j)  # noqa: E731
     assert_loops(make("gqa+alibi"), score, causal)

@@ -147,7 +147,7 @@ def test_the_weights_of_a_head_by_hand():
         ("differential", [4, 5], 2, [0, 0, 0, 1]),
     ],
 )
-def test_a_kv_head_goes_with_the_last_head_that_attends_to_it(sharing, heads, kv_heads, kv_index):
+def test_a_kv_head_is_pruned_with_its_last_query_head(sharing, heads, kv_heads, kv_index):
     smaller = pruned(make(sharing), heads)
     assert smaller.num_heads == 6 - len(heads)
     assert smaller.num_kv_heads == kv_heads
