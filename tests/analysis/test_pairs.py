@@ -1,6 +1,7 @@
 """The analyses of an encoder–decoder: its heads by [kind, layer, head], on pairs whose padding changes nothing."""
 
 import base64
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from analysis.subjects import TOKENIZER, columns_of
 from tinyformer.analysis import HeadAblation, HeadImportance, HeadMaps, HeadPruning, ResidualSurgery, pairs_of
 from tinyformer.analysis.ablation import losses_without
 from tinyformer.analysis.importance import head_importance
-from tinyformer.analysis.pair_probe import capture_pair
+from tinyformer.analysis.pair_probe import capture_pair, measure_pairs
 from tinyformer.analysis.pruning import gated
 from tinyformer.analysis.residual import distance_to_rank_one, token_cosine
 from tinyformer.batch import IGNORED
@@ -173,6 +174,18 @@ def test_ranks_are_means_over_the_pairs_without_padding():
     ranks = {f"{kind}_{name}" for kind in ("encoder", "decoder") for name in ("rank", "token_cosine")}
     assert set(found.figures) == {"residual", *ranks}
     assert "analysis/decoder/untrained_without_skips/rank_distance" in found.scalars
+
+
+@torch.no_grad()
+def test_measures_of_pairs_are_means_and_of_logits_the_largest():
+    network = loud_encoder_decoder()
+    pairs = all_pairs(pair_subject(network))
+    whole, *alone = (measure_pairs(network, some, nullcontext()).values for some in (pairs, *([one] for one in pairs)))
+    for name, layers in whole.items():
+        values = torch.tensor([[value for layer in one[name] for value in layer] for one in alone])
+        expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
+        found = torch.tensor([value for layer in layers for value in layer])
+        torch.testing.assert_close(found, expected, equal_nan=True, msg=name)
 
 
 def test_the_maps_of_a_pair(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tinyformer.analysis.measures import Measure, effective_rank, entropy, entropy_share, largest_logit, nearest_head
+from tinyformer.analysis.measures import MEASURES, Measure, effective_rank, entropy, entropy_share, nearest_head
 from tinyformer.analysis.shapes import vertical
 
 
@@ -61,7 +61,7 @@ CROSS_MEASURES: dict[str, Measure] = {
     "coverage": Measure(lambda maps, rows, tokens: coverage(maps.weights), "share of the source attended to"),
     "source_end": Measure(lambda maps, rows, tokens: source_end(maps.weights), "share on the source's end"),
     "vertical": Measure(lambda maps, rows, tokens: vertical(maps.weights, -1), "largest share on one token"),
-    "largest_logit": Measure(lambda maps, rows, tokens: largest_logit(maps.logits), "largest logit"),
+    "largest_logit": MEASURES["largest_logit"],
     "rank": Measure(lambda maps, rows, tokens: effective_rank(maps.weights), "effective rank of the map"),
     "similarity": Measure(lambda maps, rows, tokens: nearest_head(maps.weights), "cosine with the most similar head"),
 }
