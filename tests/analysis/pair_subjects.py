@@ -22,9 +22,9 @@ LENGTHS = [(9, 7), (5, 3), (6, 6), (4, 8), (7, 2)]
 EOS = TOKENIZER.eos_id
 
 
-def loud_encoder_decoder(seed=0, pruned_heads=(), residuals=None, attention_position=None, **attention):
+def loud_encoder_decoder(seed=0, pruned_heads=(), residuals=None, attention_position=None, vocab_size=50, **attention):
     torch.manual_seed(seed)
-    sizes = {"vocab_size": 50, "d_model": 32, "max_seq_len": 16}
+    sizes = {"vocab_size": vocab_size, "d_model": 32, "max_seq_len": 16}
     parts = {"norm": partial(LayerNorm, bias=False), "position": partial(LearnedPosition, 16, 32)}
     block = partial(block_factory(attention_position=attention_position, **attention), **residuals or {})
     encoder = Encoder(num_layers=2, block=block, kind="encoder", **sizes, **parts)

@@ -8,6 +8,7 @@ from nn.model_cases import make_transformer, token_ids
 from nn.variants import documents, factory, gqa, mla, network
 
 from tinyformer.analysis import capture_attention
+from tinyformer.analysis.capture import attention_calls
 from tinyformer.doctor.speed import peak_memory
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask, Cache, LearnedPosition, PostNormBlock, RotaryPosition
@@ -180,6 +181,24 @@ def assert_made_from_the_logits(layer, maps, mask):
     else:  # its factors lie between 0 and 1
         assert (maps.weights <= expected).all()
         assert torch.equal(maps.weights > 0, expected > 0)
+
+
+@torch.no_grad()
+def test_layers_of_other_windows_and_scales_are_captured_as_if_each_were_alone():
+    model = make(num_layers=3, window=[3, 3, 7])
+    model.attentions()[1].score.scale = 1.0
+    with capture_attention(model) as maps:
+        model(token_ids(3, 11), CAUSAL)
+    for found, (layer, call) in zip(maps.layers, attention_calls(model, token_ids(3, 11), CAUSAL), strict=True):
+        for part, expected in zip(found, layer.maps_of_call(call), strict=True):
+            torch.testing.assert_close(part, expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_pass_in_evaluation_mode_leaves_the_mode(training):
+    model = make().train(training)
+    attention_calls(model, token_ids(), CAUSAL)
+    assert all(module.training is training for module in model.modules())
 
 
 @torch.no_grad()

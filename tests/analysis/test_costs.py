@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from programs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyformer.analysis.costs import Costs, TrainingFlops, count_costs, pair_multiply_adds, visible_pairs
+from tinyformer.analysis.costs import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.nn import AttentionMask, Cache, Transformer
 
@@ -169,6 +169,10 @@ def test_both_stacks_of_an_encoder_decoder_are_counted(variant: str) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(ids, ids)
     assert found.flops_per_token * SEQ == counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(ids[:, :5], ids)
+    sizes = batch_sizes({"source": ids[:, :5], "inputs": ids})
+    assert TrainingFlops.of(model).count(sizes, SEQ) == 3 * counter.get_total_flops()
     # A causal mask hides pairs of the decoder's own attention alone.
     hidden = sum(pair_multiply_adds(layer) for layer in model.attentions_by_kind()["decoder"]) * SEQ * (SEQ - 1)
     assert found.attended_flops_per_token == found.flops_per_token - hidden // SEQ

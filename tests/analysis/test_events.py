@@ -79,6 +79,14 @@ def test_heads_layers_and_traits_are_independent():
     assert detector.events == found + after
 
 
+def test_kinds_of_attention_are_independent():
+    detector, places = EventDetector({"it": HIGH}, 0.2), [("encoder", 0), ("cross", 0)]
+    for step in (0, 1):
+        assert detector.observe(step, [["00"], ["00"]], {"induction": [[0.1], [0.9]]}, places) == []
+    (event,) = detector.observe(2, [["00"], ["00"]], {"induction": [[0.1], [0.2]]}, places)
+    assert str(event) == "cross layer 0 head 0 went at step 2"
+
+
 def test_a_saved_state_continues():
     whole, first = EventDetector({"it": HIGH}, 0.2), EventDetector({"it": HIGH}, 0.2)
     series = [0.1, 0.5, 0.35, 0.1, 0.6]

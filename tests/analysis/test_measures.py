@@ -71,6 +71,18 @@ def test_measures_by_hand(name, three, offset):
     assert measure(name, OFFSET, [2, 3]) == pytest.approx(offset, rel=1e-6, nan_ok=True)
 
 
+def test_keys_are_near_up_to_a_distance_of_8():
+    weights = torch.tensor([[0.0, 0.1, 0.2, 0, 0, 0, 0, 0, 0, 0, 0.3, 0.4]])
+    assert measure("near", weights, [10]) == pytest.approx(0.2 + 0.3 + 0.4)
+
+
+def test_a_sink_and_a_map_without_keys_do_not_count():
+    assert measure("entropy_share", THREE / 2, [0, 1, 2]) == pytest.approx(measure("entropy_share", THREE, [0, 1, 2]))
+    both = torch.stack([THREE, torch.zeros(3, 3)]).unsqueeze(1)
+    found = MEASURES["rank"].compute(AttentionMaps(both, both.log()), torch.arange(3), torch.arange(3))
+    assert found.item() == pytest.approx(measure("rank", THREE, [0, 1, 2]))
+
+
 def test_similarities_of_heads_by_hand():
     # Of the first map with the others 1/√2 and 0; of the second with the third 1/√2.
     weights = torch.tensor([[[1.0, 0, 0]], [[0.5, 0.5, 0]], [[0, 1, 0]]]).unsqueeze(0)

@@ -11,6 +11,7 @@ from analysis.test_costs import CAUSAL, SEQ, tiny
 from tinyformer.analysis.memory import BatchCosts, count_batch
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.errors import ArgumentError
+from tinyformer.nn import Transformer
 from tinyformer.training import AdamW
 
 BATCH = 3
@@ -86,6 +87,16 @@ def test_the_state_is_that_of_an_optimizer_after_a_step(choice: str) -> None:
     parts = (found.weight_bytes, found.gradient_bytes, found.optimizer_bytes, found.activation_bytes)
     assert found.training_bytes == sum(parts)
     assert (found.batch, found.tokens) == (BATCH, BATCH * SEQ)
+
+
+def test_frozen_weights_have_no_gradients() -> None:
+    def make() -> Transformer:
+        model = tiny("model.tied_readout=false")
+        model.encoder.requires_grad_(False)
+        return model
+
+    found = count_batch(make, AdamW(), BATCH)
+    assert found.gradient_bytes == 4 * make().readout.proj.weight.numel() < found.weight_bytes
 
 
 def test_an_empty_batch_is_refused() -> None:

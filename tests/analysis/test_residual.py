@@ -100,4 +100,5 @@ def test_ranks_of_the_trained_and_the_untrained_model():
             (expected,) = rank_by_depth(model, torch.cat([batch["inputs"] for batch in subject.batches]), CAUSAL)
         for pair, of_windows in zip(pairs[start : start + 3], expected, strict=True):
             assert pair == pytest.approx(of_windows, rel=1e-5)
+    assert found.scalars["analysis/untrained_with_skips/rank_distance"] == pairs[8][0]
     assert set(found.figures) == {"residual", "rank", "token_cosine"}
