@@ -11,11 +11,15 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from analysis.pair_subjects import loud_encoder_decoder
+from data.test_pairs import prepared, write
 
 from tinyformer.analysis.costs import count_costs
 from tinyformer.checkpoint import FORMAT, KEY, load_checkpoint
 from tinyformer.data import Windows, loader
-from tinyformer.training import RunCSVLogger
+from tinyformer.hardware import peak_memory
+from tinyformer.tasks import Seq2Seq
+from tinyformer.training import AdamW, RunCSVLogger, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress, progress, report
 from tinyformer.training.peak import Peak
 from training.runs import QUIET, make_data, make_module, make_trainer
@@ -172,6 +176,9 @@ def test_speed_counts_training_only(tmp_path, monkeypatch):
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
     assert (reporter.total.seconds, reporter.total.tokens) == (8, 8 * 64)
     assert reporter.seconds == 8 + 2 * (2 * 100 + 1000) + 11 * 10_000
+    resumed = Report()
+    resumed.load_state_dict(reporter.state_dict())
+    assert (resumed.seconds, resumed.total) == (reporter.seconds, reporter.total)
 
 
 @pytest.mark.parametrize("validated", [3, 100])
@@ -216,7 +223,8 @@ def test_throughput_by_hand(tmp_path, monkeypatch):
         assert seconds in (1.125, 1.1875, 1.25)
         assert row["throughput/data_wait"] == pytest.approx((seconds - 1) / seconds)
         assert row["throughput/mfu"] == pytest.approx(flops / seconds / 1e7)
-        assert 0.05 < row["throughput/memory_gb"] < 50
+    # GiB would be 7 % less.
+    assert rows[-1]["throughput/memory_gb"] == pytest.approx(peak_memory(torch.device("cpu")) / 1e9, rel=0.04)
     assert reporter.total.flops == pytest.approx(16 * flops)
     assert reporter.total.mfu(reporter.peak) == pytest.approx(16 * flops / reporter.total.seconds / 1e7)
     assert reporter.total.waiting == pytest.approx(reporter.total.seconds - 16)
@@ -256,6 +264,18 @@ def test_tokens_of_all_processes_are_counted_and_the_flops_of_one(tmp_path, monk
     fit(tmp_path, [two])
     assert (alone.total.tokens, two.total.tokens) == (8 * 64, 2 * 8 * 64)
     assert alone.total.flops == two.total.flops
+
+
+def test_tokens_of_sources_and_of_targets_are_counted(tmp_path):
+    data, reporter, sizes = prepared(tmp_path, write(tmp_path)), Report(), []
+    network = loud_encoder_decoder(vocab_size=data.tokenizer.vocab_size).train()
+    module = TrainingModule(network, Seq2Seq(), data, AdamW(), WarmupCosine(2), "train", 0)
+    count = L.Callback()
+    count.on_train_batch_end = lambda trainer, module, outputs, batch, index: sizes.append(
+        batch["source"].numel() + batch["inputs"].numel()
+    )
+    make_trainer(tmp_path, [reporter, count], limit_val_batches=0).fit(module, datamodule=data)
+    assert (len(sizes), reporter.total.tokens) == (8, sum(sizes))
 
 
 # Progress.

@@ -14,7 +14,11 @@ from tinyformer.training import AdamW, MuonWithAdamW
 from tinyformer.training.stacked_muon import StackedMuon, orthogonalise
 from training.runs import QUIET, make_trainer
 
-RECIPES = {"adamw": AdamW(lr=1e-2, weight_decay=0.1), "muon": MuonWithAdamW(lr=0.02, adamw_lr=1e-2, weight_decay=0.1)}
+# No setting has its default in torch.
+RECIPES = {
+    "adamw": AdamW(lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3),
+    "muon": MuonWithAdamW(lr=0.02, momentum=0.9, weight_decay=0.3, adamw_lr=1e-2, adamw_betas=(0.8, 0.9)),
+}
 
 
 def make_network(seed=0, **changes):
@@ -94,14 +98,17 @@ def test_matrices_other_than_embeddings_decay_and_muon_updates_those_of_layers(r
     assert len(of_layers) == 2 * 6  # q, k, v, o, up and down
     decayed = of_layers | (set() if tied else {"readout.proj.weight"})
     assert {name: group["weight_decay"] for name, group in stepped.items()} == {
-        name: 0.1 if name in decayed else 0.0 for name in stepped
+        name: 0.3 if name in decayed else 0.0 for name in stepped
     }
+    others = [group for name, group in stepped.items() if isinstance(recipe, AdamW) or name not in of_layers]
+    eps = 1e-6 if isinstance(recipe, AdamW) else 1e-8
+    assert all((group["lr"], group["betas"], group["eps"]) == (0.01, (0.8, 0.9), eps) for group in others)
     if isinstance(recipe, MuonWithAdamW):
         muon, adamw = optimizer.optimizers
         assert isinstance(muon, torch.optim.Muon)
         assert isinstance(adamw, torch.optim.AdamW)
         assert {names[id(p)] for group in muon.param_groups for p in group["params"]} == of_layers
-        assert {group["lr"] for group in adamw.param_groups} == {0.01}
+        assert all((group["lr"], group["momentum"]) == (0.02, 0.9) for group in muon.param_groups)
 
 
 def test_adamw_decays_all_parameters_if_asked_to():

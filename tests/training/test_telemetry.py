@@ -9,6 +9,7 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
+from data.test_pairs import prepared, write
 from matplotlib.image import imread
 
 from tinyformer.analysis import MEASURES, PATTERNS, TRAITS, repeated_tokens
@@ -17,6 +18,7 @@ from tinyformer.nn import AttentionMaps, AttentionMask, Scoring, attention_weigh
 from tinyformer.training import AttentionTelemetry, RunCSVLogger
 from tinyformer.training.callbacks import Checkpoints, Interrupted, Report
 from tinyformer.training.callbacks.head_log import HeadLog
+from tinyformer.training.callbacks.probing import PairProbing, Sizes
 from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -146,6 +148,13 @@ def test_padding_is_not_measured(tmp_path):
     assert logged(logger)[0].keys() == NAMES
 
 
+@pytest.mark.parametrize(("num_tokens", "source"), [(3, "ab"), (2, "h"), (1, "h")])
+def test_the_first_pair_that_fits_is_plotted_or_else_the_shortest(tmp_path, num_tokens, source):
+    """The tokens that end the texts included, (ab, x) has 3 and 2, and (h, u) has 2 and 2."""
+    probing = PairProbing(prepared(tmp_path, write(tmp_path)), "train", Sizes(4, 4, 1, 1, None, num_tokens))
+    assert probing.tokenizer.decode(probing.shown.source[0].tolist()[:-1]) == source
+
+
 def test_pruned_heads_have_no_measures(tmp_path):
     logger, data = RunCSVLogger(tmp_path / "metrics.csv"), make_data(tmp_path)
     module = make_module(data)
@@ -187,10 +196,19 @@ def test_telemetry_does_not_affect_training(tmp_path):
 
 
 def test_its_time_does_not_count_as_training(tmp_path):
-    telemetry, reporter = AttentionTelemetry(every_n_steps=1), Report()
+    excluded = []
+
+    class Recorded(Report):
+        def exclude(self, seconds):
+            excluded.append(seconds)
+            super().exclude(seconds)
+
+    telemetry, reporter = AttentionTelemetry(every_n_steps=1), Recorded()
     fit(tmp_path, [reporter, telemetry])
     assert 0 < telemetry.seconds < reporter.seconds
     assert telemetry.seconds + reporter.total.seconds < reporter.seconds
+    assert len(excluded) == 1 + 8 + 2  # before the first step, after each step and at each validation
+    assert telemetry.seconds == sum(excluded)
 
 
 def test_a_resumed_run_continues_events_and_seconds(tmp_path):
