@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from programs import ROOT, SMALL, TEXT, Ended, Program
 
 import tinyformer.analysis
+from tinyformer.analysis.seeds import seeds_by_number
 from tinyformer.compare.__main__ import main
 from tinyformer.compare.folders import find_runs, read_run
 from tinyformer.compare.grouping import Comparison
@@ -306,3 +307,11 @@ def test_the_command_line_is_checked_without_torch(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("Error: RUN=nowhere: does not exist")
+
+
+def test_error_bars_are_standard_deviations_of_samples() -> None:
+    figure = seeds_by_number([1, 2, 3], [[1.0, 3.0], [5.0], [2.0, 2.5, 3.0]], "n", "loss")
+    (bars,) = figure.axes[0].containers
+    ends = [sorted(float(y) for _, y in segment) for segment in bars.lines[2][0].get_segments()]
+    assert ends[0] == pytest.approx([2 - 2**0.5, 2 + 2**0.5])
+    assert ends[-1] == pytest.approx([2.0, 3.0])

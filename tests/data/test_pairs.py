@@ -68,6 +68,15 @@ def test_every_pair_is_read_once_an_epoch_beside_pairs_of_similar_length(tmp_pat
     assert padding < 0.5 * sum(abs(int(lengths[a]) - int(lengths[b])) for a, b in shuffled)
 
 
+def test_evaluation_reads_the_longest_batch_first_and_every_pair_once(tmp_path):
+    rows = [("a" * (1 + n % 9), "b" * (1 + n * 7 % 11)) for n in range(60)]
+    batches = list(prepared(tmp_path, write(tmp_path, rows)).evaluation_dataloader("train"))
+    assert sorted(row for batch in batches for row in batch["rows"].tolist()) == list(range(60))
+    longest = [max(batch["source"].shape[1], batch["inputs"].shape[1]) for batch in batches]
+    assert longest[0] == max(longest)
+    assert longest[1:] != sorted(longest[1:], reverse=True)
+
+
 def as_jsonl(folder: Path, rows: list[dict]) -> str:
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return str(folder / "pairs.jsonl")

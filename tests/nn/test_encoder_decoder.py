@@ -150,6 +150,7 @@ def test_a_token_sees_the_whole_source_and_none_of_the_tokens_after_it(kind):
         other = SOURCE.clone()
         other[:, position] = (other[:, position] + 1) % VOCAB
         assert (network(other, TARGET, PADDED) != before).any(dim=-1).all()
+    assert network.encode(SOURCE, AttentionMask(causal=True)).mask == AttentionMask()  # of a causal encoder, too
 
 
 CROSS = [name for name in NAMES if "window" not in name and "local_gaussian" not in name]

@@ -59,7 +59,7 @@ def test_auto_on_cpu_without_bf16_in_hardware_leaves_bf16_to_torch(native_bf16):
 
 
 ELSEWHERE = {
-    "flash": [case("cuda", BF16, 64), case("cuda", torch.float16, 64), case("cuda", BF16, 64, Feature.PADDING)],
+    "flash": [case("cuda", BF16, 256), case("cuda", torch.float16, 64), case("cuda", BF16, 64, Feature.PADDING)],
     "sdpa": [
         *(case("cuda", FP32, 64), case("cuda", FP32, 64, Feature.DROPOUT), case("mps", FP32, 64)),
         case("cuda", BF16, 64, Feature.BIAS, Feature.DROPOUT),

@@ -6,13 +6,16 @@ import sys
 
 import pytest
 import torch
+from analysis.pair_subjects import loud_encoder_decoder
 from torch import nn
 
 from tinyformer.batch import IGNORED
+from tinyformer.data import ByteTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import Seq2Seq
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
 
+TOKENIZER = ByteTokenizer().build([])
 PROBABILITIES = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], [[0.2, 0.7, 0.1], [1 / 3, 1 / 3, 1 / 3]]])
 TARGETS = torch.tensor([[0, 1], [1, IGNORED]])
 BATCH = {
@@ -60,6 +63,12 @@ def test_smoothed_labels_train_and_do_not_evaluate():
             Seq2Seq(**options)
 
 
+def test_a_text_that_is_too_long_is_cut():
+    network, long = loud_encoder_decoder(vocab_size=TOKENIZER.vocab_size), "abcdefgh" * 5
+    whole, cut = Seq2Seq().decode_texts(network, [long, long[: network.max_seq_len - 1]], TOKENIZER)
+    assert whole == cut
+
+
 OUTPUTS = ["The cat sat on the mat.", "It rains, and it pours!", "a b", ""]
 REFERENCES = ["The cat is on the mat.", "It rains, and it pours!", "c d e f", "the end"]
 
@@ -82,3 +91,4 @@ def test_rouge_by_hand():
     assert (metrics["rouge1"], metrics["rougeL"]) == (pytest.approx(500 / 6), pytest.approx(500 / 6))
     assert text_metrics(["b a"], ["a b"])["rouge1"] == 100
     assert text_metrics(["b a"], ["a b"])["rougeL"] == 50
+    assert text_metrics(["he walks"], ["he walked"])["rouge1"] == 100  # of stems

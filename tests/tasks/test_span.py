@@ -61,7 +61,10 @@ def every_window(split):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("threshold", "expected"),  # the number of windows right, and of those that accuracy is about
-    [(None, {"silent": (0, 2), "finder": (2, 2)}), (0.0, {"silent": (2, 4), "finder": (2, 4)})],
+    [
+        (None, {"silent": (0, 2), "finder": (2, 2), "half": (0, 2)}),
+        (0.0, {"silent": (2, 4), "finder": (2, 4), "half": (0, 4)}),
+    ],
 )
 def test_windows_of_a_context_that_lack_its_answer_do_not_count(threshold, expected):
     questions = [
@@ -73,6 +76,7 @@ def test_windows_of_a_context_that_lack_its_answer_do_not_count(threshold, expec
     task, batch = SpanExtraction(no_answer_threshold=threshold), every_window(split)
     assert split.num_windows > 15
     networks = {"silent": Spelled(null=20.0, x=(5.0, 5.0)), "finder": Spelled(null=-1.0, x=(5.0, 5.0))}
+    networks["half"] = Spelled(null=-1.0, x=(5.0, -5.0))  # the first token is right, the last one is not
     for name, network in networks.items():
         metrics = task.metrics(task.score(network, batch), split)
         right, number = expected[name]
