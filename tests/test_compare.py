@@ -163,6 +163,12 @@ def test_rows_and_figure_are_in_the_order_of_the_numbers(compare: Compare, figur
     assert figures[0].axes[0].get_xscale() == "linear"
 
 
+def test_settings_without_a_number_come_last() -> None:
+    for name, loss in (("b", None), ("c", 2.0), ("a", 1.0)):
+        write_run(f"runs/{name}", loss, typed=f"name={name}", config={"name": name})
+    assert means(grouped("runs")) == [("a", 1.0), ("c", 2.0), ("b", None)]
+
+
 def test_a_choice_is_one_column_without_the_values_that_it_brings() -> None:
     for index, (choice, heads, shared) in enumerate((("mha", 4, 4), ("gqa", 4, 2), ("mha", 8, 8), ("gqa", 8, 4))):
         expression = "${model.num_heads}" if choice == "mha" else "${default_num_kv_heads:${model.num_heads}}"

@@ -53,6 +53,8 @@ def test_the_other_tasks_by_hand():
     scores[:, 1:5] = -torch.inf
     expected = -scores.log_softmax(-1)[[0, 1], [7, 9]].mean()
     torch.testing.assert_close(model.loss("who", "a cat", "cat"), expected.view(1))
+    first = -scores.log_softmax(-1)[:, 5].mean()  # of the two occurrences
+    torch.testing.assert_close(model.loss("who", "a cat", "a"), first.view(1))
     none = -scores.log_softmax(-1)[:, 0].mean()
     torch.testing.assert_close(model.loss(["who", "who"], "a cat", ["cat", ""]), torch.stack([expected, none]))
     # Two windows of 19 and 14 bytes of the context; the second begins behind the answer.

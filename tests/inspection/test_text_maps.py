@@ -96,6 +96,7 @@ def test_both_softmaxes_of_differential_attention_have_names():
     maps, factor = some.attention(TEXT), some.network.attentions()[1].factor().item()
     torch.testing.assert_close(maps[1, 2], maps[1, "2a"] - factor * maps[1, "2b"])
     torch.testing.assert_close(maps[1, 2].sum(dim=-1), torch.full((len(maps.tokens),), 1 - factor))
+    torch.testing.assert_close(maps.mean(1), torch.stack([maps[1, head] for head in range(4)]).mean(dim=0))
     assert [row["head"] for row in maps.measures()][:4] == ["0a", "0b", "1a", "1b"]
 
 
