@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inspection.models import answerer
 from jaxtyping import TypeCheckError
 from programs import SMALL, Program, Trained, results_of
 
@@ -54,6 +55,12 @@ def ran(program: Program, script: str, *overrides: str) -> str:
 def table(path: str) -> list[dict[str, str]]:
     with Path(path).open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def test_an_answer_is_read_in_windows_of_the_given_stride() -> None:
+    model, context = answerer(), "the cat sat in the tree and looked at the birds of the garden"
+    overlapping = SpanModel(model.network, model.tokenizer, model.task, stride=1, max_question_length=8)
+    assert model.answer("who", context, stride=1) == overlapping.answer("who", context) != model.answer("who", context)
 
 
 @pytest.mark.slow
