@@ -7,6 +7,7 @@ run at full size, for two steps. `outputs/…` and `multirun/…` are runs that 
 import ast
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -327,7 +328,8 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
 def test_command_at_full_size(line: str, place: Path) -> None:
     script, arguments = words_of(adapted(line, full_size=True))
     command = [sys.executable, str(ROOT / script), *arguments, "trainer.limit_val_batches=2"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(place)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "val loss" in ended.stdout
 

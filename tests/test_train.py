@@ -421,7 +421,8 @@ def test_compiled_training_agrees(tmp_path: Path, book: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         losses.append(results_of(tmp_path / f"run-{setting}")["val/loss"])
         columns = [column(tmp_path / f"run-{setting}", f"attention/layer_00/head_01/{name}") for name in MEASURED]
-        assert all(list(values) == [0, 2, 4] for values in columns)
+        costly = ("block", "vertical", "mean_similarity")  # measured at validations alone
+        assert [list(values) for values in columns] == [[0, 4] if name in costly else [0, 2, 4] for name in MEASURED]
         measures.append([float(value) for values in columns for value in values.values()])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert measures[0] == pytest.approx(measures[1], abs=1e-3)

@@ -162,7 +162,8 @@ def _locate(target: Any, key: str) -> Any:
     function = pydoc.locate(target) if isinstance(target, str) else None
     if not callable(function):
         raise ConfigError(
-            f"{key}={format_value(target)}: cannot be imported from here; PACKAGE.CLASS of an importable package works."
+            f"{key}={format_value(target)}: cannot be imported from here; MODULE.CLASS of a module beside train.py, "
+            "or in a folder of PYTHONPATH, works."
         )
     return function
 
