@@ -5,8 +5,8 @@
 
 The runs differ in `attention.backend` alone: the same seed gives them the same weights and batches. Overrides follow
 the options. Prints the largest difference from the first backend's loss, and writes
-`benchmarks/results/curves.json` and `curves.png`. Losses drift apart as rounding errors grow from step to step, which
-the second panel shows: a wrong kernel differs at the first step. Two backends take a minute on 2 CPU cores.
+`benchmarks/results/curves.json` and `curves.png`. Correct kernels differ by rounding errors, which the second panel
+shows; a wrong one differs from the first steps on. Each backend takes about a minute on 2 CPU cores.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def differences(curves: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """The losses, and below them the differences from the first backend, on a logarithmic axis."""
+    """The losses, and below them the differences from the first backend."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     reference, *_ = record["losses"]
@@ -58,11 +58,11 @@ def draw(record: dict[str, Any], path: Path) -> None:
         width = 3.0 / (1 + number)  # the curves lie on each other: those drawn first are wider
         upper.plot(range(1, 1 + len(curve)), curve, label=name, color=f"C{number}", linewidth=width)
     for number, (name, curve) in enumerate(differences(record["losses"]).items(), 1):
-        lower.plot(range(1, 1 + len(curve)), curve, label=name, color=f"C{number}", linewidth=0.8)
+        lower.plot(range(1, 1 + len(curve)), curve, ".", label=name, color=f"C{number}", markersize=6 / number)
     upper.set(ylabel="training loss, nats per token")
-    lower.set(xlabel="step", ylabel=f"|difference from {reference}|", yscale="log")
+    lower.set(xlabel="step", ylabel=f"|difference from {reference}|")
     for panel in (upper, lower):
-        panel.legend()
+        panel.legend(loc="upper right")
     figure.suptitle(f"{' '.join(record['overrides'])}, {record['machine']}", fontsize=9)
     figure.savefig(path, dpi=110)
 
