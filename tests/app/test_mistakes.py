@@ -8,6 +8,7 @@ import torch
 from hydra.utils import instantiate
 
 from tinyformer.app.config import config_dir
+from tinyformer.app.early import check_early
 from tinyformer.app.errors import config_keys, describe
 from tinyformer.app.parts import make_network, make_task
 from tinyformer.app.sweep import compose_run
@@ -24,6 +25,7 @@ def mistake_in(*overrides: str) -> str:
     try:
         config, invocation = compose_run("train", [*SMALL, *overrides])
         with config_keys(config):
+            check_early(config, invocation.choices)
             check_config(config, invocation.choices)
             compile_arguments(config, (settings := make_settings(config)))
             training_trainer(settings, Path(), [], [])
@@ -83,6 +85,7 @@ def mistake_in(*overrides: str) -> str:
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 works."),
         ("optimizer.adamw_betas=[0.9,nan]", "optimizer.adamw_betas=*: must be finite*"),
         ("attention._partial_=abc", "*attention._partial_=abc: cannot be changed; leave it out."),
+        ("block._target_=[null]", "*block._target_=[null]: cannot be imported from here; *"),
         ("attention._target_=[a]", "*attention._target_=[a]: cannot be imported from here; *"),
         ("norm._partial_=false", "*norm._partial_: must be true, since *; leave it out."),
         ("task=masked_lm task.masking=null", "task.masking=null: MaskedLM predicts masked tokens*; task=masked_lm *"),

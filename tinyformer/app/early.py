@@ -35,7 +35,8 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
         if not OmegaConf.is_dict(OmegaConf.select(config, part, throw_on_resolution_failure=False)):
             continue
         for path, node in _complete_targets(config, part):
-            check = CHECKS.get(node["_target_"])
+            target = node["_target_"]
+            check = CHECKS.get(target) if isinstance(target, str) else None  # what is no name is refused later
             if check is None:
                 continue
             parameters = inspect.signature(check).parameters.values()
