@@ -36,7 +36,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
             continue
         for path, node in _complete_targets(config, part):
             target = node["_target_"]
-            check = CHECKS.get(target) if isinstance(target, str) else None  # what is no name is refused later
+            check = CHECKS.get(target) if isinstance(target, str) else None  # others are refused later
             if check is None:
                 continue
             parameters = inspect.signature(check).parameters.values()

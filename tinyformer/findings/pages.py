@@ -156,7 +156,9 @@ def is_current(finding: Finding, outcome: Outcome) -> bool:
     runs = {(name, seed): {*finding.words(name)} for name in finding.runs for seed in finding.seeds}
     made = {
         # As sets: a run that two findings share has its overrides in the order of one of them.
-        (run["run"], run["seed"]): {word for word in run["overrides"] if word not in QUIET and word[:5] != "seed="}
+        (run["run"], run["seed"]): {
+            word for word in run["overrides"] if word not in QUIET and not word.startswith("seed=")
+        }
         for run in outcome["runs"]
     }
     keys = ("name", "at_least", "at_most", "premise")
