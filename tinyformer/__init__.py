@@ -1,29 +1,14 @@
-"""Train small transformers and see exactly what every attention head does."""
+"""Train small transformers and see exactly what every attention head does.
+
+Each name in `__init__.pyi` is imported on first use, since torch and the training libraries take seconds.
+"""
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tinyformer.lazy import lazy_names
+import lazy_loader
 
-if TYPE_CHECKING:
-    from tinyformer.app.trained_run import TrainedRun, train
-    from tinyformer.loading import load
-    from tinyformer.model import Model
-    from tinyformer.seq2seq_model import Seq2SeqModel
-    from tinyformer.span_model import SpanModel
-
-__all__ = ["Model", "Seq2SeqModel", "SpanModel", "TrainedRun", "load", "train"]
-
-_NAMES = {
-    "app.trained_run": ("TrainedRun", "train"),
-    "loading": ("load",),
-    "model": ("Model",),
-    "seq2seq_model": ("Seq2SeqModel",),
-    "span_model": ("SpanModel",),
-}
-"""The names that each module defines."""
-
-_get, __dir__ = lazy_names(__name__, _NAMES)
+_get, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
