@@ -160,7 +160,7 @@ def test_the_fingerprint_covers_everything_that_changes_the_tokens():
         "copy": [{"num_symbols": 6}, {"min_length": 1}, {"max_length": 6}, {"max_test_length": 13}, *drawn],
         "modular_addition": [{"modulus": 12}, {"train_fraction": 0.4}],
     }
-    changes = {kind: [{"seed": 1}, {"tokenizer": other}, *several] for kind, several in changes.items()}
+    changes = {kind: [{"split_seed": 1}, {"tokenizer": other}, *several] for kind, several in changes.items()}
     for kind, several in changes.items():
         first, others = prepared(kind), [prepared(kind, **change) for change in several]
         assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(several)

@@ -1,5 +1,6 @@
 """Holding out: nothing is lost, near-copies stay together, sizes are as requested."""
 
+from collections import defaultdict
 from itertools import chain
 
 import datasets
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.data import hold_out, near_copy_groups
+from tinyformer.data import hold_out, near_copy_groups, splits
+from tinyformer.data.pydoc import Pydoc
 
 WORDS = np.array("the of and to in is that it was for on are as with his they at be this have from or".split())  # noqa: SIM905
 
@@ -24,8 +26,8 @@ def random_texts(count, words, seed=0):
 
 def divide(texts, *arguments, **own):
     """The texts of each split."""
-    splits = hold_out({"train": documents(*texts), **own}, *arguments)
-    return {name: list(split["text"]) for name, split in splits.items()}
+    divided, _ = hold_out({"train": documents(*texts), **own}, *arguments)
+    return {name: list(split["text"]) for name, split in divided.items()}
 
 
 def test_one_document_is_cut_by_position_at_exact_fractions():
@@ -62,14 +64,23 @@ def test_many_documents_are_divided_by_document_and_by_seed():
     assert parts != divide(texts, 0.1, 0.2, 1, True)
 
 
-def test_documents_too_large_for_the_smaller_split_are_cut():
-    texts = ["x" * 100 for _ in range(8)]  # each is 1/8 of the text: less than 0.4, and more than 0.05
-    parts = divide(texts, 0.05, 0.4, 0, False)
-    assert {name: list(map(len, part)) for name, part in parts.items()} == {
-        "train": [55] * 8,
-        "validation": [5] * 8,
-        "test": [40] * 8,
-    }
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("sizes", "fractions", "numbers"),
+    [
+        ([70, 50], (0.1, 0.0), [1, 1]),
+        ([70, 50], (0.05, 0.05), [1, 1, 0]),
+        ([60, 90, 50], (0.05, 0.05), [1, 1, 1]),
+        ([950, 10, 10, 0], (0.05, 0.05), [2, 1, 1]),
+        ([100] * 8, (0.05, 0.4), [4, 1, 3]),
+    ],
+)
+def test_of_a_few_documents_whole_ones_are_held_out_and_the_largest_is_trained_on(sizes, fractions, numbers, seed):
+    texts = [letter * size for letter, size in zip("abcdefgh", sizes, strict=False)]
+    parts = divide(texts, *fractions, seed, True)
+    assert sorted(chain.from_iterable(parts.values())) == sorted(texts)
+    assert list(map(len, parts.values())) == numbers
+    assert max(map(len, parts["train"])) == max(sizes)
 
 
 def test_near_copies_are_held_out_together():
@@ -91,19 +102,75 @@ def test_near_copies_stay_together_even_among_few_documents(seed):
         assert part[1] == f"{part[0]} changed"
 
 
-def similarity(a, b):
-    sets = [{tuple((*words, "", "")[i : i + 3]) for i in range(len(words))} for words in (a.split(), b.split())]
-    return len(sets[0] & sets[1]) / max(len(sets[0] | sets[1]), 1)
+def are_near_copies(a, b):
+    """The definition, for texts of five words or more."""
+    size = min(20, max(5, (min(len(a), len(b)) + 1) // 2))
+    runs = [{tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in (a, b)]
+    return bool(runs[0] & runs[1])
 
 
-def test_groups_are_those_of_the_exact_similarity():
-    texts = random_texts(40, 30)
-    texts += [" ".join(text.split()[:keep]) + " end" for text, keep in zip(texts, range(5, 31), strict=False)]
-    groups = near_copy_groups(texts)
+def test_groups_are_those_of_the_definition():
+    texts = [text.split() for text in random_texts(40, 30)]
+    texts += [[*words[:keep], "end"] for words, keep in zip(texts, range(5, 31), strict=False)]
+    texts += [["so", *texts[8][4:], *words[10:16], *words[20:28]] for words in texts[:10]]
+    expected = np.arange(len(texts))
     for i, a in enumerate(texts):
-        nearest = max(similarity(a, b) for k, b in enumerate(texts) if k != i)
         for j, b in enumerate(texts):
-            if similarity(a, b) >= 0.55:  # just above the threshold MinHash may miss a pair
-                assert groups[i] == groups[j]
-            if groups[i] == groups[j] and i != j:
-                assert nearest >= 0.5
+            if are_near_copies(a, b):
+                expected[expected == expected[i]] = expected[j]
+    groups = near_copy_groups(list(map(" ".join, texts)))
+    assert 1 < len(set(groups)) < len(texts)
+    assert (np.equal.outer(groups, groups) == np.equal.outer(expected, expected)).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "groups"),
+    [
+        ([], []),
+        (["", " ", "a", "A ", "a b"], [0, 1, 2, 2, 3]),
+        (["close the file", "CLOSE  the\nfile", "close the file now"], [0, 0, 1]),
+        (["the cat sat on a mat", "so the cat sat on a rug", "the dog sat on a mat"], [0, 0, 1]),
+        (["山高月小水落石出清风徐来水波不兴", "苏子曰：山高月小水落石出清风徐来", "水波"], [0, 0, 1]),
+    ],
+)
+def test_groups_of_short_texts_and_of_texts_without_spaces(texts, groups):
+    assert near_copy_groups(texts).tolist() == groups
+
+
+@pytest.mark.slow
+def test_nothing_of_the_default_data_is_both_held_out_and_trained_on(monkeypatch):
+    texts = Pydoc().load()["train"]
+    groups = near_copy_groups(list(texts["text"]))
+    monkeypatch.setattr(splits, "near_copy_groups", lambda *columns, most_common: groups)  # found once, not 20 times
+    holders = defaultdict(set)
+    for number, text in enumerate(texts["text"]):
+        words = text.split()
+        for begin in range(len(words) - 39):
+            holders[" ".join(words[begin : begin + 40])].add(number)
+    shared = [numbers for numbers in holders.values() if len(numbers) > 1]
+    assert shared
+    number_of = {text: number for number, text in enumerate(texts["text"])}
+    for seed in range(20):
+        parts, caveat = hold_out({"train": texts}, 0.05, 0.05, seed, True)
+        assert caveat is None
+        split_of = {}
+        for name, part in parts.items():
+            lengths = [len(text) for text in part["text"]]
+            assert max(lengths) <= 0.1 * sum(lengths)
+            split_of |= {number_of[text]: name for text in part["text"]}
+        assert all(len({split_of[number] for number in numbers}) == 1 for numbers in shared)
+
+
+def test_near_copies_that_would_leave_the_splits_empty_are_divided_and_words_that_many_share_do_not_count():
+    rng = np.random.default_rng(0)
+    letters = [f"dear customer your order number {n} was sent today and will be with you soon" for n in range(900)]
+    parts, caveat = hold_out({"train": documents(*letters, *letters[:100])}, 0.05, 0.05, 0, True)
+    assert [len(part) for part in parts.values()] == pytest.approx([900, 50, 50], abs=2)
+    assert not {*parts["train"]["text"]} & {*parts["validation"]["text"], *parts["test"]["text"]}
+    assert caveat == "1,000 documents are near-copies of too many others to be kept together with them"
+    licence = " ".join(map(str, range(30)))
+    bodies = [" ".join(map(str, rng.integers(100, 10**6, 60))) for _ in range(300)]
+    files = [f"{licence} {body}{end}" for body in bodies for end in ("", " changed")]
+    parts = divide(files, 0.05, 0.05, 0, True)
+    assert sorted(len(part) for part in parts.values()) == [30, 30, 540]
+    assert all(original in part and f"{original} changed" in part for part in parts.values() for original in part[::2])

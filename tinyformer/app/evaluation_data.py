@@ -14,10 +14,10 @@ from tinyformer.checkpoint import Checkpoint
 from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError, argument_path
 
-HOLD_OUT = ("data.validation_fraction", "data.test_fraction", "data.group_near_copies", "seed")
+HOLD_OUT = ("data.validation_fraction", "data.test_fraction", "data.group_near_copies", "data.split_seed")
 """Keys that determine which of the texts are held out."""
 
-NOT_READ = ("batch_size", "num_workers", "cache_dir", "seed")
+NOT_READ = ("batch_size", "num_workers", "cache_dir", "seed", "split_seed")
 """Last parts of keys that do not say what is read."""
 
 

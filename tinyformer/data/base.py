@@ -68,6 +68,7 @@ class DataModule(lightning.LightningDataModule):
         batch_size: rows in a batch, on each device.
         num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
         seed: determines the order of training.
+        split_seed: determines what is held out, and where the data are drawn at random, which they are.
 
     Attributes:
         tokenizer: after `prepare`, the tokenizer.
@@ -92,12 +93,13 @@ class DataModule(lightning.LightningDataModule):
     document = "document"
     varying_length = False
 
-    def __init__(self, seq_len: int, batch_size: int, num_workers: int, seed: int) -> None:
+    def __init__(self, seq_len: int, batch_size: int, num_workers: int, seed: int, split_seed: int = 0) -> None:
         super().__init__()
         require_at_least(1, {"batch_size": 16}, batch_size=batch_size)
-        require_at_least(0, num_workers=num_workers, seed=seed)
+        require_at_least(0, num_workers=num_workers, seed=seed, split_seed=split_seed)
         require_at_most(256, {"num_workers": 2}, num_workers=num_workers)
-        self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
+        self.seq_len, self.batch_size, self.num_workers = seq_len, batch_size, num_workers
+        self.seed, self.split_seed = seed, split_seed
 
     def __deepcopy__(self, memo: dict) -> "DataModule":
         """Itself: copies of a model, such as those that average its weights, share its data."""
@@ -127,6 +129,11 @@ class DataModule(lightning.LightningDataModule):
     def title(self) -> str:
         """The name in pictures, with what distinguishes these data from others of the same name."""
         return self.name
+
+    @property
+    def caveats(self) -> list[str]:
+        """After `prepare`, what the scores of held-out data do not show, a phrase each."""
+        return []
 
     @property
     def scored_whole(self) -> bool:
@@ -285,7 +292,19 @@ class SourceDataModule(DataModule):
         """The arguments of a recipe about holding out."""
         if whole:
             return {"whole": True}
-        return {**self._held_out, "group_near_copies": self._group_near_copies, "seed": self.seed}
+        return {**self._held_out, "group_near_copies": self._group_near_copies, "seed": self.split_seed}
+
+    def _prepared(self, whole: bool) -> Any:
+        """What a recipe prepares."""
+        recipe = self._recipe(whole)
+        prepared = recipe.prepare(self.cache_dir)
+        self._division = recipe.division(self.cache_dir)
+        return prepared
+
+    @property
+    def caveats(self) -> list[str]:
+        """How documents were divided where not whole, and what the source says."""
+        return [*filter(None, (self._division, getattr(self.source, "caveat", None)))]
 
     @property
     def title(self) -> str:

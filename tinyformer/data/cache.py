@@ -19,7 +19,7 @@ from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
 from tinyformer.errors import argument_path
 
-_FORMAT = 1  # increase it when the same input would give other files
+_FORMAT = 2  # increase it when the same input would give other files
 
 Prepared = TypeVar("Prepared")
 
@@ -63,6 +63,10 @@ class Recipe(ABC, Generic[Prepared]):
         """What `prepare` left in the cache folder; None if it is missing, incomplete or damaged."""
         return open_intact(self._folder(cache_dir), self._open)
 
+    def division(self, cache_dir: str | Path | None = None) -> str | None:
+        """The phrase of `hold_out` about what `prepare` left in the cache folder."""
+        return json.loads((self._folder(cache_dir) / "meta.json").read_text())["division"]
+
     def _folder(self, cache_dir: str | Path | None) -> Path:
         parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
         source = self.source.name.replace("/", "-")  # it may come from a file, and must not lead out of the folder
@@ -78,21 +82,18 @@ class Recipe(ABC, Generic[Prepared]):
             *(self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies),
         ]
 
-    def _divide(
-        self, own: dict[str, datasets.Dataset], keep_whole: bool, unit: str | None = None
-    ) -> dict[str, datasets.Dataset]:
-        """The splits to tokenise; the first one is the training split, or "all".
+    def _divide(self, own: dict[str, datasets.Dataset], **how: Any) -> tuple[dict[str, datasets.Dataset], str | None]:
+        """The splits to tokenise, the first of them the training split, or "all"; and a phrase, see `hold_out`.
 
         Args:
             own: the source's splits.
-            keep_whole: see `hold_out`.
-            unit: see `hold_out`.
+            how: further arguments of `hold_out`.
         """
         if self.whole:
-            return {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}
+            return {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}, None
         fractions = self.validation_fraction, self.test_fraction
-        splits = hold_out(own, *fractions, self.seed, self.group_near_copies, keep_whole, unit)
-        return {split: splits[split] for split in SPLITS if split in splits}
+        splits, division = hold_out(own, *fractions, self.seed, self.group_near_copies, **how)
+        return {split: splits[split] for split in SPLITS if split in splits}, division
 
     def _open(self, folder: Path) -> Prepared | None:
         """None if the folder's contents are incomplete."""
@@ -100,6 +101,7 @@ class Recipe(ABC, Generic[Prepared]):
             meta = json.loads((folder / "meta.json").read_text())
             if not meta["splits"].keys() & {"train", "all"}:
                 return None
+            meta.pop("division")
             splits = {name: open_split(folder, name, counts) for name, counts in meta.pop("splits").items()}
             tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
             return self._prepared(folder, tokenizer, splits, meta)
@@ -163,7 +165,7 @@ class TextRecipe(Recipe[PreparedText]):
     def _build(self, folder: Path) -> None:
         with argument_path("source"):
             own = self.source.load(self._max_characters())
-        splits = self._divide(own, keep_whole=False)
+        splits, division = self._divide(own)
         with argument_path("tokenizer"):
             tokenizer = self.tokenizer.build(iterate_texts(next(iter(splits.values()))))
         folder.mkdir()
@@ -172,7 +174,7 @@ class TextRecipe(Recipe[PreparedText]):
             texts = filter(None, with_progress(iterate_texts(rows), len(rows), name))
             counts[name] = write_split(texts, tokenizer, folder, name, limit)
             limit = None  # which bounds the first split only
-        write_meta(folder, tokenizer, counts, own_validation="validation" in own)
+        write_meta(folder, tokenizer, counts, division=division, own_validation="validation" in own)
 
     def _max_characters(self) -> int | None:
         """Upper bound on the characters that `max_tokens` need, what is held out included."""

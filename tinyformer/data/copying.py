@@ -35,7 +35,6 @@ class CopyDataModule(RandomDataModule):
         num_sequences: number of training sequences in an epoch.
         num_validation_sequences: number of sequences of the validation split, and of the test split.
         fresh: whether each epoch has training sequences of its own.
-        seed: determines the sequences and their order.
         settings: further arguments of `GeneratedDataModule`.
 
     Raises:
@@ -55,7 +54,6 @@ class CopyDataModule(RandomDataModule):
         num_sequences: int,
         num_validation_sequences: int,
         fresh: bool = True,
-        seed: int = 0,
         **settings: Any,
     ) -> None:
         symbols = require_symbols("num_symbols", num_symbols) + COPY
@@ -77,20 +75,16 @@ class CopyDataModule(RandomDataModule):
             _num_tokens(max_length),
             max_seq_len=max_seq_len,
             symbols=symbols,
-            identity=[
-                *(self.name, _FORMAT, symbols, self._lengths, num_sequences, num_validation_sequences, fresh),
-                seed,
-            ],
+            identity=[self.name, _FORMAT, symbols, self._lengths, num_sequences, num_validation_sequences, fresh],
             num_sequences=num_sequences,
             num_validation_sequences=num_validation_sequences,
             fresh=fresh,
-            seed=seed,
             **settings,
         )
 
     def _make(self) -> dict[str, Drawn]:
         number, stream = self._num_sequences["validation"], len(self._num_sequences)
-        generator = np.random.default_rng((self.seed, stream))
+        generator = np.random.default_rng((self.split_seed, stream))
         return super()._make() | {"test": self._of_lengths(generator, number, *self._lengths["test"])}
 
     def _draw(self, generator: np.random.Generator, number: int) -> Drawn:

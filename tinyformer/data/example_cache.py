@@ -67,7 +67,7 @@ class ExampleRecipe(Recipe[PreparedExamples]):
         return PreparedExamples(tokenizer, splits, labels, fingerprint=self.key, **meta)
 
     def _build(self, folder: Path) -> None:
-        splits, classes, without_labels = self._load()
+        splits, division, classes, without_labels = self._load()
         first = next(iter(splits.values()))
         with argument_path("tokenizer"):
             tokenizer = self.tokenizer.build(_texts(first))
@@ -85,14 +85,15 @@ class ExampleRecipe(Recipe[PreparedExamples]):
             folder,
             tokenizer,
             counts,
+            division=division,
             names=names,
             classes=classes,
             texts_per_example=num_columns,
             without_labels=without_labels,
         )
 
-    def _load(self) -> tuple[dict[str, datasets.Dataset], list[str], list[str]]:
-        """The examples of each split, the classes, and the source's splits that have no labels.
+    def _load(self) -> tuple[dict[str, datasets.Dataset], str | None, list[str], list[str]]:
+        """The examples of each split, a phrase of `hold_out`, the classes, and the source's splits without labels.
 
         The classes are those of the training examples before any are held out, or of all examples.
 
@@ -106,12 +107,12 @@ class ExampleRecipe(Recipe[PreparedExamples]):
         if not own or not (self.whole or "train" in own):
             raise ArgumentError("source", self.source.name, f"no example of its split {without[0]} has a class label")
         classes = set[str]().union(*map(_labels, own.values() if self.whole else [own["train"]]))
-        splits = self._divide(own, keep_whole=True)
+        splits, division = self._divide(own, keep_whole=True, classes="label")
         first, rows = next(iter(splits.items()))
         if self.max_examples is not None:
             chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
             splits[first] = rows.select(np.sort(chosen))
-        return splits, sorted(classes, key=natural_order), without
+        return splits, division, sorted(classes, key=natural_order), without
 
 
 def _texts(rows: datasets.Dataset) -> Iterator[str]:

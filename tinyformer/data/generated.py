@@ -60,7 +60,8 @@ class GeneratedDataModule(TokenDataModule):
         tokenizer: has a token for each symbol, such as a checkpoint's; None: one with exactly these tokens.
         masking: not supported, since the task is to predict the next token.
         num_workers: see `TokenDataModule`.
-        seed: determines the sequences and their order.
+        seed: determines the order of the sequences.
+        split_seed: determines the sequences.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -83,6 +84,7 @@ class GeneratedDataModule(TokenDataModule):
         masking: Masking | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        split_seed: int = 0,
     ) -> None:
         if masking is not None:
             reason = f"the sequences are predicted from left to right; {self.name} needs a causal language model"
@@ -90,8 +92,8 @@ class GeneratedDataModule(TokenDataModule):
         if seq_len > max_seq_len:
             works = {"seq_len": max_seq_len}
             raise ArgumentError("seq_len", seq_len, f"must be at most `max_seq_len`={max_seq_len}", works)
-        super().__init__(seq_len, batch_size, "document", False, num_workers, seed)
-        self._symbols, self._identity = symbols, identity
+        super().__init__(seq_len, batch_size, "document", False, num_workers, seed, split_seed=split_seed)
+        self._symbols, self._identity = symbols, [*identity, split_seed]
         self.tokenizer = tokenizer or CharTokenizer().build([symbols])
 
     @abstractmethod
@@ -199,7 +201,7 @@ class RandomDataModule(GeneratedDataModule):
 
     def _make(self) -> dict[str, Drawn]:
         drawn = {
-            split: self._draw(np.random.default_rng((self.seed, stream)), number)
+            split: self._draw(np.random.default_rng((self.split_seed, stream)), number)
             for stream, (split, number) in enumerate(self._num_sequences.items())
         }
         seen = _rows(drawn["train"])
@@ -223,7 +225,7 @@ class RandomDataModule(GeneratedDataModule):
         """The training sequences of an epoch."""
         if epoch == 0:
             return self.splits["train"]
-        generator = np.random.default_rng((self.seed, 0, epoch))
+        generator = np.random.default_rng((self.split_seed, 0, epoch))
         drawn = self._draw(generator, self._num_sequences["train"])
         while True:  # this ends, since the sequences of the first epoch are not held out
             held_out = np.array([row in self._held_out for row in _bytes(drawn)])

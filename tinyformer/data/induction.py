@@ -34,7 +34,6 @@ class InductionDataModule(RandomDataModule):
         max_period: the largest p.
         num_sequences: number of training sequences; longer runs repeat them in another order.
         num_validation_sequences: number of validation sequences.
-        seed: determines the sequences and their order.
         settings: further arguments of `GeneratedDataModule`.
 
     Raises:
@@ -52,7 +51,6 @@ class InductionDataModule(RandomDataModule):
         max_period: int,
         num_sequences: int,
         num_validation_sequences: int,
-        seed: int = 0,
         **settings: Any,
     ) -> None:
         symbols, self._periods = require_symbols("num_symbols", num_symbols, SYMBOLS), (min_period, max_period)
@@ -65,10 +63,9 @@ class InductionDataModule(RandomDataModule):
         super().__init__(
             seq_len,
             symbols=symbols,
-            identity=[_FORMAT, symbols, self._periods, numbers, seq_len, seed],
+            identity=[_FORMAT, symbols, self._periods, numbers, seq_len],
             num_sequences=num_sequences,
             num_validation_sequences=num_validation_sequences,
-            seed=seed,
             **settings,
         )
 

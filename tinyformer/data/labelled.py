@@ -32,10 +32,11 @@ class LabelledDataModule(SourceDataModule):
         test_fraction: the same for testing.
         group_near_copies: keep near-copies of texts on one side of the hold-out.
         token_dropout: probability that a token is masked in training, see `Examples`.
-        max_examples: maximum number of training examples; they are drawn at random, by `seed`.
+        max_examples: maximum number of training examples; they are drawn at random, by `split_seed`.
         cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
         num_workers: see `DataModule`.
-        seed: determines which examples are held out, the order of training, and token dropout.
+        seed: determines the order of training, and token dropout.
+        split_seed: determines which examples are held out.
 
     Raises:
         ArgumentError: the source has no labels, or a number is out of range.
@@ -61,6 +62,7 @@ class LabelledDataModule(SourceDataModule):
         cache_dir: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        split_seed: int = 0,
     ) -> None:
         super().__init__(
             source,
@@ -73,6 +75,7 @@ class LabelledDataModule(SourceDataModule):
             batch_size=batch_size,
             num_workers=num_workers,
             seed=seed,
+            split_seed=split_seed,
         )
         if not isinstance(source, LabelledSource):
             reason = "its texts have no class labels; docstrings and files with a label column do"
@@ -95,7 +98,7 @@ class LabelledDataModule(SourceDataModule):
         Raises:
             ArgumentError: the source or the tokenizer cannot be read, labels are missing, or there is only one class.
         """
-        prepared = self._recipe(whole).prepare(self.cache_dir)
+        prepared = self._prepared(whole)
         self.labels = self._given_labels or prepared.classes
         if len(self.labels) < 2:
             reason = f"all examples have the label {self.labels[0]}; there must be at least two classes"

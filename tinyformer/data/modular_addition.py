@@ -26,8 +26,7 @@ class ModularAdditionDataModule(GeneratedDataModule):
 
     Args:
         modulus: p, which need not be a prime number.
-        train_fraction: fraction of the table that is for training.
-        seed: determines which part of the table is for training, and its order.
+        train_fraction: fraction of the table that is for training; `split_seed` determines which.
         settings: further arguments of `GeneratedDataModule`.
 
     Raises:
@@ -41,7 +40,6 @@ class ModularAdditionDataModule(GeneratedDataModule):
         *,
         modulus: int = 59,
         train_fraction: float = 0.5,
-        seed: int = 0,
         **settings: Any,
     ) -> None:
         symbols = require_symbols("modulus", modulus, NUMBERS, smallest=2) + "+="
@@ -52,15 +50,14 @@ class ModularAdditionDataModule(GeneratedDataModule):
         super().__init__(
             6,  # <eos> a + b = c
             symbols=symbols,
-            identity=[self.name, _FORMAT, symbols, self._num_training, seed],
-            seed=seed,
+            identity=[self.name, _FORMAT, symbols, self._num_training],
             **settings,
         )
 
     def _make(self) -> dict[str, Drawn]:
         p = self._modulus
         table = np.array([(a, p, b, p + 1, (a + b) % p) for a, b in itertools.product(range(p), repeat=2)], np.int16)
-        table = np.random.default_rng(self.seed).permutation(table)
+        table = np.random.default_rng(self.split_seed).permutation(table)
         drawn = Drawn(table, np.broadcast_to(np.arange(5) == 4, table.shape))
         first = np.arange(len(table)) < self._num_training
         return {"train": drawn.rows(first), "validation": drawn.rows(~first)}

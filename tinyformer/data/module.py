@@ -31,7 +31,8 @@ class TokenDataModule(DataModule):
         pack: see `Windows`.
         document_mask: whether batches contain the document of each token.
         num_workers: see `DataModule`.
-        seed: determines the order of the training windows, and the masks.
+        seed: determines the order of the training windows, and their masks.
+        split_seed: see `DataModule`; determines the masks of held-out windows.
         masking: how tokens are masked, for a model that predicts them from both sides; None: no token is masked.
         device: where training tokens are kept: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is
             the GPU if they fit into a tenth of its free memory and windows run across documents, unmasked and without
@@ -53,8 +54,9 @@ class TokenDataModule(DataModule):
         seed: int,
         masking: Masking | None = None,
         device: TokenDevice = "auto",
+        split_seed: int = 0,
     ) -> None:
-        super().__init__(seq_len, batch_size, num_workers, seed)
+        super().__init__(seq_len, batch_size, num_workers, seed, split_seed)
         self.pack, self._document_mask, self._masking, self._device = pack, document_mask, masking, device
         if device == "cuda" and not self._is_plain:
             reason = "windows within documents, or with masked tokens, are read from the memory map"
@@ -66,7 +68,7 @@ class TokenDataModule(DataModule):
             self.seq_len,
             pack=self.pack,
             with_documents=self._document_mask,
-            masker=self._masker,
+            masker=self._masker(self.seed),
             device=self._token_device(),
             **settings,
         )
@@ -98,14 +100,14 @@ class TokenDataModule(DataModule):
 
     def _rows(self, split: str) -> Windows | MaskedWindows:
         windows = Windows(self.splits[split], self.seq_len, self.pack, with_documents=self._document_mask)
-        return MaskedWindows(windows, self._masker) if self._masker else windows
+        masker = self._masker(self.split_seed)
+        return MaskedWindows(windows, masker) if masker else windows
 
     def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
         return share(self._rows(split), self.batch_size, rank, world_size)
 
-    @property
-    def _masker(self) -> Masker | None:
-        return Masker(self._masking, self.tokenizer, self.seed) if self._masking else None
+    def _masker(self, seed: int) -> Masker | None:
+        return Masker(self._masking, self.tokenizer, seed) if self._masking else None
 
 
 class TextDataModule(SourceDataModule, TokenDataModule):
@@ -126,7 +128,8 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         device: see `TokenDataModule`.
         cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
         num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
-        seed: determines which documents are held out, and the order of the training windows.
+        seed: determines the order of the training windows, and their masks.
+        split_seed: determines which documents are held out, and the masks of held-out windows.
 
     Attributes:
         tokenizer: after `prepare`, the tokenizer.
@@ -158,6 +161,7 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         cache_dir: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        split_seed: int = 0,
     ) -> None:
         require_at_least(1, {"max_tokens": 1_000_000}, max_tokens=max_tokens)
         require_choice("pack", pack, PACKS)
@@ -174,6 +178,7 @@ class TextDataModule(SourceDataModule, TokenDataModule):
             document_mask=document_mask,
             num_workers=num_workers,
             seed=seed,
+            split_seed=split_seed,
             masking=masking,
             device=device,
         )
@@ -188,7 +193,7 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         Raises:
             ArgumentError: the source or the tokenizer cannot be read, or the training text is shorter than one window.
         """
-        prepared = self._recipe(whole).prepare(self.cache_dir)
+        prepared = self._prepared(whole)
         self.tokenizer, self.splits = prepared.tokenizer, prepared.splits
         self.fingerprint, self.has_own_validation = prepared.fingerprint, prepared.own_validation
         if not whole:

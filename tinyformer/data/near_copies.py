@@ -1,14 +1,16 @@
 """Groups of documents that are near-copies of one another."""
 
+import re
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Int, UInt64
 
-_SHINGLE = 3  # words
-_THRESHOLD = 0.5
-# A pair of similarity s becomes a candidate with probability 1 - (1 - s^_ROWS)^_BANDS: 0.995 at the threshold.
-_BANDS, _ROWS = 40, 3
+_FEWEST, _MOST = 5, 20  # words of a shared run
+# Thai to Tibetan and Myanmar to Khmer, kana, and Chinese characters, which no spaces separate: each counts as a word.
+_UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 
 def splitmix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
@@ -19,21 +21,26 @@ def splitmix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     return x ^ (x >> np.uint64(31))
 
 
-def near_copy_groups(texts: Sequence[str]) -> Int[np.ndarray, " documents"]:
+def near_copy_groups(*columns: Sequence[str], most_common: int | None = None) -> Int[np.ndarray, " documents"]:
     """A group number for each document; near-copies, and near-copies of near-copies, share one.
 
-    Two documents are near-copies if the Jaccard similarity of their sets of three-word shingles is at least 0.5,
-    ignoring case and white space. MinHash with banding finds candidate pairs (Broder 1997, "On the resemblance and
-    containment of documents"), which are then compared exactly.
+    Two texts are near-copies if they have a run of words in common that is half as long as the shorter text, but at
+    least 5 and at most 20 words, ignoring case and white space; shorter texts if they are the same. So they also are
+    if one contains a part of the other. In a script without spaces, a word is a character. An index of the hashes of
+    all runs makes this linear in the number of words (compare Brown et al. 2020, arXiv:2005.14165, appendix C).
+
+    Args:
+        columns: the texts of each document: one, or several that are compared each with those of its own column.
+        most_common: a run that more documents have in common is boilerplate, such as a licence, and no sign of a copy;
+            None: there is no limit.
     """
-    words = [text.lower().split() for text in texts]
-    first: dict[str, int] = {}
-    group = [first.setdefault(" ".join(w), i) for i, w in enumerate(words)]  # identical texts share a number
-    distinct = [i for i in first.values() if words[i]]
-    for a, b in _similar_pairs([words[i] for i in distinct]):
-        group[_root(group, distinct[a])] = _root(group, distinct[b])
-    roots = np.array([_root(group, i) for i in range(len(texts))], np.int64)
-    return np.unique(roots, return_inverse=True)[1].astype(np.int64)
+    group = list(range(len(columns[0])))
+    for texts in columns:
+        number: dict[str, int] = {}
+        words = [[number.setdefault(word, len(number)) for word in _WORD.findall(text.lower())] for text in texts]
+        for a, b in _sharing(words, most_common or len(texts)):
+            group[_root(group, a)] = _root(group, b)
+    return np.unique([_root(group, i) for i in range(len(group))], return_inverse=True)[1].astype(np.int64)
 
 
 def _root(parent: list[int], i: int) -> int:
@@ -44,59 +51,33 @@ def _root(parent: list[int], i: int) -> int:
     return i
 
 
-def _similar_pairs(words: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
-    """Pairs of documents whose exact similarity reaches the threshold, among MinHash's candidates."""
-    if len(words) < 2:
-        return []
-    shingles, starts = _shingles(words)
-    sets = [frozenset(part.tolist()) for part in np.split(shingles, starts[1:])]
-    return [(a, b) for a, b in _candidates(_signatures(shingles, starts)).tolist() if _jaccard(sets[a], sets[b])]
+def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[tuple[int, int]]:
+    """Pairs of documents that link all those with a run in common."""
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    ids = np.fromiter(chain.from_iterable(words), np.uint64, lengths.sum())
+    document = np.repeat(np.arange(len(words)), lengths)
+    own = np.clip(-(-lengths // 2), _FEWEST, _MOST)  # size of the shortest run that counts
+    own, length = np.minimum(own, lengths)[document], lengths[document]
+    left = np.cumsum(lengths)[document] - np.arange(len(ids))
+    hashes, pairs = np.zeros(len(ids), np.uint64), []
+    for size in range(1, _MOST + 1):
+        end = max(len(ids) - size + 1, 0)
+        hashes[:end] = splitmix64(hashes[:end] ^ ids[size - 1 :])
+        is_run = (left >= size) & (own >= size) & ((size >= _FEWEST) | (length == size))
+        if size < _MOST:  # one of the two texts must be so short that a run of this size counts
+            is_run[is_run] = np.isin(hashes[is_run], hashes[is_run & (own == size)])
+        pairs += _linked(hashes[is_run], document[is_run], most_common)
+    return pairs
 
 
-def _jaccard(a: frozenset[int], b: frozenset[int]) -> bool:
-    shared = len(a & b)
-    return shared >= _THRESHOLD * (len(a) + len(b) - shared)
-
-
-def _shingles(
-    words: Sequence[Sequence[str]],
-) -> tuple[UInt64[np.ndarray, " shingles"], Int[np.ndarray, " documents"]]:
-    """The hashes of all documents' shingles, concatenated, and the index at which each document's begin.
-
-    Documents are padded at the end, so that even a short one has a shingle for each word.
-    """
-    number: dict[str, int] = {}
-    padding = [0] * (_SHINGLE - 1)
-    ids = np.array([i for w in words for i in (*(number.setdefault(x, len(number) + 1) for x in w), *padding)])
-    lengths = np.array([len(w) for w in words])
-    starts = np.cumsum(lengths) - lengths
-    at = np.arange(lengths.sum()) + np.repeat(np.arange(len(words)) * len(padding), lengths)
-    hashes = np.zeros(len(at), np.uint64)
-    for k in range(_SHINGLE):
-        hashes = splitmix64(hashes ^ ids[at + k].astype(np.uint64))
-    return hashes, starts
-
-
-def _signatures(
-    shingles: UInt64[np.ndarray, " shingles"], starts: Int[np.ndarray, " documents"]
-) -> UInt64[np.ndarray, "hashes documents"]:
-    """Each document's smallest shingle under each of `_BANDS * _ROWS` hash functions."""
-    odd = np.random.default_rng(0).integers(0, 2**63, _BANDS * _ROWS, np.uint64) * 2 + 1
-    return np.stack([np.minimum.reduceat(shingles * factor, starts) for factor in odd])
-
-
-def _candidates(signatures: UInt64[np.ndarray, "hashes documents"]) -> Int[np.ndarray, "pairs 2"]:
-    """Pairs of documents that agree in all rows of a band.
-
-    In a bucket, each document is paired with the first one only: the cost of a text that thousands share must not be
-    quadratic.
-    """
-    pairs = []
-    for band in signatures.reshape(_BANDS, _ROWS, -1):
-        key = np.zeros(band.shape[1], np.uint64)
-        for row in band:
-            key = splitmix64(key ^ row)
-        _, first, bucket = np.unique(key, return_index=True, return_inverse=True)
-        pairs.append(np.stack([first[bucket], np.arange(len(key))], axis=1))
-    candidates = np.unique(np.concatenate(pairs), axis=0)
-    return candidates[candidates[:, 0] < candidates[:, 1]]
+def _linked(
+    runs: UInt64[np.ndarray, " runs"], documents: Int[np.ndarray, " runs"], most_common: int
+) -> list[tuple[int, int]]:
+    """For each run, the pairs of successive documents that have it, unless it is in too many."""
+    order = np.lexsort((documents, runs))
+    runs, documents = runs[order], documents[order]
+    is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(documents) != 0))[: len(runs)]
+    runs, documents = runs[is_first], documents[is_first]
+    counts = np.unique(runs, return_counts=True)[1]
+    is_link = (np.diff(runs) == 0) & np.repeat(counts <= most_common, counts)[1:]
+    return np.unique(np.stack([documents[:-1][is_link], documents[1:][is_link]], 1), axis=0).tolist()

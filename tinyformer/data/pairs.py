@@ -205,10 +205,11 @@ class PairDataModule(SourceDataModule):
         validation_fraction: share of the training pairs to hold out, unless the source has a validation split.
         test_fraction: the same for testing.
         group_near_copies: keep near-copies of pairs on one side of the hold-out.
-        max_examples: maximum number of training pairs; they are drawn at random, by `seed`.
+        max_examples: maximum number of training pairs; they are drawn at random, by `split_seed`.
         cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
         num_workers: see `DataModule`.
-        seed: determines which pairs are held out, and the order of training.
+        seed: determines the order of training.
+        split_seed: determines which pairs are held out.
 
     Raises:
         ArgumentError: the source has no pairs, or a value is out of range.
@@ -234,6 +235,7 @@ class PairDataModule(SourceDataModule):
         cache_dir: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        split_seed: int = 0,
     ) -> None:
         self._special_tokens = SpecialTokens.of(special_tokens)
         num_added = 1 if self._special_tokens.bos is None else 2
@@ -249,6 +251,7 @@ class PairDataModule(SourceDataModule):
             batch_size=batch_size,
             num_workers=num_workers,
             seed=seed,
+            split_seed=split_seed,
         )
         if not isinstance(source, PairSource):
             reason = "has no pairs of a source and a target; files and Hub data sets with two columns do"
@@ -266,7 +269,7 @@ class PairDataModule(SourceDataModule):
         Raises:
             ArgumentError: the source or the tokenizer cannot be read, or a text is too long.
         """
-        prepared = self._recipe(whole).prepare(self.cache_dir)
+        prepared = self._prepared(whole)
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         self.splits = {name: self._split(name, stream) for name, stream in prepared.streams.items()}
 

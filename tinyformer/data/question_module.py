@@ -44,7 +44,7 @@ class PreparedQuestions:
 class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
     """Everything that determines the tokenised questions of a `QuestionSource`."""
 
-    unit = "pair"  # else training would have questions about held-out contexts
+    compared = ("pair",)  # else training would have questions about held-out contexts
 
     def _parts(self) -> list[Any]:
         return [*super()._parts(), self.max_examples, self.whole, "questions", _FORMAT]
@@ -92,10 +92,11 @@ class QuestionDataModule(SourceDataModule):
         test_fraction: the same for testing.
         group_near_copies: keep contexts that are near-copies on one side of the hold-out. The questions about one
             context always are.
-        max_examples: maximum number of training questions; they are drawn at random, by `seed`.
+        max_examples: maximum number of training questions; they are drawn at random, by `split_seed`.
         cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
         num_workers: see `DataModule`.
-        seed: determines which questions are held out, and the order of training.
+        seed: determines the order of training.
+        split_seed: determines which questions are held out.
 
     Raises:
         ArgumentError: the source has no questions, or a value is out of range.
@@ -122,6 +123,7 @@ class QuestionDataModule(SourceDataModule):
         cache_dir: str | None = None,
         num_workers: int = 0,
         seed: int = 0,
+        split_seed: int = 0,
     ) -> None:
         require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
         super().__init__(
@@ -135,6 +137,7 @@ class QuestionDataModule(SourceDataModule):
             batch_size=batch_size,
             num_workers=num_workers,
             seed=seed,
+            split_seed=split_seed,
         )
         if not isinstance(source, QuestionSource):
             reason = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
@@ -158,7 +161,7 @@ class QuestionDataModule(SourceDataModule):
         Raises:
             ArgumentError: the source or the tokenizer cannot be read.
         """
-        prepared = self._recipe(whole).prepare(self.cache_dir)
+        prepared = self._prepared(whole)
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         limits = self.seq_len, self._max_question_length, self._stride
         self.splits = {name: split.cut(*limits) for name, split in prepared.splits.items()}

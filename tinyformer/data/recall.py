@@ -33,7 +33,6 @@ class RecallDataModule(RandomDataModule):
         num_sequences: number of training sequences in an epoch.
         num_validation_sequences: number of validation sequences.
         fresh: whether each epoch has training sequences of its own.
-        seed: determines the sequences and their order.
         settings: further arguments of `GeneratedDataModule`.
 
     Raises:
@@ -52,7 +51,6 @@ class RecallDataModule(RandomDataModule):
         num_sequences: int,
         num_validation_sequences: int,
         fresh: bool = True,
-        seed: int = 0,
         **settings: Any,
     ) -> None:
         keys = require_symbols("num_keys", num_keys)
@@ -71,12 +69,11 @@ class RecallDataModule(RandomDataModule):
             symbols=symbols,
             identity=[
                 *(self.name, _FORMAT, symbols, self._numbers, num_sequences, num_validation_sequences, fresh),
-                *(seq_len, seed),
+                seq_len,
             ],
             num_sequences=num_sequences,
             num_validation_sequences=num_validation_sequences,
             fresh=fresh,
-            seed=seed,
             **settings,
         )
 

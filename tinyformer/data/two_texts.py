@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 
 from tinyformer.data.cache import Prepared, Recipe, write_meta
-from tinyformer.data.documents import iterate_rows
+from tinyformer.data.documents import TEXTS, iterate_rows
 from tinyformer.data.stream import with_progress, write_split
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.errors import argument_path
@@ -25,12 +25,12 @@ class TwoTextRecipe(Recipe[Prepared]):
         max_examples: upper bound on the rows of the first split (the training split, or "all"), drawn by `seed`.
 
     Attributes:
-        unit: the column by whose texts rows are held out together, see `hold_out`.
+        compared: the columns whose texts are compared when rows are held out, see `hold_out`.
     """
 
     max_examples: int | None = None
 
-    unit: ClassVar[str | None] = None
+    compared: ClassVar[tuple[str, ...]] = TEXTS
 
     @abstractmethod
     def _load(self) -> dict[str, datasets.Dataset]:
@@ -42,7 +42,7 @@ class TwoTextRecipe(Recipe[Prepared]):
     def _build(self, folder: Path) -> None:
         with argument_path("source"):
             own = self._load()
-        splits = self._divide(own, keep_whole=True, unit=self.unit)
+        splits, division = self._divide(own, keep_whole=True, compared=self.compared)
         first, rows = next(iter(splits.items()))
         if self.max_examples is not None:
             chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
@@ -55,7 +55,7 @@ class TwoTextRecipe(Recipe[Prepared]):
             texts = with_progress(_texts(rows), 2 * len(rows), name)
             counts[name] = write_split(texts, tokenizer, folder, name)
             self._write(folder, name, rows, tokenizer)
-        write_meta(folder, tokenizer, counts)
+        write_meta(folder, tokenizer, counts, division=division)
 
 
 def _texts(rows: datasets.Dataset) -> Iterator[str]:
