@@ -30,7 +30,7 @@ from programs import ROOT, Ended, Program, results_of
 from tinyformer.__main__ import PROGRAMS
 from tinyformer.app.config import register_resolvers
 from tinyformer.findings.files import finding_names, read_finding
-from tinyformer.findings.pages import is_current, overview, page, read_outcomes
+from tinyformer.findings.pages import BEFORE, is_before_split, is_current, overview, page, read_outcomes
 from tinyformer.nn import LACKS, Feature
 
 DOCS = ROOT / "docs" / "pages"
@@ -421,6 +421,7 @@ def test_findings_are_those_that_were_measured() -> None:
     table = "\n".join(overview(findings, outcomes))
     assert table in PAGES["README.md"]
     assert len(table.encode()) <= 1_500
+    assert any(map(is_before_split, outcomes.values())) == (BEFORE in PAGES["README.md"])
     assert PAGES["docs/pages/findings.md"] == page(findings, outcomes, "findings")
 
 

@@ -102,6 +102,7 @@ def make_results(run: Run, scores: Scores) -> dict[str, Any]:
         "skipped_steps": run.skipped,
         **telemetry_results(run.telemetry, run.report.total.seconds),
         "data_fingerprint": run.data.fingerprint,
+        "held_out": run.data.caveats,
     }
 
 
@@ -124,6 +125,7 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
             "telemetry": describe_telemetry(results, run.telemetry),
             "data": f"{run.data.name}, {results['train/num_tokens']:,} training tokens"
             f"{describe_too_long(splits['train'])}, fingerprint {run.data.fingerprint[:12]}",
+            "held out": "\n".join(run.data.caveats) or None,
             **describe_split(run.task, scores.validation, splits["validation"], "val", limit),
             **(describe_split(run.task, scores.test, splits["test"], "test", limit) if scores.test else {}),
             "examples": ", ".join(map(relative_path, scores.findings.files)) or None,

@@ -303,8 +303,8 @@ class SourceDataModule(DataModule):
 
     @property
     def caveats(self) -> list[str]:
-        """How documents were divided where not whole, and what the source says."""
-        return [*filter(None, (self._division, getattr(self.source, "caveat", None)))]
+        """What `hold_out` says, or the source."""
+        return [*filter(None, [self._division])]
 
     @property
     def title(self) -> str:

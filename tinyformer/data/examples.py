@@ -65,6 +65,12 @@ class LabelledSplit:
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
     @property
+    def absent(self) -> str:
+        """The names of classes without examples, or of the first five and the number of the others."""
+        names = [name for name, number in self.label_counts.items() if not number]
+        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+
+    @property
     def majority_share(self) -> float:
         """The accuracy of always predicting the most frequent class."""
         return max(self.label_counts.values()) / len(self.labels)

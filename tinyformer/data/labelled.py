@@ -112,6 +112,12 @@ class LabelledDataModule(SourceDataModule):
             if name in self.splits and not whole:
                 self._require_known_labels(name)
 
+    @property
+    def caveats(self) -> list[str]:
+        """Those of the hold-out, and the classes that a split has no example of."""
+        absent = {name: split.absent for name, split in self.splits.items()}
+        return [*super().caveats, *(f"the {name} split has no example of {x}" for name, x in absent.items() if x)]
+
     def _recipe(self, whole: bool) -> ExampleRecipe:
         hold_out = self._hold_out(whole)
         return ExampleRecipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **hold_out)

@@ -43,6 +43,8 @@ class TwoTextRecipe(Recipe[Prepared]):
         with argument_path("source"):
             own = self._load()
         splits, division = self._divide(own, keep_whole=True, compared=self.compared)
+        if (caveat := getattr(self.source, "caveat", None)) and not self.whole:
+            division = caveat(splits)
         first, rows = next(iter(splits.items()))
         if self.max_examples is not None:
             chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]

@@ -151,6 +151,11 @@ def verdict_of(outcome: Outcome) -> str:
     return outcome["verdict"] + ("" if is_clear else ", not clearly")
 
 
+def is_before_split(outcome: Outcome) -> bool:
+    """Whether a run was trained before `SPLIT`."""
+    return any(run["folder"].startswith("train-") and run["time"] < SPLIT for run in outcome["runs"])
+
+
 def is_current(finding: Finding, outcome: Outcome) -> bool:
     """Whether an outcome is that of the runs, seeds, quantities and bands which the finding's file has now."""
     runs = {(name, seed): {*finding.words(name)} for name in finding.runs for seed in finding.seeds}
@@ -165,6 +170,11 @@ def is_current(finding: Finding, outcome: Outcome) -> bool:
     checks = [[getattr(check, key) for key in keys] for check in finding.checks]
     return runs == made and checks == [[one[key] for key in keys] for one in outcome["measured"]]
 
+
+SPLIT = "2026-11-25T11:00:00Z"
+"""When the splits changed: what is held out of a text, and that `seed` no longer determines it."""
+
+BEFORE = "before the split of November 2026"
 
 CHANGED = "**Its runs, quantities or bands were changed after this measurement.**"
 
@@ -206,7 +216,8 @@ def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str
         lines += _table(["to be measured", "band"], rows)
     else:
         last = outcome["runs"][-1]
-        lines += [f"**{verdict_of(outcome).capitalize()}.**", ""]
+        before = f", measured {BEFORE}" if is_before_split(outcome) else ""
+        lines += [f"**{verdict_of(outcome).capitalize()}{before}.**", ""]
         lines += _table(COLUMNS, rows_of(outcome))
         lines += ["", f"![{finding.title}]({folder}/{finding.name}.png)", ""]
         machine, versions = last["machine"], last["versions"]

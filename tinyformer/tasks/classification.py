@@ -84,6 +84,7 @@ class Classification(Task):
     def describe(self, metrics: Mapping[str, float | None], split: Any) -> dict[str, str | None]:
         """Accuracy and macro-F1 beside the share of the most frequent class, for the summary."""
         return {
-            "accuracy": f"{metrics['accuracy']:.1%}, macro-F1 {metrics['macro_f1']:.3f}; "
+            "accuracy": f"{metrics['accuracy']:.1%}, macro-F1 {metrics['macro_f1']:.3f}"
+            f"{f' (without {split.absent}: no examples)' if split.absent else ''}; "
             f"the most frequent class makes up {metrics['majority_share']:.1%}"
         }
