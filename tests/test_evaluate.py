@@ -112,9 +112,9 @@ MISTAKES = {
     "data.files=none.txt": "data.files=none.txt: ",
     "split=dev": "split=dev: must be one of ",
     "data.test_fraction=0.5 split=test": "data.test_fraction=0.5: would hold out text that the checkpoint was trained",
-    "data.files=./book.txt seed=5": "seed=5: would hold out ",
+    "data.files=./book.txt data.split_seed=5": "data.split_seed=5: would hold out ",
     "data=text": "data.validation_fraction=0.05: would hold out ",
-    "seed=5": "seed=5: would hold out ",
+    "data.split_seed=5": "data.split_seed=5: would hold out ",
 }
 
 

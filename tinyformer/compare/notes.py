@@ -63,18 +63,11 @@ def _repeated(comparison: Comparison) -> Iterator[str]:
 
 
 def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
-    # The fingerprint depends on the seed too, which chooses the held-out documents.
-    by_seed: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        by_seed[as_typed(run.value("seed"))].add(str(run.results.get("data_fingerprint")))
-    held_out = {run.results.get("val/num_bytes") for run in runs}
-    if max(map(len, by_seed.values())) > 1:
+    if len({run.results.get("data_fingerprint") for run in runs}) > 1:
         yield (
             "The runs have different data (data_fingerprint): losses are comparable on the same text and tokenizer, "
             "val/bits_per_byte on the same text."
         )
-    elif len(held_out) > 1:
-        yield "Each seed holds out different text (val/num_bytes), so ± is over texts as well."
     steps = {steps for run in runs if (steps := number(run, "steps")) is not None}
     if len(steps) > 1 and "trainer.max_steps" not in comparison.columns:
         yield f"The runs made different numbers of steps: {min(steps):,} to {max(steps):,}."
