@@ -43,11 +43,13 @@ def build():
 def test_every_choice_of_data_builds_its_source_and_modules(build):
     shared = build("data", "_shared").data
     for choice in set(choices("data")) - {"induction", "recall", "copy", "modular_addition"}:
-        config = build("data", choice, "+tokenizer=byte", *RUN, "data.token_dropout=0.3")
+        config = build("data", choice, "+tokenizer=byte", *RUN, "data.token_dropout=0.3", "data.split_seed=4")
         assert set(shared) < set(config.data)
         assert config.data.max_tokens is None or isinstance(config.data.max_tokens, int)
         text = instantiate(config.data.module, _convert_="all")
         assert isinstance(text, TextDataModule)
+        assert getattr(text.source, "seed", 4) == 4
+        assert all(config.data[module].split_seed == 4 for module in ("module", "examples", "pairs", "questions"))
         if isinstance(text.source, PairSource):
             pairs = instantiate(config.data.pairs, _convert_="all")
             assert isinstance(pairs, PairDataModule)

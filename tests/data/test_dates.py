@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tinyformer.data import Dates, Summaries
+from tinyformer.data import Dates, Summaries, hold_out
 from tinyformer.data import dates as module
 from tinyformer.errors import ArgumentError
 
@@ -54,6 +54,24 @@ def test_mistakes(monkeypatch):
 
 def _missing(name):
     raise module.importlib.metadata.PackageNotFoundError(name)
+
+
+def test_the_share_of_held_out_forms_that_are_trained_on_is_told(splits):
+    forms = {name: [re.sub(r"\d", "", text) for text in rows["text"]] for name, rows in splits.items()}
+    held_out = [*forms["validation"], *forms["test"]]
+    share = sum(len(form) > 0 and form in forms["train"] for form in held_out) / len(held_out)
+    assert 0.3 < share < 0.7
+    assert f", but {share:.0%} are written as" in Dates(3000, 200).caveat(splits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_no_summary_is_both_held_out_and_trained_on(seed):
+    parts, caveat = hold_out(Summaries().load_pairs(), 0.1, 0.1, seed, True, keep_whole=True, compared=("text", "pair"))
+    assert caveat is None
+    for column in ("text", "pair"):
+        held_out = {*parts["validation"][column], *parts["test"][column]}
+        assert not held_out & {*parts["train"][column]}
 
 
 @pytest.mark.slow

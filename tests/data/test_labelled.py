@@ -8,6 +8,7 @@ import pytest
 from tinyformer.data import ByteTokenizer, LabelledDataModule
 from tinyformer.data.documents import from_columns
 from tinyformer.errors import ArgumentError
+from tinyformer.tasks import Classification
 
 GOOD, BAD = ["warm", "clever", "moving", "funny", "tender"], ["dull", "flat", "silly", "lame", "tired"]
 
@@ -115,7 +116,25 @@ def test_a_sample_is_random_whatever_the_batch_size(make):
 def test_few_examples_are_divided_whole(make):
     rows = [(f"{'long ' * 50}number {i}", str(i % 2)) for i in range(10)]
     module = make(train=rows, validation_fraction=0.2, test_fraction=0.1, group_near_copies=False)
-    assert [split.num_documents for split in prepared(module).splits.values()] == [7, 2, 1]
+    assert [split.num_documents for split in prepared(module).splits.values()] == [6, 2, 2]
+
+
+@pytest.mark.parametrize("split_seed", range(3))
+def test_each_class_is_divided_by_itself_and_one_without_examples_is_named(make, split_seed):
+    rows = [*((f"common {i} {i}", "common") for i in range(400)), *((f"rare {i} {i}", "rare") for i in range(3))]
+    rows += [(f"alarm {i} {i}", "alarm") for i in range(2)]
+    module = prepared(make(train=rows, split_seed=split_seed, seed=7))
+    assert {name: list(split.label_counts.values()) for name, split in module.splits.items()} == {
+        "train": [1, 360, 1],
+        "validation": [1, 20, 1],
+        "test": [0, 20, 1],
+    }
+    assert module.caveats == ["the test split has no example of alarm"]
+    assert examples(module.splits["test"]) == examples(prepared(make(train=rows, split_seed=split_seed)).splits["test"])
+    assert examples(module.splits["test"]) != examples(prepared(make(train=rows, split_seed=9)).splits["test"])
+    metrics = {"accuracy": 1.0, "macro_f1": 1.0, "majority_share": 0.9}
+    described = Classification(module.labels).describe(metrics, module.splits["test"])["accuracy"]
+    assert described.startswith("100.0%, macro-F1 1.000 (without alarm: no examples); ")
 
 
 def test_a_label_that_is_no_class_is_refused(make):

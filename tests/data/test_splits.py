@@ -102,6 +102,17 @@ def test_near_copies_stay_together_even_among_few_documents(seed):
         assert part[1] == f"{part[0]} changed"
 
 
+@pytest.mark.parametrize("group_near_copies", [True, False])
+def test_rows_that_are_equal_in_a_compared_column_are_held_out_together(group_near_copies):
+    rows = [(f"source {i % 99} {i} {i}", f"target {i // 3}") for i in range(300)]
+    train = datasets.Dataset.from_dict(dict(zip(("text", "pair"), map(list, zip(*rows, strict=True)), strict=True)))
+    settings = {"keep_whole": True, "compared": ("text", "pair") if group_near_copies else ("pair",)}
+    parts, _ = hold_out({"train": train}, 0.1, 0.1, 0, group_near_copies, **settings)
+    targets = [set(part["pair"]) for part in parts.values()]
+    assert [len(part) for part in parts.values()] == pytest.approx([240, 30, 30], abs=3)
+    assert sum(map(len, targets)) == len(set().union(*targets)) == 100
+
+
 def are_near_copies(a, b):
     """The definition, for texts of five words or more."""
     size = min(20, max(5, (min(len(a), len(b)) + 1) // 2))
