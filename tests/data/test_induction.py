@@ -35,7 +35,7 @@ def changes(draw):
         "max_period": largest,
         "seq_len": draw(st.integers(largest + 3, 50)),
         "num_symbols": draw(st.integers(max(largest, 8), 30)),  # enough for unseen sequences
-        "seed": draw(st.integers(0, 5)),
+        "split_seed": draw(st.integers(0, 5)),
         "num_sequences": 20,
         "num_validation_sequences": 10,
     }
@@ -66,7 +66,7 @@ def test_a_scored_target_is_the_one_that_followed_the_previous_occurrence(change
 
 
 def test_the_fingerprint_covers_everything_that_changes_the_tokens():
-    changes = [{"seed": 1}, {"seq_len": 41}, {"num_symbols": 17}, {"min_period": 7}, {"max_period": 13}]
+    changes = [{"split_seed": 1}, {"seq_len": 41}, {"num_symbols": 17}, {"min_period": 7}, {"max_period": 13}]
     changes += [{"num_sequences": 101}, {"num_validation_sequences": 51}, {"tokenizer": ByteTokenizer().build([])}]
     first, others = prepared(), [prepared(**change) for change in changes]
     assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(changes)

@@ -167,7 +167,7 @@ def test_every_window_is_trained_on_once_an_epoch(tmp_path):
     assert (again.fingerprint, again.is_prepared(again.tokenizer)) == (data.fingerprint, True)  # cut when it is opened
     assert again.splits["train"].num_windows > split.num_windows
     drawn = [
-        prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, max_examples=3, seed=seed).splits["train"]
+        prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, max_examples=3, split_seed=seed).splits["train"]
         for seed in range(4)
     ]
     contexts = [[rows.context(row) for row in range(3)] for rows in drawn]
