@@ -129,7 +129,7 @@ def test_what_cannot_work_is_a_sentence_and_leaves_no_folder(word: str, capsys: 
 
 
 def test_an_empty_test_split_is_refused_before_training() -> None:
-    rows = "".join(f"the cat sees {number},{number % 2}\n" for number in range(12))
+    rows = "".join(f"the cat sees {number},{number % 2}\n" for number in range(4))
     Path("rows.csv").write_text(f"text,label\n{rows}")
     words = "task=classification data=text data.files=rows.csv data.label_column=label data.validation_fraction=0.3"
     with pytest.raises(ConfigError, match=r"^data\.test_fraction=0\.01: leaves the test split empty"):

@@ -93,7 +93,7 @@ class DataModule(lightning.LightningDataModule):
     document = "document"
     varying_length = False
 
-    def __init__(self, seq_len: int, batch_size: int, num_workers: int, seed: int, split_seed: int = 0) -> None:
+    def __init__(self, seq_len: int, batch_size: int, num_workers: int = 0, seed: int = 0, split_seed: int = 0) -> None:
         super().__init__()
         require_at_least(1, {"batch_size": 16}, batch_size=batch_size)
         require_at_least(0, num_workers=num_workers, seed=seed, split_seed=split_seed)
@@ -248,9 +248,10 @@ class SourceDataModule(DataModule):
         source: where the text comes from.
         tokenizer: a recipe, built on the training documents, or a finished tokenizer.
         seq_len: see `DataModule`.
-        validation_fraction: share of the training text to hold out, unless the source has a validation split.
+        validation_fraction: share of the training text, or of the rows, to hold out, unless the source has a validation
+            split.
         test_fraction: the same for testing.
-        group_near_copies: keep near-copies on one side of the hold-out.
+        group_near_copies: keep near-copies on one side of the hold-out, see `hold_out`.
         cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
         settings: further arguments of `DataModule` or `TokenDataModule`.
 
@@ -264,10 +265,10 @@ class SourceDataModule(DataModule):
         tokenizer: TokenizerRecipe,
         seq_len: int,
         *,
-        validation_fraction: float | int,
-        test_fraction: float | int,
-        group_near_copies: bool,
-        cache_dir: str | None,
+        validation_fraction: float | int = 0.05,
+        test_fraction: float | int = 0.05,
+        group_near_copies: bool = True,
+        cache_dir: str | None = None,
         **settings: Any,
     ) -> None:
         require_at_least(1, {"seq_len": 256}, seq_len=seq_len)
@@ -338,6 +339,6 @@ class SourceDataModule(DataModule):
             return
         argument = f"{split}_fraction"
         if self._held_out.get(argument):
-            reason = f"leaves the {split} split empty, as there is so little text"
-            raise ArgumentError(argument, self._fractions[argument], reason, {argument: 0.1})
+            reason = f"leaves the {split} split empty: there are too few different {self.document}s for every split"
+            raise ArgumentError(argument, self._fractions[argument], reason)
         raise ArgumentError("source", self.name, f"its {split} split is empty")

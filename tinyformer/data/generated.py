@@ -59,9 +59,8 @@ class GeneratedDataModule(TokenDataModule):
         identity: everything else that determines the sequences, as plain values, for the fingerprint.
         tokenizer: has a token for each symbol, such as a checkpoint's; None: one with exactly these tokens.
         masking: not supported, since the task is to predict the next token.
-        num_workers: see `TokenDataModule`.
-        seed: determines the order of the sequences.
         split_seed: determines the sequences.
+        settings: further arguments of `DataModule`; `seed` determines the order of the sequences.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -82,9 +81,8 @@ class GeneratedDataModule(TokenDataModule):
         identity: list[Any],
         tokenizer: TextTokenizer | None = None,
         masking: Masking | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
         split_seed: int = 0,
+        **settings: Any,
     ) -> None:
         if masking is not None:
             reason = f"the sequences are predicted from left to right; {self.name} needs a causal language model"
@@ -92,7 +90,7 @@ class GeneratedDataModule(TokenDataModule):
         if seq_len > max_seq_len:
             works = {"seq_len": max_seq_len}
             raise ArgumentError("seq_len", seq_len, f"must be at most `max_seq_len`={max_seq_len}", works)
-        super().__init__(seq_len, batch_size, "document", False, num_workers, seed, split_seed=split_seed)
+        super().__init__(seq_len, batch_size, "document", False, split_seed=split_seed, **settings)
         self._symbols, self._identity = symbols, [*identity, split_seed]
         self.tokenizer = tokenizer or CharTokenizer().build([symbols])
 

@@ -27,16 +27,9 @@ class LabelledDataModule(SourceDataModule):
         seq_len: maximum number of tokens of a sequence; longer ones are truncated.
         batch_size: examples in a batch, on each device.
         labels: names of the classes, for a model that was trained on them; None: those of the training split.
-        validation_fraction: share of the training examples to hold out, unless the source has a labelled validation
-            split.
-        test_fraction: the same for testing.
-        group_near_copies: keep near-copies of texts on one side of the hold-out.
         token_dropout: probability that a token is masked in training, see `Examples`.
         max_examples: maximum number of training examples; they are drawn at random, by `split_seed`.
-        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
-        num_workers: see `DataModule`.
-        seed: determines the order of training, and token dropout.
-        split_seed: determines which examples are held out.
+        settings: further arguments of `SourceDataModule`.
 
     Raises:
         ArgumentError: the source has no labels, or a number is out of range.
@@ -54,29 +47,11 @@ class LabelledDataModule(SourceDataModule):
         batch_size: int,
         *,
         labels: list[str] | None = None,
-        validation_fraction: float | int = 0.05,
-        test_fraction: float | int = 0.05,
-        group_near_copies: bool = True,
         token_dropout: float | int = 0.0,
         max_examples: int | None = None,
-        cache_dir: str | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
-        split_seed: int = 0,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            source,
-            MaskedTokenizer(tokenizer),
-            seq_len,
-            validation_fraction=validation_fraction,
-            test_fraction=test_fraction,
-            group_near_copies=group_near_copies,
-            cache_dir=cache_dir,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            split_seed=split_seed,
-        )
+        super().__init__(source, MaskedTokenizer(tokenizer), seq_len, batch_size=batch_size, **settings)
         if not isinstance(source, LabelledSource):
             reason = "its texts have no class labels; docstrings and files with a label column do"
             raise ArgumentError("source", source.name, reason)

@@ -30,13 +30,11 @@ class TokenDataModule(DataModule):
         batch_size: windows in a batch, on each device.
         pack: see `Windows`.
         document_mask: whether batches contain the document of each token.
-        num_workers: see `DataModule`.
-        seed: determines the order of the training windows, and their masks.
-        split_seed: see `DataModule`; determines the masks of held-out windows.
         masking: how tokens are masked, for a model that predicts them from both sides; None: no token is masked.
         device: where training tokens are kept: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is
             the GPU if they fit into a tenth of its free memory and windows run across documents, unmasked and without
             `document_mask`.
+        settings: further arguments of `DataModule`; `seed` and `split_seed` also determine the masks.
 
     Raises:
         ArgumentError: the GPU is requested for windows that only the memory map supports.
@@ -50,13 +48,11 @@ class TokenDataModule(DataModule):
         batch_size: int,
         pack: Pack,
         document_mask: bool,
-        num_workers: int,
-        seed: int,
         masking: Masking | None = None,
         device: TokenDevice = "auto",
-        split_seed: int = 0,
+        **settings: Any,
     ) -> None:
-        super().__init__(seq_len, batch_size, num_workers, seed, split_seed)
+        super().__init__(seq_len, batch_size, **settings)
         self.pack, self._document_mask, self._masking, self._device = pack, document_mask, masking, device
         if device == "cuda" and not self._is_plain:
             reason = "windows within documents, or with masked tokens, are read from the memory map"
@@ -119,17 +115,11 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         seq_len: tokens in a window.
         batch_size: windows in a batch, on each device.
         pack: see `Windows`.
-        validation_fraction: share of the training text to hold out, unless the source has a validation split.
-        test_fraction: the same for testing.
         document_mask: whether batches contain the document of each token.
         max_tokens: maximum number of training tokens.
-        group_near_copies: keep near-copies of documents on one side of the hold-out.
         masking: see `TokenDataModule`; the tokenizer then has a mask token.
         device: see `TokenDataModule`.
-        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
-        num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
-        seed: determines the order of the training windows, and their masks.
-        split_seed: determines which documents are held out, and the masks of held-out windows.
+        settings: further arguments of `SourceDataModule`.
 
     Attributes:
         tokenizer: after `prepare`, the tokenizer.
@@ -151,17 +141,11 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         batch_size: int,
         *,
         pack: str = "concat",
-        validation_fraction: float | int = 0.05,
-        test_fraction: float | int = 0.05,
         max_tokens: int | None = None,
         document_mask: bool = False,
-        group_near_copies: bool = True,
         masking: Masking | None = None,
         device: TokenDevice = "auto",
-        cache_dir: str | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
-        split_seed: int = 0,
+        **settings: Any,
     ) -> None:
         require_at_least(1, {"max_tokens": 1_000_000}, max_tokens=max_tokens)
         require_choice("pack", pack, PACKS)
@@ -169,18 +153,12 @@ class TextDataModule(SourceDataModule, TokenDataModule):
             source,
             MaskedTokenizer(tokenizer) if masking else tokenizer,
             seq_len,
-            validation_fraction=validation_fraction,
-            test_fraction=test_fraction,
-            group_near_copies=group_near_copies,
-            cache_dir=cache_dir,
             batch_size=batch_size,
             pack=cast(Pack, pack),
             document_mask=document_mask,
-            num_workers=num_workers,
-            seed=seed,
-            split_seed=split_seed,
             masking=masking,
             device=device,
+            **settings,
         )
         self._max_tokens = max_tokens
 

@@ -202,14 +202,8 @@ class PairDataModule(SourceDataModule):
         batch_size: pairs in a batch, on each device.
         too_long: what to do with a pair that has a longer text: "truncate" the text, "skip" the pair, or "error".
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
-        validation_fraction: share of the training pairs to hold out, unless the source has a validation split.
-        test_fraction: the same for testing.
-        group_near_copies: keep near-copies of pairs on one side of the hold-out.
         max_examples: maximum number of training pairs; they are drawn at random, by `split_seed`.
-        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
-        num_workers: see `DataModule`.
-        seed: determines the order of training.
-        split_seed: determines which pairs are held out.
+        settings: further arguments of `SourceDataModule`.
 
     Raises:
         ArgumentError: the source has no pairs, or a value is out of range.
@@ -228,31 +222,13 @@ class PairDataModule(SourceDataModule):
         *,
         too_long: TooLong = "truncate",
         special_tokens: SpecialTokens | None = None,
-        validation_fraction: float | int = 0.05,
-        test_fraction: float | int = 0.05,
-        group_near_copies: bool = True,
         max_examples: int | None = None,
-        cache_dir: str | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
-        split_seed: int = 0,
+        **settings: Any,
     ) -> None:
         self._special_tokens = SpecialTokens.of(special_tokens)
         num_added = 1 if self._special_tokens.bos is None else 2
         require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # a token and those around it
-        super().__init__(
-            source,
-            tokenizer,
-            seq_len,
-            validation_fraction=validation_fraction,
-            test_fraction=test_fraction,
-            group_near_copies=group_near_copies,
-            cache_dir=cache_dir,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            split_seed=split_seed,
-        )
+        super().__init__(source, tokenizer, seq_len, batch_size=batch_size, **settings)
         if not isinstance(source, PairSource):
             reason = "has no pairs of a source and a target; files and Hub data sets with two columns do"
             raise ArgumentError("source", source.name, reason)

@@ -88,15 +88,8 @@ class QuestionDataModule(SourceDataModule):
         batch_size: windows in a batch, on each device.
         stride: tokens from the beginning of a window of a long context to that of the next; see `QuestionTexts.cut`.
         max_question_length: maximum number of tokens of a question; longer ones are truncated.
-        validation_fraction: share of the training questions to hold out, unless the source has a validation split.
-        test_fraction: the same for testing.
-        group_near_copies: keep contexts that are near-copies on one side of the hold-out. The questions about one
-            context always are.
         max_examples: maximum number of training questions; they are drawn at random, by `split_seed`.
-        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
-        num_workers: see `DataModule`.
-        seed: determines the order of training.
-        split_seed: determines which questions are held out.
+        settings: further arguments of `SourceDataModule`.
 
     Raises:
         ArgumentError: the source has no questions, or a value is out of range.
@@ -116,29 +109,11 @@ class QuestionDataModule(SourceDataModule):
         *,
         stride: int | None = None,
         max_question_length: int = 64,
-        validation_fraction: float | int = 0.05,
-        test_fraction: float | int = 0.05,
-        group_near_copies: bool = True,
         max_examples: int | None = None,
-        cache_dir: str | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
-        split_seed: int = 0,
+        **settings: Any,
     ) -> None:
         require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
-        super().__init__(
-            source,
-            tokenizer,
-            seq_len,
-            validation_fraction=validation_fraction,
-            test_fraction=test_fraction,
-            group_near_copies=group_near_copies,
-            cache_dir=cache_dir,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            split_seed=split_seed,
-        )
+        super().__init__(source, tokenizer, seq_len, batch_size=batch_size, **settings)
         if not isinstance(source, QuestionSource):
             reason = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
             raise ArgumentError("source", source.name, reason)
