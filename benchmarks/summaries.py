@@ -1,6 +1,6 @@
 """Baselines for summaries of docstrings: the body's first sentence, a constant, and the function's name in words.
 
-    python benchmarks/summaries.py [seed=1]
+    python benchmarks/summaries.py [data.split_seed=1]
 
 On the test pairs of `experiment=summarise_cpu`, which overrides change, with the texts as its model reads them. The
 constant is the training summary that is most similar to others. The name is that of the function, class or module whose
