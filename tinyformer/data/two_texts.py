@@ -21,6 +21,8 @@ from tinyformer.errors import argument_path
 class TwoTextRecipe(Recipe[Prepared]):
     """Everything that determines the tokenised rows of a source whose rows have two texts.
 
+    What a method `caveat` of the source says of the splits is kept beside them.
+
     Args:
         max_examples: upper bound on the rows of the first split (the training split, or "all"), drawn by `seed`.
 
