@@ -62,6 +62,8 @@ def test_many_documents_are_divided_by_document_and_by_seed():
     assert sorted(chain.from_iterable(parts.values())) == sorted(texts)
     assert parts == divide(texts, 0.1, 0.2, 0, True)
     assert parts != divide(texts, 0.1, 0.2, 1, True)
+    parts = divide([*texts * 5, *(text * 20 for text in texts[:20])], 0.05, 0.05, 0, False)
+    assert max(map(len, parts["validation"])) <= 0.1 * sum(map(len, parts["validation"]))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,10 +95,11 @@ def test_near_copies_are_held_out_together():
     assert not all((o in train) == (c in train) for o, c in zip(originals, copies, strict=True))
 
 
+@pytest.mark.parametrize("fraction", [0.34, 0.1])
 @pytest.mark.parametrize("seed", range(4))
-def test_near_copies_stay_together_even_among_few_documents(seed):
+def test_near_copies_stay_together_even_among_few_documents(seed, fraction):
     originals = random_texts(3, 40)
-    parts = divide([*originals, *(f"{text} changed" for text in originals)], 0.34, 0.34, seed, True, True)
+    parts = divide([*originals, *(f"{text} changed" for text in originals)], fraction, fraction, seed, True, True)
     assert [len(part) for part in parts.values()] == [2, 2, 2]
     for part in parts.values():
         assert part[1] == f"{part[0]} changed"
