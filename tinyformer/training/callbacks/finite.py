@@ -7,13 +7,14 @@ from typing import Any, Literal, TypeAlias, cast
 
 import lightning as L
 import torch
+from jaxtyping import Float
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from tinyformer.analysis import first_non_finite
 from tinyformer.errors import require_at_least, require_choice
 from tinyformer.tasks import Batch
-from tinyformer.training.module import TrainingModule
+from tinyformer.training.module import TrainingModule, sum_over_processes
 from tinyformer.training.stacked_muon import StackedMuon
 
 ACTIONS = ("stop", "skip")
@@ -52,13 +53,13 @@ class _Step:
     Args:
         number: number of the step, from 1.
         batches: the batches whose gradients were accumulated.
-        loss: the mean loss over the batches.
+        sums: the losses of the batches, summed over their targets, and the number of these.
         is_masked: whether its update was not applied.
     """
 
     number: int
     batches: list[Batch]
-    loss: Tensor
+    sums: Float[Tensor, "2"]
     is_masked: Tensor
 
 
@@ -92,7 +93,7 @@ class FiniteCheck(L.Callback):
         self._masks: list[_Mask] = []
         self._unread: list[_Step] = []
         self._batches: list[Batch] = []
-        self._loss: Tensor | None = None
+        self._sums: Tensor | None = None
         self._sum: Tensor | None = None
         self._is_masked: Tensor | None = None
 
@@ -131,9 +132,7 @@ class FiniteCheck(L.Callback):
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
             total = total + torch.nn.utils.get_total_norm(gradients)
-        is_bad = ~total.isfinite()
-        if trainer.world_size > 1:  # processes share gradients, but not losses
-            is_bad = cast(Tensor, trainer.strategy.reduce(is_bad.float(), reduce_op="sum")) > 0
+        is_bad = sum_over_processes((~total.isfinite()).float()) > 0  # processes share gradients, but not losses
         if self.action == "stop" and self._is_masked is not None:
             is_bad = is_bad | self._is_masked
         self._is_masked = is_bad
@@ -145,13 +144,13 @@ class FiniteCheck(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note the step, and read the flags whenever the loss is reported."""
-        loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
-        self._loss = loss if self._loss is None else self._loss + loss
+        sums = cast(TrainingModule, pl_module).nats_and_targets(outputs["loss"])
+        self._sums = sums if self._sums is None else self._sums + sums
         if self._sum is not None:
             return  # gradients are accumulated
         assert self._is_masked is not None
-        self._unread.append(_Step(trainer.global_step, self._batches, self._loss, self._is_masked))
-        self._batches, self._loss = [], None
+        self._unread.append(_Step(trainer.global_step, self._batches, self._sums, self._is_masked))
+        self._batches, self._sums = [], None
         is_report = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if is_report or len(self._unread) >= MAX_UNREAD:
             self._read(trainer, pl_module)
@@ -177,16 +176,18 @@ class FiniteCheck(L.Callback):
         steps, self._unread = self._unread, []
         if not steps:
             return
+        sums = sum_over_processes(torch.stack([step.sums for step in steps]))
+        losses = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
         flags = torch.stack([step.is_masked for step in steps]).tolist()
-        for step, is_masked in zip(steps, flags, strict=True):
+        for step, loss, is_masked in zip(steps, losses, flags, strict=True):
             self._consecutive = self._consecutive + 1 if is_masked else 0
             if not is_masked:
-                self._last_loss = float(step.loss)
+                self._last_loss = loss
             elif self.action == "skip" and self._consecutive < self.max_skipped:
                 self.skipped.append(step.number)
             else:
                 origin = _origin(trainer, cast(TrainingModule, pl_module), step)
-                raise NonFiniteStep(step.number, float(step.loss), self._last_loss, origin)
+                raise NonFiniteStep(step.number, loss, self._last_loss, origin)
 
 
 def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:
