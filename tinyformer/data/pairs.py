@@ -34,14 +34,13 @@ class PreparedPairs:
 
     Attributes:
         tokenizer: the tokenizer of both texts.
-        streams: for each split, all texts in order: a source and its target, and so on.
-        targets: for each split, the targets as they stand in the source.
+        streams: for each split, all texts in order: a source and its target, and so on; and the targets as they stand
+            in the source.
         fingerprint: `PairRecipe.key`.
     """
 
     tokenizer: TextTokenizer
-    streams: dict[str, TokenSplit]
-    targets: dict[str, pa.ChunkedArray]
+    streams: dict[str, tuple[TokenSplit, pa.ChunkedArray]]
     fingerprint: str
 
 
@@ -59,8 +58,8 @@ class PairRecipe(TwoTextRecipe[PreparedPairs]):
     def _prepared(
         self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
     ) -> PreparedPairs:
-        targets = {name: open_rows(folder, name)["pair"] for name in splits}
-        return PreparedPairs(tokenizer, splits, targets, self.key)
+        streams = {name: (stream, open_rows(folder, name)["pair"]) for name, stream in splits.items()}
+        return PreparedPairs(tokenizer, streams, self.key)
 
 
 @dataclass(frozen=True)
@@ -274,9 +273,7 @@ class PairDataModule(SourceDataModule):
         """
         prepared = self._recipe(whole).prepare(self.cache_dir)
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
-        self.splits = {
-            name: self._split(name, stream, prepared.targets[name]) for name, stream in prepared.streams.items()
-        }
+        self.splits = {name: self._split(name, *streams) for name, streams in prepared.streams.items()}
 
     def _recipe(self, whole: bool) -> PairRecipe:
         return PairRecipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **self._hold_out(whole))

@@ -57,10 +57,6 @@ class Classification(Task):
         nats = F.cross_entropy(self.logits(network, batch), batch["labels"], reduction="none")
         return nats, self.num_targets(batch)
 
-    def zeros(self) -> dict[str, Tensor]:
-        """The scores of an empty batch."""
-        return {"nats": torch.zeros(()), "confusion": torch.zeros(len(self.labels), len(self.labels))}
-
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """`nats`, and `confusion`: the number of texts by true class (rows) and predicted class (columns)."""
         logits, labels = self.logits(network, batch), batch["labels"]

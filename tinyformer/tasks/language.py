@@ -33,10 +33,6 @@ class TokenTask(Task):
         nats = F.cross_entropy(logits.mT, batch["targets"], ignore_index=IGNORED, reduction="none")
         return nats.sum(dim=1), self.num_targets(batch)
 
-    def zeros(self) -> dict[str, Tensor]:
-        """The scores of an empty batch."""
-        return {name: torch.zeros(()) for name in ("nats", "tokens", "top1", "top5")}
-
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums over the targets of a batch.
 

@@ -110,10 +110,6 @@ class SpanExtraction(Task):
         targets = torch.stack([batch["starts"], batch["ends"]], dim=1)
         return F.cross_entropy(logits.mT, targets, reduction="none").mean(dim=1)
 
-    def zeros(self) -> dict[str, Tensor]:
-        """The scores of an empty batch."""
-        return {name: torch.zeros(()) for name in ("nats", "windows", "judged", "correct")}
-
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The sums of a batch: the nats, and the numbers of windows.
 

@@ -72,12 +72,8 @@ class Task(ABC):
         return self.nats(network, batch)
 
     @abstractmethod
-    def zeros(self) -> dict[str, Tensor]:
-        """The scores of an empty batch."""
-
-    @abstractmethod
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Scores of a batch that add up over batches, with the names and shapes of `zeros`."""
+        """Scores of a batch, by name, that add up over batches."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:

@@ -34,7 +34,7 @@ class TrainingModule(L.LightningModule):
     Attributes:
         metrics: the metrics of the last validation; None for one that is undefined.
         targets: the number of targets of the last training batch.
-        step_targets: the number of targets of an optimizer step's batches so far; None between steps.
+        step_targets: the numbers of targets of the batches of an optimizer step so far; empty between steps.
         unit: the number of targets of the step's first batch, as a mean over processes. Sums over targets are divided
             by it before the backward pass, since their gradients would overflow in fp16.
     """
@@ -56,14 +56,14 @@ class TrainingModule(L.LightningModule):
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
         self.checkpoint = checkpoint
         self.metrics: dict[str, float | None] = {}
-        self.step_targets: Tensor | None = None
+        self.step_targets: list[Tensor] = []
 
     def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
         """Count the targets of a batch."""
         self.targets = self.task.num_targets(batch).sum().to(self.sum_dtype)
-        if self.step_targets is None:
+        if not self.step_targets:
             self.unit = sum_over_processes(self.targets).clamp(min=1) / self.trainer.world_size
-        self.step_targets = self.targets if self.step_targets is None else self.step_targets + self.targets
+        self.step_targets.append(self.targets)
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The loss of a batch, weighted by its number of targets if it is not the only one of its step."""
@@ -76,22 +76,19 @@ class TrainingModule(L.LightningModule):
 
         def compute_gradients() -> Any:
             loss, accumulated = optimizer_closure(), self.trainer.accumulate_grad_batches
-            assert self.step_targets is not None
             if accumulated > 1:  # the number by which Lightning has divided each loss
-                targets = sum_over_processes(self.step_targets).clamp(min=1) / self.trainer.world_size
+                targets = sum_over_processes(torch.stack(self.step_targets).sum()).clamp(min=1)
+                factor = accumulated * self.unit * self.trainer.world_size / targets
                 gradients = [weight.grad for weight in self.parameters() if weight.grad is not None]
-                torch._foreach_mul_(gradients, accumulated * self.unit / targets)
-            self.step_targets = None
+                # One kernel for all of them on CUDA, if the dtype is theirs.
+                torch._foreach_mul_(gradients, factor.to(torch.promote_types(gradients[0].dtype, torch.float32)))
+            self.step_targets = []
             return loss
 
         super().optimizer_step(epoch, batch_idx, optimizer, compute_gradients)
 
     def nats_and_targets(self, loss: Tensor) -> Float[Tensor, "2"]:
-        """The sum of the loss over the targets of the last batch, in nats, and their number.
-
-        Args:
-            loss: what Lightning makes of the result of `training_step`, as in `outputs["loss"]` of callbacks.
-        """
+        """The sum of the loss over the targets of the last batch, in nats, and their number, from `outputs["loss"]`."""
         return torch.stack((loss.detach() * self.trainer.accumulate_grad_batches * self.unit, self.targets))
 
     @property
@@ -134,12 +131,12 @@ class TrainingModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums."""
-        self.sums = {name: zero.to(self.device, self.sum_dtype) for name, zero in self.task.zeros().items()}
+        self.sums: dict[str, Tensor] = {}
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         """Add the scores of a batch to the sums."""
-        scores = self.task.score(self.network, batch)
-        self.sums = {name: total + scores[name] for name, total in self.sums.items()}
+        for name, score in self.task.score(self.network, batch).items():
+            self.sums[name] = self.sums.get(name, 0.0) + score.to(self.sum_dtype)
 
     def on_validation_epoch_end(self) -> None:
         """Compute and log the metrics."""

@@ -102,7 +102,7 @@ class Report(L.Callback):
         self._earlier = float(state_dict["seconds"])
         self.total = Work(**{name: type(getattr(Work(), name))(value) for name, value in state_dict["total"].items()})
         nats, targets = state_dict["unreported"]
-        self._sums = torch.tensor([nats, float(targets)]) if targets else None
+        self._sums = torch.tensor([nats, targets], dtype=torch.float64) if targets else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
@@ -144,10 +144,10 @@ class Report(L.Callback):
         assert isinstance(pl_module, TrainingModule)
         added = pl_module.nats_and_targets(outputs["loss"])
         added = torch.where(added.isfinite().all(), added, 0.0)
-        self._sums = added if self._sums is None else self._sums.to(added) + added
+        self._sums = added if self._sums is None else self._sums.to(added.dtype).to(added.device) + added
         self._sizes += batch_sizes(batch)
         self._batch = batch
-        if pl_module.step_targets is not None:
+        if pl_module.step_targets:
             return  # gradients are accumulated
         self._sums = sum_over_processes(self._sums) / trainer.world_size
         if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
