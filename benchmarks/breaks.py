@@ -319,9 +319,9 @@ BREAKS = (
     # training
     Break(
         "loss_of_a_part_of_a_step",
-        "training/module.py",
-        "loss.detach() * self.trainer.accumulate_grad_batches * self.unit",
-        "loss.detach() * self.unit",
+        "training/callbacks/report.py",
+        "* pl_module.unit * trainer.accumulate_grad_batches",
+        "* pl_module.unit",
         ("tests/training/test_averages.py",),
     ),
     Break(

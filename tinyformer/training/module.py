@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.data import DataModule
@@ -37,6 +36,7 @@ class TrainingModule(L.LightningModule):
         step_targets: the numbers of targets of the batches of an optimizer step so far; empty between steps.
         unit: the number of targets of the step's first batch, as a mean over processes. Sums over targets are divided
             by it before the backward pass, since their gradients would overflow in fp16.
+        factor: what turns the sums of the last step's losses and gradients into means over its targets.
     """
 
     def __init__(
@@ -57,10 +57,11 @@ class TrainingModule(L.LightningModule):
         self.checkpoint = checkpoint
         self.metrics: dict[str, float | None] = {}
         self.step_targets: list[Tensor] = []
+        self.factor: Tensor | float = 1.0
 
     def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
         """Count the targets of a batch."""
-        self.targets = self.task.num_targets(batch).sum().to(self.sum_dtype)
+        self.targets = self.task.num_targets(batch).sum(dtype=self.sum_dtype)
         if not self.step_targets:
             self.unit = sum_over_processes(self.targets).clamp(min=1) / self.trainer.world_size
         self.step_targets.append(self.targets)
@@ -76,20 +77,17 @@ class TrainingModule(L.LightningModule):
 
         def compute_gradients() -> Any:
             loss, accumulated = optimizer_closure(), self.trainer.accumulate_grad_batches
+            self.factor = 1.0
             if accumulated > 1:  # the number by which Lightning has divided each loss
                 targets = sum_over_processes(torch.stack(self.step_targets).sum()).clamp(min=1)
-                factor = accumulated * self.unit * self.trainer.world_size / targets
+                self.factor = accumulated * self.unit * self.trainer.world_size / targets
                 gradients = [weight.grad for weight in self.parameters() if weight.grad is not None]
                 # One kernel for all of them on CUDA, if the dtype is theirs.
-                torch._foreach_mul_(gradients, factor.to(torch.promote_types(gradients[0].dtype, torch.float32)))
+                torch._foreach_mul_(gradients, self.factor.to(torch.promote_types(gradients[0].dtype, torch.float32)))
             self.step_targets = []
             return loss
 
         super().optimizer_step(epoch, batch_idx, optimizer, compute_gradients)
-
-    def nats_and_targets(self, loss: Tensor) -> Float[Tensor, "2"]:
-        """The sum of the loss over the targets of the last batch, in nats, and their number, from `outputs["loss"]`."""
-        return torch.stack((loss.detach() * self.trainer.accumulate_grad_batches * self.unit, self.targets))
 
     @property
     def sum_dtype(self) -> torch.dtype:

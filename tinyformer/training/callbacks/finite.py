@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias, cast
 
 import lightning as L
 import torch
-from jaxtyping import Float
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
@@ -53,13 +52,13 @@ class _Step:
     Args:
         number: number of the step, from 1.
         batches: the batches whose gradients were accumulated.
-        sums: the losses of the batches, summed over their targets, and the number of these.
+        loss: the mean loss over the targets of these batches.
         is_masked: whether its update was not applied.
     """
 
     number: int
     batches: list[Batch]
-    sums: Float[Tensor, "2"]
+    loss: Tensor
     is_masked: Tensor
 
 
@@ -93,7 +92,7 @@ class FiniteCheck(L.Callback):
         self._masks: list[_Mask] = []
         self._unread: list[_Step] = []
         self._batches: list[Batch] = []
-        self._sums: Tensor | None = None
+        self._loss: Tensor | None = None
         self._sum: Tensor | None = None
         self._is_masked: Tensor | None = None
 
@@ -144,13 +143,14 @@ class FiniteCheck(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note the step, and read the flags whenever the loss is reported."""
-        sums = cast(TrainingModule, pl_module).nats_and_targets(outputs["loss"])
-        self._sums = sums if self._sums is None else self._sums + sums
+        loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
+        self._loss = loss if self._loss is None else self._loss + loss
         if self._sum is not None:
             return  # gradients are accumulated
         assert self._is_masked is not None
-        self._unread.append(_Step(trainer.global_step, self._batches, self._sums, self._is_masked))
-        self._batches, self._sums = [], None
+        mean = self._loss * cast(TrainingModule, pl_module).factor
+        self._unread.append(_Step(trainer.global_step, self._batches, mean, self._is_masked))
+        self._batches, self._loss = [], None
         is_report = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if is_report or len(self._unread) >= MAX_UNREAD:
             self._read(trainer, pl_module)
@@ -176,8 +176,7 @@ class FiniteCheck(L.Callback):
         steps, self._unread = self._unread, []
         if not steps:
             return
-        sums = sum_over_processes(torch.stack([step.sums for step in steps]))
-        losses = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
+        losses = (sum_over_processes(torch.stack([step.loss for step in steps])) / trainer.world_size).tolist()
         flags = torch.stack([step.is_masked for step in steps]).tolist()
         for step, loss, is_masked in zip(steps, losses, flags, strict=True):
             self._consecutive = self._consecutive + 1 if is_masked else 0

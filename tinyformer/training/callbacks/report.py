@@ -142,7 +142,9 @@ class Report(L.Callback):
     ) -> None:
         """Add the loss, and report every `log_every_n_steps` steps."""
         assert isinstance(pl_module, TrainingModule)
-        added = pl_module.nats_and_targets(outputs["loss"])
+        # Lightning has divided the loss by the number of accumulated batches.
+        nats = outputs["loss"].detach() * pl_module.unit * trainer.accumulate_grad_batches
+        added = torch.stack((nats, pl_module.targets))
         added = torch.where(added.isfinite().all(), added, 0.0)
         self._sums = added if self._sums is None else self._sums.to(added.dtype).to(added.device) + added
         self._sizes += batch_sizes(batch)
