@@ -320,9 +320,16 @@ BREAKS = (
     Break(
         "loss_of_a_part_of_a_step",
         "training/callbacks/report.py",
-        "losses * trainer.accumulate_grad_batches / number",
-        "losses / number",
-        ("tests/training/test_callbacks.py",),
+        "* pl_module.unit * trainer.accumulate_grad_batches",
+        "* pl_module.unit",
+        ("tests/training/test_averages.py",),
+    ),
+    Break(
+        "batches_of_a_step_weighted_alike",
+        "training/module.py",
+        "else loss * (self.targets / self.unit)",
+        "else loss",
+        ("tests/training/test_averages.py",),
     ),
     Break(
         "tokens_of_one_process",
@@ -341,8 +348,8 @@ BREAKS = (
     Break(
         "sums_in_bf16",
         "training/module.py",
-        "else torch.float64)",
-        "else self.dtype)",
+        "else torch.float64",
+        "else self.dtype",
         ("tests/training/test_module.py",),
     ),
     Break(

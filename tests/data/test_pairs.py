@@ -25,8 +25,9 @@ def write(folder: Path, rows=ROWS, name: str = "pairs.tsv") -> str:
 def prepared(folder: Path, files: str, seq_len: int = 16, **options) -> PairDataModule:
     fractions = {"validation_fraction": 0, "test_fraction": 0} | options
     columns = {name: fractions.pop(name) for name in ("source_column", "target_column") if name in fractions}
+    tokenizer = fractions.pop("tokenizer", ByteTokenizer())
     data = PairDataModule(
-        TextFiles(files, **columns), ByteTokenizer(), seq_len, 2, cache_dir=str(folder / "cache"), **fractions
+        TextFiles(files, **columns), tokenizer, seq_len, 2, cache_dir=str(folder / "cache"), **fractions
     )
     data.prepare()
     return data

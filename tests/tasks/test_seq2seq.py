@@ -7,10 +7,11 @@ import sys
 import pytest
 import torch
 from analysis.pair_subjects import loud_encoder_decoder
+from data.test_pairs import prepared, write
 from torch import nn
 
 from tinyformer.batch import IGNORED
-from tinyformer.data import ByteTokenizer
+from tinyformer.data import ByteTokenizer, CharTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import Seq2Seq
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
@@ -67,6 +68,27 @@ def test_a_text_that_is_too_long_is_cut():
     network, long = loud_encoder_decoder(vocab_size=TOKENIZER.vocab_size), "abcdefgh" * 5
     whole, cut = Seq2Seq().decode_texts(network, [long, long[: network.max_seq_len - 1]], TOKENIZER)
     assert whole == cut
+
+
+def test_references_are_whole_and_as_they_stand_in_the_file(tmp_path):
+    """Longer than the context, and with a character that the tokenizer does not know."""
+    folder, long = tmp_path / "pairs", "çay and a long walk along the river"
+    folder.mkdir()
+    for name, rows in (
+        ("train", [("tea", "and a walk")] * 4),
+        ("validation", [("tea", "and"), ("a walk", long), ("a", "d")]),
+    ):
+        write(folder, rows, f"{name}.tsv")
+    metrics = dict.fromkeys(("perplexity", "accuracy", "accuracy_top5"), 0.0)
+    found = []
+    for too_long in ("truncate", "skip"):
+        data = prepared(tmp_path, str(folder), 12, tokenizer=CharTokenizer(), too_long=too_long)
+        split, network = data.splits["validation"], loud_encoder_decoder(vocab_size=data.tokenizer.vocab_size)
+        references = [one.reference for one in Seq2Seq().decode_split(network, split)]
+        found.append((references, Seq2Seq().describe(metrics, split)["truncated targets"]))
+        assert Seq2Seq().decode_split(network, split.first(1))[0].reference == "and"
+    line = "1 of 3: loss over their beginning, scores over the whole"
+    assert found == [(["and", long, "d"], line), (["and", "d"], None)]
 
 
 OUTPUTS = ["The cat sat on the mat.", "It rains, and it pours!", "a b", ""]

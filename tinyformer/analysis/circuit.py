@@ -180,12 +180,12 @@ def _without(pairs: Heads, heads: Heads) -> Heads:
 
 def _scores(subject: Subject, removed: Heads, replacement_of: ReplacementOf) -> tuple[float, float]:
     """The loss in nats per target, and the accuracy, with some heads ablated."""
-    sums: dict[str, Tensor] = subject.task.zeros()
+    sums: dict[str, Tensor] = {}
     for batch in subject.batches:
         replacements = [replacement_of(index, batch) for index in range(len(subject.layers))]
         with torch.no_grad(), subject.precision(), gated(subject.network, removed, replacements.__getitem__):
             scored = subject.task.score(subject.network, batch)
-        sums = {name: total + scored[name].cpu() for name, total in sums.items()}
+        sums = {name: sums.get(name, 0.0) + score.cpu() for name, score in scored.items()}
     return float(sums["nats"] / sums["tokens"]), float(sums["top1"] / sums["tokens"])
 
 

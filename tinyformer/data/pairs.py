@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Int64, UInt
 from torch.utils.data import DataLoader
@@ -19,12 +20,12 @@ from tinyformer.data.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.data.two_texts import TwoTextRecipe
+from tinyformer.data.two_texts import TwoTextRecipe, open_rows
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TooLong = Literal["truncate", "skip", "error"]
 
-_FORMAT = 1  # increase it when the same input would give other files
+_FORMAT = 2  # increase it when the same input would give other files
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,13 @@ class PreparedPairs:
 
     Attributes:
         tokenizer: the tokenizer of both texts.
-        streams: for each split, all texts in order: a source and its target, and so on.
+        streams: for each split, all texts in order: a source and its target, and so on; and the targets as they stand
+            in the source.
         fingerprint: `PairRecipe.key`.
     """
 
     tokenizer: TextTokenizer
-    streams: dict[str, TokenSplit]
+    streams: dict[str, tuple[TokenSplit, pa.ChunkedArray]]
     fingerprint: str
 
 
@@ -56,7 +58,8 @@ class PairRecipe(TwoTextRecipe[PreparedPairs]):
     def _prepared(
         self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
     ) -> PreparedPairs:
-        return PreparedPairs(tokenizer, splits, self.key)
+        streams = {name: (stream, open_rows(folder, name)["pair"]) for name, stream in splits.items()}
+        return PreparedPairs(tokenizer, streams, self.key)
 
 
 @dataclass(frozen=True)
@@ -67,22 +70,26 @@ class PairSplit:
         ids: a stream of texts, each after an `eos`.
         begins: the index in `ids` of the `eos` before the source and before the target of each pair.
         lengths: the number of tokens of source and target, each with the tokens around it, after truncation.
+        targets: the targets as they stand in the source.
         tokenizer: the tokenizer of the ids.
         tokens: the tokens around the texts.
         num_bytes: length of the raw texts in UTF-8 before truncation.
         num_unknown: number of `<unk>` tokens before truncation.
         num_truncated: number of pairs with a text that was truncated.
+        num_truncated_targets: number of pairs whose target was truncated.
         num_skipped: number of pairs that were left out.
     """
 
     ids: UInt[np.ndarray, " tokens"]
     begins: Int64[np.ndarray, "pairs 2"]
     lengths: Int64[np.ndarray, "pairs 2"]
+    targets: pa.ChunkedArray
     tokenizer: TextTokenizer
     tokens: PairTokens
     num_bytes: int
     num_unknown: int
     num_truncated: int
+    num_truncated_targets: int
     num_skipped: int
 
     @property
@@ -102,19 +109,17 @@ class PairSplit:
 
     def first(self, number: int) -> "PairSplit":
         """The first pairs alone."""
-        return replace(self, begins=self.begins[:number], lengths=self.lengths[:number])
+        targets = self.targets.slice(0, number)
+        return replace(self, begins=self.begins[:number], lengths=self.lengths[:number], targets=targets)
 
     def source(self, row: int) -> str:
         """The source of a pair, as the model reads it."""
-        return self.tokenizer.decode(self._text_ids(row, 0))
+        begin = self.begins[row, 0] + 1
+        return self.tokenizer.decode(self.ids[begin : begin + self.lengths[row, 0] - self.tokens.num_added].tolist())
 
     def target(self, row: int) -> str:
-        """The target of a pair, truncated as for the model."""
-        return self.tokenizer.decode(self._text_ids(row, 1))
-
-    def _text_ids(self, row: int, side: int) -> list[int]:
-        begin = self.begins[row, side] + 1
-        return self.ids[begin : begin + self.lengths[row, side] - self.tokens.num_added].tolist()
+        """The whole target of a pair, as it stands in the source: a reference."""
+        return self.targets[row].as_py()
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -247,12 +252,12 @@ class PairDataModule(SourceDataModule):
         """
         prepared = self._prepared(whole)
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
-        self.splits = {name: self._split(name, stream) for name, stream in prepared.streams.items()}
+        self.splits = {name: self._split(name, *streams) for name, streams in prepared.streams.items()}
 
     def _recipe(self, whole: bool) -> PairRecipe:
         return PairRecipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **self._hold_out(whole))
 
-    def _split(self, name: str, stream: TokenSplit) -> PairSplit:
+    def _split(self, name: str, stream: TokenSplit, targets: pa.ChunkedArray) -> PairSplit:
         begins = np.asarray(stream.offsets[:-1]).reshape(-1, 2)
         tokens = self._special_tokens.with_eos(self.tokenizer.eos_id)
         # In the stream, each text has the tokenizer's `eos` before it.
@@ -272,16 +277,18 @@ class PairDataModule(SourceDataModule):
             reason = f"leaves no pair of the {name} split: all have a text of more than {room} tokens"
             raise ArgumentError("too_long", "skip", reason, {"too_long": "truncate"})
         if skips:
-            begins, lengths = begins[~is_long], lengths[~is_long]
+            begins, lengths, targets = begins[~is_long], lengths[~is_long], targets.filter(pa.array(~is_long))
         return PairSplit(
             stream.ids,
             begins,
             np.minimum(lengths, self.seq_len),
+            targets,
             self.tokenizer,
             tokens,
             stream.num_bytes,
             stream.num_unknown,
             num_truncated=num_long - skips,
+            num_truncated_targets=int((lengths[:, 1] > self.seq_len).sum()),
             num_skipped=skips,
         )
 

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import datasets
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Int64
 from torch.utils.data import DataLoader
 
@@ -19,7 +18,7 @@ from tinyformer.data.sources import QuestionSource, Source
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.data.two_texts import TwoTextRecipe
+from tinyformer.data.two_texts import TwoTextRecipe, open_rows
 from tinyformer.errors import ArgumentError, require_at_least
 
 _FORMAT = 2  # increase it when the same input would give other files
@@ -55,9 +54,7 @@ class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
     def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
         columns = (list(rows[column]) for column in ("pair", "answers", "starts"))
         np.save(folder / f"{name}.spans.npy", token_spans(tokenizer, *columns))
-        table = rows.with_format("arrow")[:]
-        with pa.ipc.new_file(str(folder / f"{name}.arrow"), table.schema) as file:
-            file.write_table(table)
+        super()._write(folder, name, rows, tokenizer)
 
     def _prepared(
         self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
@@ -68,7 +65,7 @@ class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
                 np.asarray(stream.offsets[:-1]).reshape(-1, 2),
                 np.diff(stream.offsets).reshape(-1, 2) - 1,
                 np.load(folder / f"{name}.spans.npy"),
-                pa.ipc.open_file(pa.memory_map(str(folder / f"{name}.arrow"))).read_all(),
+                open_rows(folder, name),
                 tokenizer,
                 stream.num_bytes,
                 stream.num_unknown,

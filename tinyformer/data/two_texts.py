@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import datasets
 import numpy as np
+import pyarrow as pa
 
 from tinyformer.data.cache import Prepared, Recipe, write_meta
 from tinyformer.data.documents import TEXTS, iterate_rows
@@ -39,7 +40,10 @@ class TwoTextRecipe(Recipe[Prepared]):
         """The rows of the source's splits."""
 
     def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write what the rows of a split have beside their texts."""
+        """Write the rows of a split as they stand in the source, which tokens need not tell."""
+        with pa.ipc.new_file(str(folder / f"{name}.arrow"), rows.features.arrow_schema) as file:
+            for table in rows.with_format("arrow").iter(10_000):
+                file.write_table(table)
 
     def _build(self, folder: Path) -> None:
         with argument_path("source"):
@@ -60,6 +64,11 @@ class TwoTextRecipe(Recipe[Prepared]):
             counts[name] = write_split(texts, tokenizer, folder, name)
             self._write(folder, name, rows, tokenizer)
         write_meta(folder, tokenizer, counts, division=division)
+
+
+def open_rows(folder: Path, name: str) -> pa.Table:
+    """The rows of a split, in a memory map."""
+    return pa.ipc.open_file(pa.memory_map(str(folder / f"{name}.arrow"))).read_all()
 
 
 def _texts(rows: datasets.Dataset) -> Iterator[str]:

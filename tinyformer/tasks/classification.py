@@ -44,8 +44,9 @@ class Classification(Task):
         return AttentionMask(lengths=batch.get("lengths"))
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
-        """The logits of the classes for each text, in fp32."""
-        return self.forward(network, batch).float()
+        """The logits of the classes for each text, in fp32 at least."""
+        logits = self.forward(network, batch)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """Mean negative log-likelihood of the labels, in nats per example."""
@@ -53,12 +54,8 @@ class Classification(Task):
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each label; one target per text."""
-        labels = batch["labels"]
-        return F.cross_entropy(self.logits(network, batch), labels, reduction="none"), torch.ones_like(labels)
-
-    def zeros(self) -> dict[str, Tensor]:
-        """The scores of an empty batch."""
-        return {"nats": torch.zeros(()), "confusion": torch.zeros(len(self.labels), len(self.labels))}
+        nats = F.cross_entropy(self.logits(network, batch), batch["labels"], reduction="none")
+        return nats, self.num_targets(batch)
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """`nats`, and `confusion`: the number of texts by true class (rows) and predicted class (columns)."""

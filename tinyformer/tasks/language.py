@@ -31,11 +31,7 @@ class TokenTask(Task):
         """The negative log-likelihood of each sequence, and its number of targets."""
         logits = self.logits(network, batch).float()
         nats = F.cross_entropy(logits.mT, batch["targets"], ignore_index=IGNORED, reduction="none")
-        return nats.sum(dim=1), (batch["targets"] != IGNORED).sum(dim=1)
-
-    def zeros(self) -> dict[str, Tensor]:
-        """The scores of an empty batch."""
-        return {name: torch.zeros(()) for name in ("nats", "tokens", "top1", "top5")}
+        return nats.sum(dim=1), self.num_targets(batch)
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums over the targets of a batch.

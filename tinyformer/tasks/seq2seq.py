@@ -27,7 +27,7 @@ class Output:
 
     Attributes:
         source: the text that the model read.
-        reference: the target in the data.
+        reference: the whole target, as it stands in the data.
         output: the decoded target.
     """
 
@@ -144,7 +144,11 @@ class Seq2Seq(TokenTask):
             numbers = {name: metrics[name] for name in ("bleu", "chrf", "rouge1", "rougeL")}
             decoded = ", ".join(f"{LABELS[name]} {value:.1f}" for name, value in numbers.items())
             decoded += f", {metrics['exact_match']:.1%} equal their reference, of {metrics['num_decoded']:,} pairs"
+        truncated = None
+        if number := split.num_truncated_targets:
+            truncated = f"{number:,} of {split.num_documents:,}: loss over their beginning, scores over the whole"
         return {
+            "truncated targets": truncated,
             "perplexity": f"{metrics['perplexity']:.2f}",
             "next token": f"{metrics['accuracy']:.1%} correct, {metrics['accuracy_top5']:.1%} in the top five",
             "decoded": decoded,

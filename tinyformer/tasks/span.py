@@ -86,11 +86,12 @@ class SpanExtraction(Task):
         return AttentionMask(lengths=batch.get("lengths"))
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch 2 seq"]:
-        """The scores of each token as the answer's first and last one, in fp32.
+        """The scores of each token as the answer's first and last one, in fp32 at least.
 
         They are -inf outside of the context, except at the first token of the sequence.
         """
-        scores = network(batch["inputs"], self.mask(batch)).float().mT
+        scores = network(batch["inputs"], self.mask(batch)).mT
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         allowed = _in_context(batch)
         allowed[:, 0] = True
         return scores.masked_fill(~allowed.unsqueeze(1), -torch.inf)
@@ -102,16 +103,12 @@ class SpanExtraction(Task):
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each answer, the mean of its two tokens; one target per window."""
         nats = self._nats(self.logits(network, batch), batch)
-        return nats, torch.ones_like(batch["starts"])
+        return nats, self.num_targets(batch)
 
     @staticmethod
     def _nats(logits: Float[Tensor, "batch 2 seq"], batch: Batch) -> Float[Tensor, " batch"]:
         targets = torch.stack([batch["starts"], batch["ends"]], dim=1)
         return F.cross_entropy(logits.mT, targets, reduction="none").mean(dim=1)
-
-    def zeros(self) -> dict[str, Tensor]:
-        """The scores of an empty batch."""
-        return {name: torch.zeros(()) for name in ("nats", "windows", "judged", "correct")}
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The sums of a batch: the nats, and the numbers of windows.
@@ -124,7 +121,7 @@ class SpanExtraction(Task):
         if self.no_answer_threshold is not None:
             judged = judged | ~batch["answerable"]
         correct = judged & (logits.argmax(dim=2) == targets).all(dim=1)
-        sums = {"nats": self._nats(logits, batch).sum(), "windows": torch.ones_like(batch["starts"]).sum()}
+        sums = {"nats": self._nats(logits, batch).sum(), "windows": self.num_targets(batch).sum()}
         sums |= {"judged": judged.sum(), "correct": correct.sum()}
         return {name: value.to(torch.float32) for name, value in sums.items()}
 

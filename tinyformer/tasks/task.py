@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.batch import Batch
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Network, Transformer
 
@@ -43,7 +44,16 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
-        """The mean loss of a batch, in nats, for the backward pass."""
+        """The mean loss of a batch over its targets, in nats, for the backward pass; 0 if it has no target."""
+
+    def num_targets(self, batch: Batch) -> Int[Tensor, " batch"]:
+        """The number of targets of each row, by which `loss` is weighted in the mean of several batches.
+
+        By default the tokens in `targets` that are not `IGNORED`; without `targets`, one for each row.
+        """
+        if "targets" not in batch:
+            return torch.ones_like(batch["inputs"][:, 0])
+        return (batch["targets"] != IGNORED).sum(dim=1)
 
     @abstractmethod
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
@@ -62,12 +72,8 @@ class Task(ABC):
         return self.nats(network, batch)
 
     @abstractmethod
-    def zeros(self) -> dict[str, Tensor]:
-        """The scores of an empty batch."""
-
-    @abstractmethod
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Scores of a batch that add up over batches, with the names and shapes of `zeros`."""
+        """Scores of a batch, by name, that add up over batches."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:

@@ -2,7 +2,7 @@
 
 from tinyformer.training.callbacks import AttentionTelemetry, FiniteCheck, TrainingScores
 from tinyformer.training.loggers import RunCSVLogger, RunWandbLogger
-from tinyformer.training.module import Sums, TrainingModule
+from tinyformer.training.module import TrainingModule
 from tinyformer.training.optimizers import AdamW, CombinedOptimizer, MuonWithAdamW
 from tinyformer.training.schedules import InverseSquareRoot, WarmupCosine, WarmupStableDecay
 
@@ -15,7 +15,6 @@ __all__ = [
     "MuonWithAdamW",
     "RunCSVLogger",
     "RunWandbLogger",
-    "Sums",
     "TrainingModule",
     "TrainingScores",
     "WarmupCosine",

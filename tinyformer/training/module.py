@@ -1,13 +1,12 @@
 """The Lightning module: a training step, validation metrics, the optimizer and its schedule."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
@@ -18,6 +17,8 @@ from tinyformer.training.schedules import Schedule
 
 class TrainingModule(L.LightningModule):
     """A network with its task, data, optimizer and schedule.
+
+    An optimizer step has the gradient of the mean over the targets of all its batches, those of all processes included.
 
     Args:
         network: the model.
@@ -31,6 +32,11 @@ class TrainingModule(L.LightningModule):
 
     Attributes:
         metrics: the metrics of the last validation; None for one that is undefined.
+        targets: the number of targets of the last training batch.
+        step_targets: the numbers of targets of the batches of an optimizer step so far; empty between steps.
+        unit: the number of targets of the step's first batch, as a mean over processes. Sums over targets are divided
+            by it before the backward pass, since their gradients would overflow in fp16.
+        factor: what turns the sums of the last step's losses and gradients into means over its targets.
     """
 
     def __init__(
@@ -49,12 +55,44 @@ class TrainingModule(L.LightningModule):
         self.make_optimizer, self.schedule = optimizer, schedule
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
         self.checkpoint = checkpoint
-        self.sums = Sums(task.zeros())
         self.metrics: dict[str, float | None] = {}
+        self.step_targets: list[Tensor] = []
+        self.factor: Tensor | float = 1.0
+
+    def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
+        """Count the targets of a batch."""
+        self.targets = self.task.num_targets(batch).sum(dtype=self.sum_dtype)
+        if not self.step_targets:
+            self.unit = sum_over_processes(self.targets).clamp(min=1) / self.trainer.world_size
+        self.step_targets.append(self.targets)
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """The loss of a batch."""
-        return self.task.loss(self.network, batch)
+        """The loss of a batch, weighted by its number of targets if it is not the only one of its step."""
+        loss = self.task.loss(self.network, batch)
+        is_alone = self.trainer.accumulate_grad_batches == self.trainer.world_size == 1
+        return loss if is_alone else loss * (self.targets / self.unit)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Turn the accumulated sum of gradients into a mean, before clipping and before callbacks read it, and step."""
+
+        def compute_gradients() -> Any:
+            loss, accumulated = optimizer_closure(), self.trainer.accumulate_grad_batches
+            self.factor = 1.0
+            if accumulated > 1:  # the number by which Lightning has divided each loss
+                targets = sum_over_processes(torch.stack(self.step_targets).sum()).clamp(min=1)
+                self.factor = accumulated * self.unit * self.trainer.world_size / targets
+                gradients = [weight.grad for weight in self.parameters() if weight.grad is not None]
+                # One kernel for all of them on CUDA, if the dtype is theirs.
+                torch._foreach_mul_(gradients, self.factor.to(torch.promote_types(gradients[0].dtype, torch.float32)))
+            self.step_targets = []
+            return loss
+
+        super().optimizer_step(epoch, batch_idx, optimizer, compute_gradients)
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """The dtype of sums: in fp32, with its 24-bit significand, one over 20 million tokens can be wrong by 1e-3."""
+        return torch.float32 if self.device.type == "mps" else torch.float64
 
     def configure_optimizers(self) -> Any:
         """The optimizer and its schedule, which advances at every step."""
@@ -70,9 +108,14 @@ class TrainingModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Set the optimizer's options and learning rate again, since a resumed run may have others, or another length.
 
+        The first process goes on with the random numbers of the seed, from which all have drawn the same weights; the
+        others take those of the seed plus their rank, so that each has dropout masks of its own.
+
         Raises:
             ArgumentError: the optimizer's state in a checkpoint does not fit the parameters.
         """
+        if self.global_rank:
+            L.seed_everything((torch.initial_seed() + self.global_rank) % 2**32, verbose=False)
         for optimizer in self.trainer.optimizers:
             for each in getattr(optimizer, "optimizers", [optimizer]):
                 _require_own_state(each)
@@ -86,18 +129,17 @@ class TrainingModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums."""
-        self.sums.reset()
-        # In fp32, with its 24-bit significand, the loss over 20 million tokens can be wrong by 1e-3; under bf16-true,
-        # Lightning even makes the sums bf16.
-        self.sums.set_dtype(torch.float32 if self.device.type == "mps" else torch.float64)
+        self.sums: dict[str, Tensor] = {}
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         """Add the scores of a batch to the sums."""
-        self.sums.update(self.task.score(self.network, batch))
+        for name, score in self.task.score(self.network, batch).items():
+            self.sums[name] = self.sums.get(name, 0.0) + score.to(self.sum_dtype)
 
     def on_validation_epoch_end(self) -> None:
         """Compute and log the metrics."""
-        self.metrics = self.task.metrics(self.sums.compute(), self.data.splits[self.evaluated])
+        sums = {name: sum_over_processes(total) for name, total in self.sums.items()}
+        self.metrics = self.task.metrics(sums, self.data.splits[self.evaluated])
         metrics = {f"val/{name}": value for name, value in self.metrics.items() if value is not None}
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.step)
@@ -109,6 +151,15 @@ class TrainingModule(L.LightningModule):
         return max(self.first_step, self.global_step)
 
 
+def sum_over_processes(values: Tensor) -> Tensor:
+    """The sum of a tensor over all processes, without the barrier of Lightning's `reduce`, at which the host waits."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return values
+    total = values.clone()
+    torch.distributed.all_reduce(total)
+    return total
+
+
 def _require_own_state(optimizer: torch.optim.Optimizer) -> None:
     """Refuse state whose shape is not its parameter's: a fused kernel would read and write past its end."""
     for parameter, state in optimizer.state.items():
@@ -117,28 +168,3 @@ def _require_own_state(optimizer: torch.optim.Optimizer) -> None:
             if not is_own or value.shape not in (parameter.shape, torch.Size([])):
                 reason = f"its optimizer's {name} does not fit a parameter of shape {list(parameter.shape)}"
                 raise ArgumentError("resume", "last.ckpt", reason)
-
-
-class Sums(Metric):
-    """Sums of scores over the batches of a validation and over all processes.
-
-    Args:
-        zeros: the initial value of each sum, by name.
-    """
-
-    full_state_update = False
-
-    def __init__(self, zeros: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.names = list(zeros)
-        for name, zero in zeros.items():
-            self.add_state(name, zero, dist_reduce_fx="sum")
-
-    def update(self, scores: Mapping[str, Tensor]) -> None:
-        """Add the scores of a batch."""
-        for name in self.names:
-            setattr(self, name, getattr(self, name) + scores[name])
-
-    def compute(self) -> dict[str, Tensor]:
-        """The sums, by name."""
-        return {name: getattr(self, name) for name in self.names}

@@ -13,7 +13,7 @@ from torch import Tensor
 from tinyformer.analysis import first_non_finite
 from tinyformer.errors import require_at_least, require_choice
 from tinyformer.tasks import Batch
-from tinyformer.training.module import TrainingModule
+from tinyformer.training.module import TrainingModule, sum_over_processes
 from tinyformer.training.stacked_muon import StackedMuon
 
 ACTIONS = ("stop", "skip")
@@ -52,7 +52,7 @@ class _Step:
     Args:
         number: number of the step, from 1.
         batches: the batches whose gradients were accumulated.
-        loss: the mean loss over the batches.
+        loss: the mean loss over the targets of these batches.
         is_masked: whether its update was not applied.
     """
 
@@ -131,9 +131,7 @@ class FiniteCheck(L.Callback):
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
             total = total + torch.nn.utils.get_total_norm(gradients)
-        is_bad = ~total.isfinite()
-        if trainer.world_size > 1:  # processes share gradients, but not losses
-            is_bad = cast(Tensor, trainer.strategy.reduce(is_bad.float(), reduce_op="sum")) > 0
+        is_bad = sum_over_processes((~total.isfinite()).float()) > 0  # processes share gradients, but not losses
         if self.action == "stop" and self._is_masked is not None:
             is_bad = is_bad | self._is_masked
         self._is_masked = is_bad
@@ -150,7 +148,8 @@ class FiniteCheck(L.Callback):
         if self._sum is not None:
             return  # gradients are accumulated
         assert self._is_masked is not None
-        self._unread.append(_Step(trainer.global_step, self._batches, self._loss, self._is_masked))
+        mean = self._loss * cast(TrainingModule, pl_module).factor
+        self._unread.append(_Step(trainer.global_step, self._batches, mean, self._is_masked))
         self._batches, self._loss = [], None
         is_report = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if is_report or len(self._unread) >= MAX_UNREAD:
@@ -177,16 +176,17 @@ class FiniteCheck(L.Callback):
         steps, self._unread = self._unread, []
         if not steps:
             return
+        losses = (sum_over_processes(torch.stack([step.loss for step in steps])) / trainer.world_size).tolist()
         flags = torch.stack([step.is_masked for step in steps]).tolist()
-        for step, is_masked in zip(steps, flags, strict=True):
+        for step, loss, is_masked in zip(steps, losses, flags, strict=True):
             self._consecutive = self._consecutive + 1 if is_masked else 0
             if not is_masked:
-                self._last_loss = float(step.loss)
+                self._last_loss = loss
             elif self.action == "skip" and self._consecutive < self.max_skipped:
                 self.skipped.append(step.number)
             else:
                 origin = _origin(trainer, cast(TrainingModule, pl_module), step)
-                raise NonFiniteStep(step.number, float(step.loss), self._last_loss, origin)
+                raise NonFiniteStep(step.number, loss, self._last_loss, origin)
 
 
 def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:

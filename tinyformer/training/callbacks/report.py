@@ -14,7 +14,7 @@ from tinyformer.data import IGNORED
 from tinyformer.data.loader import EpochLoader
 from tinyformer.hardware import compute_dtype, peak_memory
 from tinyformer.tasks import Batch
-from tinyformer.training.module import TrainingModule
+from tinyformer.training.module import TrainingModule, sum_over_processes
 from tinyformer.training.peak import Peak, matmul_peak
 
 
@@ -57,7 +57,8 @@ class Work:
 class Report(L.Callback):
     """Logs loss, learning rate and throughput every `log_every_n_steps` steps.
 
-    - `train/loss`: the mean of the finite losses since the last report; `train/learning_rate`: that of the step.
+    - `train/loss`: the mean over all targets since the last report, of all processes, without batches whose loss is not
+      finite; `train/learning_rate`: that of the step.
     - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`.
     - `throughput/memory_gb`: peak memory so far in 10^9 bytes, see `peak_memory`.
 
@@ -74,7 +75,7 @@ class Report(L.Callback):
         self.total = Work()
         self.latest: dict[str, float] = {}
         self.peak: Peak | None = None
-        self._losses: torch.Tensor | None = None  # the sum of the finite losses, and their number
+        self._sums: torch.Tensor | None = None  # nats and targets since the last report: a mean over processes
         self._sizes = Counter[str]()
         self._batch: Batch | None = None
         self._since = self._waited = 0.0
@@ -93,15 +94,15 @@ class Report(L.Callback):
         return {
             "seconds": self.seconds,
             "total": asdict(self.total),
-            "unreported": [0.0, 0] if self._losses is None else self._losses.tolist(),
+            "unreported": [0.0, 0] if self._sums is None else self._sums.tolist(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved run."""
         self._earlier = float(state_dict["seconds"])
         self.total = Work(**{name: type(getattr(Work(), name))(value) for name, value in state_dict["total"].items()})
-        losses, number = state_dict["unreported"]
-        self._losses = torch.tensor([losses, float(number)]) if number else None
+        nats, targets = state_dict["unreported"]
+        self._sums = torch.tensor([nats, targets], dtype=torch.float64) if targets else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
@@ -140,19 +141,24 @@ class Report(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Add the loss, and report every `log_every_n_steps` steps."""
-        loss = outputs["loss"].detach().float()
-        added = torch.stack((loss.nan_to_num(0.0, 0.0, 0.0), loss.isfinite().float()))
-        self._losses = added if self._losses is None else self._losses.to(loss.device) + added
+        assert isinstance(pl_module, TrainingModule)
+        # Lightning has divided the loss by the number of accumulated batches.
+        nats = outputs["loss"].detach() * pl_module.unit * trainer.accumulate_grad_batches
+        added = torch.stack((nats, pl_module.targets))
+        added = torch.where(added.isfinite().all(), added, 0.0)
+        self._sums = added if self._sums is None else self._sums.to(added.dtype).to(added.device) + added
         self._sizes += batch_sizes(batch)
         self._batch = batch
-        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if (batch_idx + 1) % trainer.accumulate_grad_batches or trainer.global_step % interval:
+        if pl_module.step_targets:
+            return  # gradients are accumulated
+        self._sums = sum_over_processes(self._sums) / trainer.world_size
+        if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
-        losses = self._mean_loss(trainer)  # waits for the device, so that the clock is read when its work is done
+        loss = self._mean_loss()  # waits for the device, so that the clock is read when its work is done
         work = self._work(trainer, batch, time.perf_counter(), _seconds_waited(trainer))
         self.peak = matmul_peak(pl_module.device, compute_dtype(trainer.precision))
         self.latest = {
-            "train/loss": losses,
+            "train/loss": loss,
             "train/learning_rate": self._learning_rate,
             "throughput/tokens_per_second": work.tokens_per_second,
             "throughput/mfu": work.mfu(self.peak),
@@ -166,21 +172,20 @@ class Report(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure the steps since the last report; a short run may have had none."""
-        if self._losses is None or self._batch is None:
+        if self._sums is None or self._batch is None:
             return
-        loss = self._mean_loss(trainer)
+        loss = self._mean_loss()
         now, waited = self._pause or (time.perf_counter(), _seconds_waited(trainer))
         work, self._batch = self._work(trainer, self._batch, now, waited), None
         if not self.latest:
             self.latest = {"train/loss": loss, "throughput/tokens_per_second": work.tokens_per_second}
 
-    def _mean_loss(self, trainer: L.Trainer) -> float:
-        """The mean of the finite losses since the last report; NaN if there are none."""
-        assert self._losses is not None
-        losses, number = self._losses.tolist()
-        self._losses = None
-        # Lightning has divided each loss by the number of accumulated batches.
-        return losses * trainer.accumulate_grad_batches / number if number else math.nan
+    def _mean_loss(self) -> float:
+        """The mean loss since the last report; NaN if there are no targets."""
+        assert self._sums is not None
+        nats, targets = self._sums.tolist()
+        self._sums = None
+        return nats / targets if targets else math.nan
 
     def _work(self, trainer: L.Trainer, batch: Batch, now: float, waited: float) -> Work:
         """The work since the last report, which is added to `total`.

@@ -2,6 +2,7 @@
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from tinyformer.errors import require_at_least
 from tinyformer.training.module import TrainingModule
@@ -34,11 +35,11 @@ class TrainingScores(L.Callback):
             return
         assert isinstance(pl_module, TrainingModule)
         task = pl_module.task
-        sums = {name: zero.to(pl_module.device) for name, zero in task.zeros().items()}
+        sums: dict[str, Tensor] = {}
         with trainer.precision_plugin.forward_context():
             for batch in pl_module.data.sample("train", self.num_rows):
-                scores = task.score(pl_module.network, trainer.strategy.batch_to_device(batch))
-                sums = {name: total + scores[name] for name, total in sums.items()}
+                for name, score in task.score(pl_module.network, trainer.strategy.batch_to_device(batch)).items():
+                    sums[name] = sums.get(name, 0.0) + score.to(pl_module.sum_dtype)
         metrics = task.metrics(sums, pl_module.data.splits["train"])
         self.metrics = {
             f"train/{name}": value for name, value in metrics.items() if name != "loss" and value is not None

@@ -1,0 +1,174 @@
+"""Means over targets: accumulated batches and several processes take the steps of one batch with all rows."""
+
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from analysis.pair_subjects import loud_encoder_decoder
+from nn.model_cases import make_encoder, make_transformer
+
+from tinyformer.batch import IGNORED
+from tinyformer.data.loader import EpochLoader
+from tinyformer.nn import ClassReadout, SpanReadout, Transformer
+from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
+from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, TrainingModule, WarmupCosine
+from tinyformer.training.callbacks import Report
+from training.runs import QUIET, make_trainer
+
+pytestmark = pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation_step")
+
+ROWS, SEQ, STEPS = 8, 12, 12
+
+
+class OwnTask(CausalLM):
+    """A task that defines the loss alone, here with a penalty."""
+
+    def loss(self, network, batch):
+        penalty = network.readout.proj.weight.square().mean()
+        return super().loss(network, batch) + penalty
+
+
+TASKS = {
+    "causal_lm": (CausalLM(), make_transformer),
+    "documents": (CausalLM(), make_transformer),
+    "masked_lm": (MaskedLM(), make_transformer),
+    "classification": (
+        Classification("abc", label_smoothing=0.1),
+        lambda: Transformer(make_encoder(), partial(ClassReadout, labels="abc")),
+    ),
+    "seq2seq": (Seq2Seq(label_smoothing=0.1), lambda: loud_encoder_decoder().train()),
+    "span": (SpanExtraction(), lambda: Transformer(make_encoder(), SpanReadout)),
+    "own": (OwnTask(), make_transformer),
+}
+
+
+def rows_of(name, step):
+    """A batch of rows with different numbers of targets; some have none."""
+    random = torch.Generator().manual_seed(step)
+    draw = partial(torch.randint, generator=random)
+    batch = {"inputs": draw(50, (ROWS, SEQ)), "lengths": draw(3, SEQ + 1, (ROWS,))}
+    position = torch.arange(SEQ)
+    if name == "classification":
+        return batch | {"labels": draw(3, (ROWS,))}
+    if name == "span":
+        contexts = torch.full((ROWS,), 2)
+        return batch | {"contexts": contexts, "starts": contexts, "ends": batch["lengths"] - 1}
+    is_target = draw(SEQ, (ROWS, SEQ)) < draw(SEQ, (ROWS, 1))
+    if name in ("causal_lm", "own", "seq2seq"):
+        is_target = position < draw(0 if name == "own" else 1, SEQ, (ROWS, 1))
+    batch["targets"] = torch.where(is_target, draw(50, (ROWS, SEQ)), IGNORED)
+    if name == "documents":
+        batch["documents"] = (draw(3, (ROWS, SEQ)) == 0).cumsum(dim=1)
+    if name == "seq2seq":
+        batch |= {"source": draw(50, (ROWS, SEQ)), "source_lengths": batch["lengths"]}
+    return batch
+
+
+class Rows(torch.utils.data.Dataset):
+    """The rows of each step, all of them or a process's share, as one batch or several; `size` in a batch."""
+
+    def __init__(self, name, size):
+        self.batches = []
+        for step in range(STEPS):
+            parts = {key: value.split(size) for key, value in rows_of(name, step).items()}
+            self.batches += [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+
+    def __getitems__(self, indices):
+        return self.batches[indices[0]]
+
+
+class Given(EpochLoader):
+    """Batches that the test hands in; processes take turns."""
+
+    def __init__(self, rows, world_size=1):
+        super().__init__(len(rows.batches) // world_size, 0, False)
+        self.rows, self.world_size = rows, world_size
+
+    def _epoch(self, epoch):
+        rank = torch.distributed.get_rank() if self.world_size > 1 else 0
+        return self.rows, [[index] for index in range(rank, len(self.rows.batches), self.world_size)]
+
+
+class Gradients(L.Callback):
+    """Writes the gradients of each step, as a callback sees them before clipping, and the mean loss."""
+
+    def __init__(self, path):
+        self.path, self.steps = path, []
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        gradients = [weight.grad.flatten() for weight in module.parameters() if weight.grad is not None]
+        self.steps.append(torch.cat(gradients).clone())
+
+    def on_train_end(self, trainer, module):
+        report = next(each for each in trainer.callbacks if isinstance(each, Report))
+        weights = torch.cat([weight.detach().flatten() for weight in module.parameters()])
+        if trainer.is_global_zero:
+            torch.save((torch.stack(self.steps), weights, report.latest["train/loss"]), self.path)
+
+
+LAYOUTS = {
+    "whole": (1, 1, 8),
+    "accumulated": (1, 4, 2),
+    "accumulated unequally": (1, 3, 3),
+    "processes": (2, 1, 4),
+    "processes unequally": (2, 1, 5),
+    "accumulated in processes": (2, 2, 2),
+}
+"""Processes, accumulated batches, and the rows of each; the last batch of a step may have fewer."""
+
+
+def trained(folder, name, layout, precision="64-true", optimizer=None):
+    processes, accumulated, size = LAYOUTS[layout]
+    task, network = TASKS[name]
+    torch.manual_seed(0)
+    module = TrainingModule(network(), task, None, optimizer or AdamW(), WarmupCosine(2))
+    settings = {"accumulate_grad_batches": accumulated, "limit_val_batches": 0, "max_steps": STEPS}
+    if processes > 1:
+        settings |= {"strategy": "ddp_fork", "devices": processes}
+    callbacks = [Gradients(folder / "found.pt"), Report(), FiniteCheck()]
+    settings |= {"precision": precision, "gradient_clip_val": 1.0, "log_every_n_steps": STEPS}
+    trainer = make_trainer(folder, callbacks, **settings)
+    trainer.fit(module, train_dataloaders=Given(Rows(name, size), processes))
+    return torch.load(folder / "found.pt")
+
+
+def off(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_steps_are_those_of_one_batch(name, tmp_path):
+    """In fp64 all of them; in fp32 the gradient of the first one, before rounding errors grow."""
+    expected, weights, loss = trained(tmp_path, name, "whole")
+    for layout in list(LAYOUTS)[1:]:
+        found, after, reported = trained(tmp_path, name, layout)
+        assert off(found, expected) < 1e-9, layout
+        assert off(after, weights) < 1e-9, layout
+        assert reported == pytest.approx(loss, rel=1e-9), layout
+    expected, *_ = trained(tmp_path, name, "whole", "32-true", MuonWithAdamW())
+    found, *_ = trained(tmp_path, name, "accumulated in processes", "32-true", MuonWithAdamW())
+    assert off(found[0], expected[0]) < 1e-5
+
+
+class FirstLoss(L.Callback):
+    """Writes each process's loss of the first batch."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        torch.save(float(outputs["loss"]), self.folder / f"{trainer.global_rank}.pt")
+
+
+def test_processes_have_the_same_weights_and_dropout_masks_of_their_own(tmp_path):
+    losses = []
+    for dropout in (0.0, 0.5):
+        torch.manual_seed(3)
+        module = TrainingModule(make_transformer(dropout=dropout), CausalLM(), None, AdamW(), WarmupCosine(2))
+        settings = {"strategy": "ddp_fork", "devices": 2, "max_steps": 1, "limit_val_batches": 0}
+        make_trainer(tmp_path, [FirstLoss(tmp_path)], **settings).fit(module, Given(Rows("causal_lm", ROWS)))
+        losses.append([torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)])
+    (first, second), (one, other) = losses
+    assert first == second
+    assert abs(one - other) > 1e-3
