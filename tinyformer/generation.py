@@ -66,6 +66,7 @@ def generate(
     seed: int = 0,
     use_cache: bool = True,
     stop_token: int | None = None,
+    suppressed: Sequence[int] = (),
 ) -> list[list[int]]:
     """Continue a batch of prompts; see `stream` for the arguments.
 
@@ -73,7 +74,7 @@ def generate(
         The new tokens of each prompt, without the prompt: `num_tokens`, or fewer where `stop_token` was sampled.
     """
     texts: list[list[int]] = [[] for _ in prompts]
-    for drawn in stream(network, prompts, num_tokens, sampling, seed, use_cache, stop_token):
+    for drawn in stream(network, prompts, num_tokens, sampling, seed, use_cache, stop_token, suppressed):
         for text, token in zip(texts, drawn, strict=True):
             if token is not None:
                 text.append(token)
@@ -88,6 +89,7 @@ def stream(
     seed: int = 0,
     use_cache: bool = True,
     stop_token: int | None = None,
+    suppressed: Sequence[int] = (),
 ) -> Iterator[list[int | None]]:
     """Continue a batch of prompts, one token at a time.
 
@@ -106,6 +108,7 @@ def stream(
         seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without one.
         stop_token: ends a text, and is not part of it.
+        suppressed: ids that are never sampled, such as those that have no token, see `TextTokenizer.missing_ids`.
 
     Returns:
         For each step the new token of each prompt; None for one that is still being read or has ended.
@@ -122,7 +125,7 @@ def stream(
             if not 0 <= token <= largest:
                 raise ArgumentError(f"prompts[{index}]", token, f"token ids go from 0 to {largest}")
     require_at_least(0, {"num_tokens": 200}, num_tokens=num_tokens)
-    return _steps(network, rows, num_tokens, sampling or Sampling(), seed, use_cache, stop_token)
+    return _steps(network, rows, num_tokens, sampling or Sampling(), seed, use_cache, stop_token, suppressed)
 
 
 def _steps(
@@ -133,6 +136,7 @@ def _steps(
     seed: int,
     use_cache: bool,
     stop_token: int | None,
+    suppressed: Sequence[int],
 ) -> Iterator[list[int | None]]:
     device = next(network.parameters()).device
     total = max(map(len, prompts), default=0) + num_tokens
@@ -142,6 +146,7 @@ def _steps(
         tokens[row, : len(prompt)] = torch.tensor(prompt)
     generators = [torch.Generator(device).manual_seed(seed + row) for row in range(len(prompts))]
     decoder = _Decoder(network, use_cache, capacity=min(network.encoder.max_seq_len, total - 1))
+    never = torch.tensor(suppressed, dtype=torch.long, device=device)
     remaining = {row: num_tokens for row in range(len(prompts)) if num_tokens}
     was_training, end = network.training, 0
     network.eval()
@@ -149,7 +154,7 @@ def _steps(
         while remaining:
             # One token further, or straight to the end of the shortest remaining prompt.
             end = max(end + 1, min(len(prompts[row]) for row in remaining))
-            logits = decoder.next_logits(tokens[:, :end])
+            logits = decoder.next_logits(tokens[:, :end]).index_fill(1, never, -torch.inf)
             drawn: list[int | None] = [None] * len(prompts)
             for row in [row for row in remaining if len(prompts[row]) <= end]:
                 token = int(sampling.draw(logits[row : row + 1], generators[row]))

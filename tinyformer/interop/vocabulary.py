@@ -22,6 +22,9 @@ SPECIAL = "special_tokens_map.json"
 OWN_TOKENS = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 """Types of post-processors in a `tokenizer.json` that add tokens to a text."""
 
+NAMED = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token")
+"""Special tokens that `transformers` recognises within a text."""
+
 
 def _from_json(folder: Path, settings: Fields) -> Tokenizer:
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
@@ -62,14 +65,14 @@ TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPE
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     """The tokenizer of a model folder; None if it has none.
 
-    Texts start with the end-of-text token in GPT-2 and Llama, and with `[CLS]` in BERT.
+    Its post-processor determines the tokens around a text, unless they are those that an export of ours added.
 
     Args:
         folder: the model folder.
         fields: the fields of its `config.json`.
 
     Raises:
-        ArgumentError: the tokenizer cannot be read, or has no token that can start a text.
+        ArgumentError: the tokenizer cannot be read, or has no token that can separate texts.
     """
     names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
     if names is None:
@@ -87,16 +90,21 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
                 settings |= read_json(folder / name)
     with _library_errors(folder, names[0]):
         tokenizer = FORMATS[names](folder, settings)
+        named = [token for name in NAMED if (token := _special_token(settings, name)) is not None]
+        tokenizer.add_special_tokens([token for token in named if tokenizer.token_to_id(token) is not None])
         spec = json.loads(tokenizer.to_str())
         first = _first_token(tokenizer, settings, fields)
         first_id = tokenizer.token_to_id(first) if first else None
+        own = spec["post_processor"]
         if first is not None and first_id is not None:
-            # We add these tokens ourselves, so the tokenizer must not.
-            for added in (_around({first: first_id}, {}), _around({}, {first: first_id})):
-                spec["post_processor"] = _without(spec["post_processor"], added)
+            ends = fields.get("is_encoder_decoder") and {first: fields.get("eos_token_id")}
+            spec["post_processor"] = _without(own, _around({}, ends) if ends else _around({first: first_id}, {}))
+        # Only BART's `config.json` names the tokens around a text where its tokenizer is `vocab.json` and `merges.txt`.
+        is_silent = own is None and names[0] != "tokenizer.json" and fields.get("is_encoder_decoder")
+        decides = spec["post_processor"] == own and not is_silent
         tokenizer = Tokenizer.from_str(json.dumps(spec))
     try:
-        return TextTokenizer(tokenizer, first)
+        return TextTokenizer(tokenizer, first, post_processed=decides)
     except ValueError as error:
         reason = f"the tokenizer has no token that separates texts; {SETTINGS} must name one as eos_token"
         raise ArgumentError("folder", str(folder), reason) from error
@@ -132,7 +140,8 @@ def tokenizer_files(
         around: the tokens before and after a text.
     """
     spec = json.loads(tokenizer.to_json())
-    spec.pop("eos_token", None)
+    for name in ("eos_token", "post_processed"):
+        spec.pop(name, None)
     plain = Tokenizer.from_str(json.dumps(spec))
     bos, eos, pad = (
         None if (number := ids[f"{name}_token_id"]) is None else plain.id_to_token(number)
@@ -140,10 +149,9 @@ def tokenizer_files(
     )
     names = [{str(plain.id_to_token(number)): number for number in side} for side in around]
     added, own = _around(*names), spec["post_processor"]
-    if own is None:
-        spec["post_processor"] = added
-    elif not _adds_tokens(own):
-        spec["post_processor"] = {"type": "Sequence", "processors": [own, added]}
+    if not tokenizer.post_processed:  # otherwise its own adds those of `around`
+        keeps = own is not None and not _adds_tokens(own)
+        spec["post_processor"] = {"type": "Sequence", "processors": [own, added]} if keeps else added
     special = {
         "eos_token": eos,
         "bos_token": bos,
