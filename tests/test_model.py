@@ -159,7 +159,7 @@ def test_a_text_ends_where_its_document_ends(store):
 
 def test_texts_that_do_not_work(model):
     for texts, message in (
-        (["a", "b" * 24], "len(texts[1])=25: must be 1 to 24 tokens, including the one that starts a text."),
+        (["a", "b" * 24], "len(texts[1])=25: must be 1 to 24 tokens, including the special tokens around a text."),
         ([], "texts=[]: must be a text, a list of texts, or token ids of shape (batch, seq);"),
         (torch.zeros(0, 3, dtype=torch.long), "texts.shape=[0, 3]: must be (batch, seq), with at least one sequence."),
         (torch.zeros(2, 3), "texts.dtype=torch.float32: token ids must be integers."),

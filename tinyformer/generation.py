@@ -24,6 +24,7 @@ class Sampling:
         top_k: sample from the k most probable tokens only (Fan et al. 2018, arXiv 1805.04833).
         top_p: sample from the smallest set of tokens whose probabilities add up to this (nucleus sampling, Holtzman et
             al. 2019, arXiv 1904.09751).
+        suppressed: ids that are never sampled, such as those that have no token, see `TextTokenizer.missing_ids`.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -32,6 +33,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    suppressed: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         require_at_least(0, temperature=self.temperature)
@@ -43,6 +45,8 @@ class Sampling:
         self, logits: Float[Tensor, "batch vocab_size"], generator: torch.Generator | None = None
     ) -> Int[Tensor, " batch"]:
         """Sample one token for each row."""
+        never = torch.tensor(self.suppressed, dtype=torch.long, device=logits.device)
+        logits = logits.index_fill(-1, never, -torch.inf)
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         logits = logits.float() / self.temperature
@@ -66,7 +70,6 @@ def generate(
     seed: int = 0,
     use_cache: bool = True,
     stop_token: int | None = None,
-    suppressed: Sequence[int] = (),
 ) -> list[list[int]]:
     """Continue a batch of prompts; see `stream` for the arguments.
 
@@ -74,7 +77,7 @@ def generate(
         The new tokens of each prompt, without the prompt: `num_tokens`, or fewer where `stop_token` was sampled.
     """
     texts: list[list[int]] = [[] for _ in prompts]
-    for drawn in stream(network, prompts, num_tokens, sampling, seed, use_cache, stop_token, suppressed):
+    for drawn in stream(network, prompts, num_tokens, sampling, seed, use_cache, stop_token):
         for text, token in zip(texts, drawn, strict=True):
             if token is not None:
                 text.append(token)
@@ -89,7 +92,6 @@ def stream(
     seed: int = 0,
     use_cache: bool = True,
     stop_token: int | None = None,
-    suppressed: Sequence[int] = (),
 ) -> Iterator[list[int | None]]:
     """Continue a batch of prompts, one token at a time.
 
@@ -108,7 +110,6 @@ def stream(
         seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without one.
         stop_token: ends a text, and is not part of it.
-        suppressed: ids that are never sampled, such as those that have no token, see `TextTokenizer.missing_ids`.
 
     Returns:
         For each step the new token of each prompt; None for one that is still being read or has ended.
@@ -125,7 +126,7 @@ def stream(
             if not 0 <= token <= largest:
                 raise ArgumentError(f"prompts[{index}]", token, f"token ids go from 0 to {largest}")
     require_at_least(0, {"num_tokens": 200}, num_tokens=num_tokens)
-    return _steps(network, rows, num_tokens, sampling or Sampling(), seed, use_cache, stop_token, suppressed)
+    return _steps(network, rows, num_tokens, sampling or Sampling(), seed, use_cache, stop_token)
 
 
 def _steps(
@@ -136,7 +137,6 @@ def _steps(
     seed: int,
     use_cache: bool,
     stop_token: int | None,
-    suppressed: Sequence[int],
 ) -> Iterator[list[int | None]]:
     device = next(network.parameters()).device
     total = max(map(len, prompts), default=0) + num_tokens
@@ -146,7 +146,6 @@ def _steps(
         tokens[row, : len(prompt)] = torch.tensor(prompt)
     generators = [torch.Generator(device).manual_seed(seed + row) for row in range(len(prompts))]
     decoder = _Decoder(network, use_cache, capacity=min(network.encoder.max_seq_len, total - 1))
-    never = torch.tensor(suppressed, dtype=torch.long, device=device)
     remaining = {row: num_tokens for row in range(len(prompts)) if num_tokens}
     was_training, end = network.training, 0
     network.eval()
@@ -154,7 +153,7 @@ def _steps(
         while remaining:
             # One token further, or straight to the end of the shortest remaining prompt.
             end = max(end + 1, min(len(prompts[row]) for row in remaining))
-            logits = decoder.next_logits(tokens[:, :end]).index_fill(1, never, -torch.inf)
+            logits = decoder.next_logits(tokens[:, :end])
             drawn: list[int | None] = [None] * len(prompts)
             for row in [row for row in remaining if len(prompts[row]) <= end]:
                 token = int(sampling.draw(logits[row : row + 1], generators[row]))

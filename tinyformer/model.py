@@ -80,7 +80,7 @@ class Model(Inspected):
         rows = self._rows(texts)
         for index, row in enumerate(rows):
             if not 0 < len(row) <= self.max_seq_len:
-                limit = f"must be 1 to {self.max_seq_len:,} tokens, with those that begin and end it"
+                limit = f"must be 1 to {self.max_seq_len:,} tokens, including the special tokens around a text"
                 raise ArgumentError(f"len(texts[{index}])", len(row), limit)
         lengths = torch.tensor([len(row) for row in rows])
         # A tensor of token ids has no padding, so its value does not matter there.
@@ -116,7 +116,7 @@ class Model(Inspected):
     def attention(self, texts: str) -> "inspection.TextMaps": ...
 
     @overload
-    def attention(self, texts: Sequence[str] | Tensor) -> "list[inspection.TextMaps]": ...
+    def attention(self, texts: Sequence[str | tuple[str, str]] | Tensor) -> "list[inspection.TextMaps]": ...
 
     def attention(self, texts: Texts) -> "inspection.TextMaps | list[inspection.TextMaps]":
         """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
@@ -204,10 +204,8 @@ class Model(Inspected):
             batch["targets"] = batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)
         nats, targets = self.task.nats_of_texts(self.network, batch, mask_id)
         for index in (targets == 0).nonzero().flatten().tolist():
-            reason = "has no token with a loss: the first token, or a special one of a masked language model, has none"
-            raise ArgumentError(
-                f"texts[{index}]", texts if isinstance(texts, Tensor) else texts[index], reason, {"texts": SOME_TEXTS}
-            )
+            reason = "has no target: the first token is none, nor is a special token of a masked language model"
+            raise ArgumentError(f"texts[{index}]", texts if isinstance(texts, str) else texts[index], reason)
         return nats / targets
 
     def generate(
@@ -242,11 +240,8 @@ class Model(Inspected):
         if not isinstance(prompts, Sequence) or not all(isinstance(prompt, str) for prompt in prompts):
             raise ArgumentError("prompts", prompts, "must be a text, or a list of texts", {"prompts": SOME_TEXTS})
         rows = self._rows(prompts) if prompts else []
-        sampling = Sampling(temperature, top_k, top_p)
-        missing = self.tokenizer.missing_ids(self.network.encoder.vocab_size)
-        new = generate(
-            self.network, rows, num_tokens, sampling, seed, stop_token=self.tokenizer.eos_id, suppressed=missing
-        )
+        sampling = Sampling(temperature, top_k, top_p, self.tokenizer.missing_ids(self.network.encoder.vocab_size))
+        new = generate(self.network, rows, num_tokens, sampling, seed, stop_token=self.tokenizer.eos_id)
         return [
             prompt + self.tokenizer.continuation(ids, after=row)
             for prompt, row, ids in zip(prompts, rows, new, strict=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Classification, Task

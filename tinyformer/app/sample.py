@@ -1,8 +1,7 @@
 """Text samples, from the `generate` group."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
@@ -124,9 +123,9 @@ def print_completion(
 ) -> str:
     """Print the start of a text, its end, and the end that the model generates in as many tokens; return the latter."""
     (tokens,) = tokenizer.read([prompt])
-    num_tokens = len(tokenizer.encode(expected))
-    limits = {"stop_token": tokenizer.eos_id, "suppressed": tokenizer.missing_ids(network.encoder.vocab_size)}
-    [new] = generate(network, [tokens], num_tokens, _sampling(settings), settings.seed, **limits)
+    num_tokens, missing = len(tokenizer.encode(expected)), tokenizer.missing_ids(network.encoder.vocab_size)
+    sampling = _sampling(settings, missing)
+    [new] = generate(network, [tokens], num_tokens, sampling, settings.seed, stop_token=tokenizer.eos_id)
     text = tokenizer.continuation(new, after=tokens)
     print("\nA completion:")
     for name, part in (("prompt", prompt), ("expected", expected), ("generated", text)):
@@ -139,9 +138,11 @@ def _pieces(
 ) -> Iterator[str]:
     """A prompt, then the pieces of its continuation, up to the end of the document."""
     yield prompt
-    (tokens,) = tokenizer.read([prompt])
-    limits = {"stop_token": tokenizer.eos_id, "suppressed": tokenizer.missing_ids(network.encoder.vocab_size)}
-    steps = stream(network, [tokens], settings.num_tokens, _sampling(settings), seed, **limits)
+    (tokens,), sampling = (
+        tokenizer.read([prompt]),
+        _sampling(settings, tokenizer.missing_ids(network.encoder.vocab_size)),
+    )
+    steps = stream(network, [tokens], settings.num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
     yield from tokenizer.pieces((token for (token,) in steps if token is not None), after=tokens)
 
 
@@ -157,29 +158,5 @@ def _print_pieces(pieces: Iterator[str]) -> str:
     return text
 
 
-def _sampling(settings: DictConfig) -> Sampling:
-    return Sampling(settings.temperature, settings.top_k, settings.top_p)
-
-
-def _prompts(settings: DictConfig) -> list[str]:
-    if settings.prompt_file is None:
-        prompt = "" if settings.prompt is None else settings.prompt
-        return [_text(one) for one in (prompt if isinstance(prompt, ListConfig) else [prompt])]
-    if not isinstance(settings.prompt_file, str):
-        raise ArgumentError("prompt_file", settings.prompt_file, "is not a path", {"prompt_file": "prompt.txt"})
-    path = Path(settings.prompt_file)
-    if settings.prompt is not None:
-        raise ArgumentError("prompt_file", path, "only one of `prompt` and `prompt_file` can be given")
-    if path.exists() and not path.is_file():
-        raise ArgumentError("prompt_file", path, "is not a file", {"prompt_file": "prompt.txt"})
-    try:
-        return [path.read_text(encoding="utf-8")]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError("prompt_file", path, f"cannot be read as UTF-8 text ({error})") from error
-
-
-def _text(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    quoted = f"""'generate.prompt="{prompt}"'"""
-    raise ArgumentError("prompt", prompt, f"is not text; quote it for the shell and for Hydra, as in {quoted}")
+def _sampling(settings: DictConfig, suppressed: Sequence[int] = ()) -> Sampling:
+    return Sampling(settings.temperature, settings.top_k, settings.top_p, suppressed)

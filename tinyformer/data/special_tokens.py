@@ -1,7 +1,7 @@
 """The tokens around the two texts of a pair: what begins and ends a source, and a target."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
@@ -114,28 +114,18 @@ class SpecialTokens:
                 raise ArgumentError(name, number, f"must be below {vocab_size}, the size of the vocabulary")
 
     def around(self, tokenizer: TextTokenizer | None) -> PairTokens:
-        """All tokens, given the tokenizer, if there is one: its post-processor decides which are around a text.
+        """All tokens, given the tokenizer, if there is one, whose post-processor may decide what is around a text.
 
         Raises:
-            ArgumentError: see `with_eos`.
+            ArgumentError: there is no tokenizer, and this names no `eos`.
         """
-        tokens = self.with_eos(tokenizer.eos_id if tokenizer else None)
-        if tokenizer is None:
-            return tokens
-        suppressed = (*tokens.suppressed, *tokenizer.missing_ids(tokenizer.vocab_size))
-        before, after = map(tuple, tokenizer.around) if tokenizer.post_processed else (tokens.before, tokens.after)
-        vocab_size = tokenizer.vocab_size
-        return replace(tokens, before=before, after=after, suppressed=suppressed, vocab_size=vocab_size)
-
-    def with_eos(self, eos: int | None) -> PairTokens:
-        """All tokens, given the tokenizer's `eos`, if there is one.
-
-        Raises:
-            ArgumentError: there is none, and this names none.
-        """
-        eos = eos if self.eos is None else self.eos
+        eos = tokenizer.eos_id if self.eos is None and tokenizer is not None else self.eos
         if eos is None:
             raise ArgumentError("eos", None, "must be given where there is no tokenizer", {"eos": 0})
         start = eos if self.decoder_start is None else self.decoder_start
-        before = () if self.bos is None else (self.bos,)
-        return PairTokens(eos, start, before, forced_bos=self.forced_bos, suppressed=tuple(self.suppressed))
+        before, after = [] if self.bos is None else [self.bos], [eos]
+        suppressed, vocab_size = [*self.suppressed], None
+        if tokenizer is not None:
+            before, after = tokenizer.around if tokenizer.post_processed else (before, after)
+            suppressed, vocab_size = [*suppressed, *tokenizer.missing_ids(tokenizer.vocab_size)], tokenizer.vocab_size
+        return PairTokens(eos, start, tuple(before), tuple(after), self.forced_bos, tuple(suppressed), vocab_size)

@@ -145,34 +145,30 @@ class TextTokenizer:
         return TextTokenizer(tokenizer, self._eos_token, self.post_processed)
 
     def for_training(self) -> "TextTokenizer":
-        """This tokenizer with `start_id` before each text, alone and in a stream, as the models trained here read it."""
+        """This tokenizer with `start_id` before each text, as models that are trained here read it."""
         if not self.post_processed:
             return self
         return TextTokenizer(Tokenizer.from_str(self._tokenizer.to_str()), self._tokenizer.id_to_token(self.start_id))
 
-    @property
+    @cached_property
     def special_ids(self) -> set[int]:
-        """The tokens that are no part of a text: those around it, and the mask token."""
-        return {self.eos_id, *self.around[0], *self.around[1], *([] if self.mask_id is None else [self.mask_id])}
+        """The tokens that stand for no text, such as those around a text and the mask token; not the unknown token."""
+        added = (i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+        known = {self.eos_id, self.mask_id, *added, *self.around[0], *self.around[1]} - {self.unk_id}
+        return {i for i in known if i is not None}
 
     def missing_ids(self, vocab_size: int) -> list[int]:
         """The ids below `vocab_size`, the number of embeddings of a model, that have no token."""
         return sorted({*range(vocab_size)} - {*self._tokenizer.get_vocab(with_added_tokens=True).values()})
 
     @cached_property
-    def _reader(self) -> Tokenizer:
+    def reader(self) -> Tokenizer:
         """The tokenizer of texts that a model reads; a copy, since data may be encoded by another thread."""
         reader = Tokenizer.from_str(self._tokenizer.to_str())
-        named = [
-            reader.id_to_token(i)
-            for i in sorted(self.special_ids | {self.eos_id if self.unk_id is None else self.unk_id})
-        ]
-        reader.add_special_tokens([token for token in named if token is not None])
+        known = [*sorted(self.special_ids), *([] if self.unk_id is None else [self.unk_id])]
+        reader.add_special_tokens([token for i in known if (token := reader.id_to_token(i)) is not None])
         if not self.post_processed:
-            start = self._eos_token
-            reader.post_processor = processors.TemplateProcessing(
-                single=[start, "$A"], pair=[start, "$A", start, "$B"], special_tokens=[(start, self.eos_id)]
-            )
+            reader.post_processor = template(reader, *self.around)
         return reader
 
     def read(self, texts: Sequence[str | tuple[str, str]], around: bool = True) -> list[list[int]]:
@@ -186,7 +182,7 @@ class TextTokenizer:
             ArgumentError: see `encode_batch`.
         """
         with _telling("encode a text", [one for text in texts for one in ([text] if isinstance(text, str) else text)]):
-            found = [e.ids for e in self._reader.encode_batch_fast(list(texts), add_special_tokens=around)]
+            found = [e.ids for e in self.reader.encode_batch_fast(list(texts), add_special_tokens=around)]
         return [ids or [self.eos_id] for ids in found] if around else found
 
     def encode(self, text: str) -> list[int]:
@@ -296,6 +292,14 @@ def _find_eos(tokenizer: Tokenizer, named: str | None) -> str:
         reason = f"the vocabulary has no {named or ', '.join(_KNOWN_EOS)}; name its token that separates documents"
         raise ArgumentError("eos_token", named, reason)
     return eos_token
+
+
+def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.TemplateProcessing:
+    """A post-processor that puts tokens around a text, and around each text of a pair."""
+    first, last = ([tokenizer.id_to_token(i) for i in side] for side in (before, after))
+    special = list({*zip([*first, *last], [*before, *after], strict=True)})
+    single, second = [*first, "$A", *last], [*first, "$B", *last]
+    return processors.TemplateProcessing(single=single, pair=[*single, *second], special_tokens=special)
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
