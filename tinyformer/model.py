@@ -204,8 +204,8 @@ class Model(Inspected):
             batch["targets"] = batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)
         nats, targets = self.task.nats_of_texts(self.network, batch, mask_id)
         for index in (targets == 0).nonzero().flatten().tolist():
-            reason = "has no target: the first token is none, nor is a special token of a masked language model"
-            raise ArgumentError(f"texts[{index}]", texts if isinstance(texts, str) else texts[index], reason)
+            reason = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked"
+            raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})
         return nats / targets
 
     def generate(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
@@ -160,3 +161,27 @@ def _print_pieces(pieces: Iterator[str]) -> str:
 
 def _sampling(settings: DictConfig, suppressed: Sequence[int] = ()) -> Sampling:
     return Sampling(settings.temperature, settings.top_k, settings.top_p, suppressed)
+
+
+def _prompts(settings: DictConfig) -> list[str]:
+    if settings.prompt_file is None:
+        prompt = "" if settings.prompt is None else settings.prompt
+        return [_text(one) for one in (prompt if isinstance(prompt, ListConfig) else [prompt])]
+    if not isinstance(settings.prompt_file, str):
+        raise ArgumentError("prompt_file", settings.prompt_file, "is not a path", {"prompt_file": "prompt.txt"})
+    path = Path(settings.prompt_file)
+    if settings.prompt is not None:
+        raise ArgumentError("prompt_file", path, "only one of `prompt` and `prompt_file` can be given")
+    if path.exists() and not path.is_file():
+        raise ArgumentError("prompt_file", path, "is not a file", {"prompt_file": "prompt.txt"})
+    try:
+        return [path.read_text(encoding="utf-8")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError("prompt_file", path, f"cannot be read as UTF-8 text ({error})") from error
+
+
+def _text(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    quoted = f"""'generate.prompt="{prompt}"'"""
+    raise ArgumentError("prompt", prompt, f"is not text; quote it for the shell and for Hydra, as in {quoted}")
