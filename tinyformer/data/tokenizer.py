@@ -219,11 +219,8 @@ class TextTokenizer:
 
     def prefix(self, text: str, num_tokens: int) -> str:
         """The part of a text that its first `num_tokens` tokens encode."""
-        if num_tokens <= 0:
-            return ""
-        with _telling("encode a text", [text]):
-            offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return text[: offsets[:num_tokens][-1][1]] if offsets else ""
+        ends = self.offsets([text])[0][: max(num_tokens, 0), 1]
+        return text[: ends[-1]] if len(ends) else ""
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of token ids, special tokens included."""
