@@ -630,8 +630,8 @@ BREAKS = (
     Break(
         "suppressed_tokens_are_generated",
         "beam_search.py",
-        "if special.suppressed:",
-        "if not special.suppressed:",
+        "[*special.suppressed, *range",
+        "[*range",
         ("tests/test_beam_search.py", "tests/interop/test_encoder_decoders.py"),
     ),
 )

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from programs import ROOT
+from tokenizers import Tokenizer, models
 from torch.nn.attention import flex_attention
 
 import tinyformer
@@ -17,8 +18,9 @@ from tinyformer.analysis import capture_attention
 from tinyformer.app.config import register_resolvers
 from tinyformer.app.parts import make_network
 from tinyformer.checkpoint import KEY
-from tinyformer.data import ByteTokenizer, CharTokenizer
+from tinyformer.data import ByteTokenizer, CharTokenizer, TextTokenizer
 from tinyformer.errors import ArgumentError
+from tinyformer.generation import Sampling
 
 TINY = (
     *("model.num_layers=2", "model.num_heads=4", "model.d_model=32", "model.max_seq_len=24", "model.init_std=0.3"),
@@ -77,6 +79,44 @@ def test_texts_start_with_a_token_and_are_padded_on_the_right(model):
     assert torch.equal(model.tokenize(ids)[0], ids)  # token ids are used as they are
     assert torch.equal(model.logits(ids.int()), model.logits(ids))
     assert torch.equal(model.encode("cat"), model.encode(["cat"]))
+
+
+def test_special_tokens_can_be_spelled_out_and_a_classifier_reads_pairs(paths, model):
+    masked, classifier = tinyformer.load(paths["masked"]), tinyformer.load(paths["classifier"])
+    assert masked.attention("a <mask>").tokens == ["<eos>", "a", "·", "<mask>"]
+    assert masked.tokenizer.encode("<mask>") == [*b"<mask>"]  # of data, which hold no special token
+    only = torch.tensor([[256, 97, 257]])
+    nats = torch.nn.functional.cross_entropy(masked.logits(torch.tensor([[256, 257, 257]]))[0, 1:2], only[0, 1:2])
+    torch.testing.assert_close(masked.loss("a<mask>")[0], nats)  # what is masked already has no target
+    pair, ids = [("ab", "c")], torch.tensor([[256, 97, 98, 256, 99]])
+    assert torch.equal(classifier.tokenize([*pair, "d"])[0][0], ids[0])
+    torch.testing.assert_close(classifier.logits(pair), classifier.logits(ids))
+    torch.testing.assert_close(classifier.loss(pair, ["no"]), classifier.loss(ids, ["no"]))
+    assert classifier.attention(pair)[0].tokens == ["<eos>", "a", "b", "<eos>", "c"]
+    with pytest.raises(ArgumentError, match="must be a text, a list of texts, or token ids"):
+        model.logits(pair)
+
+
+def test_an_id_without_a_token_is_never_generated(store, monkeypatch):
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 5, "</s>": 9, "<unk>": 11}, unk_token="<unk>"))
+    tokenizer, drawn, draw = TextTokenizer(words), set(), Sampling.draw
+    known = {*words.get_vocab().values()}
+
+    def record(self, *scores):
+        found = draw(self, *scores)
+        drawn.update(found.tolist())
+        return found
+
+    monkeypatch.setattr(Sampling, "draw", record)
+    causal = tinyformer.load(store("model.vocab_size=512", tokenizer=tokenizer))
+    for settings in ({"temperature": 0}, {"temperature": 2.0}, {"top_k": 300}, {"top_p": 0.99}):
+        causal.generate(["a"] * 20, 9, **settings)
+    assert drawn <= known
+    assert len(drawn) > 1
+    translator = tinyformer.load(store("task=seq2seq", "model.vocab_size=512", tokenizer=tokenizer))
+    ids = torch.tensor([[token, other, 9] for token in known for other in known])
+    for beams in (1, 4, 20):
+        assert {token for target in translator.generate_ids(ids, beams=beams) for token in target} <= known
 
 
 @pytest.mark.parametrize(
@@ -159,7 +199,7 @@ def test_a_text_ends_where_its_document_ends(store):
 
 def test_texts_that_do_not_work(model):
     for texts, message in (
-        (["a", "b" * 24], "len(texts[1])=25: must be 1 to 24 tokens, including the one that starts a text."),
+        (["a", "b" * 24], "len(texts[1])=25: must be 1 to 24 tokens, including the special tokens around a text."),
         ([], "texts=[]: must be a text, a list of texts, or token ids of shape (batch, seq);"),
         (torch.zeros(0, 3, dtype=torch.long), "texts.shape=[0, 3]: must be (batch, seq), with at least one sequence."),
         (torch.zeros(2, 3), "texts.dtype=torch.float32: token ids must be integers."),

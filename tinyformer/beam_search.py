@@ -91,7 +91,7 @@ def beam_search(
         network: the model; in evaluation mode while it decodes.
         source: token ids of the sources, padded on the right.
         lengths: number of tokens of each source.
-        tokens: the ids that begin and end a target, and those that never occur in one.
+        tokens: the ids that begin and end a target, and those that never occur in one, such as ids without a token.
         beam: see `Beam`; `Beam()` unless given.
         max_tokens: maximum number of tokens of a target, including the one that ends it; by default the context
             length of the model.
@@ -167,8 +167,7 @@ def _permitted(log_p: Float[Tensor, "rows vocab_size"], special: PairTokens, len
         forced = torch.full_like(log_p, -torch.inf)
         forced[:, special.forced_bos] = 0.0  # certain, as in transformers
         return forced
-    if special.suppressed:
-        log_p[:, list(special.suppressed)] = -torch.inf
+    log_p[:, [*special.suppressed, *range(special.vocab_size or log_p.shape[1], log_p.shape[1])]] = -torch.inf
     return log_p
 
 

@@ -24,6 +24,7 @@ class Sampling:
         top_k: sample from the k most probable tokens only (Fan et al. 2018, arXiv 1805.04833).
         top_p: sample from the smallest set of tokens whose probabilities add up to this (nucleus sampling, Holtzman et
             al. 2019, arXiv 1904.09751).
+        suppressed: ids that are never sampled, such as those that have no token, see `TextTokenizer.missing_ids`.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -32,6 +33,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    suppressed: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         require_at_least(0, temperature=self.temperature)
@@ -43,6 +45,8 @@ class Sampling:
         self, logits: Float[Tensor, "batch vocab_size"], generator: torch.Generator | None = None
     ) -> Int[Tensor, " batch"]:
         """Sample one token for each row."""
+        never = torch.tensor(self.suppressed, dtype=torch.long, device=logits.device)
+        logits = logits.index_fill(-1, never, -torch.inf)
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         logits = logits.float() / self.temperature

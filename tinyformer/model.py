@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer import inspection
-from tinyformer.batch import Batch
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, require_choice, require_numbers
 from tinyformer.generation import Sampling, generate
@@ -18,8 +18,8 @@ from tinyformer.inspection.inspected import Head, Inspected
 from tinyformer.nn import Transformer
 from tinyformer.tasks import Classification, Task
 
-Texts: TypeAlias = str | Sequence[str] | Tensor
-"""A text, a list of texts, or token ids of shape (batch, seq)."""
+Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | Tensor
+"""A text, a list of texts, of pairs of texts for a classifier of pairs, or token ids of shape (batch, seq)."""
 
 SOME_TEXTS = ["A text", "and another"]
 """Texts that errors show as an example that works."""
@@ -28,9 +28,10 @@ SOME_TEXTS = ["A text", "and another"]
 class Model(Inspected):
     """A trained network with its tokenizer and task; made by `load`.
 
-    Texts are padded on the right, which does not affect the results: outputs for padding are zero. As in training, each
-    text is preceded by the token that starts a document, so that an empty text has one token; token ids are used as
-    they are.
+    Texts are padded on the right, which does not affect the results: outputs for padding are zero. A text is read
+    between the special tokens that its tokenizer adds: for an imported model those of `transformers`, for others, as in
+    training, the token that starts a document. Special tokens can be spelled out in a text, such as `<mask>`; token ids
+    are used as they are.
 
     Args:
         network: the model.
@@ -67,7 +68,7 @@ class Model(Inspected):
 
     @property
     def max_seq_len(self) -> int:
-        """The maximum length of a text in tokens, including the one that starts it."""
+        """The maximum length of a text in tokens, including the special tokens around it."""
         return self.network.encoder.max_seq_len
 
     def tokenize(self, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
@@ -79,7 +80,7 @@ class Model(Inspected):
         rows = self._rows(texts)
         for index, row in enumerate(rows):
             if not 0 < len(row) <= self.max_seq_len:
-                limit = f"must be 1 to {self.max_seq_len:,} tokens, including the one that starts a text"
+                limit = f"must be 1 to {self.max_seq_len:,} tokens, including the special tokens around a text"
                 raise ArgumentError(f"len(texts[{index}])", len(row), limit)
         lengths = torch.tensor([len(row) for row in rows])
         # A tensor of token ids has no padding, so its value does not matter there.
@@ -115,7 +116,7 @@ class Model(Inspected):
     def attention(self, texts: str) -> "inspection.TextMaps": ...
 
     @overload
-    def attention(self, texts: Sequence[str] | Tensor) -> "list[inspection.TextMaps]": ...
+    def attention(self, texts: Sequence[str | tuple[str, str]] | Tensor) -> "list[inspection.TextMaps]": ...
 
     def attention(self, texts: Texts) -> "inspection.TextMaps | list[inspection.TextMaps]":
         """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
@@ -181,9 +182,9 @@ class Model(Inspected):
     def loss(self, texts: Texts, labels: int | str | Sequence[int | str] | None = None) -> Float[Tensor, " batch"]:
         """The loss of each text in nats per target.
 
-        Targets are the tokens after the first one; with a masked language model, each is masked in turn, so that
-        exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv 1910.14659). A classifier has one target, the
-        label.
+        Targets are the tokens after the first one; with a masked language model, each token but the special ones is
+        masked in turn, so that exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv 1910.14659). A classifier
+        has one target, the label.
 
         Args:
             texts: see `tokenize`.
@@ -198,13 +199,13 @@ class Model(Inspected):
         elif labels is not None:
             raise ArgumentError("labels", labels, f"must be None: {type(self.task).__name__} has no labels")
         mask_id = getattr(self._tokenizer, "mask_id", None)
-        if not isinstance(self.task, Classification):
-            for index in (batch["lengths"] < 2).nonzero().flatten().tolist():
-                reason = (
-                    "must be at least 2 tokens, including the one that starts a text: only tokens after it have a loss"
-                )
-                raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})
+        if self._tokenizer is not None:
+            special = torch.tensor(sorted(self._tokenizer.special_ids), device=batch["inputs"].device)
+            batch["targets"] = batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)
         nats, targets = self.task.nats_of_texts(self.network, batch, mask_id)
+        for index in (targets == 0).nonzero().flatten().tolist():
+            reason = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked"
+            raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})
         return nats / targets
 
     def generate(
@@ -239,7 +240,7 @@ class Model(Inspected):
         if not isinstance(prompts, Sequence) or not all(isinstance(prompt, str) for prompt in prompts):
             raise ArgumentError("prompts", prompts, "must be a text, or a list of texts", {"prompts": SOME_TEXTS})
         rows = self._rows(prompts) if prompts else []
-        sampling = Sampling(temperature, top_k, top_p)
+        sampling = Sampling(temperature, top_k, top_p, self.tokenizer.missing_ids(self.network.encoder.vocab_size))
         new = generate(self.network, rows, num_tokens, sampling, seed, stop_token=self.tokenizer.eos_id)
         return [
             prompt + self.tokenizer.continuation(ids, after=row)
@@ -274,10 +275,17 @@ class Model(Inspected):
             require_token_ids("texts", texts, self.network.encoder.vocab_size)
             return texts.tolist()
         texts = [texts] if isinstance(texts, str) else texts
-        if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
-            reason = "must be a text, a list of texts, or token ids of shape (batch, seq)"
-            raise ArgumentError("texts", texts, reason, {"texts": SOME_TEXTS})
-        return [[self.tokenizer.eos_id, *ids] for ids in self.tokenizer.encode_batch(texts)]
+        takes_pairs, works = isinstance(self.task, Classification), {"texts": SOME_TEXTS}
+        if not isinstance(texts, Sequence) or not texts or not all(_is_text(text, takes_pairs) for text in texts):
+            pairs = ", a list of texts or of (first, second)" if takes_pairs else ", a list of texts"
+            raise ArgumentError("texts", texts, f"must be a text{pairs}, or token ids of shape (batch, seq)", works)
+        return self.tokenizer.read(texts)
+
+
+def _is_text(text: Any, takes_pairs: bool) -> bool:
+    """Whether something is a text, or a pair of texts where there may be pairs."""
+    is_pair = takes_pairs and isinstance(text, tuple) and len(text) == 2 and all(isinstance(one, str) for one in text)
+    return is_pair or isinstance(text, str)
 
 
 def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:

@@ -124,7 +124,7 @@ class Seq2SeqModel(Inspected):
         if lengths.shape != source.shape[:1] or not bool(((lengths > 0) & (lengths <= source.shape[1])).all()):
             reason = f"must hold {len(source)} lengths from 1 to {source.shape[1]}"
             raise ArgumentError("lengths", lengths.tolist(), reason)
-        tokens = self.task.special_tokens.with_eos(self.tokenizer.eos_id if self.tokenizer else None)
+        tokens = self.task.special_tokens.around(self.tokenizer)
         beam = Beam(beams, length_penalty, length_offset)
         return beam_search(self.network, source, lengths.to(source.device), tokens, beam, max_tokens)
 
@@ -207,7 +207,7 @@ class Seq2SeqModel(Inspected):
         Raises:
             ArgumentError: see `run`.
         """
-        tokens = self.task.special_tokens.with_eos(self.tokenizer.eos_id if self.tokenizer else None)
+        tokens = self.task.special_tokens.around(self.tokenizer)
         if isinstance(texts, Tensor):
             require_token_ids("texts", texts, self.network.vocab_size)
             sources = texts.tolist()
@@ -227,22 +227,18 @@ class Seq2SeqModel(Inspected):
             ArgumentError: there is no text, the model has no tokenizer for texts, or a token id is unknown.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        if not isinstance(texts, Sequence) or not texts:
-            raise ArgumentError(
-                argument, texts, "must be a text, a list of texts, or token ids", {argument: SOME_TEXTS}
-            )
-        if all(isinstance(text, str) for text in texts):
+        rows: Any = texts if isinstance(texts, Sequence) and texts else [None]
+        if all(isinstance(text, str) for text in rows):
             if self.tokenizer is None:
                 raise ArgumentError(argument, texts, "the model has no tokenizer, so it takes token ids")
-            return self.tokenizer.encode_batch(texts)
-        are_rows = all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in texts)
-        if argument == "texts" or not are_rows or not all(type(token) is int for ids in texts for token in ids):
-            raise ArgumentError(
-                argument, texts, "must be a text, a list of texts, or token ids", {argument: SOME_TEXTS}
-            )
-        for ids in texts:
+            return self.tokenizer.read(texts, around=False)
+        are_rows = all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in rows)
+        if argument == "texts" or not are_rows or not all(type(token) is int for ids in rows for token in ids):
+            works = {argument: SOME_TEXTS}
+            raise ArgumentError(argument, texts, "must be a text, a list of texts, or token ids", works)
+        for ids in rows:
             require_token_ids(argument, torch.tensor([ids], dtype=torch.long), self.network.vocab_size)
-        return [list(ids) for ids in texts]
+        return [list(ids) for ids in rows]
 
     def _decoded(self, sources: Sequence[Sequence[int]], tokens: PairTokens) -> list[list[int]]:
         """The target that the model decodes for each source, cut to fit into its context."""

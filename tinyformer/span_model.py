@@ -71,7 +71,7 @@ class SpanModel(Model):
 
     @overload
     def attention(
-        self, texts: Sequence[str] | Tensor, contexts: str | Sequence[str] | None = None
+        self, texts: Sequence[str | tuple[str, str]] | Tensor, contexts: str | Sequence[str] | None = None
     ) -> "list[inspection.TextMaps]": ...
 
     def attention(
@@ -170,7 +170,7 @@ class SpanModel(Model):
     def _windows(
         self,
         argument: str,
-        questions: str | Sequence[str],
+        questions: Texts,
         contexts: str | Sequence[str],
         stride: int | None,
         answers: str | Sequence[str] | None = None,

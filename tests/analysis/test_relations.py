@@ -125,7 +125,7 @@ def test_words_of_the_target_and_of_the_source():
     texts = {"text": "bb aa cc", "target": "dd ee"}
     _, table = related(subject, ["ee", "aa"], ["<eos>", "<eos>"], **texts)
     source, target = (TOKENIZER.encode(text) for text in texts.values())
-    tokens = subject.task.special_tokens.with_eos(TOKENIZER.eos_id)
+    tokens = subject.task.special_tokens.around(TOKENIZER)
     pair = TokenPair.of(source, target, tokens, 16)
     (weights,) = capture_pair(network, pair)["cross"]
     words = (

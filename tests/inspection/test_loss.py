@@ -66,9 +66,9 @@ def test_the_other_tasks_by_hand():
 
 
 MISTAKES = [
-    (causal, ([""],), "len(texts[0])=1: must be at least 2 tokens"),
+    (causal, ([""],), "len(texts[0])=1: must be more tokens"),
     (causal, (TEXTS, LABELS), "labels=['no', 'yes', 'maybe']: must be None: CausalLM has no labels."),
-    (masked, (["a", ""],), "len(texts[1])=1: must be at least 2 tokens"),
+    (masked, (["a", ""],), "len(texts[1])=1: must be more tokens"),
     (classifier, (TEXTS,), "labels=None: must be 3, one for each text; labels=['no', 'no', 'no'] works."),
     (classifier, (TEXTS, ["no", "yes", "perhaps"]), "labels='perhaps': must be one of no, yes, maybe, 0, 1, 2."),
     (classifier, (TEXTS, [0, 1, 3]), "labels=3: must be one of"),

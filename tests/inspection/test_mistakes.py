@@ -14,8 +14,8 @@ MAPS = model().attention("abc")
 SOME = "texts=['A text', 'and another'] works."
 KINDS = "must be a text, a list of texts, or token ids"
 SHORT = (
-    "len(texts[0])=1: must be at least 2 tokens, including the one that starts a text: "
-    f"only tokens after it have a loss; {SOME}"
+    "len(texts[0])=1: must be more tokens: the first one has no loss, nor has a special one where tokens are masked; "
+    f"{SOME}"
 )
 LAYERS = "must be the number of a layer, after its kind if any: layer 0, layer 1; layer=(0,) works."
 

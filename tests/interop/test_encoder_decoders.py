@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,8 +30,10 @@ from interop.models import (
     tokens,
     transformers,
 )
+from interop.test_vocabulary import their_tokenizer
 from tinyformer.analysis import capture_attention
 from tinyformer.convert.exporting import export_model
+from tinyformer.data import Pairs, PairSplit, SpecialTokens
 from tinyformer.nn import AttentionMask, EncoderDecoder
 from tinyformer.seq2seq_model import Seq2SeqModel
 
@@ -236,11 +239,42 @@ def test_a_text_is_answered_with_the_same_text(variant: str, tokenizer_of: Any, 
             texts.add(plain)
             # Teacher forcing, too, as in fine-tuning.
             labels = again("the bird", return_tensors="pt")["input_ids"]
-            around = ours.task.special_tokens.with_eos(None)
+            around = ours.task.special_tokens.around(None)
             inputs = torch.tensor([around.inputs(ours.tokenizer.encode("the bird"))])
             loss = ours.network(source, inputs, targets=labels)
             torch.testing.assert_close(loss, loaded(input_ids=source, labels=labels).loss, atol=1e-5, rtol=1e-5)
     assert len("".join(texts)) > 9
+
+
+READ = [("t5", "end"), ("bart", "roberta"), ("t5", "several"), ("bart", "beginning"), ("marian", "bert")]
+
+
+@pytest.mark.parametrize(("variant", "name"), [("marian", "none"), *(pytest.param(*one, marks=slow) for one in READ)])
+def test_the_post_processor_decides_what_is_around_a_text(variant: str, name: str, tmp_path: Path) -> None:
+    tokenizer, folder = their_tokenizer(name), saved(variant, tmp_path / "model")
+    tokenizer.save_pretrained(folder)
+    checkpoint_of(folder, tmp_path / "in.ckpt")
+    export_model(tmp_path / "in.ckpt", tmp_path / "out", CONF)
+    checkpoint_of(tmp_path / "out", tmp_path / "again.ckpt")
+    model = model_of(variant)
+    for ours in map(tinyformer.load, (tmp_path / "in.ckpt", tmp_path / "again.ckpt")):
+        assert isinstance(ours, Seq2SeqModel)
+        for source, target in (("a b", "b a b"), ("a <mask> b", "b <s> a")):
+            ids, labels = (tokenizer(text, return_tensors="pt")["input_ids"] for text in (source, target))
+            with torch.no_grad():
+                expected = model(input_ids=ids, labels=labels)
+            assert error(ours.run(source, target).logits, expected.logits) <= 1e-5
+            assert error(ours.loss(source, target)[0], expected.loss) <= 1e-5
+            axes = ours.attention(source, target).tokens["cross"]
+            assert axes.keys == tokenizer.convert_ids_to_tokens(ids[0])
+            assert axes.queries == tokenizer.convert_ids_to_tokens(labels[0])
+    rows = SpecialTokens(decoder_start=9).around(ours.tokenizer)
+    lengths = np.array([[2, 1]]) + rows.num_added
+    split = PairSplit(np.array([4, 0, 1, 4, 1]), np.array([[0, 3]]), lengths, ours.tokenizer, rows, 0, 0, 0, 0)
+    source, target = (tokenizer(text)["input_ids"] for text in ("a b", "b"))
+    batch = Pairs(split)[0]
+    assert (batch["source"].tolist(), batch["targets"].tolist()) == ([source], [target])
+    assert batch["inputs"].tolist() == [[9, *target[:-1]]]
 
 
 # Files as they are published, and files of strangers.

@@ -97,7 +97,8 @@ def test_a_prompt_is_continued_with_the_same_text(tmp_path: Path) -> None:
     made = model.generate(**encoded, max_new_tokens=num_tokens)[0]
     expected = tinyformer.load(tmp_path / "ours.ckpt").generate(prompt, num_tokens, temperature=0)
     assert [their_tokenizer.decode(made, skip_special_tokens=True)] == expected
-    assert checkpoint_of(folder, tmp_path / "imported.ckpt").tokenizer == tokenizer.to_json()
+    checkpoint_of(folder, tmp_path / "imported.ckpt")
+    assert tinyformer.load(tmp_path / "imported.ckpt").generate(prompt, num_tokens, temperature=0) == expected
 
 
 def test_the_mask_token_and_pairs_of_texts(tmp_path: Path) -> None:

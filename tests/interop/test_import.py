@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+import tinyformer
 from interop.models import (
     BERT,
     GPT2,
@@ -16,11 +18,14 @@ from interop.models import (
     VOCAB,
     change_config,
     checkpoint_of,
+    exported,
     our_logits,
     their_logits,
     theirs,
     tokens,
+    transformers,
 )
+from interop.test_vocabulary import their_tokenizer
 from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import load_checkpoint
 
@@ -61,6 +66,59 @@ def test_logits_are_the_same(variant: str, tmp_path: Path, out: Path) -> None:
     model = theirs(family, **fields)
     model.save_pretrained(tmp_path / "model")
     same_logits(model, tmp_path / "model", out)
+
+
+TEXTS = ("a b b a", "b <mask> a", "<s>b a</s>b")
+READ = [
+    ("gpt2", "none"),
+    ("neox", "bytes"),
+    ("llama", "beginning"),
+    ("bert", "bert"),
+    pytest.param("mistral", "sequence", marks=slow),
+    pytest.param("llama", "end", marks=slow),
+    pytest.param("gpt2", "roberta", marks=slow),
+    pytest.param("bert", "none", marks=slow),
+]
+
+
+@pytest.mark.parametrize(("variant", "post_processor"), READ)
+def test_a_text_means_what_it_means_in_transformers(
+    variant: str, post_processor: str, tmp_path: Path, out: Path
+) -> None:
+    """Maps, logits, loss and continuation; also after the import is exported, and imported again."""
+    (family, fields), tokenizer = VARIANTS[variant], their_tokenizer(post_processor)
+    model = theirs(family, **fields, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    checkpoint_of(tmp_path / "model", out)
+    again = exported(out, tmp_path / "exported")
+    read = transformers().AutoTokenizer.from_pretrained(tmp_path / "exported")
+    checkpoint_of(tmp_path / "exported", tmp_path / "again.ckpt")
+    for ours in map(tinyformer.load, (out, tmp_path / "again.ckpt")):
+        for text in TEXTS:
+            ids = tokenizer(text, return_tensors="pt")["input_ids"]
+            expected = their_logits(model, ids)
+            assert ours.attention(text).tokens == tokenizer.convert_ids_to_tokens(ids[0])
+            torch.testing.assert_close(ours.logits(text), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(their_logits(again, read(text, return_tensors="pt")["input_ids"]), expected)
+            if family == "Bert":
+                words = [place for place, token in enumerate(ids[0].tolist()) if token not in (3, 4, 5)]
+                nats = [
+                    their_logits(model, ids[0].where(torch.arange(ids.shape[1]) != place, 5)[None])[0, place]
+                    for place in words
+                ]
+                loss = F.cross_entropy(torch.stack(nats), ids[0, words])
+            else:
+                loss = model(input_ids=ids, labels=ids).loss.detach()
+                made = model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, pad_token_id=6
+                )
+                new = made[0, ids.shape[1] :].tolist()
+                new = new[: new.index(4)] if 4 in new else new
+                assert ours.generate(text, 9, temperature=0) == [
+                    text + ours.tokenizer.continuation(new, ids[0].tolist())
+                ]
+            torch.testing.assert_close(ours.loss(text)[0], loss, atol=1e-5, rtol=0)
 
 
 def test_fields_for_training_are_imported(tmp_path: Path, out: Path) -> None:

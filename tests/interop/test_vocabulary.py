@@ -138,16 +138,79 @@ def test_settings_of_wordpiece(tmp_path: Path) -> None:
     assert encoded("The 世界 Élan") == ["the", "[UNK]", "élan"]
 
 
-@pytest.mark.parametrize("around", [([3], []), ([], [3])])
-def test_a_post_processor_survives_export_and_import(around: tuple[list[int], list[int]], tmp_path: Path) -> None:
+SPECIAL = ["<s>", "</s>", "<mask>", "<pad>"]
+AROUND = {"<s>": 3, "</s>": 4}
+
+
+def template(single: str, pair: str) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=list(AROUND.items()))
+
+
+POST_PROCESSORS = {
+    "none": None,
+    "bytes": processors.ByteLevel(),
+    "beginning": template("<s> $A", "<s> $A $B"),
+    "end": template("$A </s>", "$A </s> $B </s>"),
+    "several": template("<s> </s> $A </s>", "<s> $A </s> $B"),
+    "bert": processors.BertProcessing(("</s>", 4), ("<s>", 3)),
+    "roberta": processors.RobertaProcessing(("</s>", 4), ("<s>", 3)),
+    "sequence": processors.Sequence([processors.ByteLevel(), template("<s> $A </s>", "<s> $A </s> $B </s>")]),
+}
+
+
+def their_tokenizer(post_processor: str) -> Any:
+    own = words(*SPECIAL)
+    if POST_PROCESSORS[post_processor] is not None:
+        own.post_processor = POST_PROCESSORS[post_processor]
+    named = dict(zip(("bos_token", "eos_token", "mask_token", "pad_token"), SPECIAL, strict=True))
+    return transformers().PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>", **named)
+
+
+@pytest.mark.parametrize("name", POST_PROCESSORS)
+def test_texts_are_read_and_exported_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
+    theirs = their_tokenizer(name)
+    theirs.save_pretrained(tmp_path)
+    ours = read(tmp_path)
+    ours = TextTokenizer.from_json(ours.with_mask().to_json())
+    files = tokenizer_files(ours, 9, dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 4), ([4], []))
+    (tmp_path / "again").mkdir()
+    for file, contents in files.items():
+        (tmp_path / "again" / file).write_text(json.dumps(contents))
+    again = transformers().AutoTokenizer.from_pretrained(tmp_path / "again")
+    for text in ("a b", "b <mask> a", "<s>a</s>b<unk>c", "a", ("a", "b a")):
+        given = (text,) if isinstance(text, str) else text
+        assert ours.read([text]) == [theirs(*given)["input_ids"]] == [again(*given)["input_ids"]], text
+    assert ours.read([""]) == [theirs("")["input_ids"] or [4]]  # a model needs a token
+    # Data are encoded without; documents begin as texts do, also for a model that is trained further.
+    first = theirs("")["input_ids"][:1] if name not in ("none", "bytes", "end") else [4]
+    assert (ours.encode("a"), ours.start_id, ours.eos_id) == ([0], *first, 4)
+    assert ours.for_training().read(["a", ("a", "b")]) == [[*first, 0], [*first, 0, *first, 1]]
+
+
+@pytest.mark.parametrize("around", [([3], []), ([], [3]), ([4], [3])])
+def test_our_own_texts_are_exported_as_we_read_them(around: tuple[list[int], list[int]], tmp_path: Path) -> None:
     own = words("</s>", "<s>")
-    own.post_processor = processors.ByteLevel()
+    own.post_processor = processors.BertProcessing(("<s>", 4), ("<s>", 4))  # a file of strangers
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 3)
     files = tokenizer_files(TextTokenizer(own), 9, ids, around)
-    both = files["tokenizer.json"]["post_processor"]["processors"]
-    assert [processor["type"] for processor in both] == ["ByteLevel", "TemplateProcessing"]
     names = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token")
     assert {files["tokenizer_config.json"][name] for name in names} == {"</s>"}
     for name, contents in files.items():
         (tmp_path / name).write_text(json.dumps(contents))
-    assert read(tmp_path).to_json() == TextTokenizer(own).to_json()
+    expected = [[*around[0], 0, 1, *around[1]]]
+    assert read(tmp_path).read(["a b"]) == expected
+    assert [transformers().AutoTokenizer.from_pretrained(tmp_path)("a b")["input_ids"]] == expected
+    assert TextTokenizer(own).read(["a b"]) == [[3, 0, 1]]
+
+
+def test_a_post_processor_must_add_known_tokens_and_must_not_repeat_the_text_often(tmp_path: Path) -> None:
+    spec = json.loads(words("</s>").to_str())
+    spec["post_processor"] = {"type": "BertProcessing", "sep": ["</s>", 3], "cls": ["<s>", 99]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match=r"tokenizer\.json has no token for 99, an id that its post-processor adds"):
+        read(tmp_path)
+    twice = json.loads(template("$A $A", "$A $B").__getstate__())
+    spec["post_processor"] = {"type": "Sequence", "processors": [twice] * 40}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match="makes texts up to 1e"):
+        read(tmp_path)

@@ -120,7 +120,7 @@ def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2
 def _once(ids: Sequence[int], tokenizer: TextTokenizer) -> dict[str, list[int]]:
     """The positions of the tokens of each word that occurs once, without white space and `eos`."""
     words = words_of(ids, tokenizer)
-    is_text = [token != tokenizer.eos_id and bool(tokenizer.decode([token]).strip()) for token in ids]
+    is_text = [token not in tokenizer.special_ids and bool(tokenizer.decode([token]).strip()) for token in ids]
     counts = Counter(words.names)
     return {
         name: [place for place in words.tokens(index) if is_text[place]]

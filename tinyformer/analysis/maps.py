@@ -69,8 +69,9 @@ class HeadMaps:
     For an encoder–decoder, the maps of a source and its target (`atlas.html`, `cross_maps.png` and so on).
 
     Args:
-        text: the text, which is preceded by the token that starts a document, as in training; or the source. By
-            default, the first window of the sample, or its first pair with at most `num_tokens` tokens on each side.
+        text: the text, which the model reads as in `TextTokenizer.read`; two texts for a classifier of pairs; or the
+            source. By default, the first window of the sample, or its first pair with at most `num_tokens` tokens on
+            each side.
         target: the target of the source; by default what the model decodes.
         num_tokens: number of tokens shown, for a pair on each side; by default 48, or the context length if that is
             smaller.
@@ -85,7 +86,7 @@ class HeadMaps:
 
     def __init__(
         self,
-        text: str | None = None,
+        text: str | Sequence[str] | None = None,
         target: str | None = None,
         num_tokens: int | None = None,
         num_windows: int = 16,
@@ -147,9 +148,8 @@ class HeadMaps:
         if self.target is not None:
             reason = "a model of one text has no target; one that is trained with task=seq2seq has"
             raise ArgumentError("target", self.target, reason, {"target": None})
-        num_tokens, text = self._length(subject), self._tokens(subject, "text", self.text)
+        num_tokens, text = self._length(subject), self._tokens(subject, "text", self.text, around=True)
         first, is_token = subject.batches[0]["inputs"][0], queries_by_kind(subject.batches[0])[""][0]
-        text = text and [subject.tokenizer.eos_id, *text]
         tokens = (first[is_token].tolist() if text is None else text)[:num_tokens]
         shown = torch.tensor([tokens], device=first.device)
         with subject.precision():
@@ -179,7 +179,7 @@ class HeadMaps:
         network = cast(EncoderDecoder, subject.network)
         pairs = [pair for batch in subject.batches for pair in pairs_of(batch)]
         num_tokens, task = self._length(subject), cast(Seq2Seq, subject.task)
-        tokens = task.special_tokens.with_eos(subject.tokenizer.eos_id)
+        tokens = task.special_tokens.around(subject.tokenizer)
         text, target = self._tokens(subject, "text", self.text), self._tokens(subject, "target", self.target)
         with subject.precision():
             if text is None:
@@ -211,17 +211,18 @@ class HeadMaps:
             raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": context})
         return num_tokens
 
-    def _tokens(self, subject: Subject, argument: str, text: str | None) -> list[int] | None:
-        """The tokens of a text, if it is given.
+    def _tokens(
+        self, subject: Subject, argument: str, text: str | Sequence[str] | None, around: bool = False
+    ) -> list[int] | None:
+        """The tokens of a text, if it is given; see `Subject.tokens_of`.
 
         Raises:
-            ArgumentError: there are none, or it holds half of a surrogate pair.
+            ArgumentError: it is empty, or see `Subject.tokens_of`.
         """
-        with argument_path(passed={"text": argument}):
-            tokens = None if text is None else subject.tokenizer.encode(text)
-        if tokens == []:
+        if text == "":
             raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
-        return tokens
+        with argument_path(passed={"text": argument}):
+            return None if text is None else subject.tokens_of(text, around)
 
     def _with_importance(self, subject: Subject, measures: HeadMeasures) -> HeadMeasures:
         """The measures, with importance unless it is turned off."""

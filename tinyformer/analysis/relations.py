@@ -84,9 +84,14 @@ class HeadRelations:
     needs_gradient = False
     num_windows = 1
 
-    def __init__(self, text: str | None = None, pairs: Sequence[Any] | None = None, target: str | None = None) -> None:
+    def __init__(
+        self,
+        text: str | Sequence[str] | None = None,
+        pairs: Sequence[Any] | None = None,
+        target: str | None = None,
+    ) -> None:
         works = {"text": "The bank by the river", "pairs": [["river", "bank"]]}
-        if not text or text.isspace():
+        if not text or "".join(text).isspace():
             raise ArgumentError("text", text, "must be the text that has the words of `pairs`", works)
         if not pairs or not all(map(_is_pair, pairs)):
             reason = "must hold pairs of words of `text`, the query and the key"
@@ -182,7 +187,8 @@ class HeadRelations:
         if self.target is not None:
             reason = "a model of one text has no target; one that is trained with task=seq2seq has"
             raise ArgumentError("target", self.target, reason, {"target": None})
-        ids = [subject.tokenizer.eos_id, *self._encode(subject, "text", self.text, num_special=1)]
+        self._encode(subject, "text", self.text, sum(map(len, subject.tokenizer.around)))
+        ids = subject.tokens_of(self.text)
         network = cast(Transformer, subject.network)
         tokens = torch.tensor([ids], device=subject.batches[0]["inputs"].device)
         with subject.precision():
@@ -198,7 +204,7 @@ class HeadRelations:
             ArgumentError: a text has more tokens than the model's context.
         """
         network, task = cast(EncoderDecoder, subject.network), cast(Seq2Seq, subject.task)
-        tokens, length = task.special_tokens.with_eos(subject.tokenizer.eos_id), network.max_seq_len
+        tokens, length = task.special_tokens.around(subject.tokenizer), network.max_seq_len
         source = self._encode(subject, "text", self.text, tokens.num_added)
         with subject.precision():
             if self.target is None:
@@ -212,7 +218,7 @@ class HeadRelations:
         predicted, read = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
         return Read([layers[i] for i in cross], [addresses[i] for i in cross], maps, predicted, read)
 
-    def _encode(self, subject: Subject, argument: str, text: str, num_special: int = 0) -> list[int]:
+    def _encode(self, subject: Subject, argument: str, text: str | Sequence[str], num_special: int) -> list[int]:
         """The tokens of a text.
 
         Args:
@@ -225,7 +231,7 @@ class HeadRelations:
             ArgumentError: with the special tokens, there are more than the model's context holds.
         """
         with argument_path(passed={"text": argument}):
-            ids = subject.tokenizer.encode(text)
+            ids = subject.tokens_of(text, around=False)
         longest = subject.network.max_seq_len - num_special
         if len(ids) > longest:
             reason = f"has {len(ids)} tokens; at most {longest} fit into the context of the model"

@@ -15,9 +15,10 @@ from torch import Tensor
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
-from tinyformer.tasks import Task
+from tinyformer.tasks import Classification, Task
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
@@ -84,10 +85,27 @@ class Subject:
         *layer_address, number = self.head_address(layer, head)
         return f"{layer_title(tuple(layer_address))} head {number}"
 
-    def facts_of_text(self, text: str) -> dict[str, str]:
-        """`facts` for pictures of a text, with its first words in place of the data."""
+    def facts_of_text(self, text: str | Sequence[str]) -> dict[str, str]:
+        """`facts` for pictures of a text, or a pair of texts, with its first words in place of the data."""
         others = {name: fact for name, fact in self.facts.items() if name != "data"}
-        return others | {"text": f'"{shorten(text, 60, placeholder=" …")}"'}
+        words = text if isinstance(text, str) else " / ".join(text)
+        return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
+
+    def tokens_of(self, text: str | Sequence[str], around: bool = True) -> list[int]:
+        """The tokens of a text, or of the two texts of a pair for a classifier, as the model reads them.
+
+        Args:
+            text: the text, or two.
+            around: whether to add the special tokens around it.
+
+        Raises:
+            ArgumentError: there are not two texts, the model does not read pairs, or see `TextTokenizer.read`.
+        """
+        is_pair = not isinstance(text, str)
+        if is_pair and (len(text) != 2 or not isinstance(self.task, Classification)):
+            raise ArgumentError("text", list(text), "must be one text; a classifier also takes a pair of two")
+        (ids,) = self.tokenizer.read([(text[0], text[1]) if is_pair else str(text)], around)
+        return ids
 
     def losses(self) -> "Losses":
         """The loss of each window with the network in its current state."""

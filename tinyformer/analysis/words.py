@@ -45,7 +45,7 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer) -> Words:
         ids: token ids.
         tokenizer: their tokenizer.
     """
-    special = {tokenizer.eos_id, tokenizer.mask_id}
+    special = tokenizer.special_ids
     names: list[str] = []
     of_tokens: list[int] = []
     for is_special, run in groupby(ids, special.__contains__):

@@ -1,6 +1,6 @@
 """Text samples, from the `generate` group."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def describe_prompts(
     """The line of the summary about prompts longer than the model's context; None if there are none."""
     prompts, part = _prompts(settings), "last"
     if isinstance(task, Seq2Seq):
-        part, max_seq_len = "first", max_seq_len - task.special_tokens.with_eos(tokenizer.eos_id).num_added
+        part, max_seq_len = "first", max_seq_len - task.special_tokens.around(tokenizer).num_added
     long = [index for index, prompt in enumerate(prompts) if len(tokenizer.encode(prompt)) > max_seq_len]
     names = [f"prompt {index + 1}: " if len(prompts) > 1 else "" for index in long]
     return "\n".join(f"{name}only its {part} {max_seq_len} tokens fit" for name in names) or None
@@ -123,9 +123,10 @@ def print_completion(
     prompt: str, expected: str, settings: DictConfig, network: Transformer, tokenizer: TextTokenizer
 ) -> str:
     """Print the start of a text, its end, and the end that the model generates in as many tokens; return the latter."""
-    tokens = [tokenizer.eos_id, *tokenizer.encode(prompt)]
-    num_tokens = len(tokenizer.encode(expected))
-    [new] = generate(network, [tokens], num_tokens, _sampling(settings), settings.seed, stop_token=tokenizer.eos_id)
+    (tokens,) = tokenizer.read([prompt])
+    num_tokens, missing = len(tokenizer.encode(expected)), tokenizer.missing_ids(network.encoder.vocab_size)
+    sampling = _sampling(settings, missing)
+    [new] = generate(network, [tokens], num_tokens, sampling, settings.seed, stop_token=tokenizer.eos_id)
     text = tokenizer.continuation(new, after=tokens)
     print("\nA completion:")
     for name, part in (("prompt", prompt), ("expected", expected), ("generated", text)):
@@ -138,8 +139,11 @@ def _pieces(
 ) -> Iterator[str]:
     """A prompt, then the pieces of its continuation, up to the end of the document."""
     yield prompt
-    tokens = [tokenizer.eos_id, *tokenizer.encode(prompt)]
-    steps = stream(network, [tokens], settings.num_tokens, _sampling(settings), seed, stop_token=tokenizer.eos_id)
+    (tokens,), sampling = (
+        tokenizer.read([prompt]),
+        _sampling(settings, tokenizer.missing_ids(network.encoder.vocab_size)),
+    )
+    steps = stream(network, [tokens], settings.num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
     yield from tokenizer.pieces((token for (token,) in steps if token is not None), after=tokens)
 
 
@@ -155,8 +159,8 @@ def _print_pieces(pieces: Iterator[str]) -> str:
     return text
 
 
-def _sampling(settings: DictConfig) -> Sampling:
-    return Sampling(settings.temperature, settings.top_k, settings.top_p)
+def _sampling(settings: DictConfig, suppressed: Sequence[int] = ()) -> Sampling:
+    return Sampling(settings.temperature, settings.top_k, settings.top_p, suppressed)
 
 
 def _prompts(settings: DictConfig) -> list[str]:

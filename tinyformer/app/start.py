@@ -165,7 +165,7 @@ def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation
     # A run that was started from another's weights keeps the tokenizer that came with them.
     tokenizer = None
     if start is not None and not chosen and (config.init_from is not None or not start.is_resumed):
-        tokenizer = tokenizer_of(start.checkpoint, start.key)
+        tokenizer = tokenizer_of(start.checkpoint, start.key).for_training()
     data = make_data(config, invocation.choices, tokenizer)
     with argument_path("datamodule"):
         data.require_device(device)
@@ -246,7 +246,7 @@ def tokenizer_of(checkpoint: Checkpoint, key: str = "path") -> TextTokenizer:
 
 
 def _require_same_vocabulary(start: Start, tokenizer: TextTokenizer) -> None:
-    own = tokenizer_of(start.checkpoint, start.key)
+    own = tokenizer_of(start.checkpoint, start.key).for_training()
     if tokenizer.fingerprint not in (own.fingerprint, own.with_mask().fingerprint):
         reason = (
             f"its vocabulary of {own.vocab_size} tokens is not that of this run's tokenizer, which has "

@@ -67,7 +67,7 @@ class Masker:
     def __init__(self, masking: Masking, tokenizer: TextTokenizer, seed: int) -> None:
         assert tokenizer.mask_id is not None
         self._masking, self._seed = masking, seed
-        self._mask_id, self._eos_id, self._vocab_size = tokenizer.mask_id, tokenizer.eos_id, tokenizer.vocab_size
+        self._mask_id, self._start_id, self._vocab_size = tokenizer.mask_id, tokenizer.start_id, tokenizer.vocab_size
         self._joins = tokenizer.joins() if masking.whole_words else None
 
     def __call__(self, batch: Batch, windows: list[int], epoch: int) -> Batch:
@@ -75,7 +75,7 @@ class Masker:
         tokens = batch["inputs"].numpy()
         # The original targets are the next tokens, which end where the text ends.
         lengths = (batch["targets"] != IGNORED).sum(dim=1)
-        eligible = (np.arange(tokens.shape[1]) < lengths.numpy()[:, None]) & (tokens != self._eos_id)
+        eligible = (np.arange(tokens.shape[1]) < lengths.numpy()[:, None]) & (tokens != self._start_id)
         chance, fate, other = self._draw(windows, epoch, tokens.shape[1])
         if self._joins is not None:
             chance = self._one_per_word(tokens, chance)

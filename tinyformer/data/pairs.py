@@ -157,13 +157,14 @@ class Pairs(torch.utils.data.Dataset):
     def _texts(
         self, begins: Int64[np.ndarray, " batch"], lengths: Int64[np.ndarray, " batch"], padding: int
     ) -> Int64[np.ndarray, "batch seq"]:
-        """The tokens of texts, each followed by `eos`, and preceded by `bos` if there is one."""
+        """The tokens of texts, with those around each."""
         tokens = self._split.tokens
-        place, last = np.arange(lengths.max()), lengths[:, None] - 1
-        num_before = tokens.num_added - 1
-        ids = self._ids.take(begins[:, None] + 1 + place - num_before, mode="clip").astype(np.int64)
-        where = [np.broadcast_to(place < num_before, ids.shape), place < last, place == last]
-        return np.select(where, [tokens.bos or 0, ids, tokens.eos], padding)
+        place, ends = np.arange(lengths.max()), lengths - len(tokens.end)
+        ids = self._ids.take(begins[:, None] + 1 + place - len(tokens.before), mode="clip").astype(np.int64)
+        ids[:, : len(tokens.before)] = tokens.before
+        for index, token in enumerate(tokens.end):
+            ids[np.arange(len(ids)), ends + index] = token
+        return np.where(place < lengths[:, None], ids, padding)
 
     def __getitem__(self, index: int) -> Batch:
         return self.__getitems__([index])
@@ -259,7 +260,7 @@ class PairDataModule(SourceDataModule):
 
     def _split(self, name: str, stream: TokenSplit, targets: pa.ChunkedArray) -> PairSplit:
         begins = np.asarray(stream.offsets[:-1]).reshape(-1, 2)
-        tokens = self._special_tokens.with_eos(self.tokenizer.eos_id)
+        tokens = self._special_tokens.around(self.tokenizer)
         # In the stream, each text has the tokenizer's `eos` before it.
         lengths = np.diff(stream.offsets).reshape(-1, 2) + (tokens.num_added - 1)
         is_long = np.asarray((lengths > self.seq_len).any(axis=1))

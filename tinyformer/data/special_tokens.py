@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
 
 
@@ -10,45 +11,52 @@ from tinyformer.errors import ArgumentError, require_at_least
 class PairTokens:
     """The ids of the tokens around sources and targets, and of those that are never generated.
 
-    A source is `[bos] text eos`. The decoder reads `start [bos] text` and predicts `[bos] text eos`.
+    A source is `before text after`. The decoder predicts the same of a target, and reads it one token later, after
+    `start`.
 
     Attributes:
-        eos: ends a source and a target.
+        eos: ends a decoded target.
         start: what the decoder reads first.
-        bos: the first token of every text, if any.
+        before: the tokens before every text, such as BART's `<s>`.
+        after: the tokens after every text; None: `eos`.
         forced_bos: what the first token of a decoded target has to be, if anything.
         suppressed: tokens that are never decoded.
+        vocab_size: the id from which on none is ever decoded, since there are no such tokens; None: there are.
     """
 
     eos: int
     start: int
-    bos: int | None = None
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] | None = None
     forced_bos: int | None = None
     suppressed: tuple[int, ...] = ()
+    vocab_size: int | None = None
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """The tokens after every text."""
+        return (self.eos,) if self.after is None else self.after
 
     @property
     def num_added(self) -> int:
         """Number of tokens that a source has beside its text."""
-        return 1 if self.bos is None else 2
+        return len(self.before) + len(self.end)
 
     def source(self, text: Sequence[int], max_tokens: int) -> list[int]:
         """The source of a text; one that is too long is truncated at its end."""
-        return [*self._first(), *text[: max(0, max_tokens - self.num_added)], self.eos]
+        return self.predicted(text[: max(0, max_tokens - self.num_added)])
 
     def inputs(self, text: Sequence[int]) -> list[int]:
         """What the decoder reads to predict a text."""
-        return [self.start, *self._first(), *text]
+        return [self.start, *self.predicted(text)[:-1]]
 
     def predicted(self, text: Sequence[int]) -> list[int]:
         """What the decoder predicts: its inputs, one token further."""
-        return [*self._first(), *text, self.eos]
+        return [*self.before, *text, *self.end]
 
     def without_bos(self, target: list[int]) -> list[int]:
-        """The text of a decoded target."""
-        return target[1:] if self.bos is not None and target[:1] == [self.bos] else target
-
-    def _first(self) -> list[int]:
-        return [] if self.bos is None else [self.bos]
+        """The text of a decoded target: what follows `before`."""
+        return target[len(self.before) :] if target[: len(self.before)] == [*self.before] else target
 
 
 @dataclass(frozen=True)
@@ -105,14 +113,19 @@ class SpecialTokens:
             if number >= vocab_size:
                 raise ArgumentError(name, number, f"must be below {vocab_size}, the size of the vocabulary")
 
-    def with_eos(self, eos: int | None) -> PairTokens:
-        """All tokens, given the tokenizer's `eos`, if there is one.
+    def around(self, tokenizer: TextTokenizer | None) -> PairTokens:
+        """All tokens, given the tokenizer, if there is one, whose post-processor may decide what is around a text.
 
         Raises:
-            ArgumentError: there is none, and this names none.
+            ArgumentError: there is no tokenizer, and this names no `eos`.
         """
-        eos = eos if self.eos is None else self.eos
+        eos = tokenizer.eos_id if self.eos is None and tokenizer is not None else self.eos
         if eos is None:
             raise ArgumentError("eos", None, "must be given where there is no tokenizer", {"eos": 0})
         start = eos if self.decoder_start is None else self.decoder_start
-        return PairTokens(eos, start, self.bos, self.forced_bos, tuple(self.suppressed))
+        before, after = [] if self.bos is None else [self.bos], [eos]
+        suppressed, vocab_size = [*self.suppressed], None
+        if tokenizer is not None:
+            before, after = tokenizer.around if tokenizer.post_processed else (before, after)
+            suppressed, vocab_size = [*suppressed, *tokenizer.missing_ids(tokenizer.vocab_size)], tokenizer.vocab_size
+        return PairTokens(eos, start, tuple(before), tuple(after), self.forced_bos, tuple(suppressed), vocab_size)

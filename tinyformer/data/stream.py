@@ -97,7 +97,7 @@ def write_split(
     ):
         for texts_read, documents in _encode(texts, tokenizer, limit):
             # One array for all documents of a batch: one for each would take a fifth as long as tokenising them.
-            stream = np.array([token for tokens in documents for token in (tokenizer.eos_id, *tokens)])
+            stream = np.array([token for tokens in documents for token in (tokenizer.start_id, *tokens)])
             lengths = np.array([1 + len(tokens) for tokens in documents])
             offsets.append(ids.length + lengths.cumsum() - lengths)
             ids.append(stream)

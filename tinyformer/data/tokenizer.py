@@ -12,7 +12,7 @@ from typing import SupportsInt
 
 import numpy as np
 from jaxtyping import Bool, Int64
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, processors
 
 from tinyformer.errors import ArgumentError
 
@@ -65,34 +65,38 @@ def _telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
 
 
 class TextTokenizer:
-    """A `tokenizers.Tokenizer` that encodes raw text and nothing else.
+    """A `tokenizers.Tokenizer` for the raw text of data (`encode`) and for a text that is given to a model (`read`).
 
-    It never adds, truncates or pads tokens, and a special token that is spelled out in the text ("<eos>") is encoded as
-    plain characters. It is also a `TokenizerRecipe`, which builds itself.
+    Data are encoded without special tokens: none is added, and one that is spelled out ("<eos>") is plain characters. A
+    model reads a text between the special tokens that begin and end it, and one that is spelled out is that token. No
+    text is truncated or padded. It is also a `TokenizerRecipe`, which builds itself.
 
     Args:
         tokenizer: changed in place: truncation and padding are turned off.
-        eos_token: the token before each document; None: the first of `<eos>`, `<|endoftext|>`, `</s>`, `[SEP]` in the
-            vocabulary.
+        eos_token: the token that ends a generated text; None: the first of `<eos>`, `<|endoftext|>`, `</s>`, `[SEP]` in
+            the vocabulary.
+        post_processed: whether the post-processor determines the tokens around a text that a model reads, as in
+            `transformers`; otherwise `eos_token` is before each text.
 
     Raises:
-        ArgumentError: the vocabulary has no such token.
+        ArgumentError: the vocabulary has no such token, or lacks one that the post-processor adds.
     """
 
     name = "given"
     characters_per_token = 8
     vocab_size: int
     eos_id: int
+    start_id: int  # before each document of a stream: the first token that the post-processor adds, or else `eos_id`
     unk_id: int | None  # None where every string can be encoded
     mask_id: int | None  # None where there is no mask token, see `with_mask`
 
-    def __init__(self, tokenizer: Tokenizer, eos_token: str | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_token: str | None = None, post_processed: bool = False) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
         spec = json.loads(tokenizer.to_str())
         self._tokenizer = tokenizer
-        self._eos_token = _find_eos(tokenizer, eos_token)
+        self._eos_token, self.post_processed = _find_eos(tokenizer, eos_token), post_processed
         self._byte_level = '"ByteLevel"' in json.dumps(spec["decoder"])
         # Without merges, a normalizer and a pattern, no token depends on its neighbours: a long text can be cut
         # anywhere and encoded in parallel, with the same result (1.1 MB in 0.15 s instead of 1.4 s).
@@ -103,19 +107,21 @@ class TextTokenizer:
         self.eos_id = tokenizer.get_vocab(with_added_tokens=True)[self._eos_token]
         self.unk_id = None if self._byte_level else _find_unknown(tokenizer, spec["model"])
         self.mask_id = next((i for token in _KNOWN_MASKS if (i := tokenizer.token_to_id(token)) is not None), None)
+        self.around = _around(tokenizer) if post_processed else ([self.eos_id], [])
+        self.start_id = next(iter(self.around[0]), self.eos_id)
 
     @classmethod
     def from_json(cls, text: str) -> "TextTokenizer":
         """The tokenizer of `to_json`, or of a `tokenizer.json`."""
         spec = json.loads(text)
-        eos_token = spec.pop("eos_token", None)
-        return cls(Tokenizer.from_str(json.dumps(spec)), eos_token)
+        eos_token, post_processed = spec.pop("eos_token", None), spec.pop("post_processed", False)
+        return cls(Tokenizer.from_str(json.dumps(spec)), eos_token, bool(post_processed))
 
     def to_json(self) -> str:
-        """A `tokenizer.json`, with the key `eos_token` if that is not the one that is found by default."""
+        """A `tokenizer.json`, with the keys `eos_token` and `post_processed` if they are not the defaults."""
         spec = json.loads(self._tokenizer.to_str())
         named = {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
-        return json.dumps(spec | named)
+        return json.dumps(spec | named | ({"post_processed": True} if self.post_processed else {}))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -136,7 +142,48 @@ class TextTokenizer:
             return self
         tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         tokenizer.add_special_tokens([MASK])
-        return TextTokenizer(tokenizer, self._eos_token)
+        return TextTokenizer(tokenizer, self._eos_token, self.post_processed)
+
+    def for_training(self) -> "TextTokenizer":
+        """This tokenizer with `start_id` before each text, as models that are trained here read it."""
+        if not self.post_processed:
+            return self
+        return TextTokenizer(Tokenizer.from_str(self._tokenizer.to_str()), self._tokenizer.id_to_token(self.start_id))
+
+    @cached_property
+    def special_ids(self) -> set[int]:
+        """The tokens that stand for no text, such as those around a text and the mask token; not the unknown token."""
+        added = (i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+        known = {self.eos_id, self.mask_id, *added, *self.around[0], *self.around[1]} - {self.unk_id}
+        return {i for i in known if i is not None}
+
+    def missing_ids(self, vocab_size: int) -> list[int]:
+        """The ids below `vocab_size`, the number of embeddings of a model, that have no token."""
+        return sorted({*range(vocab_size)} - {*self._tokenizer.get_vocab(with_added_tokens=True).values()})
+
+    @cached_property
+    def reader(self) -> Tokenizer:
+        """The tokenizer of texts that a model reads; a copy, since data may be encoded by another thread."""
+        reader = Tokenizer.from_str(self._tokenizer.to_str())
+        known = [*sorted(self.special_ids), *([] if self.unk_id is None else [self.unk_id])]
+        reader.add_special_tokens([token for i in known if (token := reader.id_to_token(i)) is not None])
+        if not self.post_processed:
+            reader.post_processor = template(reader, *self.around)
+        return reader
+
+    def read(self, texts: Sequence[str | tuple[str, str]], around: bool = True) -> list[list[int]]:
+        """Token ids of texts, or of pairs of texts, as a model reads them.
+
+        Args:
+            texts: the texts, in which special tokens may be spelled out, such as "The king is <mask>".
+            around: whether to add the tokens around a text; where there are none, an empty text is `eos_id`.
+
+        Raises:
+            ArgumentError: see `encode_batch`.
+        """
+        with _telling("encode a text", [one for text in texts for one in ([text] if isinstance(text, str) else text)]):
+            found = [e.ids for e in self.reader.encode_batch_fast(list(texts), add_special_tokens=around)]
+        return [ids or [self.eos_id] for ids in found] if around else found
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text."""
@@ -172,11 +219,8 @@ class TextTokenizer:
 
     def prefix(self, text: str, num_tokens: int) -> str:
         """The part of a text that its first `num_tokens` tokens encode."""
-        if num_tokens <= 0:
-            return ""
-        with _telling("encode a text", [text]):
-            offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return text[: offsets[:num_tokens][-1][1]] if offsets else ""
+        ends = self.offsets([text])[0][: max(num_tokens, 0), 1]
+        return text[: ends[-1]] if len(ends) else ""
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of token ids, special tokens included."""
@@ -245,6 +289,34 @@ def _find_eos(tokenizer: Tokenizer, named: str | None) -> str:
         reason = f"the vocabulary has no {named or ', '.join(_KNOWN_EOS)}; name its token that separates documents"
         raise ArgumentError("eos_token", named, reason)
     return eos_token
+
+
+def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.TemplateProcessing:
+    """A post-processor that puts tokens around a text, and around each text of a pair."""
+    first, last = ([tokenizer.id_to_token(i) for i in side] for side in (before, after))
+    special = list({*zip([*first, *last], [*before, *after], strict=True)})
+    single, second = [*first, "$A", *last], [*first, "$B", *last]
+    return processors.TemplateProcessing(single=single, pair=[*single, *second], special_tokens=special)
+
+
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The tokens that a post-processor adds before and after a text.
+
+    Raises:
+        ArgumentError: the vocabulary does not have one of them.
+    """
+    if tokenizer.post_processor is None:
+        return [], []
+    with _telling("post-process a text"):
+        text = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
+        added = tokenizer.post_processor.process(text)
+        place = added.special_tokens_mask.index(0)
+    before, after = added.ids[:place], added.ids[place + 1 :]
+    for token in (*before, *after):
+        if tokenizer.id_to_token(token) is None:
+            reason = f"has no token for {token}, an id that its post-processor adds"
+            raise ArgumentError("tokenizer", "tokenizer.json", reason)
+    return before, after
 
 
 def _find_unknown(tokenizer: Tokenizer, model: dict) -> int | None:

@@ -162,12 +162,33 @@ class TokenizerFile:
 
     path: str
     eos_token: str | None = None
-    name = "file"
     characters_per_token = 8
+
+    @property
+    def name(self) -> str:
+        """See `TokenizerRecipe`."""
+        return "file"
+
+    @property
+    def file(self) -> Path:
+        """The file on this machine."""
+        return Path(self.path)
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer:
-        return _open_tokenizer(Path(self.path), self.path, self.eos_token)
+        file = self.file
+        if not file.is_file():
+            raise ArgumentError("path", self.path, "the file does not exist; name a tokenizer.json")
+        try:
+            text = file.read_text(encoding="utf-8")
+            require_harmless(text, check_patterns=False)  # the user has named it
+            tokenizer = Tokenizer.from_str(text)
+        except ArgumentError as error:
+            raise ArgumentError("path", self.path, error.reason) from error
+        except Exception as error:  # the library raises plain Exception
+            reason = f"not a tokenizer.json of the library tokenizers ({error})"
+            raise ArgumentError("path", self.path, reason) from error
+        return TextTokenizer(tokenizer, self.eos_token)
 
     def key(self) -> str:
         """The tokenizer's fingerprint, whatever the path of its file."""
@@ -179,7 +200,7 @@ class TokenizerFile:
 
 
 @dataclass(frozen=True)
-class HubTokenizer:
+class HubTokenizer(TokenizerFile):
     """The `tokenizer.json` of a model on the Hugging Face Hub, downloaded once.
 
     Args:
@@ -188,36 +209,13 @@ class HubTokenizer:
     """
 
     path: str = "openai-community/gpt2"
-    eos_token: str | None = None
-    characters_per_token = 8
 
     @property
     def name(self) -> str:
         """The repository's name without its owner."""
         return self.path.rsplit("/", 1)[-1]
 
-    @cached_property
-    def _tokenizer(self) -> TextTokenizer:
-        return _open_tokenizer(hub.model_file(self.path, "tokenizer.json"), self.path, self.eos_token)
-
-    def key(self) -> str:
-        """The tokenizer's fingerprint."""
-        return self._tokenizer.fingerprint
-
-    def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """The tokenizer; it does not depend on `texts`."""
-        return self._tokenizer
-
-
-def _open_tokenizer(file: Path, path: str, eos_token: str | None) -> TextTokenizer:
-    if not file.is_file():
-        raise ArgumentError("path", path, "the file does not exist; name a tokenizer.json")
-    try:
-        text = file.read_text(encoding="utf-8")
-        require_harmless(text, check_patterns=False)  # the user has named it
-        tokenizer = Tokenizer.from_str(text)
-    except ArgumentError as error:
-        raise ArgumentError("path", path, error.reason) from error
-    except Exception as error:  # the library raises plain Exception
-        raise ArgumentError("path", path, f"not a tokenizer.json of the library tokenizers ({error})") from error
-    return TextTokenizer(tokenizer, eos_token)
+    @property
+    def file(self) -> Path:
+        """The file, downloaded."""
+        return hub.model_file(self.path, "tokenizer.json")

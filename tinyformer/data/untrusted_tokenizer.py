@@ -128,7 +128,7 @@ def _patterns(spec: Any) -> list[str]:
 
 
 def _growth(spec: Any) -> float:
-    """By how much all replacements together, wherever they stand, can lengthen a text."""
+    """By how much all replacements and templates together, wherever they stand, can lengthen a text."""
     growth = 1.0
     for node in _nodes(spec):
         if node.get("type") == "Precompiled":
@@ -137,6 +137,8 @@ def _growth(spec: Any) -> float:
             growth *= 1 + len(node["prepend"])
         if node.get("type") == "Replace" and isinstance(node.get("content"), str):
             growth *= max(1, len(node["content"]) + _matches_empty(node.get("pattern")))
+        if node.get("type") == "TemplateProcessing":  # which can repeat its text
+            growth *= max(1, *(json.dumps(node.get(name)).count('"Sequence"') for name in ("single", "pair")))
     return growth
 
 

@@ -199,8 +199,8 @@ class Family:
         for name, only in (ANYWHERE | self.fixed).items():
             value = fields.get(name, only)
             if value != only and value is not None:
-                reason = "changes what the model computes and is not supported"
-                raise ArgumentError(f"fields.{name}", value, reason, {name: only})
+                # No value that works: with another one, the weights would compute another function.
+                raise ArgumentError(f"fields.{name}", value, "changes what the model computes and is not supported")
         read: dict[str, tuple[str, Any]] = {}
         for one in self.fields:
             if (value := one.read(fields)) is None:
@@ -208,7 +208,7 @@ class Family:
             first, known = read.setdefault(one.ours, (one.theirs, value))
             if value != known:
                 reason = f"must be {known}, as {first} is: both stacks have the same size here"
-                raise ArgumentError(f"fields.{one.theirs}", value, reason, {one.theirs: known})
+                raise ArgumentError(f"fields.{one.theirs}", value, reason)
         return dict(self.values) | {key: value for key, (_, value) in read.items()}
 
     def describe(self, values: Mapping[str, Any]) -> Fields:

@@ -29,9 +29,7 @@ def read_rope(fields: Fields) -> Fields:
             if parameter == "rope_theta":
                 fields[parameter] = value
             elif value != PLAIN_ROPE.get(parameter):
-                raise ArgumentError(
-                    f"fields.{name}.{parameter}", value, "is not supported", {"rope_type": PLAIN_ROPE["rope_type"]}
-                )
+                raise ArgumentError(f"fields.{name}.{parameter}", value, "is not supported")
     return fields
 
 

@@ -49,7 +49,7 @@ def read_fields(fields: Fields) -> Fields:
     for name, follows in (("is_gated_act", gated), ("dense_act_fn", act)):
         if fields.get(name, follows) != follows:
             reason = f"contradicts feed_forward_proj={proj[:100]}"
-            raise ArgumentError(f"fields.{name}", fields[name], reason, {name: follows})
+            raise ArgumentError(f"fields.{name}", fields[name], reason)
     tied = fields.get("tie_word_embeddings")
     # Newer files have tie_word_embeddings=true for every model, and a separate field for whether the readout is scaled.
     tied = fields.get("scale_decoder_outputs", True if tied is None else tied)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
+from tinyformer.data.tokenizer import template
 from tinyformer.data.untrusted_tokenizer import is_complaint, require_harmless, require_small_ids
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
@@ -19,8 +20,8 @@ SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 
-OWN_TOKENS = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
-"""Types of post-processors in a `tokenizer.json` that add tokens to a text."""
+NAMED = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token")
+"""Special tokens that `transformers` recognises within a text."""
 
 
 def _from_json(folder: Path, settings: Fields) -> Tokenizer:
@@ -62,14 +63,14 @@ TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPE
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     """The tokenizer of a model folder; None if it has none.
 
-    Texts start with the end-of-text token in GPT-2 and Llama, and with `[CLS]` in BERT.
+    Its post-processor determines the tokens around a text.
 
     Args:
         folder: the model folder.
         fields: the fields of its `config.json`.
 
     Raises:
-        ArgumentError: the tokenizer cannot be read, or has no token that can start a text.
+        ArgumentError: the tokenizer cannot be read, or has no token that can separate texts.
     """
     names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
     if names is None:
@@ -87,18 +88,16 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
                 settings |= read_json(folder / name)
     with _library_errors(folder, names[0]):
         tokenizer = FORMATS[names](folder, settings)
-        spec = json.loads(tokenizer.to_str())
+        named = [token for name in NAMED if (token := _special_token(settings, name)) is not None]
+        tokenizer.add_special_tokens([token for token in named if tokenizer.token_to_id(token) is not None])
         first = _first_token(tokenizer, settings, fields)
-        first_id = tokenizer.token_to_id(first) if first else None
-        if first is not None and first_id is not None:
-            # We add these tokens ourselves, so the tokenizer must not.
-            for added in (_around({first: first_id}, {}), _around({}, {first: first_id})):
-                spec["post_processor"] = _without(spec["post_processor"], added)
-        tokenizer = Tokenizer.from_str(json.dumps(spec))
+        # Only the `config.json` of BART names the tokens around a text where its tokenizer is in `vocab.json`.
+        is_silent = tokenizer.post_processor is None and names[0] != "tokenizer.json"
     try:
-        return TextTokenizer(tokenizer, first)
-    except ValueError as error:
+        return TextTokenizer(tokenizer, first, not (is_silent and fields.get("is_encoder_decoder")))
+    except ArgumentError as error:
         reason = f"the tokenizer has no token that separates texts; {SETTINGS} must name one as eos_token"
+        reason = reason if error.path == ("eos_token",) else f"{names[0]} {error.reason}"
         raise ArgumentError("folder", str(folder), reason) from error
 
 
@@ -129,21 +128,15 @@ def tokenizer_files(
         tokenizer: the tokenizer.
         max_seq_len: the model's context, in tokens.
         ids: the fields `bos_token_id`, `eos_token_id` and `pad_token_id` of the model.
-        around: the tokens before and after a text.
+        around: the tokens before and after a text, unless the tokenizer's post-processor adds them.
     """
-    spec = json.loads(tokenizer.to_json())
-    spec.pop("eos_token", None)
-    plain = Tokenizer.from_str(json.dumps(spec))
+    plain = Tokenizer.from_str(tokenizer.reader.to_str())
+    if not tokenizer.post_processed:
+        plain.post_processor = template(plain, *around)
     bos, eos, pad = (
         None if (number := ids[f"{name}_token_id"]) is None else plain.id_to_token(number)
         for name in ("bos", "eos", "pad")
     )
-    names = [{str(plain.id_to_token(number)): number for number in side} for side in around]
-    added, own = _around(*names), spec["post_processor"]
-    if own is None:
-        spec["post_processor"] = added
-    elif not _adds_tokens(own):
-        spec["post_processor"] = {"type": "Sequence", "processors": [own, added]}
     special = {
         "eos_token": eos,
         "bos_token": bos,
@@ -159,7 +152,7 @@ def tokenizer_files(
         "clean_up_tokenization_spaces": False,
     }
     return {
-        "tokenizer.json": spec,
+        "tokenizer.json": json.loads(plain.to_str()),
         SETTINGS: settings | {name: token for name, token in special.items() if token is not None},
     }
 
@@ -183,31 +176,3 @@ def _special_token(settings: Fields, name: str) -> str | None:
     token = settings.get(name)
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
-
-
-def _around(before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
-    """A post-processor that puts tokens before and after a text, and the second text of a pair."""
-
-    def template(text: str) -> list[dict[str, Any]]:
-        start, end = ([{"SpecialToken": {"id": token, "type_id": 0}} for token in side] for side in (before, after))
-        return [*start, {"Sequence": {"id": text, "type_id": 0}}, *end]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": template("A"),
-        "pair": [*template("A"), *template("B")],
-        "special_tokens": {
-            token: {"id": token, "ids": [number], "tokens": [token]} for token, number in (before | after).items()
-        },
-    }
-
-
-def _without(processor: dict[str, Any] | None, added: dict[str, Any]) -> dict[str, Any] | None:
-    """A post-processor as it was before an export appended `added`."""
-    if processor is not None and processor.get("processors", [])[1:] == [added]:
-        return processor["processors"][0]
-    return None if processor == added else processor
-
-
-def _adds_tokens(processor: dict[str, Any]) -> bool:
-    return processor["type"] in OWN_TOKENS or any(map(_adds_tokens, processor.get("processors", [])))

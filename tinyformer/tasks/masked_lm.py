@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.batch import Batch
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, Network
@@ -59,7 +59,9 @@ class MaskedLM(TokenTask):
         network.eval()
         nats = torch.cat(
             [
-                pseudo_nats(network, window.to(device), (window != tokenizer.eos_id).nonzero()[:, 0], tokenizer.mask_id)
+                pseudo_nats(
+                    network, window.to(device), (window != tokenizer.start_id).nonzero()[:, 0], tokenizer.mask_id
+                )
                 for window in ids.split(network.max_seq_len)
             ]
         )
@@ -69,12 +71,13 @@ class MaskedLM(TokenTask):
     def nats_of_texts(
         self, network: Network, batch: Batch, mask_id: int | None = None
     ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`; its first token is never masked."""
+        """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`: each of its `targets` masked in turn."""
         if mask_id is None:
             raise ArgumentError("tokenizer", None, "has no mask token")
-        rows = zip(batch["inputs"], batch["lengths"].tolist(), strict=True)
-        nats = [pseudo_nats(network, row[:length], torch.arange(1, length), mask_id).sum() for row, length in rows]
-        return torch.stack(nats), batch["lengths"] - 1
+        nats, places = [], [(row != IGNORED).nonzero()[:, 0] for row in batch["targets"]]
+        for row, length, masked in zip(batch["inputs"], batch["lengths"].tolist(), places, strict=True):
+            nats.append(pseudo_nats(network, row[:length], masked, mask_id).sum())
+        return torch.stack(nats), torch.tensor(list(map(len, places))).to(nats[0].device)
 
     def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
         """Accuracy beside the share of the most frequent token, and pseudo-perplexity, for the summary."""

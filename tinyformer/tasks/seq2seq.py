@@ -128,9 +128,9 @@ class Seq2Seq(TokenTask):
             tokenizer: the model's.
             beam: the settings of the beam search; by default `beam` of the task.
         """
-        device, tokens = next(network.parameters()).device, self.special_tokens.with_eos(tokenizer.eos_id)
+        device, tokens = next(network.parameters()).device, self.special_tokens.around(tokenizer)
         outputs = []
-        for ids in tokenizer.encode_batch(texts):
+        for ids in tokenizer.read(texts, around=False):
             source = torch.tensor([tokens.source(ids, network.max_seq_len)], device=device)
             lengths = torch.tensor([source.shape[1]], device=device)
             (target,) = beam_search(network, source, lengths, tokens, beam or self.beam)

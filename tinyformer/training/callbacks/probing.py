@@ -60,7 +60,7 @@ class TextProbing:
         self.sizes = sizes
         self.windows = of_one_length(data.sample(split, sizes.num_windows))
         shown, text = slice(min(sizes.num_tokens, data.seq_len)), sizes.probe_text
-        ids = data.tokenizer.encode(text)[shown] if text else data.splits[split].ids[shown].tolist()
+        ids = data.tokenizer.read([text])[0][shown] if text else data.splits[split].ids[shown].tolist()
         self.probe, self.labels = torch.tensor([ids]), data.tokenizer.token_strings(ids)
         self.probes: Probes | None = None
         self.num_keys = self.windows["inputs"].shape[1]
@@ -136,7 +136,7 @@ class PairProbing:
         }
 
     def _decoded(self, network: EncoderDecoder) -> TokenPair:
-        source = self.tokenizer.encode(str(self.sizes.probe_text))
+        (source,) = self.tokenizer.read([str(self.sizes.probe_text)], around=False)
         return decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
 
 
