@@ -81,7 +81,7 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.limit_val_batches=0", "trainer.limit_val_batches=0: must be above 0*=1 works."),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
         ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps=0: must be at least 1; *"),
-        ("callbacks.attention.num_rows={}", "callbacks.attention.num_rows={}: should be a valid integer; *"),
+        ("callbacks.attention.num_rows={}", "callbacks.attention.num_rows='{}': should be a valid integer; *"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 works."),
         ("optimizer.adamw_betas=[0.9,nan]", "optimizer.adamw_betas=*: must be finite*"),
         ("attention._partial_=abc", "*attention._partial_=abc: cannot be changed; leave it out."),

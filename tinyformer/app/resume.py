@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tinyformer.app.errors import ConfigError
-from tinyformer.app.keys import quoted
+from tinyformer.app.keys import quoted, text_of
 from tinyformer.app.stored_overrides import MAX_JOBS, NotDataError, admit_override, is_swept, num_values
 
 
@@ -24,12 +24,12 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
         ConfigError: the folder contains no run or no sweep.
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
-    folder = given[-1].partition("=")[2].strip("'\"") if given else ""
+    folder = text_of(given[-1]) if given else ""
     if folder in ("", "null"):
         # Checked before Hydra overwrites the overrides with which the run in the folder can be resumed.
         for argument in arguments:
             if argument.startswith("hydra.run.dir="):
-                require_unused(argument.partition("=")[2].strip("'\""))
+                require_unused(text_of(argument))
         return list(arguments)
     is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
     new = [argument for argument in arguments if argument not in given]

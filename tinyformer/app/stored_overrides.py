@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 
 from tinyformer.app.config import config_dir
-from tinyformer.app.keys import format_value
+from tinyformer.app.keys import hydra_value, parsed
 from tinyformer.app.plain_values import SCORE_KEYS, problem_of_value
 
 MAX_JOBS = 10_000
@@ -113,8 +112,8 @@ def is_swept(entry: str) -> bool:
 
 def _parsed(entry: str) -> Override:
     try:
-        return OverridesParser.create().parse_override(entry)
-    except (HydraException, RecursionError, ValueError) as error:  # a number of thousands of digits is a ValueError
+        return parsed(entry)
+    except ValueError as error:
         raise NotDataError("is not an override") from error
 
 
@@ -125,7 +124,7 @@ def _admit_alternatives(key: str, override: Override) -> str:
     if not number:
         raise NotDataError("is no list of values")
     if isinstance(value, Glob):
-        return f"glob({format_value(value.include)},exclude={format_value(value.exclude)})"  # of our own files
+        return f"glob({hydra_value(value.include)},exclude={hydra_value(value.exclude)})"  # of our own files
     if getattr(value, "shuffle", False):
         raise NotDataError("shuffles its values")
     if number > MAX_JOBS:
@@ -146,7 +145,7 @@ def _admit_value(key: str, value: Any) -> str:
     else:
         for path, leaf in _leaves(key, value):
             _admit_leaf(path, leaf)
-    return format_value(value, max_length=None)
+    return hydra_value(value)
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
