@@ -6,6 +6,7 @@ two, never the text of the file. `stored_config` does the same with the config i
 """
 
 import functools
+import itertools
 import math
 import re
 import sys
@@ -32,8 +33,11 @@ TYPED_AGAIN = {
 }
 """Last parts of keys that only the command line may set, and what each of them does."""
 
-NEVER_SET = ("defaults", "hydra", "resume")
+NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")
 """Entries of our config files that are not values of a run."""
+
+PRIMARY = ("train", "evaluate", "card")
+"""The config files of programs, which name the axes."""
 
 
 class NotDataError(ValueError):
@@ -179,20 +183,21 @@ def _is_class_of_models(key: str, name: Any) -> bool:
 
 
 def _choices() -> dict[str, list[str]]:
-    """The choices of each axis of a training run."""
+    """The choices of each axis of a program."""
     return {axis: [name for name in names if not name.startswith("_")] for axis, names in _files().items()}
 
 
 @functools.cache
 def _files() -> dict[str, list[str]]:
-    """The names of our config files, by the axis of a training run."""
-    axes = (name for entry in _file("train")["defaults"] if isinstance(entry, dict) for name in entry)
+    """The names of our config files, by the axis of a program."""
+    entries = (entry for name in PRIMARY for entry in _file(name)["defaults"])
+    axes = (name for entry in entries if isinstance(entry, dict) for name in entry)
     return {axis: [file.stem for file in (config_dir() / axis).glob("*.yaml")] for axis in axes if "/" not in axis}
 
 
 @functools.cache
 def _values_of_keys() -> dict[str, list[Any]]:
-    """The dotted keys of a training run's config, nodes included, each with its values in the config files."""
+    """The dotted keys of the programs' configs, nodes included, each with its values in the config files."""
     values: dict[str, list[Any]] = {axis: [] for axis in _choices()}
 
     def add(node: Any, key: str) -> None:
@@ -200,7 +205,7 @@ def _values_of_keys() -> dict[str, list[Any]]:
         for name, entry in node.items() if isinstance(node, dict) else ():
             add(entry, f"{key}.{name}")
 
-    for name, node in _file("train").items():
+    for name, node in itertools.chain(*(_file(primary).items() for primary in PRIMARY)):
         if name not in NEVER_SET:
             add(node, name)
     for axis, files in _files().items():
