@@ -1,6 +1,7 @@
 """Mistakes in a config are told by the keys that the user sets, before anything is read or computed."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
 
 SMALL = ("model.num_layers=2", "model.num_heads=2", "model.d_model=16", "model.max_seq_len=16", "model.vocab_size=10")
+
+
+CURE = re.compile(r"((?:[\w.]+=(?:'[^']*'|\"[^\"]*\"|[^\s;])+ )+)works\.")
+"""The overrides that a sentence says would work."""
 
 
 def mistake_in(*overrides: str) -> str:
@@ -101,6 +106,8 @@ def test_a_mistake_is_reported_by_its_key(overrides: str, sentence: str, tmp_pat
     monkeypatch.chdir(tmp_path)
     told = mistake_in(*overrides.split())
     assert re.fullmatch(".*".join(map(re.escape, sentence.split("*"))), told), told
+    for cure in CURE.findall(told):
+        assert mistake_in(*overrides.split(), *shlex.split(cure)) == "none", told
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,8 @@ def describe_hydra_error(error: BaseException, config_dir: Path, config_name: st
         key = missing[1] if missing else str(error.full_key or error.key)
         return f"{key} is needed, such as {key}={EXAMPLES.get(key, 'VALUE')}."
     if isinstance(error, InterpolationResolutionError) and TEXTS.fullmatch(error.full_key or ""):
-        return _unresolved(error.full_key, OmegaConf.to_container(error.parent_node, resolve=False)[error.key])
+        node: Any = OmegaConf.to_container(error.parent_node, resolve=False)
+        return _unresolved(str(error.full_key), node[error.key])
     if isinstance(error, InterpolationKeyError):
         missing = re.search(r"^Interpolation key '([\w.]+)' not found", str(error))
         if missing is None:

@@ -148,7 +148,7 @@ def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
         for word in words if finding.program in CONFIG_NAMES else ():
             try:
                 if word not in trusted:
-                    admit_override(*readable([word]))
+                    admit_override(readable([word])[0])
             except NotDataError as error:
                 told = f"says {word}, which {error}; if you trust it, add it to the command"
                 raise ConfigError(f"{finding.name}.yaml: {told}.") from error

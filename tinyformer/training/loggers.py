@@ -228,7 +228,7 @@ class RunWandbLogger(WandbLogger):
             return super().experiment
 
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Give the run its configuration, as nested mappings, when it starts."""
         self._wandb_init["config"] = params
 
