@@ -60,6 +60,8 @@ def mistake_in(*overrides: str) -> str:
         ("compile=maybe", "compile=maybe: must be true, false or auto."),
         # Raised deep inside of the network, told by the key that the user sets.
         ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=16; model.num_heads=* works."),
+        ("model.num_heads=1000003", "model.num_heads=1000003: must divide model.d_model=16; model.num_heads=8 works."),
+        ("norm.eps=-1", "norm.eps=-1: must be at least 0; norm.eps=1e-05 works."),
         ("attention.num_kv_heads=3", "attention.num_kv_heads=3: must divide model.num_heads=2; *"),
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
