@@ -132,7 +132,12 @@ FILES = [
     ("a.parquet", damaged(), {}, "files='.*a.parquet': cannot be read as parquet"),
     ("a.parquet", repeated(), {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
     ("a.csv", b"text\nx\n", {"text_column": ["text", "b"]}, "text_column='b': .*no such column; it has text"),
-    ("a.csv", b"a,b,c\nx,y,z\n", {"text_column": ["a", "b", "c"]}, r"text_column=\['a', 'b', 'c'\]: must be one column, or"),
+    (
+        "a.csv",
+        b"a,b,c\nx,y,z\n",
+        {"text_column": ["a", "b", "c"]},
+        r"text_column=\['a', 'b', 'c'\]: must be one column, or",
+    ),
 ]
 L = {"label_column": "label"}
 LABELS = [

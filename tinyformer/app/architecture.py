@@ -6,6 +6,7 @@ from typing import Any
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import hydra_value, text_of
 from tinyformer.app.stored_config import admit_config, describe_config, differing_values, repeatable_classes
+from tinyformer.app.stored_overrides import is_swept
 from tinyformer.checkpoint import Checkpoint, load_checkpoint
 from tinyformer.errors import argument_path
 
@@ -41,7 +42,8 @@ def inherit_architecture(arguments: Sequence[str]) -> list[str]:
     """
     given = {word.partition("=")[0].lstrip("+"): text_of(word) for word in arguments}
     file = given.get("init_from", "null")
-    if file == "null" or given.get("resume", "null") != "null" or "," in file:
+    swept = any(word.startswith("init_from=") and is_swept(word) for word in arguments)
+    if file == "null" or given.get("resume", "null") != "null" or swept:
         return list(arguments)
     with argument_path(passed={"path": "init_from"}), repeatable_classes():
         inherited, fixed = _architecture(load_checkpoint(file), given)
