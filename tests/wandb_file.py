@@ -3,6 +3,7 @@
 import json
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,39 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def read_history(path: Path) -> list[dict[str, Any]]:
-    """The rows that a finished run logged, each with its `_step`."""
-    rows, deadline = [], time.monotonic() + 10
-    # wandb's service may write the end of the file a moment after `finish`.
+def read_finished(path: Path) -> list[Record]:
+    """All records of a run that ends about now: wandb's service may write the end a moment after `finish`."""
+    deadline = time.monotonic() + 10
     while not any(record.HasField("exit") for record in read_records(path)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    for record in read_records(path):
-        if record.WhichOneof("record_type") == "history":
-            row: dict[str, Any] = {}
-            for item in record.history.item:
-                *outer, key = item.nested_key or [item.key]
-                node = row
-                for name in outer:
-                    node = node.setdefault(name, {})
-                node[key] = json.loads(item.value_json)
-            rows.append(row)
-    return rows
+    return read_records(path)
+
+
+def set_items(node: dict[str, Any], items: Iterable[Any]) -> dict[str, Any]:
+    """Set items with nested keys in nested mappings."""
+    for item in items:
+        *outer, key = item.nested_key or [item.key]
+        inner = node
+        for name in outer:
+            inner = inner.setdefault(name, {})
+        inner[key] = json.loads(item.value_json)
+    return node
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The rows that a finished run logged, each with its `_step`."""
+    records = read_finished(path)
+    return [set_items({}, one.history.item) for one in records if one.WhichOneof("record_type") == "history"]
+
+
+def read_config_and_summary(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration and the summary of a finished run."""
+    config: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    for record in read_finished(path):
+        kind = record.WhichOneof("record_type")
+        if kind in ("run", "config"):
+            set_items(config, (record.run.config if kind == "run" else record.config).update)
+        elif kind == "summary":
+            set_items(summary, record.summary.update)
+    return config, summary

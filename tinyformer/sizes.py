@@ -21,9 +21,10 @@ def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int |
         ArgumentError: a number is below 1, or does not divide what it must; the error names the next smaller one that
             does.
     """
-    require_at_least(1, {"head_dim": 32}, head_dim=head_dim)
+    require_at_least(1, {"head_dim": 32, "d_model": 128}, head_dim=head_dim, d_model=d_model)
     if num_heads < 1 or (head_dim is None and d_model % num_heads):
-        works = max((n for n in range(1, min(num_heads, d_model) + 1) if d_model % n == 0), default=1)
+        # An even head_dim, which rotary positions need.
+        works = max((n for n in range(1, min(num_heads, d_model) + 1) if d_model % (2 * n) == 0), default=1)
         raise ArgumentError("num_heads", num_heads, f"must divide `d_model`={d_model}", {"num_heads": works})
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         works = max((n for n in range(1, min(num_kv_heads, num_heads) + 1) if num_heads % n == 0), default=1)

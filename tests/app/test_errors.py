@@ -11,6 +11,7 @@ from tinyformer.app.config import config_dir, default_num_kv_heads, register_res
 from tinyformer.app.early import check_early
 from tinyformer.app.errors import BUG, USER_MISTAKE, ConfigError, describe, report
 from tinyformer.app.hydra_errors import nearest
+from tinyformer.app.keys import readable
 from tinyformer.generation import Sampling
 
 CONF = config_dir()
@@ -42,8 +43,12 @@ MISTAKES = {
     "num_heads=3": "num_heads: there is no such key. Did you mean model.num_heads",
     "data.files=a.txt": "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or data=sst2",
     "qqqqq=1": "qqqqq: there is no such key. --help lists the axes.",
-    "generate.prompt=a, b": "Ambiguous value for argument 'generate.prompt=a, b'; quote what",
-    "generate.prompt=a=b=c{": "generate.prompt=a=b=c{: ",
+    "model.d_ff=1,2": """model.d_ff=1,2: -m makes a run of each value; model.d_ff="'1,2'" is one text.""",
+    "generate.prompt=cost ${5": r"generate.prompt='cost ${5': ${…} refers to another key, which is not there; "
+    r"generate.prompt='cost \${5' is a text.",
+    "generate.prompt=${HOME} (é)": r"generate.prompt='${HOME} (é)': ${…} refers to another key, which is not there; "
+    r"generate.prompt='\${HOME} (é)' is a text.",
+    "café.x=1": "café.x=1: is no KEY=VALUE",
     "block.attention_residual.skp=0": "block.attention_residual.skp: there is no such key. Did you mean block.att",
     "~modle": "modle: there is no such key. Did you mean model",
     "~analysis": "analysis: there is no such key here; evaluate has it.",
@@ -53,7 +58,7 @@ MISTAKES = {
 
 def test_mistakes_on_the_command_line():
     for override, text in MISTAKES.items():
-        found = described(lambda override=override: compose_with(override))
+        found = described(lambda override=override: compose_with(*readable([override])).generate.prompt)
         assert "expecting" not in found
         assert found.startswith(text)
         assert "\n" not in found

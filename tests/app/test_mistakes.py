@@ -1,6 +1,7 @@
 """Mistakes in a config are told by the keys that the user sets, before anything is read or computed."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
 
 SMALL = ("model.num_layers=2", "model.num_heads=2", "model.d_model=16", "model.max_seq_len=16", "model.vocab_size=10")
+
+
+CURE = re.compile(r"((?:[\w.]+=(?:'[^']*'|\"[^\"]*\"|[^\s;])+ )+)works\.")
+"""The overrides that a sentence says would work."""
 
 
 def mistake_in(*overrides: str) -> str:
@@ -55,6 +60,8 @@ def mistake_in(*overrides: str) -> str:
         ("compile=maybe", "compile=maybe: must be true, false or auto."),
         # Raised deep inside of the network, told by the key that the user sets.
         ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=16; model.num_heads=* works."),
+        ("model.num_heads=1000003", "model.num_heads=1000003: must divide model.d_model=16; model.num_heads=8 works."),
+        ("norm.eps=-1", "norm.eps=-1: must be at least 0; norm.eps=1e-05 works."),
         ("attention.num_kv_heads=3", "attention.num_kv_heads=3: must divide model.num_heads=2; *"),
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
@@ -81,7 +88,7 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.limit_val_batches=0", "trainer.limit_val_batches=0: must be above 0*=1 works."),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
         ("trainer.log_every_n_steps=0", "trainer.log_every_n_steps=0: must be at least 1; *"),
-        ("callbacks.attention.num_rows={}", "callbacks.attention.num_rows={}: should be a valid integer; *"),
+        ("callbacks.attention.num_rows={}", "callbacks.attention.num_rows='{}': should be a valid integer; *"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 works."),
         ("optimizer.adamw_betas=[0.9,nan]", "optimizer.adamw_betas=*: must be finite*"),
         ("attention._partial_=abc", "*attention._partial_=abc: cannot be changed; leave it out."),
@@ -101,6 +108,8 @@ def test_a_mistake_is_reported_by_its_key(overrides: str, sentence: str, tmp_pat
     monkeypatch.chdir(tmp_path)
     told = mistake_in(*overrides.split())
     assert re.fullmatch(".*".join(map(re.escape, sentence.split("*"))), told), told
+    for cure in CURE.findall(told):
+        assert mistake_in(*overrides.split(), *shlex.split(cure)) == "none", told
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_long_prompts_are_reported():
 
 @pytest.mark.parametrize("prompt", [42, True, ["a", 3], {"a": "b"}], ids=str)
 def test_a_prompt_is_text(prompt):
-    with pytest.raises(ArgumentError, match=r"^generate\.prompt=.*: is not text; quote it .* as in 'generate\.prom"):
+    with pytest.raises(ArgumentError, match=r"^generate\.prompt=.*: is not text; generate\.prompt=.* works\.$"):
         check_generation(settings_of(prompt=prompt))
     for text in (None, "", "42", ["a", ""], []):
         check_generation(settings_of(prompt=text))

@@ -98,7 +98,7 @@ def test_what_an_evaluation_does_not_use_needs_no_trust(store):
 def test_the_path_of_a_run_is_asked_for_and_not_followed(store):
     path = store("data=text", "data.files='my book.txt'")
     with pytest.raises(
-        ValueError, match=r"its run read data\.files=my book\.txt, and .*; add data\.files=my book\.txt,"
+        ValueError, match=r"its run read data\.files='my book\.txt', .*; add data\.files='my book\.txt',"
     ):
         offer_stored_run([f"checkpoint={path}"])
     assert evaluated(path, "data.files=other.txt").datamodule.source.files == "other.txt"

@@ -23,10 +23,12 @@ from tinyformer.data import (
 from tinyformer.errors import ArgumentError
 
 
-def refused(call, sentence):
-    """Check the sentence, a regular expression, of the error that a call raises."""
-    with pytest.raises(ArgumentError, match=f"^{sentence}"):
-        call()
+def refused(call, sentence, **settings):
+    """Check the sentence, a regular expression, of the error that a call raises; what it says works has to."""
+    with pytest.raises(ArgumentError, match=f"^{sentence}") as caught:
+        call(**settings)
+    if settings and caught.value.works:
+        call(**settings | caught.value.works)
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_arguments_of_the_modules(labelled):
     for modules, changes, sentence in MODULES:
         for module in modules:
             settings = {"source": labelled, "tokenizer": ByteTokenizer(), "seq_len": 8, "batch_size": 2} | changes
-            refused(lambda module=module, settings=settings: module(**settings), sentence)
+            refused(module, sentence, **settings)
 
 
 INDUCTION = {"seq_len": 40, "max_seq_len": 64, "batch_size": 8, "num_symbols": 16, "min_period": 6, "max_period": 12}
@@ -81,7 +83,7 @@ INDUCTION |= {"num_sequences": 100, "num_validation_sequences": 50}
     ],
 )
 def test_arguments_of_induction(changes, sentence):
-    refused(lambda: InductionDataModule(**INDUCTION | changes).prepare(), sentence)
+    refused(lambda **settings: InductionDataModule(**settings).prepare(), sentence, **INDUCTION | changes)
 
 
 def test_arguments_of_masking_and_recipes():
@@ -92,9 +94,9 @@ def test_arguments_of_masking_and_recipes():
             "random_share=0.3: must be at most 1 - mask_share, .*share=0.8; mask",
         ),
     ]:
-        refused(lambda options=options: Masking(**options), sentence)
-    refused(lambda: BPETokenizer(256), "vocab_size=256: must be at least 257, for the 256 .*; vocab_size=2048 works")
-    refused(lambda: Docstrings(1), "num_packages=1: must be at least 2; num_packages=20 works")
+        refused(Masking, sentence, **options)
+    refused(BPETokenizer, "vocab_size=256: must be at least 257, for the 256 .*; vocab_size=2048 works", vocab_size=256)
+    refused(Docstrings, "num_packages=1: must be at least 2; num_packages=20 works", num_packages=1)
 
 
 def damaged() -> bytes:
@@ -130,7 +132,12 @@ FILES = [
     ("a.parquet", damaged(), {}, "files='.*a.parquet': cannot be read as parquet"),
     ("a.parquet", repeated(), {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
     ("a.csv", b"text\nx\n", {"text_column": ["text", "b"]}, "text_column='b': .*no such column; it has text"),
-    ("a.csv", b"text\nx\n", {"text_column": ["a", "b", "c"]}, r"text_column=\['a', 'b', 'c'\]: must be one column, or"),
+    (
+        "a.csv",
+        b"a,b,c\nx,y,z\n",
+        {"text_column": ["a", "b", "c"]},
+        r"text_column=\['a', 'b', 'c'\]: must be one column, or",
+    ),
 ]
 L = {"label_column": "label"}
 LABELS = [
@@ -161,7 +168,7 @@ def test_contents_of_files(method, rows, tmp_path):
         folder.mkdir()
         if content is not None:
             (folder / name).write_bytes(content)
-        refused(lambda path=folder / name, s=settings: getattr(TextFiles(str(path), **s), method)(), sentence)
+        refused(lambda **given: getattr(TextFiles(**given), method)(), sentence, files=str(folder / name), **settings)
 
 
 def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):

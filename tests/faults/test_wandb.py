@@ -1,5 +1,6 @@
 """Weights & Biases without a network, and in the folder of a stranger."""
 
+import json
 import os
 import socket
 import subprocess
@@ -7,9 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from programs import ROOT, SMALL, TEXT, Program
+import yaml
+from programs import ROOT, SMALL, TEXT, Program, Trained, results_of
+from wandb_file import read_config_and_summary
 
 from tinyformer.training import loggers
 
@@ -46,6 +50,48 @@ def test_a_run_continues_offline(
     assert ended.out.count("the run is logged offline.") == 1
     assert f"{url} cannot be reached (" in ended.out
     assert list(Path("run/wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def logged(run: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The configuration and the summary of the newest run of a folder, and the text of the configuration."""
+    (file,) = (run / "wandb/latest-run").resolve().glob("run-*.wandb")
+    config, summary = read_config_and_summary(file)
+    return config, summary, json.dumps(config)
+
+
+@pytest.mark.parametrize("program_of", ["train.py", pytest.param("evaluate.py", marks=pytest.mark.slow)])
+def test_the_config_and_the_results_are_logged(program_of: str, program: Program, book: Path, trained: Trained) -> None:
+    words = f"{SMALL} {TEXT}"
+    if program_of == "evaluate.py":
+        words = f"checkpoint={trained.last} data.files=book.txt"
+    ended = program(program_of, words, "logger=wandb hydra.run.dir=run")
+    assert ended.code == 0, ended.err
+    config, summary, _ = logged(Path("run"))
+    costs, _ = config.pop("costs"), config.pop("_wandb")
+    assert config | {"checkpoint": ""} == yaml.safe_load(Path("run/config.yaml").read_text()) | {"checkpoint": ""}
+    assert results_of("run").items() <= summary.items()
+    assert costs["num_parameters"] == summary["num_parameters"]
+    assert costs["flops_per_token"] == sum(costs["flops_per_token_by_part"].values())
+
+
+@pytest.mark.slow
+def test_a_sweep_and_a_resumed_run_log_theirs_without_paths_and_secrets(
+    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_of_mine")
+    own = f"data.files={book} logger=wandb logger.tags=[hf_of_mine] hydra.sweep.dir={Path.cwd() / 'sweep'}"
+    assert program("train.py", "-m", SMALL, TEXT, own, "seed=3,4").code == 0
+    for job, seed in enumerate((3, 4)):
+        config, summary, text = logged(Path(f"sweep/{job}"))
+        assert (config["seed"], config["data"]["files"], config["logger"]["tags"]) == (seed, "book.txt", ["…"])
+        assert str(book.parent) not in text
+        assert results_of(f"sweep/{job}").items() <= summary.items()
+    ended = program("train.py", f"resume={Path.cwd() / 'sweep/0'} trainer.max_steps=6 optimizer.lr=0.5")
+    assert ended.code == 0, ended.err
+    config, summary, text = logged(Path("sweep/0"))
+    assert (config["trainer"]["max_steps"], config["optimizer"]["lr"], summary["steps"]) == (6, 0.5, 6)
+    assert (config["resume"], config["seed"]) == ("0", 3)
+    assert results_of("sweep/0").items() <= summary.items()
 
 
 def git(*arguments: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -218,6 +219,54 @@ def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
         assert (serial / "results" / f"{name}.csv").read_text() == (parallel / "results" / f"{name}.csv").read_text()
     for path in parallel.glob("runs/**/ended.json"):
         assert json.loads(path.read_text())["machine"]["threads"] == 1  # joblib starts as many jobs as there are cores
+
+
+def finding_of(place: Place, *words: str, text: str = MINE) -> int:
+    """Run a finding of one seed in this process; returns the exit code."""
+    place.add("mine", text.replace("seeds: [0, 1]", "seeds: [0]"), 4)
+    return main(["mine", *words, "--files=files", "--runs=runs"])
+
+
+@pytest.mark.slow
+def test_a_finding_with_a_class_of_ones_own_continues_where_it_was_killed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place.folder)
+    monkeypatch.syspath_prepend(place.folder)
+    Path("own_score.py").write_text("from tinyformer.nn import ScaledDotScore\n\nclass Mine(ScaledDotScore): ...\n")
+    text = MINE.replace("[model.num_layers=2]", "[model.num_layers=2, attention.score=own_score.Mine]")
+    own = "attention.score=own_score.Mine"
+    assert finding_of(place, text=text) == 2
+    assert f"mine.yaml: says {own}, which calls 'own_score.Mine'" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    assert finding_of(place, own, "seed=1", text=text) == 2
+    assert "seed=1: no file of these findings has this override." in capsys.readouterr().err
+    assert finding_of(place, own, text=text) == 0
+    for path in [*Path("runs").glob("*/ended.json"), *Path("runs").glob("*/results.json")]:
+        path.unlink()  # as if each was killed after its last checkpoint
+    shutil.rmtree(Path("findings"))
+    assert finding_of(place, own, text=text) == 0
+    assert json.loads(Path("findings/mine.json").read_text())["verdict"] == HOLDS
+    assert Path("findings.md").read_text().startswith("# Findings")
+
+
+def test_a_file_of_a_finding_is_data_and_no_link_is_followed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place.folder)
+    called = "+callbacks.x={_target_: os.mkdir, path: made}"
+    for old, new in {"[model.num_layers=2]": f'["{called}"]', "analysis=heads": "analysis._target_=os.mkdir"}.items():
+        assert finding_of(place, text=MINE.replace(old, new)) == 2
+        assert "os.mkdir" in (told := capsys.readouterr().err)
+        assert "add it to the command" in told
+    for name in ("findings", "findings.md", "findings/mine.json", "findings/mine.csv", "findings/mine.png", "runs/x"):
+        link = Path(name)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to("elsewhere")
+        assert finding_of(place) == 2
+        assert f"{name} is a symbolic link" in capsys.readouterr().err
+        link.unlink()
+    assert {path.name for path in Path().iterdir()} == {"book.txt", "files", "findings", "runs"}
 
 
 def test_a_run_that_another_process_makes_is_refused(tmp_path, capfd):

@@ -144,7 +144,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(32, 5), "num_heads=5: must divide d_model=32; num_heads=4 works."),
     (lambda: attention(backend="fast"), "backend='fast': must be one of auto, eager, sdpa, flash"),
     (lambda: Attention(32, 0), "num_heads=0: must divide d_model=32; num_heads=1 works."),
-    (lambda: Attention(32, 33), "num_heads=33: must divide d_model=32; num_heads=32 works."),
+    (lambda: Attention(32, 33), "num_heads=33: must divide d_model=32; num_heads=16 works."),
     (lambda: attention(num_kv_heads=-2), "num_kv_heads=-2: must divide num_heads=4; num_kv_heads=1 works."),
     (lambda: attention(num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; num_kv_heads=2 works."),
     (lambda: attention(dropout=1.0), "dropout=1.0: must be at least 0 and below 1; dropout=0.1 works."),

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinyformer.app.errors import ConfigError
-from tinyformer.app.keys import format_value
+from tinyformer.app.keys import hydra_value, text_of
 from tinyformer.app.stored_config import admit_config, describe_config, differing_values, repeatable_classes
+from tinyformer.app.stored_overrides import is_swept
 from tinyformer.checkpoint import Checkpoint, load_checkpoint
 from tinyformer.errors import argument_path
 
@@ -39,10 +40,10 @@ def inherit_architecture(arguments: Sequence[str]) -> list[str]:
         ConfigError: an override contradicts the checkpoint's sizes or its choice of an axis.
         ArgumentError: the checkpoint cannot be read, or its config is not admitted; see `admit_config`.
     """
-    words = (word.partition("=") for word in arguments)
-    given = {key.lstrip("+"): value.strip("'\"") for key, _, value in words}
+    given = {word.partition("=")[0].lstrip("+"): text_of(word) for word in arguments}
     file = given.get("init_from", "null")
-    if file == "null" or given.get("resume", "null") != "null" or "," in file:
+    swept = any(word.startswith("init_from=") and is_swept(word) for word in arguments)
+    if file == "null" or given.get("resume", "null") != "null" or swept:
         return list(arguments)
     with argument_path(passed={"path": "init_from"}), repeatable_classes():
         inherited, fixed = _architecture(load_checkpoint(file), given)
@@ -65,6 +66,6 @@ def _architecture(checkpoint: Checkpoint, given: Mapping[str, str]) -> tuple[dic
     }
     sizes = {key: config["model"][key.partition(".")[2]] for key in SIZES}
     return (
-        {key: format_value(value, max_length=None) for key, value in (choices | values).items()},
-        {key: format_value(value) for key, value in (choices | sizes).items()},
+        {key: hydra_value(value) for key, value in (choices | values).items()},
+        {key: hydra_value(value) for key, value in (choices | sizes).items()},
     )

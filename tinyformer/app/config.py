@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from tinyformer.app.keys import shell_word
+
 
 @dataclass(frozen=True)
 class Invocation:
@@ -29,11 +31,9 @@ class Invocation:
 
     def call(self, *words: str) -> str:
         """The command with some words, as in `tinyformer train resume=outputs/run`."""
-        return (
-            f"{self.command}({json.dumps(words, ensure_ascii=False)})"
-            if self.in_python
-            else " ".join((self.command, *words))
-        )
+        if self.in_python:
+            return f"{self.command}({json.dumps(words, ensure_ascii=False)})"
+        return " ".join((self.command, *map(shell_word, words)))
 
     def overridden(self, *prefixes: str) -> list[str]:
         """The overrides whose keys start with one of the prefixes."""

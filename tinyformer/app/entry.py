@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
 from tinyformer.app.errors import USER_MISTAKE, config_keys, report
 from tinyformer.app.job_lines import named_lines
+from tinyformer.app.keys import readable
 
 Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
 """What a program does with a config, in a folder."""
@@ -92,7 +93,8 @@ def run_program(
 
     try:
         register_resolvers(directory, command)
-        arguments = list(prepare(arguments))
+        is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
+        arguments = list(prepare(readable(arguments, is_sweep)))
         with _argv([*script, *arguments]):
             hydra.main(version_base=None, config_path=str(directory), config_name=config_name)(run_job)()
     except BrokenPipeError:

@@ -119,7 +119,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     module = TrainingModule(
         network, task, data, evaluated=split, first_step=checkpoint.step, checkpoint=checkpoint.path
     )
-    loggers, callbacks = make_loggers(config, folder, invocation.is_sweep), make_callbacks(config)
+    loggers, callbacks = make_loggers(config, folder, network, invocation.is_sweep), make_callbacks(config)
     trainer = scoring_trainer(settings, folder, loggers, callbacks, settings.arguments.get("profiler"))
     kernel = ", ".join(sorted(set(kernels)))
     return Evaluation(

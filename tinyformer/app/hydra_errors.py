@@ -12,10 +12,13 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import (
     InterpolationKeyError,
+    InterpolationResolutionError,
     InterpolationToMissingValueError,
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
+
+from tinyformer.app.keys import TEXTS, format_value, text_of
 
 EXAMPLES = {
     "data.files": "book.txt",
@@ -23,8 +26,6 @@ EXAMPLES = {
     "tokenizer.path": "tokenizer.json",
 }
 """Values for the keys that have no default."""
-
-_QUOTES_HINT = """quote what the shell or Hydra would split, such as 'generate.prompt="a, b"'"""
 
 
 def describe_hydra_error(error: BaseException, config_dir: Path, config_name: str) -> str | None:
@@ -38,13 +39,16 @@ def describe_hydra_error(error: BaseException, config_dir: Path, config_name: st
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
-        first = str(error).splitlines()[0].partition(" expecting ")[0]  # a list of grammar tokens follows
-        return f"{error.override}: {first[0].lower()}{first[1:]}; {_QUOTES_HINT}."
+        own = re.match(r"is no KEY=VALUE; .*", str(error))  # Hydra's message is about its grammar
+        return f"{error.override}: {own[0] if own else 'is no KEY=VALUE, such as attention=gqa'}."
     if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
         # The full key is that of the interpolation; the missing key stands in the message.
         missing = re.search(r"resolving interpolation: Missing mandatory value: ([\w.]+)", str(error))
         key = missing[1] if missing else str(error.full_key or error.key)
         return f"{key} is needed, such as {key}={EXAMPLES.get(key, 'VALUE')}."
+    if isinstance(error, InterpolationResolutionError) and TEXTS.fullmatch(error.full_key or ""):
+        node: Any = OmegaConf.to_container(error.parent_node, resolve=False)
+        return _unresolved(str(error.full_key), node[error.key])
     if isinstance(error, InterpolationKeyError):
         missing = re.search(r"^Interpolation key '([\w.]+)' not found", str(error))
         if missing is None:
@@ -83,7 +87,12 @@ def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
     named = re.search(r"Could not (?:override|append to config[^']*|delete(?: from config\.)?) '([^'@]+)", message)
     if not named:
         first = message.splitlines()[0]
-        return f"{first}; {_QUOTES_HINT}." if first.startswith("Ambiguous") else first
+        if ambiguous := re.fullmatch(r"Ambiguous value for argument '(([^=]+)=(.*))'", first):
+            word, key, value = ambiguous.groups()
+            return f"{word}: -m makes a run of each value; {key}={format_value(value)} is one text."
+        if unread := re.fullmatch(r"Error merging override (([^=]+)=.*\$\{.*)", first):
+            return _unresolved(unread[2], text_of(unread[1]))
+        return first
     key, keys = named[1], known_keys(config_dir, config_name)
     if program := _other_program(key, keys, config_dir, config_name):
         return f"{key}: there is no such key here; {program} has it."
@@ -97,6 +106,12 @@ def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
         close = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=3)
         hint = f" Did you mean {' or '.join(by_last_part[last] for last in close)}?" if close else ""
     return f"{key}: there is no such key.{hint or ' --help lists the axes.'}"
+
+
+def _unresolved(key: str, text: str) -> str:
+    r"""The sentence about `${…}` in a text that refers to no other key; `\${…}` stands for itself."""
+    literal = format_value(text.replace("${", "\\${"))
+    return f"{key}={format_value(text)}: ${{…}} refers to another key, which is not there; {key}={literal} is a text."
 
 
 def known_keys(config_dir: Path, config_name: str) -> list[str]:

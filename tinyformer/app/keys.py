@@ -2,12 +2,88 @@
 
 import contextlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
+
 MAX_LENGTH = 120
 """Maximum number of characters of a value that an error shows."""
+
+TEXTS = re.compile(
+    r"(.+\.)?(checkpoint|resume|init_from|files|path|prompt_file|prompt|dir|cache_dir|name|project|entity|revision"
+    r"|document_start|separator|eos_token|(\w+_)?(text|column))"
+)
+"""Keys whose value is a text, whatever it looks like; where it may be a list, one in brackets is a list."""
+
+COMMA = re.compile(r""",(?=(?:[^'"\[\]{}]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\})*$)""")
+"""A comma between two values, not within quotes or brackets."""
+
+
+def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
+    """A command line in Hydra's grammar: what that has no words for is a text, and a path or a prompt always is one.
+
+    So `data.files=café.txt` and `generate.prompt=a, b` need no quotes beside those of the shell.
+
+    Args:
+        words: the command line.
+        is_sweep: whether commas separate the values of several runs.
+
+    Raises:
+        OverrideParseException: a word is no KEY=VALUE.
+    """
+    found = []
+    for before, word in zip(["-", *words], words, strict=False):
+        key, equals, value = word.partition("=")
+        if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
+            example = shell_word(f"{before} {word}")
+            raise OverrideParseException(word, f"is no KEY=VALUE; a text with a space is quoted, as in {example}")
+        is_set = equals and not word.startswith("-")
+        found.append(f"{key}={_readable(key.lstrip('+'), value, is_sweep)}" if is_set else word)
+    return found
+
+
+def _readable(key: str, value: str, is_sweep: bool) -> str:
+    """A value in Hydra's grammar."""
+    is_text = TEXTS.fullmatch(key)
+    takes_list = not is_text or key.endswith(("files", "prompt", "column"))
+    try:
+        override = parsed(f"k={value}")
+    except ValueError:
+        if is_sweep and len(values := COMMA.split(value)) > 1:
+            return ",".join(_readable(key, one, is_sweep) for one in values)
+        if takes_list and re.fullmatch(r"\[[^\[\]{}]*\]", value):
+            return f"[{','.join(_readable('', one.strip(), False) for one in COMMA.split(value[1:-1]))}]"
+        return quoted(value)
+    read = override.value()
+    is_meant = read is None or (is_sweep and override.is_sweep_override())
+    is_meant |= isinstance(read, str) and (read == value or value[0] in "'\"" or "\\" in value)
+    is_meant |= isinstance(read, list) and takes_list
+    return value if is_meant or not is_text else quoted(value)
+
+
+def text_of(word: str) -> str:
+    """The text that an override sets, without quotes; as it stands where Hydra reads something else."""
+    with contextlib.suppress(ValueError):
+        if isinstance(value := parsed(word).value(), str):
+            return value
+    return word.partition("=")[2]
+
+
+def parsed(word: str) -> Override:
+    """An override.
+
+    Raises:
+        ValueError: Hydra's grammar has no words for it.
+    """
+    try:
+        return OverridesParser.create().parse_override(word)
+    except (HydraException, RecursionError) as error:  # a number of thousands of digits is a ValueError
+        raise ValueError(word) from error
 
 
 def key_of(written: Any, path: str | Sequence[str]) -> str:
@@ -49,21 +125,31 @@ def key_of_argument(written: Any, path: Sequence[str]) -> str:
 
 
 def format_value(value: Any, max_length: int | None = MAX_LENGTH) -> str:
-    """A value as the command line takes it, such as `[16,16,null]`; a long one is cut."""
-    text = _format(value)
-    return text if max_length is None or len(text) <= max_length else f"{text[:max_length]}…"
+    """A value as it is typed in a shell, such as `[16,16,null]` or `'book (1).txt'`; a long one is cut."""
+    text = str(value) if isinstance(value, PurePath) else value
+    is_plain = isinstance(text, str) and "," not in text and parsed(f"k={_readable('', text, False)}").value() == text
+    text = text if is_plain else hydra_value(text)
+    return shell_word(text if max_length is None or len(text) <= max_length else f"{text[:max_length]}…")
 
 
-def _format(value: Any) -> str:
+def hydra_value(value: Any) -> str:
+    """A value in Hydra's grammar."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_format(entry)}" for key, entry in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{hydra_value(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ",".join(map(_format, value)) + "]"
-    if isinstance(value, str):
-        return value if _is_plain(value) else quoted(value)
-    return str(value) if isinstance(value, int | float | PurePath) else type(value).__name__
+        return "[" + ",".join(map(hydra_value, value)) + "]"
+    if isinstance(value, str | PurePath):
+        return str(value) if _is_plain(str(value)) else quoted(str(value))
+    return str(value) if isinstance(value, int | float) else type(value).__name__
+
+
+def shell_word(text: str) -> str:
+    """A word in the quotes that a shell needs for it."""
+    if re.fullmatch(r"[\w@%+=:,./\[\]…-]+", text):
+        return text
+    return f'"{text}"' if "'" in text and not re.search(r'["$`\\!]', text) else shlex.quote(text)
 
 
 def quoted(text: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import filelock
 
 from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import format_value
 from tinyformer.app.resume import is_first_process
 from tinyformer.files import relative_path
 
@@ -23,11 +24,11 @@ def locked(folder: Path) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    name = relative_path(folder)
+    name, other = (format_value(relative_path(folder) + end) for end in ("", "-2"))
     problem = "another process is training in this folder"
     # Not in the folder, which a refused run leaves as it was.
     path = folder.absolute().with_name(f".{folder.name}.lock")
-    with held(path, f"hydra.run.dir={name}: {problem}; hydra.run.dir={name}-2 starts another run."):
+    with held(path, f"hydra.run.dir={name}: {problem}; hydra.run.dir={other} starts another run."):
         yield
 
 

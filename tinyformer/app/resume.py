@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tinyformer.app.errors import ConfigError
-from tinyformer.app.keys import quoted
+from tinyformer.app.keys import format_value, quoted, text_of
 from tinyformer.app.stored_overrides import MAX_JOBS, NotDataError, admit_override, is_swept, num_values
 
 
@@ -24,12 +24,12 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
         ConfigError: the folder contains no run or no sweep.
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
-    folder = given[-1].partition("=")[2].strip("'\"") if given else ""
+    folder = text_of(given[-1]) if given else ""
     if folder in ("", "null"):
         # Checked before Hydra overwrites the overrides with which the run in the folder can be resumed.
         for argument in arguments:
             if argument.startswith("hydra.run.dir="):
-                require_unused(argument.partition("=")[2].strip("'\""))
+                require_unused(text_of(argument))
         return list(arguments)
     is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
     new = [argument for argument in arguments if argument not in given]
@@ -87,7 +87,8 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
         if key in swept or is_swept(argument):
             raise ConfigError(f"{argument}: the sweep has values of its own; its jobs are resumed with these.")
         if has_ended and "=" in argument and not key.startswith(("trainer.max_", "hydra")):
-            raise ConfigError(f"{argument}: jobs of the sweep have ended without it; resume={sweep}/N resumes one job.")
+            one = format_value(f"{sweep}/N")
+            raise ConfigError(f"{argument}: jobs of the sweep have ended without it; resume={one} resumes one job.")
     return entries
 
 
@@ -148,10 +149,9 @@ def require_unused(folder: str | Path) -> None:
         ConfigError: the folder contains a run.
     """
     if is_first_process() and has_checkpoint(Path(folder)):
-        raise ConfigError(
-            f"hydra.run.dir={folder}: this folder contains a run; resume={folder} continues it, and "
-            f"hydra.run.dir={folder}-2 starts another."
-        )
+        run, other = format_value(str(folder)), format_value(f"{folder}-2")
+        told = f"this folder contains a run; resume={run} continues it, and hydra.run.dir={other} starts another"
+        raise ConfigError(f"hydra.run.dir={run}: {told}.")
 
 
 def is_first_process() -> bool:
@@ -169,7 +169,7 @@ def has_checkpoint(run: Path) -> bool:
 def _what_is_missing(run: Path, saved: Path) -> str:
     if not run.is_dir():
         runs = sorted(Path("outputs").glob("*/*/checkpoints/last.ckpt"))
-        newest = f" The newest run is resume={runs[-1].parent.parent}." if runs else ""
+        newest = f" The newest run is resume={format_value(runs[-1].parent.parent)}." if runs else ""
         return f"the folder does not exist.{newest}"
     if (run / "multirun.yaml").is_file():
         return "the folder contains a sweep; add -m to resume all of its jobs."

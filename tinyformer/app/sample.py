@@ -183,5 +183,4 @@ def _prompts(settings: DictConfig) -> list[str]:
 def _text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
-    quoted = f"""'generate.prompt="{prompt}"'"""
-    raise ArgumentError("prompt", prompt, f"is not text; quote it for the shell and for Hydra, as in {quoted}")
+    raise ArgumentError("prompt", prompt, "is not text", {"prompt": str(prompt)})

@@ -82,7 +82,7 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
     has_ended = isinstance(max_steps, int) and 0 <= max_steps <= step and _scored_steps(folder) == step
     if start.is_resumed and has_ended:
         raise ConfigError(
-            f"resume={config.resume}: the run has completed its {step} steps; "
+            f"resume={format_value(config.resume)}: the run has completed its {step} steps; "
             f"trainer.max_steps={2 * step} continues it."
         )
     return start
@@ -174,8 +174,8 @@ def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation
         _require_same_vocabulary(start, data.tokenizer)
     if start is not None and start.is_resumed and start.checkpoint.facts.get("data_fingerprint") != data.fingerprint:
         raise ConfigError(
-            f"resume={config.resume}: the text, or how it is split, has changed since the run; "
-            f"init_from={relative_path(start.checkpoint.path)} starts a new run from its weights."
+            f"resume={format_value(config.resume)}: the text, or how it is split, has changed since the run; "
+            f"init_from={format_value(relative_path(start.checkpoint.path))} starts a new run from its weights."
         )
     return data
 

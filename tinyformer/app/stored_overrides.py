@@ -6,6 +6,7 @@ two, never the text of the file. `stored_config` does the same with the config i
 """
 
 import functools
+import itertools
 import math
 import re
 import sys
@@ -13,12 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 
 from tinyformer.app.config import config_dir
-from tinyformer.app.keys import format_value
+from tinyformer.app.keys import hydra_value, parsed
 from tinyformer.app.plain_values import SCORE_KEYS, problem_of_value
 
 MAX_JOBS = 10_000
@@ -33,8 +33,11 @@ TYPED_AGAIN = {
 }
 """Last parts of keys that only the command line may set, and what each of them does."""
 
-NEVER_SET = ("defaults", "hydra", "resume")
+NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")
 """Entries of our config files that are not values of a run."""
+
+PRIMARY = ("train", "evaluate", "card")
+"""The config files of programs, which name the axes."""
 
 
 class NotDataError(ValueError):
@@ -113,8 +116,8 @@ def is_swept(entry: str) -> bool:
 
 def _parsed(entry: str) -> Override:
     try:
-        return OverridesParser.create().parse_override(entry)
-    except (HydraException, RecursionError, ValueError) as error:  # a number of thousands of digits is a ValueError
+        return parsed(entry)
+    except ValueError as error:
         raise NotDataError("is not an override") from error
 
 
@@ -125,7 +128,7 @@ def _admit_alternatives(key: str, override: Override) -> str:
     if not number:
         raise NotDataError("is no list of values")
     if isinstance(value, Glob):
-        return f"glob({format_value(value.include)},exclude={format_value(value.exclude)})"  # of our own files
+        return f"glob({hydra_value(value.include)},exclude={hydra_value(value.exclude)})"  # of our own files
     if getattr(value, "shuffle", False):
         raise NotDataError("shuffles its values")
     if number > MAX_JOBS:
@@ -146,7 +149,7 @@ def _admit_value(key: str, value: Any) -> str:
     else:
         for path, leaf in _leaves(key, value):
             _admit_leaf(path, leaf)
-    return format_value(value, max_length=None)
+    return hydra_value(value)
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -180,20 +183,21 @@ def _is_class_of_models(key: str, name: Any) -> bool:
 
 
 def _choices() -> dict[str, list[str]]:
-    """The choices of each axis of a training run."""
+    """The choices of each axis of a program."""
     return {axis: [name for name in names if not name.startswith("_")] for axis, names in _files().items()}
 
 
 @functools.cache
 def _files() -> dict[str, list[str]]:
-    """The names of our config files, by the axis of a training run."""
-    axes = (name for entry in _file("train")["defaults"] if isinstance(entry, dict) for name in entry)
+    """The names of our config files, by the axis of a program."""
+    entries = (entry for name in PRIMARY for entry in _file(name)["defaults"])
+    axes = (name for entry in entries if isinstance(entry, dict) for name in entry)
     return {axis: [file.stem for file in (config_dir() / axis).glob("*.yaml")] for axis in axes if "/" not in axis}
 
 
 @functools.cache
 def _values_of_keys() -> dict[str, list[Any]]:
-    """The dotted keys of a training run's config, nodes included, each with its values in the config files."""
+    """The dotted keys of the programs' configs, nodes included, each with its values in the config files."""
     values: dict[str, list[Any]] = {axis: [] for axis in _choices()}
 
     def add(node: Any, key: str) -> None:
@@ -201,7 +205,7 @@ def _values_of_keys() -> dict[str, list[Any]]:
         for name, entry in node.items() if isinstance(node, dict) else ():
             add(entry, f"{key}.{name}")
 
-    for name, node in _file("train").items():
+    for name, node in itertools.chain(*(_file(primary).items() for primary in PRIMARY)):
         if name not in NEVER_SET:
             add(node, name)
     for axis, files in _files().items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.config_store import ConfigStore
 
 from tinyformer.app.errors import ConfigError
-from tinyformer.app.keys import format_value
+from tinyformer.app.keys import format_value, text_of
 from tinyformer.errors import ArgumentError, argument_path
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
         ConfigError: no checkpoint is named.
         ArgumentError: it cannot be read, or its config is not admitted; see `admit_config`.
     """
-    paths = [argument.partition("=")[2] for argument in arguments if argument.startswith("checkpoint=")]
+    paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
     if not paths and not any(argument.startswith("-") for argument in arguments):
         keys = [argument.partition("=")[0] for argument in arguments]
         for misspelt in difflib.get_close_matches("checkpoint", keys, n=1):
@@ -39,7 +39,7 @@ def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
         from tinyformer.checkpoint import load_checkpoint
 
         with argument_path(passed={"path": "checkpoint"}):
-            checkpoint = load_checkpoint(_unquoted(paths[-1]))
+            checkpoint = load_checkpoint(paths[-1])
             config = _inherited(checkpoint, arguments)
     ConfigStore.instance().store(name="stored_run", node=config, package="_global_")
     return checkpoint
@@ -53,7 +53,7 @@ def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str]) -> dict[str, 
     """
     from tinyformer.app.stored_config import admit_config, recorded_sources, repeatable_classes
 
-    given = {key.lstrip("+"): _unquoted(value) for key, _, value in (argument.partition("=") for argument in arguments)}
+    given = {argument.partition("=")[0].lstrip("+"): text_of(argument) for argument in arguments}
     with repeatable_classes():
         config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
     missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
@@ -63,7 +63,3 @@ def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str]) -> dict[str, 
         raise ArgumentError("path", str(checkpoint.path), reason)
     # A group that the command line chooses replaces the run's; merging would leave keys of the run's choice behind.
     return {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}
-
-
-def _unquoted(text: str) -> str:
-    return text.strip("'\"")

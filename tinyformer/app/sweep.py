@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, open_dict
 
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
+from tinyformer.app.keys import readable
 from tinyformer.app.stored_overrides import MAX_JOBS, count_values, is_plain_glob
 
 
@@ -24,6 +25,7 @@ def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictCo
         overrides: arguments of the program, such as "attention=gqa".
     """
     register_resolvers(config_dir())
+    overrides = readable(overrides)
     if config_name == "train":
         overrides = with_architecture(overrides)
     with hydra_parser(config_dir()):
@@ -58,7 +60,8 @@ def compose_sweep(
     """
     register_resolvers(config_dir)
     with hydra_parser(config_dir) as parser:
-        combinations = list(itertools.product(*map(_alternatives, parser.parse_overrides(list(arguments)))))
+        overrides = parser.parse_overrides(readable(arguments, is_sweep=True))
+        combinations = list(itertools.product(*map(_alternatives, overrides)))
         return [(chosen, compose(config_name, list(chosen), return_hydra_config=True)) for chosen in combinations]
 
 

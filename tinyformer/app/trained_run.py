@@ -25,6 +25,7 @@ from tinyformer.app.early import check_early
 from tinyformer.app.entry import remove_unused
 from tinyformer.app.errors import ConfigError, config_keys, describe
 from tinyformer.app.isolation import keep_hydra, keep_process
+from tinyformer.app.keys import readable
 from tinyformer.app.plain_values import SCORE_KEYS
 from tinyformer.app.resume import expand_resume, refuse_foreign_files
 from tinyformer.app.sweep import hydra_parser, with_architecture
@@ -134,7 +135,7 @@ def _words(overrides: Sequence[str]) -> list[str]:
             raise ConfigError(f"{word}: {_ONE_RUN}.")
         if word.startswith("-"):
             raise ConfigError(f"{word}: {PROGRAM} takes overrides only, such as attention=gqa.")
-    return list(overrides)
+    return readable(overrides)
 
 
 _ONE_RUN = f"{PROGRAM} makes one run; call it in a loop, or run the sweep with `tinyformer train -m`"

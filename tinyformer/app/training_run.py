@@ -113,7 +113,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
         # Otherwise torch compiles each graph twice: for the length of the first batch, then, at the second, for any.
         network.compile(**compiled, dynamic=data.varying_length or None)
     module = make_module(config, network, task, data)
-    loggers = make_loggers(config, folder, invocation.is_sweep, start.first_step if start else 0)
+    loggers = make_loggers(config, folder, network, invocation.is_sweep, start.first_step if start else 0)
     callbacks = [
         *make_callbacks(config),
         make_checkpoints(describe_config(stored, invocation.choices), folder, settings, data, task),

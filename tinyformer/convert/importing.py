@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tinyformer.app.keys import format_value
 from tinyformer.app.plain_values import LIMIT, LIMITS
 from tinyformer.app.stored_config import describe_config
 from tinyformer.checkpoint import Checkpoint, first_not_finite, save_network
@@ -84,7 +85,7 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     lines += [family.note] if family.note else []
     if tokenizer is None:
         return [*lines, "It has no tokenizer, so programs that read text refuse it; in Python it takes token ids."]
-    program = f"python evaluate.py checkpoint={path} data=text"
+    program = f"python evaluate.py checkpoint={format_value(path)} data=text"
     file = "PAIRS" if len(network.stacks()) > 1 else "FILE"
     return [*lines, f"To analyse its heads: {program} data.files={file} analysis=heads"]
 

@@ -18,7 +18,7 @@ def one_or_two(text_column: str | Sequence[str]) -> list[str]:
     """
     columns = [text_column] if isinstance(text_column, str) else list(text_column)
     if not 1 <= len(set(columns)) == len(columns) <= len(TEXTS):
-        works = {"text_column": ["premise", "hypothesis"]}
+        works = {"text_column": list(dict.fromkeys(columns))[: len(TEXTS)] or "text"}
         raise ArgumentError("text_column", columns, "must be one column, or two for pairs of texts", works)
     return columns
 

@@ -114,10 +114,10 @@ class QuestionDataModule(SourceDataModule):
         if not isinstance(source, QuestionSource):
             reason = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
             raise ArgumentError("source", source.name, reason)
-        works = {"max_examples": 1000, "stride": 128, "max_question_length": 64}
+        room = seq_len - EXTRA_TOKENS - 1  # of the context, beside a question of one token
+        works = {"max_examples": 1000, "stride": max(room // 2, 1), "max_question_length": 64}
         numbers = {"max_examples": max_examples, "stride": stride, "max_question_length": max_question_length}
         require_at_least(1, works, **numbers)
-        room = seq_len - EXTRA_TOKENS - 1  # of the context, beside a question of one token
         if stride is not None and stride >= max(room, 2):
             reason = f"must be less than {room}, or no two windows of `seq_len`={seq_len} would share a token, and an "
             reason += "answer would be cut wherever two of them meet"

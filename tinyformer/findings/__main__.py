@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyform
         The exit code: 0 whatever the verdict, 1 for a bug, 2 for a mistake of the user, 128 + the number of the signal
         after Ctrl-C.
     """
-    options = _parser(prog).parse_args(arguments)
+    options = _parser(prog).parse_intermixed_args(arguments)
     try:
         return exit_code_of(lambda: _show(options), config_dir(), "train")
     except KeyboardInterrupt:
@@ -42,13 +42,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyform
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Claims of papers about attention, tested on this machine.")
     parser.add_argument("name", nargs="?", help="a finding, or all; without it, the list of findings")
-    pages = config_dir().parent / "docs" / "pages"
-    default = pages / "findings" if pages.is_dir() else Path("findings")  # a checkout keeps what was measured
+    trust = "an override in the file of the finding that calls a class which is not tinyformer's, and is trusted"
+    parser.add_argument("trusted", nargs="*", metavar="KEY=CLASS", help=trust)
     parser.add_argument(
         "--results",
         type=Path,
         metavar="FOLDER",
-        default=default,
+        default=Path("findings"),
         help="the folder of tables and figures, beside which the page of all findings is written",
     )
     runs = Path("outputs/findings")
@@ -61,16 +61,20 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from tinyformer.findings.files import finding_names, read_finding
+    from tinyformer.app.resume import refuse_foreign_files
+    from tinyformer.findings.files import finding_names, read_finding, trust
     from tinyformer.findings.launching import ONE_AFTER_THE_OTHER, require_launcher
-    from tinyformer.findings.pages import page, read_outcomes
+    from tinyformer.findings.pages import PAGE, page, read_outcomes, refuse_links
 
     names = finding_names(options.files)
+    refuse_links(options.results, names)
     if options.name is None:
         _list(options)
         return 0
     require_launcher(options.launcher)
+    refuse_foreign_files(options.runs, "--runs")
     chosen = [read_finding(name, options.files) for name in (names if options.name == "all" else [options.name])]
+    chosen = trust(chosen, options.trusted)
     # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
     is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER
     codes = []
@@ -79,7 +83,7 @@ def _show(options: argparse.Namespace) -> int:
         outcomes = read_outcomes(options.results, names)
         if not outcomes:  # all runs failed
             continue
-        path = options.results.parent / "findings.md"  # after each, so that a program that is stopped leaves it true
+        path = options.results.parent / PAGE  # after each, so that a program that is stopped leaves it true
         of_all = [read_finding(name, options.files) for name in names]
         path.write_text(page(of_all, outcomes, options.results.name), encoding="utf-8")
         print(f"Page: {path}")

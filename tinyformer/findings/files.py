@@ -2,7 +2,8 @@
 
 import difflib
 import inspect
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ import yaml
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import readable
+from tinyformer.app.stored_overrides import NotDataError, admit_override
 from tinyformer.findings.curves import Curve
 from tinyformer.findings.quantities import QUANTITIES
 from tinyformer.findings.records import Plain, require_source
 from tinyformer.plain_yaml import load_plain_yaml
 
-PROGRAM_NAMES = ("train", "costs", "kernels")
+CONFIG_NAMES = {"train": "train", "costs": "card"}
+"""The primary config of the programs whose words are overrides."""
+
+PROGRAM_NAMES = (*CONFIG_NAMES, "kernels")
 
 QUIET = ("trainer.enable_progress_bar=false",)
 """Overrides of every training run that change nothing about it."""
@@ -88,6 +94,7 @@ class Finding(_Checked):
         refuted_by: what would refute the claim.
         cost: what it costs.
         notes: what was tried and learnt, after the first run.
+        trusted: overrides in the file that the command line repeats, since they are more than data.
     """
 
     name: str
@@ -105,6 +112,7 @@ class Finding(_Checked):
     refuted_by: str
     cost: str
     notes: str = ""
+    trusted: list[str] = []
 
     def words(self, run: str) -> list[str]:
         """The overrides of a run, but for its seed."""
@@ -121,6 +129,32 @@ class Finding(_Checked):
         for curve in self.curves:
             _require_runs(curve.name, curve.drawn_runs(self.runs), self.runs)
         return self
+
+
+def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
+    """Findings whose overrides are data, as those of a run folder are, or repeated on the command line.
+
+    Args:
+        findings: the findings.
+        trusted: what the command line repeats.
+
+    Raises:
+        ConfigError: an override does more and is not repeated, or no file has what is repeated.
+    """
+    of_all: set[str] = set()
+    for finding in findings:
+        words = [*finding.baseline, *itertools.chain(*finding.runs.values()), *(finding.evaluate or [])]
+        of_all.update(words)
+        for word in words if finding.program in CONFIG_NAMES else ():
+            try:
+                if word not in trusted:
+                    admit_override(readable([word])[0])
+            except NotDataError as error:
+                told = f"says {word}, which {error}; if you trust it, add it to the command"
+                raise ConfigError(f"{finding.name}.yaml: {told}.") from error
+    if foreign := [word for word in trusted if word not in of_all]:
+        raise ConfigError(f"{foreign[0]}: no file of these findings has this override.")
+    return [finding.model_copy(update={"trusted": list(trusted)}) for finding in findings]
 
 
 def _require_arguments(check: Check, runs: dict[str, list[str]]) -> None:
@@ -175,7 +209,7 @@ def read_finding(name: str, folder: Path | None = None) -> Finding:
         raise ConfigError(f"findings {name}: there is no such finding. {hint}Findings: {', '.join(names)}.")
     try:
         values = load_plain_yaml((folder / f"{name}.yaml").read_text(encoding="utf-8"))
-        return Finding.model_validate({**values, "name": name})
+        return Finding.model_validate({**values, "name": name, "trusted": []})
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")

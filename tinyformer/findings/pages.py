@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tinyformer.analysis import save_png
+from tinyformer.app.errors import ConfigError
+from tinyformer.app.keys import format_value
 from tinyformer.findings.figure import CAPTION, draw
 from tinyformer.findings.files import QUIET, Finding
 from tinyformer.findings.quantities import Records
 from tinyformer.findings.verdicts import HOLDS, Measured, measure, verdict
 
 COLUMNS = ("measured", "band", "mean", "95 % interval", "seeds", "in the band")
+
+PAGE = "findings.md"
+"""The page of all findings, beside the folder of tables and figures."""
 
 INTERVAL = "the 95 % t-interval of the mean over seeds"
 
@@ -101,6 +106,18 @@ def write_outcome(finding: Finding, records: Sequence[Records], runs: list[dict[
     save_png(figure, folder / f"{finding.name}.png", caption)
     (folder / f"{finding.name}.json").write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
     return outcome
+
+
+def refuse_links(folder: Path, names: Sequence[str]) -> None:
+    """Refuse links in place of the files that findings write: they lead anywhere, in the folder of a stranger.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    files = [folder / f"{name}.{suffix}" for name in names for suffix in ("csv", "png", "json")]
+    for path in (folder, folder.parent / PAGE, *files):
+        if path.is_symlink():
+            raise ConfigError(f"--results={format_value(folder)}: {path} is a symbolic link; remove it.")
 
 
 def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:

@@ -30,7 +30,7 @@ def train_run(words: Sequence[str], folder: Path) -> None:
     if (folder / "results.json").exists():  # it was killed while it generated its sample text, which no finding needs
         return
     if (folder / "checkpoints" / "last.ckpt").exists():
-        train([f"resume={folder}"])
+        train([*words, f"resume={folder}"])  # whose classes the finding's own command has named
     else:
         shutil.rmtree(folder, ignore_errors=True)
         train([*words, f"hydra.run.dir={folder}"])
@@ -90,9 +90,6 @@ PROGRAMS: dict[str, Callable[[Sequence[str], Path], None]] = {
     "kernels": examine_kernels,
 }
 """What makes a run, by the name in a finding's file."""
-
-CONFIG_NAMES = {"train": "train", "costs": "card"}
-"""The primary config of the programs whose words are overrides."""
 
 
 def _write(folder: Path, results: dict[str, Any], **tables: list[dict[str, Any]]) -> None:

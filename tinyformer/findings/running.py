@@ -27,9 +27,9 @@ from tinyformer.app.lock import held
 from tinyformer.app.sweep import compose_run
 from tinyformer.doctor.machine import describe_machine
 from tinyformer.files import relative_path
-from tinyformer.findings.files import QUIET, Finding
+from tinyformer.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.findings.launching import ONE_AFTER_THE_OTHER, launch
-from tinyformer.findings.programs import CONFIG_NAMES, PROGRAMS, analyse
+from tinyformer.findings.programs import PROGRAMS, analyse
 from tinyformer.findings.quantities import Records
 from tinyformer.findings.records import read_record, read_results
 
@@ -96,7 +96,9 @@ def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
             if config_name:  # composing takes a second, so that it is not done for each seed
                 words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
             folder = kept / f"{finding.program}-{_digest(description)}"
-            planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, finding.evaluate))
+            own = [word for word in words if word in finding.trusted]
+            evaluate = finding.evaluate and [*own, *finding.evaluate]
+            planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, evaluate))
     return planned
 
 

@@ -71,7 +71,8 @@ class Block(nn.Module):
         super().__init__()
         layer = {"layer_index": layer_index, "num_layers": num_layers}
         own, cross = ({}, {}) if kind is None else ({"kind": kind}, {"kind": "cross"})
-        self.attention_norm = norm(d_model)
+        with argument_path("norm"):
+            self.attention_norm = norm(d_model)
         with argument_path("attention"):
             self.attention = attention(**layer, **own)
         with argument_path("attention_residual"):

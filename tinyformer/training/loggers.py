@@ -3,6 +3,7 @@
 import csv
 import http.client
 import io
+import json
 import netrc
 import os
 import urllib.error
@@ -198,6 +199,7 @@ class RunWandbLogger(WandbLogger):
             resume=None if self.is_offline else "allow",
             # Git would run commands that an untrusted repository around the run names in its configuration.
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+            allow_val_change=True,  # of the config, by the command that resumes the run
         )
         del self._wandb_init["anonymous"]  # Lightning passes it, and wandb warns about it
         rank_zero_only(self._set_up)()
@@ -224,6 +226,11 @@ class RunWandbLogger(WandbLogger):
             return super().experiment
         with outside_of_the_current_folder():
             return super().experiment
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Give the run its configuration, as nested mappings, when it starts."""
+        self._wandb_init["config"] = params
 
     def log_findings(self, findings: Findings) -> None:
         """Log the results of an analysis: numbers, tables, figures and pages."""
@@ -252,6 +259,9 @@ class RunWandbLogger(WandbLogger):
         )
 
     def finish(self, failed: bool) -> None:
-        """End the run, so that the next job of a sweep starts a new one."""
+        """End the run with its results as the summary, so that the next job of a sweep starts a new one."""
+        results = Path(str(self.save_dir), "results.json")
         if self._experiment is not None:  # None if wandb could not start the run
+            if not failed and results.exists():
+                self.experiment.summary.update(json.loads(results.read_text(encoding="utf-8")))
             self.experiment.finish(exit_code=1 if failed else 0)
