@@ -15,6 +15,7 @@ from torch.func import functional_call
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Network, Scoring
 from tinyformer.nn.kernels.eager import attention_maps
+from tinyformer.nn.maps import is_own
 
 LayerCall: TypeAlias = tuple[BaseAttention, AttentionCall]
 """A layer and its queries, keys, values and mask in one forward pass."""
@@ -87,7 +88,7 @@ def capture_attention(
     if rows is not None and len(network.stacks()) > 1:
         reason = "must be None for an encoder–decoder, whose layers have queries of two sequences"
         raise ArgumentError("rows", rows, reason, {"rows": None})
-    places = {layer: place for place, layer in enumerate(network.attentions())}
+    places = {layer: place for place, layer in enumerate(network.require_heads())}
     maps = CapturedMaps()
 
     calls: list[LayerCall] = []
@@ -123,7 +124,7 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
         inputs: its arguments.
     """
     calls: dict[BaseAttention, AttentionCall] = {}
-    *_, last = layers = model.attentions()
+    *_, last = layers = model.require_heads()
 
     def record(layer: BaseAttention, _: Any, args: tuple[AttentionCall], call: AttentionCall) -> None:
         calls[layer] = call
@@ -178,7 +179,7 @@ class _Plain(NamedTuple):
     @classmethod
     def of(cls, layer: BaseAttention, call: AttentionCall) -> "_Plain | None":
         """A layer's call, or None if its maps have another formula."""
-        if type(layer).attention_maps is not BaseAttention.attention_maps or call.num_behind:
+        if is_own(layer) or type(layer).attention_maps is not BaseAttention.attention_maps or call.num_behind:
             return None
         k, _ = layer.head_map.expand_kv(call.qkv.k, call.qkv.v)
         scoring = layer.scoring(call.qkv.q, k.shape[2], call.mask, call.is_cross)

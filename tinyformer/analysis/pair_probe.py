@@ -1,6 +1,7 @@
 """Measures of all heads of an encoder–decoder on fixed pairs of a source and a target."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -102,8 +103,9 @@ def decoded_pair(
 def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, CapturedMaps]:
     """The exact attention weights of each layer, by the kind of attention, in evaluation mode."""
     calls = iter(attention_calls(network, pair.source, pair.target))
-    captured = {kind: CapturedMaps() for kind in OF_KIND}
+    captured: dict[str, CapturedMaps] = {}
     for kind, layers in network.attentions_by_kind().items():
+        captured[kind] = CapturedMaps()
         captured[kind].add([next(calls) for _ in layers])
     return captured
 
@@ -135,7 +137,7 @@ def measure_pairs(
         pairs: sources and targets, on the network's device.
         precision: context of the forward passes.
     """
-    found: dict[str, list[dict[str, list[list[float]]]]] = {kind: [] for kind in OF_KIND}
+    found = defaultdict[str, list[dict[str, list[list[float]]]]](list)
     with precision:
         for pair in pairs:
             for kind, maps in capture_pair(network, pair).items():

@@ -9,8 +9,14 @@ from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import Address
+from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.resolve import resolve_backend
+
+
+def attentions_in(module: nn.Module) -> list[BaseAttention]:
+    """The `BaseAttention` within a module, itself included."""
+    return [part for part in module.modules() if isinstance(part, BaseAttention)]
 
 
 class Network(nn.Module):
@@ -25,7 +31,26 @@ class Network(nn.Module):
 
     @abstractmethod
     def attentions(self) -> list[BaseAttention]:
-        """The attention modules by kind, those of each kind from the first layer to the last."""
+        """The attention modules with heads by kind, those of each kind from the first layer to the last.
+
+        Modules of other classes than `BaseAttention` are left out: they have neither heads nor maps.
+        """
+
+    def other_attentions(self) -> list[nn.Module]:
+        """The attention modules without a `BaseAttention` in them."""
+        blocks = [block for stack in self.stacks() for block in stack.layers]
+        modules = [getattr(block, name, None) for block in blocks for name in ("attention", "cross_attention")]
+        return [module for module in modules if module is not None and not attentions_in(module)]
+
+    def require_heads(self) -> list[BaseAttention]:
+        """The attention modules, of which there is at least one.
+
+        Raises:
+            NoMapsError: there is none.
+        """
+        if not (found := self.attentions()):
+            raise NoMapsError(type(self.other_attentions()[0]).__name__, "is no BaseAttention, so it has no heads")
+        return found
 
     @abstractmethod
     def layer_addresses(self) -> list[Address]:

@@ -12,7 +12,7 @@ from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import Address
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.network import Network
+from tinyformer.nn.network import Network, attentions_in
 from tinyformer.nn.prune import prune_model
 from tinyformer.nn.readout import TokenReadout
 
@@ -71,11 +71,12 @@ class Transformer(Network):
 
     def attentions(self) -> list[BaseAttention]:
         """The attention modules, from the first layer to the last."""
-        return [module for module in self.modules() if isinstance(module, BaseAttention)]
+        return attentions_in(self)
 
     def layer_addresses(self) -> list[Address]:
-        """(0,), (1,), and so on."""
-        return [(index,) for index in range(len(self.attentions()))]
+        """(0,), (1,), and so on: the indices of the layers, or of the modules where a layer has several."""
+        indices = [index for index, layer in enumerate(self.encoder.layers) for _ in attentions_in(layer)]
+        return [(index,) for index in (indices if len(set(indices)) == len(indices) else range(len(indices)))]
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
         """The mask itself, for every layer."""
