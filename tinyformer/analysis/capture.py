@@ -26,6 +26,7 @@ class CapturedMaps(list[Tensor]):
 
     Attributes:
         layers: the same weights together with their logits.
+        ablated: whether the head of each map of each layer is ablated.
         rows: positions of the captured queries in the sequence, counting cached tokens; None before the first forward
             pass.
     """
@@ -33,6 +34,7 @@ class CapturedMaps(list[Tensor]):
     def __init__(self) -> None:
         super().__init__()
         self.layers: list[AttentionMaps] = []
+        self.ablated: list[list[bool]] = []
         self.rows: Int[Tensor, " rows"] | None = None
 
     def add(self, calls: Sequence[LayerCall], rows: int | Int[Tensor, " rows"] | None = None) -> None:
@@ -48,6 +50,7 @@ class CapturedMaps(list[Tensor]):
         num_cached = layers[0].weights.shape[-1] - q.shape[2]
         self.extend(maps.weights for maps in layers)
         self.layers.extend(layers)
+        self.ablated += [[flag for flag in at.ablated() for _ in range(at.num_softmaxes)] for at, _ in calls]
         self.rows = chosen + num_cached if num_cached else chosen
 
 

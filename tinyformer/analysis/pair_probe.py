@@ -13,7 +13,7 @@ from torch import Tensor
 from tinyformer.analysis.capture import CapturedMaps, attention_calls
 from tinyformer.analysis.cross_measures import CROSS_MEASURES
 from tinyformer.analysis.measures import MEASURES, combine_inputs, measure_layers
-from tinyformer.analysis.probe import HeadMeasures, map_names
+from tinyformer.analysis.probe import HeadMeasures, ablated_maps, map_names
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import PairTokens, TextTokenizer
@@ -152,4 +152,4 @@ def measure_pairs(
         for name, of_layers in combine_inputs(OF_KIND[kind], found[kind], [1] * len(pairs)).items():
             values[name][first : first + len(layers)] = of_layers
         first += len(layers)
-    return HeadMeasures(names, values, network.layer_names())
+    return HeadMeasures(names, values, network.layer_names(), ablated_maps(network))

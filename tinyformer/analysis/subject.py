@@ -15,6 +15,7 @@ from torch import Tensor
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Task
@@ -52,8 +53,12 @@ class Subject:
 
     @property
     def layers(self) -> list[BaseAttention]:
-        """The attention of each layer."""
-        return self.network.attentions()
+        """The attention of each layer.
+
+        Raises:
+            NoMapsError: see `Network.require_heads`.
+        """
+        return self.network.require_heads()
 
     @property
     def addresses(self) -> list[Address]:
@@ -63,7 +68,7 @@ class Subject:
     @property
     def address_columns(self) -> list[str]:
         """Columns of a table by which layers are told apart: `layer`, after `kind` where attention has several."""
-        return ["kind", "layer"][-len(self.addresses[0]) :]
+        return ["kind", "layer"][-len(self.network.stacks()) :]
 
     @property
     def kinds(self) -> list[str]:
@@ -199,7 +204,26 @@ def head_pairs(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
     return [(index, head) for index, layer in enumerate(layers) for head in range(layer.num_heads)]
 
 
+def living_heads(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
+    """Those of `head_pairs` that are not ablated: the others have no effect that could be analysed.
+
+    Raises:
+        ArgumentError: all heads are ablated.
+    """
+    pairs = [(index, head) for index, head in head_pairs(layers) if not layers[index].head_gate.is_ablated(head)]
+    if not pairs:
+        raise ArgumentError("ablated_heads", [list(pair) for pair in head_pairs(layers)], "leaves no head to analyse")
+    return pairs
+
+
 def by_layer(layers: Sequence[BaseAttention], values: Sequence[float]) -> list[list[float]]:
     """The values of `head_pairs` as one list for each layer."""
     remaining = iter(values)
     return [[next(remaining) for _ in range(layer.num_heads)] for layer in layers]
+
+
+def naming_ablated(columns: list[str], rows: list[list[Any]], ablated: Sequence[bool]) -> tuple[list[str], list[Any]]:
+    """A table with a row for each head, and with the column `ablated` if any of them is."""
+    if not any(ablated):
+        return columns, rows
+    return [*columns, "ablated"], [[*row, flag] for row, flag in zip(rows, ablated, strict=True)]

@@ -100,10 +100,7 @@ def describe_speed(report: Report, steps: int) -> str:
     memory, share = report.latest["throughput/memory_gb"], f"{100 * total.mfu(peak):.0f} % of {peak}"
     if math.isnan(total.flops):
         share = "operations of an attention of your own are not counted"
-    return (
-        f"{speed}\n{share}, waiting for data {100 * total.data_wait:.1f} %, "
-        f"at most {memory:.2f} GB of memory"
-    )
+    return f"{speed}\n{share}, waiting for data {100 * total.data_wait:.1f} %, at most {memory:.2f} GB of memory"
 
 
 def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds: float) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -163,6 +162,10 @@ class BaseAttention(SoftmaxAttention):
         """The attention maps of `attend`, one per softmax, without dropout."""
         q, k, _ = qkv
         return self.softmax_maps(q, k, mask, is_cross, rows)
+
+    def ablated(self) -> list[bool]:
+        """Whether each head is ablated; analyses leave such heads out, or name them."""
+        return [self.head_gate.is_ablated(head) for head in range(self.num_heads)]
 
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "batch maps q_seq k_seq"]:
         """The exact attention weights of `forward`, given its arguments, whichever kernel it runs; without dropout."""

@@ -134,7 +134,7 @@ class EncoderDecoder(Network):
         return [self.encoder, self.decoder]
 
     def attentions_by_kind(self) -> dict[str, list[BaseAttention]]:
-        """The attention modules, from the first layer to the last: those of "encoder", "decoder" and "cross" that have any."""
+        """The attention modules, from the first layer to the last, of "encoder", "decoder" and "cross", if any."""
         encoder, decoder = self.encoder.layers, self.decoder.layers
         kinds = {
             "encoder": [layer.attention for layer in encoder],

@@ -1,6 +1,8 @@
 """The base of whole networks: stacks of layers, attention layers with names, and a readout."""
 
+import itertools
 from abc import abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -36,11 +38,20 @@ class Network(nn.Module):
         Modules of other classes than `BaseAttention` are left out: they have neither heads nor maps.
         """
 
+    def attention_residuals(self) -> dict[BaseAttention, nn.Module | None]:
+        """The residual connection around each of `attentions`."""
+        return {part: residual for module, residual in self._attention_sublayers() for part in attentions_in(module)}
+
     def other_attentions(self) -> list[nn.Module]:
         """The attention modules without a `BaseAttention` in them."""
-        blocks = [block for stack in self.stacks() for block in stack.layers]
-        modules = [getattr(block, name, None) for block in blocks for name in ("attention", "cross_attention")]
-        return [module for module in modules if module is not None and not attentions_in(module)]
+        return [module for module, _ in self._attention_sublayers() if not attentions_in(module)]
+
+    def _attention_sublayers(self) -> Iterator[tuple[nn.Module, nn.Module | None]]:
+        """Each attention module, with the residual connection around it."""
+        for stack in self.stacks():
+            for block, name in itertools.product(stack.layers, ("attention", "cross_attention")):
+                if (module := getattr(block, name, None)) is not None:
+                    yield module, getattr(block, f"{name}_residual", None)
 
     def require_heads(self) -> list[BaseAttention]:
         """The attention modules, of which there is at least one.

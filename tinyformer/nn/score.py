@@ -95,7 +95,7 @@ class Scoring:
 class ScaledDotScore(nn.Module):
     """score(q, k) = scale · qᵀk (Vaswani et al. 2017, arXiv 1706.03762); the base class of all score functions.
 
-    The first axis of its parameters, if it has any, is the head.
+    A parameter whose first axis is as long as there are heads has a row for each head, and any other is shared.
 
     Args:
         num_heads: number of heads.

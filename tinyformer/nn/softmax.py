@@ -17,9 +17,8 @@ from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, ScaledDotScore, Scoring, make_score
 from tinyformer.nn.score import softcap as softcap_mod
 
-
 PLANNED_SEQS = (8, 256)
-"""Number of tokens in a planned case: when a layer is made, which does not know the length of sequences; and at most."""
+"""Number of tokens in a planned case: when a layer is made, which knows no length of sequences; and at most."""
 
 
 class _CheckedWhenMade(type):
