@@ -15,7 +15,7 @@ from torch.func import functional_call
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Network, Scoring
 from tinyformer.nn.kernels.eager import attention_maps
-from tinyformer.nn.maps import is_own
+from tinyformer.nn.maps import NoMapsError, is_own
 
 LayerCall: TypeAlias = tuple[BaseAttention, AttentionCall]
 """A layer and its queries, keys, values and mask in one forward pass."""
@@ -125,6 +125,9 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     Args:
         model: the network.
         inputs: its arguments.
+
+    Raises:
+        NoMapsError: a layer is no `BaseAttention`, or does not run as one.
     """
     calls: dict[BaseAttention, AttentionCall] = {}
     *_, last = layers = model.require_heads()
@@ -144,6 +147,10 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
+    if missing := [layer for layer in layers if layer not in calls]:
+        raise NoMapsError(type(missing[0]).__name__, "overrides `forward`, and what it computes there has no maps")
+    if others := [at for at, call in calls.items() if not call.is_cross and call.qkv.k.shape[2] != call.qkv.q.shape[2]]:
+        raise NoMapsError(type(others[0]).__name__, "has keys that are no tokens, so its maps cannot be shown")
     return [(layer, calls[layer]) for layer in layers]
 
 

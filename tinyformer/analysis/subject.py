@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from tinyformer.analysis.capture import attention_calls
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
@@ -51,14 +53,18 @@ class Subject:
     row: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def layers(self) -> list[BaseAttention]:
         """The attention of each layer.
 
         Raises:
-            NoMapsError: see `Network.require_heads`.
+            NoMapsError: see `attention_calls`.
         """
-        return self.network.require_heads()
+        batch = self.batches[0]
+        is_pair = "source" in batch
+        inputs = (batch["source"], batch["inputs"]) if is_pair else (batch["inputs"], self.task.mask(batch))
+        with self.precision():
+            return [layer for layer, _ in attention_calls(self.network, *inputs)]
 
     @property
     def addresses(self) -> list[Address]:

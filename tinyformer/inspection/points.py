@@ -61,7 +61,8 @@ def points_of(network: Network) -> dict[str, Point]:
         points |= {prefix + name: point for name, point in _of_stack(stack, seq)}
     readout: Any = network.readout
     batch: Shape = ("batch",) if isinstance(readout, ClassReadout) else ("batch", "seq")
-    points["logits"] = Point(readout, (*batch, readout.proj.out_features))
+    scores = readout.proj.out_features if hasattr(readout, "proj") else "scores"
+    points["logits"] = Point(readout, (*batch, scores))
     return points
 
 

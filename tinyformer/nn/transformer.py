@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.batch import IGNORED
 from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import Cache
@@ -60,10 +62,10 @@ class Transformer(Network):
                 returned, without holding the logits of a large vocabulary in memory all at once.
         """
         x = self.encoder(tokens, mask, cache)
-        if targets is None:
-            return self.readout(x, mask)
-        assert isinstance(self.readout, TokenReadout)
-        return self.readout.cross_entropy(x, targets)
+        if targets is not None and isinstance(self.readout, TokenReadout):
+            return self.readout.cross_entropy(x, targets)
+        logits = self.readout(x, mask)
+        return logits if targets is None else F.cross_entropy(logits.mT.float(), targets, ignore_index=IGNORED)
 
     def stacks(self) -> list[Encoder]:
         """The encoder alone."""
