@@ -116,10 +116,10 @@ def _replacement(
     """
     if isinstance(replacement, Tensor):
         return _of_tokens(_fitting(name, replacement, value), point, lengths)
-    value = _of_tokens(value, point, lengths)
+    kept, value = torch.zeros_like(value), _of_tokens(value, point, lengths)  # in memory as it was, for equal bits
     sizes = {dim: lengths[str(size)] for dim, size in enumerate(point.shape) if size in lengths}
     if sizes and (new := _by_length(replacement, value, sizes)) is not None:
-        return new
+        return kept.copy_(new)
     return _of_tokens(_fitting(name, replacement(value), value), point, lengths)
 
 
