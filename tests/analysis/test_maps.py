@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,9 @@ from tinyformer.analysis import (
 )
 from tinyformer.analysis.importance import head_importance
 from tinyformer.errors import ArgumentError
+from tinyformer.model import Model
 from tinyformer.nn import DifferentialAttention, ShawPosition, T5Position, prune_heads
+from tinyformer.tasks import CausalLM
 
 
 def captured(network, tokens, rows=None):

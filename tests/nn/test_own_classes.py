@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
+from inspection.models import BYTES, UNTIED
 from torch import nn
 
-from inspection.models import BYTES, UNTIED
 from nn.attention_cases import error
 from nn.variants import D_MODEL, NAMES, factory, network, projected, tokens
 from tinyformer.analysis import capture_attention
@@ -204,7 +204,7 @@ class Fading(RelativePosition):
 
     def score_mod(self, q, k_seq, scale, causal):
         return ScoreMod(
-            lambda score, batch, head, q_idx, kv_idx: torch.where((q_idx - kv_idx).abs() > 20, 0.9 * score, score),
+            lambda score, batch, head, q_idx, kv_idx: torch.where((q_idx - kv_idx).abs() > 9, 0.9 * score, score),
             additive=True,
         )
 
@@ -237,5 +237,3 @@ def test_pruning_takes_parameters_of_heads_and_shared_ones(make):
     pruned.load_state_dict(ablated.state_dict())
     prune_heads(pruned, [1, 3])
     torch.testing.assert_close(pruned(tokens(), CAUSAL), ablated(tokens(), CAUSAL))
-
-

@@ -78,7 +78,10 @@ def test_a_scale_of_zero_is_uniform_attention_on_every_backend(name):
     for backend in ("eager", "sdpa", "flash"):
         attention, own = make(name, backend, scale=0.0).double(), x.clone().requires_grad_()
         out = attention(own, AttentionMask(True, torch.tensor([11, 6])))
-        found[backend] = out, *torch.autograd.grad(out.square().sum(), [own, *attention.parameters()], allow_unused=True)
+        found[backend] = (
+            out,
+            *torch.autograd.grad(out.square().sum(), [own, *attention.parameters()], allow_unused=True),
+        )
         weights = attention.weights(x, AttentionMask(True))
         assert (weights[0, :, 2, :3] == weights[0, :, 2, :1]).all()
     for values in zip(*found.values(), strict=True):
