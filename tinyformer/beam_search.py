@@ -107,7 +107,7 @@ def beam_search(
     network.eval()
     try:
         context = network.encode(source, AttentionMask(lengths=lengths))
-        cache = Cache(len(network.decoder.layers), max_tokens) if use_cache else None
+        cache = Cache(len(network.decoder.layers), max_tokens) if use_cache and network.decoder.takes_cache else None
         return _search(network, context, cache, tokens, beam or Beam(), max_tokens)
     finally:
         network.train(was_training)

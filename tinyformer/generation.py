@@ -174,12 +174,13 @@ class _Decoder:
 
     Args:
         network: the model.
-        use_cache: whether to use a cache.
+        use_cache: whether to use a cache, if the layers take one.
         capacity: the capacity of the cache in tokens.
     """
 
     def __init__(self, network: Transformer, use_cache: bool, capacity: int) -> None:
-        self.network, self.use_cache, self.capacity = network, use_cache, capacity
+        self.network, self.capacity = network, capacity
+        self.use_cache = use_cache and network.encoder.takes_cache
         self.cache: Cache | None = None
 
     @torch.no_grad()

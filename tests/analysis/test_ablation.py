@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.subjects import SHARINGS, columns_of, loud_transformer, make_subject
-from tinyformer.analysis import HeadAblation
+from tinyformer.analysis import HeadAblation, HeadCircuit, HeadImportance, HeadPruning
 from tinyformer.analysis.ablation import MODES, ablated, head_changes, losses_without, mean_outputs
 from tinyformer.nn import prune_heads
 
@@ -20,6 +20,22 @@ def factors(layer):
 def change_inputs(o_proj, change):
     """Change the heads' outputs, `batch seq heads v_head_dim`, at the input of the output projection."""
     return o_proj.register_forward_pre_hook(lambda module, args: (change(args[0].unflatten(-1, (4, -1))).flatten(-2),))
+
+
+def test_ablated_heads_are_named_and_neither_ranked_nor_pruned(tmp_path):
+    subject = make_subject(loud_transformer(ablated_heads=[[0, 1], [1, 3]]))
+    expected = [(layer, head) in [(0, 1), (1, 3)] for layer in (0, 1) for head in range(4)]
+    for name, analysis in {"ablation": HeadAblation("mean"), "importance": HeadImportance()}.items():
+        found = analysis(subject, tmp_path)
+        table = columns_of(found.tables[name])
+        assert list(table["ablated"]) == expected
+        assert [change == 0 for change in table["change"]] == expected
+        assert not {"  layer 0 head 1", "  layer 1 head 3"} & set(found.lines)
+    found = HeadPruning(0.5, order="oracle", random_orders=0)(subject, tmp_path)
+    assert (found.scalars["analysis/num_heads"], found.scalars["analysis/num_pruned"]) == (6, 3)
+    assert not any(head in found.lines["pruned"] for head in ("[0,1]", "[1,3]"))
+    heads = columns_of(HeadCircuit({"self": 1e-6})(subject, tmp_path).tables["circuit_heads"])
+    assert list(zip(heads["layer"], heads["head"], strict=True)) == [(0, 0), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2)]
 
 
 def test_ablation_ends_with_the_block_and_nests():

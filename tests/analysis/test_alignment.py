@@ -1,5 +1,7 @@
 """Which tokens a target copies from its source, and how often heads of the cross-attention look at them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -68,6 +70,23 @@ def test_the_copied_tokens_that_a_head_hits(tmp_path):
         assert chosen == tuple(head == choosing.index(max(choosing)) for head in range(4))
         share = table["tested"][first + chosen.index(True)]
         assert found.scalars[f"analysis/{model}/copied_tokens_hit"] == share
+
+
+def test_an_ablated_head_is_never_the_best(tmp_path):
+    ablated = loud_encoder_decoder(ablated_heads=[["cross", 0, head] for head in (0, 1, 3)])
+    for seed in range(3):
+        subject = pair_subject(ablated, untrained=lambda: ablated)
+        pairs = [pair_of(source, target) for source, target, _ in PAIRS[seed:]]
+        sides = [[side[0] for side in ids] for ids in zip(*pairs, strict=True)]
+        padded = [
+            pad_sequence(s, batch_first=True, padding_value=v) for s, v in zip(sides, (EOS, EOS, IGNORED), strict=True)
+        ]
+        batch = dict(zip(("source", "inputs", "targets"), padded, strict=True))
+        batch["source_lengths"] = torch.tensor([len(source) for source in sides[0]])
+        subject = replace(subject, batches=[batch], tokenizer=TOKENIZER)
+        table = columns_of(CrossAlignment()(subject, tmp_path).tables["alignment"])
+        assert table["chosen"] == (False, False, True, False) * 2
+        assert table["ablated"] == (True, True, False, True) * 2
 
 
 def test_mistakes_are_named(tmp_path):

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,9 @@ from tinyformer.analysis import (
 )
 from tinyformer.analysis.importance import head_importance
 from tinyformer.errors import ArgumentError
+from tinyformer.model import Model
 from tinyformer.nn import DifferentialAttention, ShawPosition, T5Position, prune_heads
+from tinyformer.tasks import CausalLM
 
 
 def captured(network, tokens, rows=None):
@@ -105,6 +108,17 @@ def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
     assert found.lines["atlas"].startswith(line)
     captions = [label.text for label in found.figures["maps"].labels if "layer" in label.text]
     assert captions == [f"layer {layer} head {head}" for layer in (0, 1) for head in range(4)]
+
+
+def test_the_measures_of_a_text_are_its_own(tmp_path):
+    network, text = loud_transformer(max_seq_len=40), "abcabcab"
+    found = HeadMaps(text=text)(make_subject(network), tmp_path)
+    table, own = columns_of(found.tables["maps"]), Model(network, TOKENIZER, CausalLM()).attention(text).measures()
+    for name in MEASURES | PATTERNS:
+        assert table[name] == pytest.approx([row[name] for row in own], rel=1e-4), name
+    assert max(table["entropy"]) <= math.log(9)
+    assert "importance" not in table
+    assert page_of(tmp_path)["facts"] == {"text": '"abcabcab"'}
 
 
 def test_page_and_picture_show_the_maps_of_the_model(tmp_path):

@@ -231,7 +231,7 @@ def test_an_error_in_a_function_leaves_no_hook():
 
 def test_what_a_class_of_yours_computes_otherwise_is_refused():
     model = Model(network(partial(OtherFormula, 32, 4)), causal().tokenizer, CausalLM())
-    assert model.run(TEXTS, "*").activations
+    assert not [name for name in model.run(TEXTS, "*").activations if name.endswith("weights")]
     with pytest.raises(ArgumentError, match=r"OtherFormula overrides `?attend`? without `?apply_weights`?"):
         model.run(TEXTS, replace={"layers.1.attention.weights": torch.zeros_like})
     silent = Model(network(factory("mha"), kind=Silent), causal().tokenizer, CausalLM())
@@ -239,6 +239,34 @@ def test_what_a_class_of_yours_computes_otherwise_is_refused():
         silent.run(TEXTS, "layers.0.attention.queries")
     with pytest.raises(ArgumentError, match=r"^replace='layers\.0\.residual_mid': is not computed"):
         silent.run(TEXTS, replace={POINT: torch.zeros_like})
+
+
+FUNCTIONS = {
+    "centred": lambda x: x - x.mean(dim=1, keepdim=True),
+    "last": lambda x: torch.cat([x[:, :-1], 2 * x[:, -1:]], dim=1),
+    "largest": lambda x: x * (x == x.amax(dim=(1, 2), keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.parametrize("make", [causal, masked, classifier])
+def test_a_function_does_not_let_padding_change_a_text(make, function):
+    model = make()
+    for point in ("layers.0.residual_mid", "layers.1.residual_post"):
+        together, activations = model.run(TEXTS, point, {point: function})
+        for row, text in enumerate(TEXTS):
+            alone = model.run(text, replace={point: function}).logits[0]
+            torch.testing.assert_close(together[row][: len(alone)], alone, rtol=1e-4, atol=1e-4)
+        assert (activations[point][1, 2:] == 0).all()
+
+
+def test_a_function_that_takes_whole_batches_sees_zeros_at_padding():
+    model, seen = causal(), []
+    noise = torch.rand(3, 10, 32)
+    _, found = model.run(TEXTS, POINT, {POINT: lambda x: seen.append(x) or x + noise})
+    assert (seen[-1][1, 2:] == 0).all()
+    assert (found[POINT][1, 2:] == 0).all()
+    assert torch.equal(found[POINT][2], seen[-1][2] + noise[2])
 
 
 def test_the_table_of_points():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from analysis.pair_subjects import EOS
+from analysis.subjects import TOKENIZER, loud_transformer
 from nn.variants import NAMES, able
 
 from inspection.models import BYTES, answerer, model, transformer, translator
@@ -188,6 +189,31 @@ def test_rollout_by_hand():
         model("differential").attention("ab").rollout()
     with pytest.raises(ArgumentError, match=r"^kind='encoder': must be None .*; kind=None works"):
         maps_of(first).rollout("encoder")
+
+
+def test_means_and_rollout_leave_out_ablated_heads_and_have_the_scales_of_the_model():
+    kept, dead = [[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.1, 0.9]]
+    maps = maps_of(
+        layer_of(kept, dead, ablated=frozenset({1}), skip=0.5, branch=-2.0),
+        layer_of(dead, ablated=frozenset({0}), address=(1,)),
+        layer_of([[0.6, 0.4], [0.8, 0.2]], address=(2,), skip=0.0),
+    )
+    torch.testing.assert_close(maps.mean(0), torch.tensor(kept))
+    torch.testing.assert_close(maps.mean(), torch.tensor([[0.8, 0.2], [0.65, 0.35]]))
+    with pytest.raises(ArgumentError, match=r"^layer=\(1,\): has no head that is not ablated"):
+        maps.mean(1)
+    # Layer 0: 2 A + 0.5 I = [[2.5, 0], [1, 1.5]], so [[1, 0], [0.4, 0.6]]. Layer 1: I. Layer 2: A alone.
+    torch.testing.assert_close(maps.rollout(), torch.tensor([[0.76, 0.24], [0.88, 0.12]]))
+    assert [row["self"] is None for row in maps.measures()] == [False, True, True, False]
+
+
+def test_rollout_takes_the_scales_and_the_ablated_heads_of_its_model():
+    some = Model(loud_transformer(num_layers=1, ablated_heads=[[0, 1], [0, 2]]), TOKENIZER, CausalLM())
+    residual = some.network.encoder.layers[0].attention_residual
+    residual.skip, residual.branch = 0.25, 3.0
+    maps = some.attention("abc")
+    expected = 1.5 * (maps[0, 0] + maps[0, 3]) + 0.25 * torch.eye(4)
+    torch.testing.assert_close(maps.rollout(), expected / expected.sum(-1, keepdim=True))
 
 
 def test_a_row_of_measures_for_each_head():

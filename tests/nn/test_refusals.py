@@ -150,8 +150,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: attention(dropout=1.0), "dropout=1.0: must be at least 0 and below 1; dropout=0.1 works."),
     (lambda: attention(v_head_dim=0), "v_head_dim=0: must be at least 1; v_head_dim=2 works."),
     (lambda: LatentAttention(32, 4, v_head_dim=0), "v_head_dim=0: must be at least 1; v_head_dim=8 works."),
-    (lambda: Attention(64, 4, scale=0.0), "scale=0.0: must be above 0, and finite; scale=0.25 works."),
-    (lambda: Attention(64, 4, scale=math.inf), "scale=inf: must be above 0, and finite; scale=0.25 works."),
+    (lambda: Attention(64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),
+    (lambda: Attention(64, 4, scale=math.inf), "scale=inf: must be at least 0, and finite; scale=0.25 works."),
     *(
         (
             lambda score=score: attention(score=score, scale=1.0),

@@ -62,11 +62,31 @@ def test_the_scores_of_one_query_and_two_keys_by_hand():
 
 @pytest.mark.parametrize(
     ("name", "options", "factor"),
-    [("gqa+dot", {}, 1), ("gqa+rotary", {"scale": 0.3}, 0.3), ("mla", {"scale": 1}, 1), ("mla", {}, 12**-0.5)],
+    [
+        *(("gqa+dot", {}, 1), ("gqa+rotary", {"scale": 0.3}, 0.3), ("gqa", {"scale": 0}, 0)),
+        *(("mla", {"scale": 1}, 1), ("mla", {}, 12**-0.5)),
+    ],
 )
 def test_the_factor_of_the_dot_product(name, options, factor):
     attention = exact(name, **options)
     assert_loops(attention, lambda h, q, k, i, j: factor * float(q @ k))
+
+
+@pytest.mark.parametrize("name", ["gqa", "gqa+sink", "gqa+sink+window", "mla+rotary", "differential"])
+def test_a_scale_of_zero_is_uniform_attention_on_every_backend(name):
+    x, found = tokens(2).double(), {}
+    for backend in ("eager", "sdpa", "flash"):
+        attention, own = make(name, backend, scale=0.0).double(), x.clone().requires_grad_()
+        out = attention(own, AttentionMask(True, torch.tensor([11, 6])))
+        found[backend] = (
+            out,
+            *torch.autograd.grad(out.square().sum(), [own, *attention.parameters()], allow_unused=True),
+        )
+        weights = attention.weights(x, AttentionMask(True))
+        assert (weights[0, :, 2, :3] == weights[0, :, 2, :1]).all()
+    for values in zip(*found.values(), strict=True):
+        for value in values[1:]:
+            torch.testing.assert_close(value, values[0], rtol=1e-9, atol=1e-12)
 
 
 def rotated(k: np.ndarray, distance: int) -> np.ndarray:

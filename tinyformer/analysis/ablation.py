@@ -13,7 +13,17 @@ from torch import Tensor
 from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.padding import queries_by_kind
 from tinyformer.analysis.probe import ablated_heads
-from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Losses, Subject, by_layer, head_pairs
+from tinyformer.analysis.subject import (
+    CHANGE_COLUMNS,
+    Change,
+    Findings,
+    Losses,
+    Subject,
+    by_layer,
+    head_pairs,
+    living_heads,
+    naming_ablated,
+)
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import BaseAttention
@@ -178,28 +188,30 @@ class HeadAblation:
         self.mode, self.num_windows, self.num_resamples = mode, num_windows, num_resamples
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        layers, pairs, base = subject.layers, head_pairs(subject.layers), subject.losses()
-        unit, changes = subject.task.unit, self._changes(subject, base, _single_heads(pairs))
-        ranked = sorted(zip(pairs, changes, strict=True), key=lambda pair: -pair[1].mean)
+        layers, living, base = subject.layers, living_heads(subject.layers), subject.losses()
+        changes = dict.fromkeys(head_pairs(layers), Change(0.0, 0.0, 0.0))
+        changes |= zip(living, self._changes(subject, base, _single_heads(living)), strict=True)
+        unit, ranked = subject.task.unit, sorted(living, key=lambda pair: -changes[pair].mean)
         findings = Findings(
             scalars={"analysis/loss": base.mean},
             lines={
                 "ablation": f"{self.mode}; {len(base.nats)} {subject.row}s with a loss of {base.mean:.4f} nats per "
                 f"{unit}; change of the loss [95 % interval]:",
-                **{f"  {subject.head_title(i, head)}": str(change) for (i, head), change in ranked[:5]},
+                **{f"  {subject.head_title(*pair)}": str(changes[pair]) for pair in ranked[:5]},
             },
             tables={
-                "ablation": (
+                "ablation": naming_ablated(
                     [*subject.address_columns, "head", "kv_head", *CHANGE_COLUMNS],
                     [
                         [*subject.head_address(index, head), layers[index].head_map.kv_heads[head], *change.row(base)]
-                        for (index, head), change in zip(pairs, changes, strict=True)
+                        for (index, head), change in changes.items()
                     ],
+                    [pair not in living for pair in changes],
                 )
             },
             figures={
                 "ablation": head_grid(
-                    by_layer(layers, [change.mean for change in changes]),
+                    by_layer(layers, [change.mean for change in changes.values()]),
                     [[str(head) for head in layer.head_map.ids] for layer in layers],
                     f"Change of the loss without the head ({self.mode} ablation)",
                     diverging=True,
@@ -231,10 +243,10 @@ class HeadAblation:
 
 
 def kv_groups(layer: BaseAttention) -> list[list[int]]:
-    """The query heads that share each K/V head, as indices within the layer."""
+    """The query heads that share each K/V head and are not ablated, as indices within the layer."""
     groups: list[list[int]] = [[] for _ in range(layer.num_kv_heads)]
     for head, kv_head in enumerate(layer.head_map.kv_heads):
-        groups[kv_head].append(head)
+        groups[kv_head] += [] if layer.head_gate.is_ablated(head) else [head]
     return groups
 
 

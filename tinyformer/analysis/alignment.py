@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.pair_probe import TokenPair, capture_pair, pairs_of
-from tinyformer.analysis.probe import head_label, map_names
-from tinyformer.analysis.subject import Findings, Subject
+from tinyformer.analysis.probe import ablated_maps, head_label, map_names
+from tinyformer.analysis.subject import Findings, Subject, naming_ablated
 from tinyformer.analysis.words import words_of
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
@@ -59,12 +59,13 @@ class CrossAlignment:
         if not halves[1]:
             reason = f"needs at least two pairs with a copied word, and the sample has {len(pairs)}"
             raise ArgumentError("num_windows", self.num_windows, reason, {"num_windows": 10 * self.num_windows})
-        rows, best = [], {}
+        columns, rows, flags, best = ["model", "layer", "head", "choosing", "tested", "chosen"], [], [], {}
         of_trained: list[list[float]] = []
         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
             assert isinstance(network, EncoderDecoder)
             choosing, tested = (_hits(subject, network, half) for half in halves)
-            chosen = int(torch.cat(choosing).argmax())
+            ablated = [flag for layer in self._ablated(network) for flag in layer]
+            chosen = int(torch.cat(choosing).masked_fill(torch.tensor(ablated), -1).argmax())
             names = [(layer, head) for layer, heads in enumerate(self._names(network)) for head in heads]
             best[name] = (*names[chosen], float(torch.cat(tested)[chosen]))
             shares = zip(torch.cat(choosing).tolist(), torch.cat(tested).tolist(), strict=True)
@@ -72,6 +73,7 @@ class CrossAlignment:
                 [name, layer, head, *of_head, index == chosen]
                 for index, ((layer, head), of_head) in enumerate(zip(names, shares, strict=True))
             ]
+            flags += ablated
             of_trained = of_trained or [layer.tolist() for layer in tested]
         counts = [sum(len(copied) for _, copied in half) for half in halves]
         return Findings(
@@ -84,13 +86,14 @@ class CrossAlignment:
                     for name, (layer, head, share) in best.items()
                 },
             },
-            tables={"alignment": (["model", "layer", "head", "choosing", "tested", "chosen"], rows)},
+            tables={"alignment": naming_ablated(columns, rows, flags)},
             figures={
                 "alignment": head_grid(
                     of_trained,
                     [[head_label(head) for head in heads] for heads in self._names(subject.network)],
                     f"Copied tokens that heads of the cross-attention hit, of {counts[1]}",
                     label="share of copied tokens",
+                    ablated=self._ablated(subject.network),
                 )
             },
         )
@@ -98,6 +101,11 @@ class CrossAlignment:
     @staticmethod
     def _names(network: EncoderDecoder) -> list[list[str]]:
         return [map_names(layer) for layer in network.attentions_by_kind()["cross"]]
+
+    @staticmethod
+    def _ablated(network: EncoderDecoder) -> list[list[bool]]:
+        flags = zip(network.layer_addresses(), ablated_maps(network), strict=True)
+        return [of_layer for address, of_layer in flags if address[0] == "cross"]
 
 
 def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2) -> Copied:

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Network, Scoring
 from tinyformer.nn.kernels.eager import attention_maps
+from tinyformer.nn.maps import NoMapsError, is_own
 
 LayerCall: TypeAlias = tuple[BaseAttention, AttentionCall]
 """A layer and its queries, keys, values and mask in one forward pass."""
@@ -25,6 +26,7 @@ class CapturedMaps(list[Tensor]):
 
     Attributes:
         layers: the same weights together with their logits.
+        ablated: whether the head of each map of each layer is ablated.
         rows: positions of the captured queries in the sequence, counting cached tokens; None before the first forward
             pass.
     """
@@ -32,6 +34,7 @@ class CapturedMaps(list[Tensor]):
     def __init__(self) -> None:
         super().__init__()
         self.layers: list[AttentionMaps] = []
+        self.ablated: list[list[bool]] = []
         self.rows: Int[Tensor, " rows"] | None = None
 
     def add(self, calls: Sequence[LayerCall], rows: int | Int[Tensor, " rows"] | None = None) -> None:
@@ -47,6 +50,7 @@ class CapturedMaps(list[Tensor]):
         num_cached = layers[0].weights.shape[-1] - q.shape[2]
         self.extend(maps.weights for maps in layers)
         self.layers.extend(layers)
+        self.ablated += [[flag for flag in at.ablated() for _ in range(at.num_softmaxes)] for at, _ in calls]
         self.rows = chosen + num_cached if num_cached else chosen
 
 
@@ -87,7 +91,7 @@ def capture_attention(
     if rows is not None and len(network.stacks()) > 1:
         reason = "must be None for an encoder–decoder, whose layers have queries of two sequences"
         raise ArgumentError("rows", rows, reason, {"rows": None})
-    places = {layer: place for place, layer in enumerate(network.attentions())}
+    places = {layer: place for place, layer in enumerate(network.require_heads())}
     maps = CapturedMaps()
 
     calls: list[LayerCall] = []
@@ -121,9 +125,12 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     Args:
         model: the network.
         inputs: its arguments.
+
+    Raises:
+        NoMapsError: a layer is no `BaseAttention`, or does not run as one.
     """
     calls: dict[BaseAttention, AttentionCall] = {}
-    *_, last = layers = model.attentions()
+    *_, last = layers = model.require_heads()
 
     def record(layer: BaseAttention, _: Any, args: tuple[AttentionCall], call: AttentionCall) -> None:
         calls[layer] = call
@@ -140,6 +147,10 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
         model.train(was_training)
         for hook in hooks:
             hook.remove()
+    if missing := [layer for layer in layers if layer not in calls]:
+        raise NoMapsError(type(missing[0]).__name__, "overrides `forward`, and what it computes there has no maps")
+    if others := [at for at, call in calls.items() if not call.is_cross and call.qkv.k.shape[2] != call.qkv.q.shape[2]]:
+        raise NoMapsError(type(others[0]).__name__, "has keys that are no tokens, so its maps cannot be shown")
     return [(layer, calls[layer]) for layer in layers]
 
 
@@ -178,7 +189,7 @@ class _Plain(NamedTuple):
     @classmethod
     def of(cls, layer: BaseAttention, call: AttentionCall) -> "_Plain | None":
         """A layer's call, or None if its maps have another formula."""
-        if type(layer).attention_maps is not BaseAttention.attention_maps or call.num_behind:
+        if is_own(layer) or type(layer).attention_maps is not BaseAttention.attention_maps or call.num_behind:
             return None
         k, _ = layer.head_map.expand_kv(call.qkv.k, call.qkv.v)
         scoring = layer.scoring(call.qkv.q, k.shape[2], call.mask, call.is_cross)

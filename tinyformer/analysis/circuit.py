@@ -1,5 +1,6 @@
 """A circuit of heads: found by their attention patterns, then kept alone or ablated."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
 from tinyformer.analysis.probe import ablated_heads, capture_weights
 from tinyformer.analysis.pruning import gated
-from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs
+from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs, living_heads
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import Transformer
@@ -22,7 +23,7 @@ THRESHOLDS = {"induction": 0.4, "previous_token": 0.5}
 """By measure, the threshold from which telemetry labels a head by default."""
 
 Heads = list[tuple[int, int]]
-"""Heads as pairs of a layer's index and a head's index, see `head_pairs`."""
+"""Heads as pairs of a layer's index and a head's index, see `living_heads`."""
 
 
 class HeadCircuit:
@@ -78,7 +79,7 @@ class HeadCircuit:
         self.num_sequences, self.period, self.num_draws, self.seed = num_sequences, period, num_draws, seed
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        measured, pairs = self._measured(subject), head_pairs(subject.layers)
+        measured, pairs = self._measured(subject), living_heads(subject.layers)
         found = [pair for pair, values in zip(pairs, measured, strict=True) if self._belongs(values)]
         if not found:
             # Slightly below the largest values, so that these reach them after rounding.
@@ -97,7 +98,9 @@ class HeadCircuit:
             for name, number, kept in sets
         ]
         means = {name: _mean([row[3:] for row in rows if row[0] == name]) for name, *_ in sets}
-        relative = [max(values[name] / least for name, least in self.measures.items()) for values in measured]
+        relative = dict.fromkeys(head_pairs(subject.layers), math.nan)
+        for pair, values in zip(pairs, measured, strict=True):
+            relative[pair] = max(values[name] / least for name, least in self.measures.items())
         return Findings(
             scalars={
                 "analysis/num_found": len(found),
@@ -125,7 +128,7 @@ class HeadCircuit:
             },
             figures={
                 "circuit": head_grid(
-                    by_layer(subject.layers, relative),
+                    by_layer(subject.layers, list(relative.values())),
                     [[str(head) for head in layer.head_map.ids] for layer in subject.layers],
                     f"Measure relative to its threshold; alone, heads from 1 on are right in "
                     f"{means['circuit alone'][1]:.1%}, the model without them in {means['without circuit'][1]:.1%}",
@@ -140,7 +143,7 @@ class HeadCircuit:
         return any(values[name] >= least for name, least in self.measures.items())
 
     def _measured(self, subject: Subject) -> list[dict[str, float]]:
-        """The measures of each of `head_pairs` on random sequences; the larger value for a head with two softmaxes."""
+        """The measures of `living_heads` on random sequences; the larger value for a head with two softmaxes."""
         network = subject.network
         if not isinstance(network, Transformer) or not isinstance(subject.task, TokenTask):
             reason = "analyses models that were trained with task=causal_lm or task=masked_lm"
@@ -159,8 +162,8 @@ class HeadCircuit:
                 name: max(of_layers[index][head * layer.num_softmaxes : (head + 1) * layer.num_softmaxes])
                 for name, of_layers in values.items()
             }
-            for index, layer in enumerate(subject.layers)
-            for head in range(layer.num_heads)
+            for index, head in living_heads(subject.layers)
+            for layer in [subject.layers[index]]
         ]
 
 

@@ -22,6 +22,7 @@ plus one of the target, and its cache holds the decoder's keys and values for bo
 """
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,8 +31,9 @@ from typing import Any, cast
 from torch import nn
 
 from tinyformer.batch import Batch
-from tinyformer.errors import require_choice
+from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import AttentionMask, BaseAttention, LatentAttention, Network, ShawPosition
+from tinyformer.nn.network import attentions_in
 from tinyformer.nn.score import GeneralScore, LocalGaussian
 
 BYTES = {"bf16": 2, "fp32": 4}
@@ -87,9 +89,12 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
         cache_dtype: dtype of the cache, a name in `BYTES`.
 
     Raises:
-        ArgumentError: the dtype is unknown.
+        ArgumentError: the dtype is unknown, or an attention is no `BaseAttention`, so that its operations are unknown.
     """
     require_choice("cache_dtype", cache_dtype, BYTES)
+    if others := network.other_attentions():
+        reason = "is no BaseAttention, so its FLOPs and its cache cannot be counted"
+        raise ArgumentError("attention", type(others[0]).__name__, reason)
     attentions, cached = network.attentions(), cached_attentions(network)
     embeddings = [part for one in network.stacks() for part in (one.token_embedding, one.position) if part is not None]
     by_part = flops_per_token(network)
@@ -127,7 +132,7 @@ def feed_forwards(network: Network) -> list[nn.Module]:
 
 def cached_attentions(network: Network) -> list[BaseAttention]:
     """The attention layers whose keys and values are cached: those of the last stack, which generates."""
-    return [module for module in network.stacks()[-1].modules() if isinstance(module, BaseAttention)]
+    return attentions_in(network.stacks()[-1])
 
 
 def projection_weights(modules: Iterable[nn.Module]) -> int:
@@ -176,22 +181,23 @@ class TrainingFlops:
     """FLOPs of training steps on sequences of any length.
 
     A trained weight takes one product in the forward pass and two in the backward pass. A frozen encoder takes only the
-    one of the forward pass, and the readout on it needs no gradient of its input. Recomputation is not counted.
+    one of the forward pass, and the readout on it needs no gradient of its input. Recomputation is not counted. Where
+    an attention is no `BaseAttention`, its operations are unknown, and all counts are nan.
 
     Args:
         per_size: FLOPs of the layers for each token or pair, by the names of `batch_sizes`.
         per_readout: FLOPs for each token that is read out.
     """
 
-    per_size: Mapping[str, int]
-    per_readout: int
+    per_size: Mapping[str, float]
+    per_readout: float
 
     @classmethod
     def of(cls, network: Network) -> "TrainingFlops":
         """The training FLOPs of a network."""
         trains = any(parameter.requires_grad for parameter in network.encoder.parameters())
         layers, readout = (3, 3) if trains else (1, 2)
-        counts = multiply_adds(network)
+        counts = {"tokens": math.nan} if network.other_attentions() else multiply_adds(network)
         return cls(
             {size: layers * 2 * number for size, number in counts.items()},
             readout * 2 * projection_weights([network.readout]),
@@ -213,15 +219,16 @@ def multiply_adds(network: Network) -> Counter[str]:
     prefixes = ["source_", ""] if len(network.stacks()) > 1 else [""]
     for prefix, stack in zip(prefixes, network.stacks(), strict=True):
         for layer in cast(Iterable[Any], stack.layers):
-            own = projection_weights([layer.attention, layer.feed_forward]) + query_multiply_adds(layer.attention)
-            counts.update({f"{prefix}tokens": own, f"{prefix}pairs": pair_multiply_adds(layer.attention)})
+            inner = attentions_in(layer.attention)
+            own = projection_weights([layer.attention, layer.feed_forward]) + sum(map(query_multiply_adds, inner))
+            counts.update({f"{prefix}tokens": own, f"{prefix}pairs": sum(map(pair_multiply_adds, inner))})
             if (cross := getattr(layer, "cross_attention", None)) is not None:  # a user's block may lack it
                 # Keys and values are projected from the source, queries from the target and outputs to it.
                 of_queries = [module for name, module in cross.named_children() if name in QUERY_PROJECTIONS]
-                queries = projection_weights(of_queries)
-                counts["tokens"] += queries + query_multiply_adds(cross)
+                queries, inner = projection_weights(of_queries), attentions_in(cross)
+                counts["tokens"] += queries + sum(map(query_multiply_adds, inner))
                 counts["source_tokens"] += projection_weights([cross]) - queries
-                counts["cross_pairs"] += pair_multiply_adds(cross)
+                counts["cross_pairs"] += sum(map(pair_multiply_adds, inner))
     return counts
 
 

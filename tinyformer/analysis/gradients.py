@@ -143,7 +143,7 @@ class GradientFlow:
 
     def _logits(self, subject: Subject) -> list[list[list[float]]]:
         """The means of `logit_statistics` over rows, for each map of each layer, over inputs without padding."""
-        sums = [torch.zeros(3, len(map_names(layer)), dtype=torch.float64) for layer in subject.layers]
+        sums = zeros_by_map(subject, 3)
         for inputs in inputs_without_padding(subject):
             with subject.precision(), torch.no_grad():
                 calls = attention_calls(subject.network, *inputs)
@@ -154,12 +154,10 @@ class GradientFlow:
     def _shares(self, subject: Subject) -> dict[str, list[list[float]]]:
         """The share of saturated rows for each map of each layer, over inputs without padding; nan if no row counts.
 
-        For the share with a scale of 1, queries and keys are those of the unchanged model.
+        It is nan for an ablated head, too. For the share with a scale of 1, queries and keys are those of the
+        unchanged model.
         """
-        counts = {
-            name: [torch.zeros(2, len(map_names(layer)), dtype=torch.float64) for layer in subject.layers]
-            for name in ("saturated", "saturated_without_scale")
-        }
+        counts = {name: zeros_by_map(subject, 2) for name in ("saturated", "saturated_without_scale")}
         for inputs in inputs_without_padding(subject):
             with subject.precision():
                 calls = attention_calls(subject.network, *inputs)
@@ -170,6 +168,12 @@ class GradientFlow:
         return {
             name: [(saturated / rows).tolist() for saturated, rows in of_layers] for name, of_layers in counts.items()
         }
+
+
+def zeros_by_map(subject: Subject, number: int) -> list[Float[Tensor, "{number} maps"]]:
+    """Sums to start from, for the maps of each layer: zero, or nan for those of ablated heads."""
+    flags = [torch.tensor(flags) for flags in ablated_maps(subject.network)]
+    return [torch.zeros(number, len(of), dtype=torch.float64).masked_fill(of, math.nan) for of in flags]
 
 
 def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], tuple[float, float]]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from tinyformer.analysis.ablation import head_changes
 from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.probe import ablated_heads
-from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs
+from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs, living_heads, naming_ablated
 from tinyformer.errors import require_at_least
 from tinyformer.nn import BaseAttention
 
@@ -73,13 +73,17 @@ class HeadImportance:
         rows: list[list[Any]] = [
             [*subject.head_address(layer, head), value] for (layer, head), value in zip(pairs, importance, strict=True)
         ]
-        ranked = sorted(zip(pairs, importance, strict=True), key=lambda pair: -pair[1])
+        of_pair, living = dict(zip(pairs, importance, strict=True)), living_heads(layers)
+        columns, ablated = [*subject.address_columns, "head", "importance"], [pair not in living for pair in pairs]
         findings = Findings(
             lines={
                 "importance": f"{MEANING}, nats per {subject.task.unit}",
-                **{f"  {subject.head_title(*pair)}": f"{value:.4f}" for pair, value in ranked[:5]},
+                **{
+                    f"  {subject.head_title(*pair)}": f"{of_pair[pair]:.4f}"
+                    for pair in sorted(living, key=lambda pair: -of_pair[pair])[:5]
+                },
             },
-            tables={"importance": ([*subject.address_columns, "head", "importance"], rows)},
+            tables={"importance": naming_ablated(columns, rows, ablated)},
             figures={
                 "importance": head_grid(
                     by_layer(layers, importance),
@@ -93,11 +97,12 @@ class HeadImportance:
         )
         if self.compare:
             changes = head_changes(subject)
-            rho = rank_correlation(importance, changes)
-            findings.tables["importance"] = (
-                [*subject.address_columns, "head", "importance", "change"],
-                [[*row, change] for row, change in zip(rows, changes, strict=True)],
+            change_of, rows = (
+                dict(zip(pairs, changes, strict=True)),
+                [[*a, b] for a, b in zip(rows, changes, strict=True)],
             )
+            rho = rank_correlation([of_pair[pair] for pair in living], [change_of[pair] for pair in living])
+            findings.tables["importance"] = naming_ablated([*columns, "change"], rows, ablated)
             findings.scalars["analysis/rank_correlation"] = rho
             findings.lines["rank correlation"] = (
                 "none: needs at least two heads"

@@ -1,6 +1,8 @@
 """Attention maps of a text, or of a pair of texts: an interactive page, a picture and a table of measures."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -8,8 +10,10 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.atlas import write_atlas
+from tinyformer.analysis.capture import CapturedMaps
 from tinyformer.analysis.events import head_labels
 from tinyformer.analysis.importance import head_importance
+from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers
 from tinyformer.analysis.padding import queries_by_kind, without_padding
 from tinyformer.analysis.pair_probe import (
     Axes,
@@ -28,6 +32,7 @@ from tinyformer.analysis.probe import (
     capture_weights,
     head_label,
     make_probes,
+    map_names,
     measure_heads,
 )
 from tinyformer.analysis.scales import EXPLANATIONS
@@ -76,8 +81,8 @@ class HeadMaps:
         num_tokens: number of tokens shown, for a pair on each side; by default 48, or the context length if that is
             smaller.
         num_windows: number of windows, examples or pairs, drawn at random from the evaluated split, over which measures
-            and importance are computed.
-        importance: whether to compute importance, which needs gradients.
+            and importance are computed where there is no text. The measures of a text are its own.
+        importance: whether to compute importance, which needs gradients; not that of a text, which has no targets.
         rows: number of queries of each window that are measured, see `capture_attention`; in a pair, all are.
 
     Raises:
@@ -98,7 +103,7 @@ class HeadMaps:
         if target is not None and text is None:
             raise ArgumentError("target", target, "needs `text`, the source that it belongs to", {"target": None})
         self.text, self.target, self.num_tokens, self.rows = text, target, num_tokens, rows
-        self.num_windows, self.needs_gradient = num_windows, importance
+        self.num_windows, self.needs_gradient = num_windows, importance and text is None
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
@@ -114,7 +119,7 @@ class HeadMaps:
             names,
             descriptions=EXPLANATIONS,
             addresses=subject.addresses,
-            facts={**subject.facts, "loss": self._loss(subject)},
+            facts=subject.facts_of_text(self.text) if self.text else {**subject.facts, "loss": self._loss(subject)},
             labels=head_labels(measures.values),
             ablated=ablated,
         )
@@ -156,7 +161,8 @@ class HeadMaps:
             captured = capture_weights(cast(Transformer, subject.network), shown, subject.task.mask({"inputs": shown}))
         strings = subject.tokenizer.token_strings(tokens)
         axes = {"": Axes(strings, strings)}
-        return Shown([weights[0] for weights in captured], axes, self._measures(subject), _extent(tokens, text))
+        measures = self._measures(subject) if text is None else self._measures_of_text(subject, captured, shown)
+        return Shown([weights[0] for weights in captured], axes, measures, _extent(tokens, text))
 
     def _loss(self, subject: Subject) -> str:
         """The loss of the windows or pairs that are measured, in words."""
@@ -169,6 +175,12 @@ class HeadMaps:
         windows = without_padding(subject.batches)
         probes = make_probes(subject.task, windows, encoder.vocab_size, encoder.max_seq_len, NUM_SEQUENCES, PERIOD)
         return measure_heads(cast(Transformer, subject.network), probes, self.rows, subject.precision())
+
+    def _measures_of_text(self, subject: Subject, captured: CapturedMaps, shown: Tensor) -> HeadMeasures:
+        """`MEASURES` and `PATTERNS` of the maps that are shown."""
+        network, names = subject.network, [map_names(layer) for layer in subject.layers]
+        values = measure_layers(MEASURES | PATTERNS, captured, shown)
+        return HeadMeasures(names, values, network.layer_names(), ablated_maps(network))
 
     def _pair(self, subject: Subject) -> Shown:
         """The maps of a source and its target.
@@ -190,7 +202,7 @@ class HeadMaps:
                 pair = TokenPair.of(text, target, tokens, num_tokens).to(pairs[0].source.device)
             captured = capture_pair(network, pair)
         maps = [weights[0] for of_kind in captured.values() for weights in of_kind]
-        measures = measure_pairs(network, pairs, subject.precision())
+        measures = measure_pairs(network, pairs if text is None else [pair], subject.precision())
         extents = [
             _extent(ids[0].tolist(), None if given is None else tokens.predicted(given))
             for ids, given in ((pair.source, text), (pair.target, target))
@@ -231,10 +243,14 @@ class HeadMaps:
         importance = by_layer(subject.layers, head_importance(subject))
         # A differential head has two maps and one importance.
         repeated = [
-            [value for value in values for _ in range(layer.num_softmaxes)]
+            [
+                math.nan if is_ablated else value
+                for value, is_ablated in zip(values, layer.ablated(), strict=True)
+                for _ in range(layer.num_softmaxes)
+            ]
             for layer, values in zip(subject.layers, importance, strict=True)
         ]
-        return HeadMeasures(measures.names, {**measures.values, "importance": repeated}, measures.layers)
+        return replace(measures, values={**measures.values, "importance": repeated})
 
 
 def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:

@@ -238,7 +238,7 @@ MEANINGS: dict[str, str] = {name: measure.meaning for name, measure in (MEASURES
 def measure_layers(
     measures: Mapping[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
 ) -> dict[str, list[list[float]]]:
-    """Measures of captured maps: by name, a value for each map of each layer.
+    """Measures of captured maps: by name, a value for each map of each layer; nan for those of ablated heads.
 
     Args:
         measures: measures by name, such as `MEASURES`.
@@ -259,7 +259,8 @@ def measure_layers(
         computed = torch.stack([m.compute(stacked, maps.rows, tokens) for m in measures.values()]).tolist()
         for name, layers in zip(measures, computed, strict=True):
             for number, heads in zip(numbers, layers, strict=True):
-                values[name][number] = heads
+                flags = zip(heads, maps.ablated[number], strict=True)
+                values[name][number] = [math.nan if is_ablated else value for value, is_ablated in flags]
     return values
 
 

@@ -1,6 +1,7 @@
 """Measures of all heads of an encoder–decoder on fixed pairs of a source and a target."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 from tinyformer.analysis.capture import CapturedMaps, attention_calls
 from tinyformer.analysis.cross_measures import CROSS_MEASURES
 from tinyformer.analysis.measures import MEASURES, combine_inputs, measure_layers
-from tinyformer.analysis.probe import HeadMeasures, map_names
+from tinyformer.analysis.probe import HeadMeasures, ablated_maps, map_names
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import PairTokens, TextTokenizer
@@ -102,8 +103,9 @@ def decoded_pair(
 def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, CapturedMaps]:
     """The exact attention weights of each layer, by the kind of attention, in evaluation mode."""
     calls = iter(attention_calls(network, pair.source, pair.target))
-    captured = {kind: CapturedMaps() for kind in OF_KIND}
+    captured: dict[str, CapturedMaps] = {}
     for kind, layers in network.attentions_by_kind().items():
+        captured[kind] = CapturedMaps()
         captured[kind].add([next(calls) for _ in layers])
     return captured
 
@@ -135,7 +137,7 @@ def measure_pairs(
         pairs: sources and targets, on the network's device.
         precision: context of the forward passes.
     """
-    found: dict[str, list[dict[str, list[list[float]]]]] = {kind: [] for kind in OF_KIND}
+    found = defaultdict[str, list[dict[str, list[list[float]]]]](list)
     with precision:
         for pair in pairs:
             for kind, maps in capture_pair(network, pair).items():
@@ -150,4 +152,4 @@ def measure_pairs(
         for name, of_layers in combine_inputs(OF_KIND[kind], found[kind], [1] * len(pairs)).items():
             values[name][first : first + len(layers)] = of_layers
         first += len(layers)
-    return HeadMeasures(names, values, network.layer_names())
+    return HeadMeasures(names, values, network.layer_names(), ablated_maps(network))

@@ -112,11 +112,13 @@ class HeadMeasures:
         names: name of each map of each layer, see `map_names`.
         values: by measure, the value for each map of each layer; nan where the measure is not defined.
         layers: see `Network.layer_names`.
+        ablated: see `ablated_maps`; the measures of such maps are not defined.
     """
 
     names: Sequence[Sequence[str]]
     values: Mapping[str, Sequence[Sequence[float]]]
     layers: Sequence[str]
+    ablated: Sequence[Sequence[bool]]
 
     def scalars(self) -> dict[str, float]:
         """The finite values by name, such as `attention/layer_00/head_00/entropy`."""
@@ -143,7 +145,8 @@ class HeadMeasures:
             for index, head in enumerate(heads):
                 values = (layers[layer][index] for layers in self.values.values())
                 numbers = [value if math.isfinite(value) else None for value in values]
-                rows.append([*([kind] if kind else []), number, head, *numbers, labels[layer][index]])
+                label = "ablated" if self.ablated[layer][index] else labels[layer][index]
+                rows.append([*([kind] if kind else []), number, head, *numbers, label])
         kinds = ["kind"] if any("/" in name for name in self.layers) else []
         return [*kinds, "layer", "head", *self.values, "label"], rows
 
@@ -178,7 +181,8 @@ def measure_heads(
         measures = {name: measure for name, measure in of_probe.items() if costly or not measure.is_costly}
         found = [measure_layers(measures, captured[number], probes.each[number].tokens) for number in numbers]
         values |= combine_inputs(measures, found, [len(probes.each[number].tokens) for number in numbers])
-    return HeadMeasures([map_names(layer) for layer in network.attentions()], values, network.layer_names())
+    names = [map_names(layer) for layer in network.attentions()]
+    return HeadMeasures(names, values, network.layer_names(), ablated_maps(network))
 
 
 def layer_label(layer: str) -> str:
@@ -224,20 +228,13 @@ def head_label(name: str) -> str:
 
 
 def ablated_heads(network: Network) -> list[list[bool]]:
-    """For each layer, whether each of its heads is ablated: its gate is 0 for every row of a batch."""
-    gates = [(layer.num_heads, layer.head_gate.factors) for layer in network.attentions()]
-    return [
-        [False] * num_heads if factors is None else (factors.reshape(-1, num_heads) == 0).all(dim=0).tolist()
-        for num_heads, factors in gates
-    ]
+    """For each layer, whether each of its heads is ablated."""
+    return [layer.ablated() for layer in network.attentions()]
 
 
 def ablated_maps(network: Network) -> list[list[bool]]:
     """For each layer, whether the head of each of its maps is ablated, see `ablated_heads`."""
-    return [
-        [flag for flag in flags for _ in range(layer.num_softmaxes)]
-        for layer, flags in zip(network.attentions(), ablated_heads(network), strict=True)
-    ]
+    return [[flag for flag in layer.ablated() for _ in range(layer.num_softmaxes)] for layer in network.attentions()]
 
 
 @torch.no_grad()

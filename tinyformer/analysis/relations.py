@@ -259,9 +259,8 @@ def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: in
 def _heads(layers: Sequence[BaseAttention]) -> Iterator[tuple[int, int]]:
     """The layer and the index of each map whose head is not ablated."""
     for index, layer in enumerate(layers):
-        factors = layer.head_gate.factors
-        for head in range(layer.num_heads):
-            if factors is None or bool(factors[head]):
+        for head, is_ablated in enumerate(layer.ablated()):
+            if not is_ablated:
                 yield from ((index, head * layer.num_softmaxes + number) for number in range(layer.num_softmaxes))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from tinyformer.analysis.capture import attention_calls
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
@@ -51,10 +53,18 @@ class Subject:
     row: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def layers(self) -> list[BaseAttention]:
-        """The attention of each layer."""
-        return self.network.attentions()
+        """The attention of each layer.
+
+        Raises:
+            NoMapsError: see `attention_calls`.
+        """
+        batch = self.batches[0]
+        is_pair = "source" in batch
+        inputs = (batch["source"], batch["inputs"]) if is_pair else (batch["inputs"], self.task.mask(batch))
+        with self.precision():
+            return [layer for layer, _ in attention_calls(self.network, *inputs)]
 
     @property
     def addresses(self) -> list[Address]:
@@ -64,7 +74,7 @@ class Subject:
     @property
     def address_columns(self) -> list[str]:
         """Columns of a table by which layers are told apart: `layer`, after `kind` where attention has several."""
-        return ["kind", "layer"][-len(self.addresses[0]) :]
+        return ["kind", "layer"][-len(self.network.stacks()) :]
 
     @property
     def kinds(self) -> list[str]:
@@ -217,7 +227,26 @@ def head_pairs(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
     return [(index, head) for index, layer in enumerate(layers) for head in range(layer.num_heads)]
 
 
+def living_heads(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
+    """Those of `head_pairs` that are not ablated: the others have no effect that could be analysed.
+
+    Raises:
+        ArgumentError: all heads are ablated.
+    """
+    pairs = [(index, head) for index, head in head_pairs(layers) if not layers[index].head_gate.is_ablated(head)]
+    if not pairs:
+        raise ArgumentError("ablated_heads", [list(pair) for pair in head_pairs(layers)], "leaves no head to analyse")
+    return pairs
+
+
 def by_layer(layers: Sequence[BaseAttention], values: Sequence[float]) -> list[list[float]]:
     """The values of `head_pairs` as one list for each layer."""
     remaining = iter(values)
     return [[next(remaining) for _ in range(layer.num_heads)] for layer in layers]
+
+
+def naming_ablated(columns: list[str], rows: list[list[Any]], ablated: Sequence[bool]) -> tuple[list[str], list[Any]]:
+    """A table with a row for each head, and with the column `ablated` if any of them is."""
+    if not any(ablated):
+        return columns, rows
+    return [*columns, "ablated"], [[*row, flag] for row, flag in zip(rows, ablated, strict=True)]

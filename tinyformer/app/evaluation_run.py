@@ -121,7 +121,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     )
     loggers, callbacks = make_loggers(config, folder, network, invocation.is_sweep), make_callbacks(config)
     trainer = scoring_trainer(settings, folder, loggers, callbacks, settings.arguments.get("profiler"))
-    kernel = ", ".join(sorted(set(kernels)))
+    kernel = ", ".join(sorted(set(kernels))) or "its own"
     return Evaluation(
         config,
         folder,

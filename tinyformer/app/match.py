@@ -172,7 +172,7 @@ def _count(config: DictConfig, quantity: str, vocab_size: int) -> int:
         config.model.vocab_size = vocab_size
     with torch.device("meta"):
         network = instantiate(config.network, _convert_="all")
-    return getattr(count_costs(network), quantity)
+    return network.num_parameters() if quantity == "num_parameters" else getattr(count_costs(network), quantity)
 
 
 def _reference(config: DictConfig, invocation: Invocation, by: str, program: str) -> DictConfig:

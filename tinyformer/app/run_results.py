@@ -133,7 +133,7 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
             "attention maps": relative_path(pictures[-1]) if pictures else None,
             "events": describe_events(events, run.folder),
             "not finite": describe_skipped(run.skipped),
-            "logs": f"{folder}/metrics.csv, attention/heads.csv, results.json",
+            "logs": f"{folder}/metrics.csv, {'attention/heads.csv, ' if pictures else ''}results.json",
             "prompt": describe_prompts(run.config.generate, run.data.tokenizer, max_seq_len, run.task),
             "profile": describe_profile(run.folder) if run.settings.arguments.get("profiler") else None,
             "wandb": wandb_location(run.loggers),

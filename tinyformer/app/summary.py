@@ -97,11 +97,10 @@ def describe_speed(report: Report, steps: int) -> str:
     speed = f"{rate}, {steps:,} steps in {report.seconds:.0f} s"
     if peak is None:
         return speed
-    memory = report.latest["throughput/memory_gb"]
-    return (
-        f"{speed}\n{100 * total.mfu(peak):.0f} % of {peak}, waiting for data {100 * total.data_wait:.1f} %, "
-        f"at most {memory:.2f} GB of memory"
-    )
+    memory, share = report.latest["throughput/memory_gb"], f"{100 * total.mfu(peak):.0f} % of {peak}"
+    if math.isnan(total.flops):
+        share = "operations of an attention of your own are not counted"
+    return f"{speed}\n{share}, waiting for data {100 * total.data_wait:.1f} %, at most {memory:.2f} GB of memory"
 
 
 def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds: float) -> dict[str, Any]:
@@ -122,6 +121,8 @@ def describe_telemetry(results: dict[str, Any], telemetry: Sequence[AttentionTel
     """The line of the summary about the time that telemetry took."""
     if not telemetry:
         return None
+    if refusals := [callback.refusal for callback in telemetry if callback.refusal]:
+        return f"left out: {refusals[0]}"
     number, seconds = sum(callback.num_measurements for callback in telemetry), results["telemetry/seconds"]
     share = results["telemetry/share"]
     spent = f"{seconds:.2f} s for {number} measurements"

@@ -123,7 +123,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     trainer = training_trainer(settings, folder, loggers, [report, *callbacks, *progress])
     if invocation.in_python:
         require_one_process(trainer)
-    kernel = ", ".join(sorted(set(kernels)))
+    kernel = ", ".join(sorted(set(kernels))) or "its own"
     return Run(
         config,
         folder,

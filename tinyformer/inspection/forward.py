@@ -11,6 +11,7 @@ from tinyformer.analysis.capture import running_hooks
 from tinyformer.errors import ArgumentError
 from tinyformer.inspection.points import Point, matching, points_of
 from tinyformer.nn import Network
+from tinyformer.nn.maps import NoMapsError
 
 Replacement: TypeAlias = Tensor | Callable[[Tensor], Tensor]
 """What takes the place of an activation: a tensor, or a function of the activation that returns one."""
@@ -69,10 +70,16 @@ def forward_pass(
             nonlocal is_replacing
             if is_replacing:  # in a forward pass that a replacing function runs
                 return output
-            value = point.get(output)
+            try:
+                value = point.get(output)
+            except NoMapsError:
+                if name in replaced or name in capture:
+                    raise
+                watched.pop(name)  # a pattern matches the weights of a class of one's own that has none
+                return output
             if name in replaced:
                 is_replacing = True
-                value = _replacement(name, value, replaced[name])
+                value = _replacement(name, value, replaced[name], point, lengths)
                 is_replacing = False
                 output = point.put(output, value)
             activations[name] = _of_tokens(value, point, lengths)
@@ -99,13 +106,60 @@ def forward_pass(
     )
 
 
-def _replacement(name: str, value: Tensor, replacement: Replacement) -> Tensor:
-    """What replaces an activation.
+def _replacement(
+    name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Mapping[str, Int[Tensor, " batch"]]
+) -> Tensor:
+    """What replaces an activation, with zeros at padding.
 
     Raises:
         ArgumentError: it does not fit.
     """
-    new = replacement if isinstance(replacement, Tensor) else replacement(value)
+    if isinstance(replacement, Tensor):
+        return _of_tokens(_fitting(name, replacement, value), point, lengths)
+    kept, value = torch.zeros_like(value), _of_tokens(value, point, lengths)  # in memory as it was, for equal bits
+    sizes = {dim: lengths[str(size)] for dim, size in enumerate(point.shape) if size in lengths}
+    if sizes and (new := _by_length(replacement, value, sizes)) is not None:
+        return kept.copy_(new)
+    return _of_tokens(_fitting(name, replacement(value), value), point, lengths)
+
+
+def _by_length(
+    function: Callable[[Tensor], Tensor], value: Tensor, sizes: Mapping[int, Int[Tensor, " batch"]]
+) -> Tensor | None:
+    """The results of a function of the rows of each length without padding, so that a text is as if it were alone.
+
+    Args:
+        function: the function.
+        value: the activation, with zeros at padding.
+        sizes: the lengths of the rows in each dimension of tokens.
+
+    Returns:
+        The results, with zeros at padding; None if the function takes only the whole batch.
+    """
+    new, of_rows = torch.zeros_like(value), torch.stack([*sizes.values()], dim=1)
+    for lengths in of_rows.unique(dim=0):
+        rows = (of_rows == lengths).all(dim=1)
+        given, whole = value[rows], new[rows]
+        part = whole
+        for dim, length in zip(sizes, lengths.tolist(), strict=True):
+            given, part = given.narrow(dim, 0, length), part.narrow(dim, 0, length)
+        try:
+            found = function(given.contiguous())
+        except (RuntimeError, IndexError):
+            return None
+        if not isinstance(found, Tensor) or _kind(found) != _kind(part):
+            return None
+        part.copy_(found)
+        new[rows] = whole
+    return new
+
+
+def _fitting(name: str, new: Any, value: Tensor) -> Tensor:
+    """A replacement of the activation's kind.
+
+    Raises:
+        ArgumentError: it is of another.
+    """
     if not isinstance(new, Tensor) or _kind(new) != _kind(value):
         given = _kind(new) if isinstance(new, Tensor) else type(new).__name__
         raise ArgumentError("replace", {name: given}, f"must be a tensor of the activation's kind, {_kind(value)}")
@@ -117,9 +171,11 @@ def _kind(value: Tensor) -> str:
 
 
 def _of_tokens(x: Tensor, point: Point, lengths: Mapping[str, Int[Tensor, " batch"]]) -> Tensor:
-    """A copy of an activation with zeros at padding; for weights, at padded queries: padded keys have weight 0."""
-    dim = next((dim for dim, size in enumerate(point.shape) if size in lengths), None)
-    return x.clone() if dim is None else without_padding(x, lengths[str(point.shape[dim])], dim)
+    """A copy of an activation with zeros at padding; for weights, at padded queries and keys."""
+    x = x.clone()
+    for dim, size in enumerate(point.shape):
+        x = without_padding(x, lengths[str(size)], dim) if size in lengths else x
+    return x
 
 
 def without_padding(x: Float[Tensor, "batch ..."], lengths: Int[Tensor, " batch"], dim: int = 1) -> Tensor:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class LayerMaps:
         logits: the scores before the softmax, -inf where the mask hides the key; None for maps of words.
         factor: λ of differential attention, the factor of the second softmax; None for other attention.
         ablated: the numbers of the heads whose output is replaced.
+        skip: the scale of the residual connection around the attention.
+        branch: the scale of the attention's output.
     """
 
     address: Address
@@ -32,23 +35,27 @@ class LayerMaps:
     logits: Float[Tensor, "maps queries keys"] | None
     factor: float | None
     ablated: frozenset[int]
+    skip: float = 1.0
+    branch: float = 1.0
 
     @classmethod
-    def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps) -> "LayerMaps":
+    def of(
+        cls, layer: BaseAttention, address: Address, maps: AttentionMaps, skip: float = 1.0, branch: float = 1.0
+    ) -> "LayerMaps":
         """The maps of a batch of one text, on the CPU.
 
         Args:
             layer: the layer.
             address: its address in the network.
             maps: its weights and logits, of shape (1, maps, queries, keys).
+            skip: see `Residual`.
+            branch: see `Residual`.
         """
         names = [name.removeprefix("0") for name in map_names(layer)]  # for display: 3, not 03
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
-        factors = layer.head_gate.factors
-        ones = () if factors is None else factors.reshape(-1, layer.num_heads)[0].tolist()
-        ablated = frozenset(head for head, one in zip(layer.head_map.ids, ones, strict=False) if one != 1)
+        ablated = frozenset(head for head, flag in zip(layer.head_map.ids, layer.ablated(), strict=True) if flag)
         weights, logits = (part[0].detach().cpu() for part in maps)
-        return cls(address, tuple(layer.head_map.ids), tuple(names), weights, logits, factor, ablated)
+        return cls(address, tuple(layer.head_map.ids), tuple(names), weights, logits, factor, ablated, skip, branch)
 
     @property
     def kind(self) -> str:
@@ -58,7 +65,12 @@ class LayerMaps:
     @property
     def is_signed(self) -> bool:
         """Whether the map of a head can have negative weights."""
-        return self.factor is not None
+        return self.factor is not None or bool((self.weights < 0).any())
+
+    @property
+    def is_ablated(self) -> list[bool]:
+        """Whether the head of each map is ablated."""
+        return [head in self.ablated for head in self.heads for _ in range(len(self.names) // len(self.heads))]
 
     def of_head(self, head: int | str) -> Float[Tensor, "queries keys"]:
         """The map of a head, or, given a name such as "3a", that of one of its softmaxes.
@@ -88,11 +100,10 @@ class LayerMaps:
             raise ArgumentError("head", (*self.address, head), reason, {"head": (*self.address, name)})
         return maps[0] - self.factor * maps[1]
 
-    def all_heads(self) -> Float[Tensor, "heads queries keys"]:
-        """The map of each head, see `of_head`."""
-        if self.factor is None:
-            return self.weights
-        return self.weights[0::2] - self.factor * self.weights[1::2]
+    def living_heads(self) -> Float[Tensor, "heads queries keys"]:
+        """The map of each head that is not ablated, see `of_head`."""
+        weights = self.weights[~torch.tensor(self.is_ablated)]
+        return weights if self.factor is None else weights[0::2] - self.factor * weights[1::2]
 
     def merged(self, queries: Words, keys: Words) -> "LayerMaps":
         """The maps of words, see `merge_words`."""

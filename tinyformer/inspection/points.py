@@ -61,7 +61,8 @@ def points_of(network: Network) -> dict[str, Point]:
         points |= {prefix + name: point for name, point in _of_stack(stack, seq)}
     readout: Any = network.readout
     batch: Shape = ("batch",) if isinstance(readout, ClassReadout) else ("batch", "seq")
-    points["logits"] = Point(readout, (*batch, readout.proj.out_features))
+    scores = readout.proj.out_features if hasattr(readout, "proj") else "scores"
+    points["logits"] = Point(readout, (*batch, scores))
     return points
 
 
@@ -94,7 +95,6 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
         return layer.maps_of_call(call).weights
 
     def weigh(call: AttentionCall, value: Tensor) -> AttentionCall:
-        _require_formula(layer)
         return call._replace(weights=value)
 
     yield "weights", Point(layer.call_point, ("batch", maps, seq, keys_seq), weights, weigh)
@@ -111,18 +111,6 @@ def _of_call(layer: BaseAttention, part: str, shape: Shape) -> Point:
         return call._replace(qkv=call.qkv._replace(**{part: value}))
 
     return Point(layer.call_point, shape, get, put)
-
-
-def _require_formula(layer: BaseAttention) -> None:
-    """Refuse to replace attention weights in a class that does not define its output given weights.
-
-    Raises:
-        ArgumentError: the class overrides `attend`, but not `apply_weights`.
-    """
-    order = [name for cls in type(layer).__mro__ for name in ("apply_weights", "attend") if name in vars(cls)]
-    if order[0] == "attend":
-        reason = f"cannot be replaced: {type(layer).__name__} overrides `attend` without `apply_weights`"
-        raise ArgumentError("replace", "weights", reason)
 
 
 def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str) -> dict[str, str]:

@@ -54,4 +54,8 @@ def _layers(network: Network, captured: Iterable[CapturedMaps]) -> list[LayerMap
     """The maps of each of a network's `attentions`."""
     maps = [layer for of_kind in captured for layer in of_kind.layers]
     places = zip(network.attentions(), network.layer_addresses(), maps, strict=True)
-    return [LayerMaps.of(layer, address, found) for layer, address, found in places]
+    residuals = network.attention_residuals()
+    return [
+        LayerMaps.of(layer, address, found, *(getattr(residuals[layer], scale, 1.0) for scale in ("skip", "branch")))
+        for layer, address, found in places
+    ]

@@ -148,14 +148,15 @@ class TextMaps:
         return TextMaps(layers, axes, self.tokenizer, self.model)
 
     def mean(self, *address: int | str) -> Float[Tensor, "queries keys"]:
-        """The mean map over heads.
+        """The mean map over heads that are not ablated.
 
         Args:
             address: a layer, as in `mean(3)` or `mean("cross", 3)`, for the mean over its heads; a kind of attention,
                 `mean("cross")`, for the mean over all its heads; nothing for the mean over all heads of the model.
 
         Raises:
-            ArgumentError: there is no such layer, or no kind is given where there are several.
+            ArgumentError: there is no such layer, all of its heads are ablated, or no kind is given where there are
+                several.
         """
         require_parts("layer", "mean", address)
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
@@ -163,20 +164,24 @@ class TextMaps:
             known = ", ".join(layer_title(layer.address) for layer in self.layers)
             reason = f"must be the number of a layer, after its kind if any: {known}"
             raise ArgumentError("layer", address, reason, {"layer": self.layers[0].address})
-        return torch.cat([layer.all_heads() for layer in chosen]).mean(dim=0)
+        living = torch.cat([layer.living_heads() for layer in chosen])
+        if not len(living):
+            raise ArgumentError("layer", address, "has no head that is not ablated")
+        return living.mean(dim=0)
 
     def rollout(self, kind: str | None = None) -> Float[Tensor, "queries keys"]:
         """Attention rollout (Abnar & Zuidema 2020, arXiv 2005.00928): how much of each token reaches each output.
 
-        A = A_L · … · A_1 with A_l = 0.5 (mean of the heads of layer l) + 0.5 I, whose rows are normalised to sum to 1.
-        The identity stands for the residual connection. A row of the result is a token of the last layer, a column a
-        token of the input.
+        A = A_L · … · A_1 with A_l = |branch| (mean of the heads of layer l) + |skip| I, whose rows are normalised to
+        sum to 1. The identity stands for the residual connection; the scales are those of the model's `Residual`, 1 in
+        the paper. Ablated heads are left out of the mean; in a layer of ablated heads alone, A_l = I. A row of the
+        result is a token of the last layer, a column a token of the input.
 
         Args:
             kind: None; for an encoder–decoder "encoder", whose layers read nothing but their own stack.
 
         Raises:
-            ArgumentError: attention is differential, with negative weights that are no shares; or `kind` is another.
+            ArgumentError: weights are negative, as in differential attention, and are no shares; or `kind` is another.
         """
         stack = "encoder" if "encoder" in self.axes else None
         if kind != stack:
@@ -187,11 +192,12 @@ class TextMaps:
         layers = [layer for layer in self.layers if layer.kind == (stack or "")]
         if any(layer.is_signed for layer in layers):
             reason = "has negative weights, which are no shares of attention; rollout is not defined"
-            raise ArgumentError("attention", "differential", reason)
+            raise ArgumentError("attention", "differential" if layers[0].factor else "signed", reason)
         total = identity = torch.eye(len(self.axes[stack or ""][0].tokens))
         for layer in layers:
-            mixed = 0.5 * layer.weights.mean(dim=0).float() + 0.5 * identity
-            total = mixed / mixed.sum(dim=-1, keepdim=True) @ total
+            living = layer.living_heads().float()
+            mixed = abs(layer.branch) * living.sum(dim=0) / max(len(living), 1) + abs(layer.skip) * identity
+            total = mixed / mixed.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny) @ total
         return total
 
     def measures(self) -> Table:
@@ -226,7 +232,7 @@ class TextMaps:
             assert layer.logits is not None
             captured, keys = CapturedMaps(), self.axes[layer.kind][1]
             captured.layers = [AttentionMaps(layer.weights.unsqueeze(0), layer.logits.unsqueeze(0))]
-            captured.rows = torch.arange(layer.weights.shape[1])
+            captured.rows, captured.ablated = torch.arange(layer.weights.shape[1]), [layer.is_ablated]
             measures = OF_KIND.get(layer.kind, SELF_MEASURES)
             for name, (values,) in measure_layers(measures, captured, torch.tensor([keys.ids])).items():
                 found.setdefault(name, [[math.nan] * len(other.names) for other in self.layers])[index] = values
@@ -292,7 +298,7 @@ class TextMaps:
             title=" · ".join(filter(None, ["Attention", self.model])),
             descriptions=EXPLANATIONS,
             addresses=[layer.address for layer in self.layers],
-            ablated=[[int(name.rstrip("ab")) in layer.ablated for name in layer.names] for layer in self.layers],
+            ablated=[layer.is_ablated for layer in self.layers],
         )
 
     def __sub__(self, other: "TextMaps") -> "inspection.MapsDifference":

@@ -10,8 +10,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -20,6 +18,7 @@ from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.gate import HeadGate, OutputGate, ablated_in_layer
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps
+from tinyformer.nn.maps import exact_maps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.softmax import SoftmaxAttention
@@ -164,6 +163,10 @@ class BaseAttention(SoftmaxAttention):
         q, k, _ = qkv
         return self.softmax_maps(q, k, mask, is_cross, rows)
 
+    def ablated(self) -> list[bool]:
+        """Whether each head is ablated; analyses leave such heads out, or name them."""
+        return [self.head_gate.is_ablated(head) for head in range(self.num_heads)]
+
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "batch maps q_seq k_seq"]:
         """The exact attention weights of `forward`, given its arguments, whichever kernel it runs; without dropout."""
         return self.maps(*args, **kwargs).weights
@@ -186,12 +189,8 @@ class BaseAttention(SoftmaxAttention):
         return self.maps_of_call(call, rows)
 
     def maps_of_call(self, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
-        """The attention maps of a call; keys that the cache has dropped get weight 0."""
-        maps = self.attention_maps(call.qkv, call.mask, call.is_cross, rows)
-        if not call.num_behind:
-            return maps
-        padding = (call.num_behind, 0)
-        return AttentionMaps(F.pad(maps.weights, padding), F.pad(maps.logits, padding, value=-torch.inf))
+        """The attention maps of a call, see `exact_maps`; keys that the cache has dropped get weight 0."""
+        return exact_maps(self, call, rows)
 
     def _call(
         self,

@@ -35,7 +35,8 @@ class Block(nn.Module):
 
     Args:
         d_model: width of the residual stream.
-        attention: factory of the attention, called with `layer_index` and `num_layers`.
+        attention: factory of the attention, called with `layer_index` and `num_layers`. Its `forward` takes the tokens'
+            vectors and the mask; a class other than `BaseAttention` has neither heads nor maps nor a cache.
         feed_forward: factory of the feed-forward network, called without arguments.
         norm: factory of a norm, called with `d_model`; `nn.Identity` for none.
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
@@ -93,6 +94,12 @@ class Block(nn.Module):
             self.feed_forward_residual = feed_forward_residual(**layer)
         self.dropout = make_dropout(dropout)
 
+    def attend(
+        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask, cache: LayerCache | None
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """The output of the self-attention, which may be any module of `x` and `mask` if there is no cache."""
+        return self.attention(x, mask) if cache is None else self.attention(x, mask, cache=cache)
+
     def attend_to_context(
         self, x: Float[Tensor, "batch seq d_model"], context: Context | None
     ) -> Float[Tensor, "batch seq d_model"]:
@@ -119,7 +126,7 @@ class PreNormBlock(Block):
         cache: LayerCache | None = None,
         context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        x = self.attention_residual(x, self.dropout(self.attention(self.attention_norm(x), mask, cache=cache)))
+        x = self.attention_residual(x, self.dropout(self.attend(self.attention_norm(x), mask, cache)))
         x = self.mid_point(x)
         if self.cross_attention is not None:
             attended = self.attend_to_context(self.cross_attention_norm(x), context)
@@ -140,7 +147,7 @@ class PostNormBlock(Block):
         context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         dtype = x.dtype  # autocast normalises in fp32; the residual stream keeps its own dtype
-        attended = self.dropout(self.attention(x, mask, cache=cache))
+        attended = self.dropout(self.attend(x, mask, cache))
         x = self.mid_point(self.attention_norm(self.attention_residual(x, attended)).to(dtype))
         if self.cross_attention is not None:
             attended = self.dropout(self.attend_to_context(x, context))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.dropout import make_dropout
@@ -77,6 +78,11 @@ class Encoder(nn.Module):
                 reason = f"must be at most {longest}, the number of positions of {type(part).__name__}"
                 raise ArgumentError("max_seq_len", max_seq_len, reason, {"max_seq_len": longest})
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
+
+    @property
+    def takes_cache(self) -> bool:
+        """Whether the attention of every layer is of a class that keeps keys and values in a cache."""
+        return all(isinstance(layer.attention, BaseAttention) for layer in self.layers)
 
     def forward(
         self,

@@ -14,7 +14,7 @@ from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import Address
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.network import Network
+from tinyformer.nn.network import Network, attentions_in
 from tinyformer.nn.prune import prune_model
 from tinyformer.nn.readout import TokenReadout
 
@@ -134,12 +134,15 @@ class EncoderDecoder(Network):
         return [self.encoder, self.decoder]
 
     def attentions_by_kind(self) -> dict[str, list[BaseAttention]]:
-        """The attention modules, from the first layer to the last: "encoder", "decoder" and "cross"."""
-        return {
-            "encoder": [layer.attention for layer in self.encoder.layers],
-            "decoder": [layer.attention for layer in self.decoder.layers],
-            "cross": [layer.cross_attention for layer in self.decoder.layers],
+        """The attention modules, from the first layer to the last, of "encoder", "decoder" and "cross", if any."""
+        encoder, decoder = self.encoder.layers, self.decoder.layers
+        kinds = {
+            "encoder": [layer.attention for layer in encoder],
+            "decoder": [layer.attention for layer in decoder],
+            "cross": [layer.cross_attention for layer in decoder],
         }
+        found = {kind: [part for of in layers for part in attentions_in(of)] for kind, layers in kinds.items()}
+        return {kind: layers for kind, layers in found.items() if layers}
 
     def attentions(self) -> list[BaseAttention]:
         """The attention modules of the encoder, of the decoder, and its cross-attention."""

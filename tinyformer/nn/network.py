@@ -1,6 +1,8 @@
 """The base of whole networks: stacks of layers, attention layers with names, and a readout."""
 
+import itertools
 from abc import abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -9,8 +11,14 @@ from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import Address
+from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.resolve import resolve_backend
+
+
+def attentions_in(module: nn.Module) -> list[BaseAttention]:
+    """The `BaseAttention` within a module, itself included."""
+    return [part for part in module.modules() if isinstance(part, BaseAttention)]
 
 
 class Network(nn.Module):
@@ -25,7 +33,35 @@ class Network(nn.Module):
 
     @abstractmethod
     def attentions(self) -> list[BaseAttention]:
-        """The attention modules by kind, those of each kind from the first layer to the last."""
+        """The attention modules with heads by kind, those of each kind from the first layer to the last.
+
+        Modules of other classes than `BaseAttention` are left out: they have neither heads nor maps.
+        """
+
+    def attention_residuals(self) -> dict[BaseAttention, nn.Module | None]:
+        """The residual connection around each of `attentions`."""
+        return {part: residual for module, residual in self._attention_sublayers() for part in attentions_in(module)}
+
+    def other_attentions(self) -> list[nn.Module]:
+        """The attention modules without a `BaseAttention` in them."""
+        return [module for module, _ in self._attention_sublayers() if not attentions_in(module)]
+
+    def _attention_sublayers(self) -> Iterator[tuple[nn.Module, nn.Module | None]]:
+        """Each attention module, with the residual connection around it."""
+        for stack in self.stacks():
+            for block, name in itertools.product(stack.layers, ("attention", "cross_attention")):
+                if (module := getattr(block, name, None)) is not None:
+                    yield module, getattr(block, f"{name}_residual", None)
+
+    def require_heads(self) -> list[BaseAttention]:
+        """The attention modules, of which there is at least one.
+
+        Raises:
+            NoMapsError: there is none.
+        """
+        if not (found := self.attentions()):
+            raise NoMapsError(type(self.other_attentions()[0]).__name__, "is no BaseAttention, so it has no heads")
+        return found
 
     @abstractmethod
     def layer_addresses(self) -> list[Address]:

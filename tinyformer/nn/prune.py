@@ -16,7 +16,8 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
 
     A K/V head is removed with the last query head that reads it. If that leaves groups of unequal size, keys and values
     are copied for each query head before the kernel; the cache still holds each of them once. Tables of positions that
-    layers may share (T5's) keep their size.
+    layers may share (T5's) keep their size. A parameter of the layer itself or of its score function belongs to the
+    heads if its first axis is as long as there are heads, and else is shared by them.
 
     Args:
         layer: the layer.
@@ -41,11 +42,10 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
     _keep_columns(layer.o_proj, left, num_heads)
     if layer.output_gate is not None:
         _keep_rows(layer.output_gate.proj, left, num_heads)
-    for module in (layer.score, layer.gaussian):
+    for module in (layer, layer.score, layer.gaussian):
         for name, parameter in module.named_parameters(recurse=False) if module is not None else ():
-            setattr(module, name, _like(parameter, parameter[left]))
-    if layer.sink is not None:
-        layer.sink = _like(layer.sink, layer.sink[left])
+            if parameter.ndim and len(parameter) == num_heads:  # others are shared by the heads
+                setattr(module, name, _like(parameter, parameter[left]))
     if layer.head_gate.factors is not None:
         layer.head_gate.factors = layer.head_gate.factors[..., left]
     layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)

@@ -36,6 +36,18 @@ class ScoreMod:
     learned: bool = False
     by_head: bool = False
 
+    def is_as_declared(self, grid: Grid) -> bool:
+        """Whether what it adds to the scores of the pairs in the grid is the same for other scores, if it is additive.
+
+        Kernels that take a bias would compute another function than `eager`. Tensors without values are not checked.
+        """
+        scores = torch.linspace(-8, 8, grid.kv_idx.shape[3], device=grid.kv_idx.device)
+        if not self.additive or scores.is_meta or type(scores) is not Tensor:
+            return True
+        zeros = torch.zeros(1, 1, grid.q_idx.shape[2], len(scores), device=scores.device)
+        expected = self.function(zeros, *grid) + scores
+        return torch.allclose(self.function(zeros + scores, *grid), expected, atol=1e-3, equal_nan=True)
+
     def of_heads(self, head_ids: Int[Tensor, " heads"]) -> "ScoreMod":
         """This modification for the heads of a pruned layer, given their original numbers."""
         if not self.by_head:
@@ -83,15 +95,16 @@ class Scoring:
 class ScaledDotScore(nn.Module):
     """score(q, k) = scale · qᵀk (Vaswani et al. 2017, arXiv 1706.03762); the base class of all score functions.
 
-    The first axis of its parameters, if it has any, is the head.
+    A parameter whose first axis is as long as there are heads has a row for each head, and any other is shared.
 
     Args:
         num_heads: number of heads.
         head_dim: size of a query and of a key.
-        scale: factor of the dot product; None for 1 / √head_dim.
+        scale: factor of the dot product; None for 1 / √head_dim, 0 for attention that does not depend on queries and
+            keys.
 
     Raises:
-        ArgumentError: `scale` is not a positive number.
+        ArgumentError: `scale` is negative, or not finite.
     """
 
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -103,8 +116,8 @@ class ScaledDotScore(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int, scale: float | None = None) -> None:
         super().__init__()
-        if scale is not None and not 0 < scale < math.inf:
-            raise ArgumentError("scale", scale, "must be above 0, and finite", {"scale": head_dim**-0.5})
+        if scale is not None and not 0 <= scale < math.inf:
+            raise ArgumentError("scale", scale, "must be at least 0, and finite", {"scale": head_dim**-0.5})
         self.scale = head_dim**-0.5 if scale is None else scale
 
     def forward(

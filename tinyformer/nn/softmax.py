@@ -1,6 +1,7 @@
 """The softmax inside an attention layer: from queries, keys and values to the heads' outputs, by any kernel."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,13 +12,26 @@ from tinyformer.nn.heads import HeadMap
 from tinyformer.nn.kernels.case import AttentionCase
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
 from tinyformer.nn.kernels.support import Backend, require_possible, select_backend
-from tinyformer.nn.mask import AttentionMask, window_of_layer
+from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
 from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, ScaledDotScore, Scoring, make_score
 from tinyformer.nn.score import softcap as softcap_mod
 
+PLANNED_SEQS = (8, 256)
+"""Number of tokens in a planned case: when a layer is made, which knows no length of sequences; and at most."""
 
-class SoftmaxAttention(nn.Module):
+
+class _CheckedWhenMade(type):
+    """Refuses what a layer cannot compute after the last `__init__` of its class: a subclass sets attributes there."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        layer = super().__call__(*args, **kwargs)
+        # What the named backend cannot compute on any device.
+        require_possible(layer.backend, layer.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
+        return layer
+
+
+class SoftmaxAttention(nn.Module, metaclass=_CheckedWhenMade):
     """softmax(score(q, k)) v, with the options that change its scores, its mask and its kernel.
 
     Args:
@@ -95,8 +109,6 @@ class SoftmaxAttention(nn.Module):
         self.head_map = HeadMap(num_heads, self.num_kv_heads)
         # Set by `resolve_backend` before the first step; otherwise each call selects its own.
         self.resolved: Backend | None = None
-        # Refuse now what the named backend cannot compute on any device.
-        require_possible(backend, self.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
 
     def softmax_attention(
         self,
@@ -178,10 +190,21 @@ class SoftmaxAttention(nn.Module):
     def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
     ) -> AttentionCase:
-        """The case that this layer's calls will make; see `resolve_backend` for the arguments."""
+        """The case that this layer's calls will make; see `resolve_backend` for the arguments.
+
+        Raises:
+            ArgumentError: a score modification is not additive, as it declares; see `ScoreMod.is_as_declared`.
+        """
         weight, mask = next(self.parameters(), torch.empty(0)), mask.within(self.window)
-        q, v = (weight.new_zeros(1, self.num_heads, 1, dim) for dim in (self.head_dim, self.v_head_dim))
-        scoring = self.scoring(q, 1, mask, is_cross=False)
+        length = min(seq or PLANNED_SEQS[0], PLANNED_SEQS[1])
+        numbers = torch.linspace(-1, 1, length * self.head_dim, device=weight.device, dtype=weight.dtype)
+        q = numbers.view(length, self.head_dim).expand(1, self.num_heads, -1, -1)
+        v = q[..., :1].expand(-1, -1, -1, self.v_head_dim)
+        scoring = self.scoring(q, length, mask, is_cross=False)
+        grid = Grid.of(1, self.num_heads, length, length, weight.device)
+        if not all(mod.is_as_declared(grid) for mod in scoring.mods):
+            reason = "declares its score modification additive, but what it adds depends on the score"
+            raise ArgumentError("position", type(self.position).__name__, reason)
         dropout = self.dropout if training else 0.0
         case = AttentionCase.of(q, q, v, mask, scoring, dropout, training)
         return case._replace(device=device, dtype=dtype, seq=seq)

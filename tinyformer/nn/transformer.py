@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.batch import IGNORED
 from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import Cache
@@ -12,7 +14,7 @@ from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import Address
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.network import Network
+from tinyformer.nn.network import Network, attentions_in
 from tinyformer.nn.prune import prune_model
 from tinyformer.nn.readout import TokenReadout
 
@@ -60,10 +62,10 @@ class Transformer(Network):
                 returned, without holding the logits of a large vocabulary in memory all at once.
         """
         x = self.encoder(tokens, mask, cache)
-        if targets is None:
-            return self.readout(x, mask)
-        assert isinstance(self.readout, TokenReadout)
-        return self.readout.cross_entropy(x, targets)
+        if targets is not None and isinstance(self.readout, TokenReadout):
+            return self.readout.cross_entropy(x, targets)
+        logits = self.readout(x, mask)
+        return logits if targets is None else F.cross_entropy(logits.mT.float(), targets, ignore_index=IGNORED)
 
     def stacks(self) -> list[Encoder]:
         """The encoder alone."""
@@ -71,11 +73,12 @@ class Transformer(Network):
 
     def attentions(self) -> list[BaseAttention]:
         """The attention modules, from the first layer to the last."""
-        return [module for module in self.modules() if isinstance(module, BaseAttention)]
+        return attentions_in(self)
 
     def layer_addresses(self) -> list[Address]:
-        """(0,), (1,), and so on."""
-        return [(index,) for index in range(len(self.attentions()))]
+        """(0,), (1,), and so on: the indices of the layers, or of the modules where a layer has several."""
+        indices = [index for index, layer in enumerate(self.encoder.layers) for _ in attentions_in(layer)]
+        return [(index,) for index in (indices if len(set(indices)) == len(indices) else range(len(indices)))]
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
         """The mask itself, for every layer."""

@@ -1,5 +1,6 @@
 """Telemetry: exact measures of every attention head while a fused kernel trains."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from tinyformer.analysis import (
 )
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.nn import EncoderDecoder
+from tinyformer.nn.maps import NoMapsError
 from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.probing import PairProbing, Sizes, TextProbing
 from tinyformer.training.callbacks.report import Report
@@ -52,6 +54,7 @@ class AttentionTelemetry(L.Callback):
     Attributes:
         seconds: time spent on measuring, plotting and logging, including the time before a resumption.
         paths: plots of attention maps.
+        refusal: why there is nothing to measure, where the attention of the network is of a class without maps.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -91,6 +94,7 @@ class AttentionTelemetry(L.Callback):
         self.num_measurements = 0
         self.paths: list[Path] = []
         self.latest: tuple[int, bool, HeadMeasures] | None = None
+        self.refusal = ""
 
     def state_dict(self) -> dict[str, Any]:
         """The counts and events so far, which a resumed run continues."""
@@ -112,7 +116,7 @@ class AttentionTelemetry(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure before the first step."""
-        if trainer.global_step == 0 and trainer.is_global_zero:
+        if trainer.global_step == 0 and trainer.is_global_zero and not self.refusal:
             with self._timed(trainer, pl_module):
                 self._measure(trainer, pl_module, costly=True)
 
@@ -121,13 +125,13 @@ class AttentionTelemetry(L.Callback):
     ) -> None:
         """Measure every `every_n_steps` optimizer steps."""
         due = trainer.global_step and trainer.global_step % self.every_n_steps == 0
-        if due and trainer.is_global_zero:
+        if due and trainer.is_global_zero and not self.refusal:
             with self._timed(trainer, pl_module):
                 self._measure(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure, plot, and write tables."""
-        if trainer.sanity_checking or not trainer.is_global_zero:
+        if trainer.sanity_checking or not trainer.is_global_zero or self.refusal:
             return
         assert isinstance(pl_module, TrainingModule)
         with self._timed(trainer, pl_module):
@@ -163,10 +167,17 @@ class AttentionTelemetry(L.Callback):
 
     @contextmanager
     def _timed(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[None]:
-        """Add the time of the block to `seconds`, and exclude it from the training speed."""
+        """Add the time of the block to `seconds`, and exclude it from the training speed.
+
+        A network without attention maps is measured no more.
+        """
         _synchronize(pl_module.device)
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except NoMapsError as error:
+            self.refusal = str(error)
+            print(f"No attention heads are measured: {error}", file=sys.stderr)
         _synchronize(pl_module.device)
         spent = time.perf_counter() - start
         self.seconds += spent

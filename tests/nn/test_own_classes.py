@@ -1,0 +1,239 @@
+"""Classes of one's own, as a user writes them: what is shown of them is what they compute, or is refused."""
+
+import dataclasses
+import math
+from functools import partial
+
+import pytest
+import torch
+from inspection.models import BYTES, UNTIED
+from torch import nn
+
+from nn.attention_cases import error
+from nn.variants import D_MODEL, NAMES, factory, network, projected, tokens
+from tinyformer.analysis import capture_attention
+from tinyformer.analysis.costs import TrainingFlops, count_costs
+from tinyformer.errors import ArgumentError
+from tinyformer.generation import Sampling, generate
+from tinyformer.model import Model
+from tinyformer.nn import (
+    QKV,
+    Attention,
+    AttentionMask,
+    Encoder,
+    FeedForward,
+    LayerNorm,
+    PreNormBlock,
+    RelativePosition,
+    ScaledDotScore,
+    ScoreMod,
+    Transformer,
+    prune_heads,
+)
+from tinyformer.nn.maps import NoMapsError
+from tinyformer.tasks import CausalLM
+
+CAUSAL = AttentionMask(causal=True)
+
+
+class Sigmoid(Attention):
+    """Rows do not sum to 1."""
+
+    def attend(self, qkv, mask, is_cross):
+        scores = qkv.q @ qkv.k.mT * self.score.scale - math.log(qkv.k.shape[2])
+        weights = scores.sigmoid()
+        allowed = mask.dense(*scores.shape[2:], scores.device)
+        return self.apply_weights(weights if allowed is None else weights * allowed, qkv, is_cross)
+
+    def apply_weights(self, weights, qkv, is_cross):
+        return weights @ qkv.v
+
+
+class Linear(Attention):
+    """Overrides `attend` alone, and can have negative weights."""
+
+    def attend(self, qkv, mask, is_cross):
+        return (qkv.q @ qkv.k.mT).tril() @ qkv.v
+
+
+class Sharper(Attention):
+    """Sets an attribute after `super().__init__()`, which its scores need; a row of a parameter for each head."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.factor = 2.0
+        self.temperature = nn.Parameter(torch.rand(self.num_heads, 1, 1))
+
+    def transform_queries(self, q):
+        return super().transform_queries(q) * self.temperature
+
+    def scoring(self, *call, **options):
+        scoring = super().scoring(*call, **options)
+        return dataclasses.replace(scoring, scale=self.factor * scoring.scale)
+
+
+class Clipped(Attention):
+    """Its output is no product of weights with the values."""
+
+    def attend(self, qkv, mask, is_cross):
+        return super().attend(qkv, mask, is_cross).relu()
+
+
+class Elsewhere(Attention):
+    """Overrides `forward`."""
+
+    def forward(self, x, mask=None, **options):
+        return self.o_proj(self.v_proj(x))
+
+
+class Registers(Attention):
+    """Keys that belong to no token."""
+
+    def project(self, x, context=None, cache=None):
+        return QKV(*(torch.cat([part[:, :, :2], part], 2) if i else part for i, part in enumerate(super().project(x))))
+
+
+class Mean(nn.Module):
+    """A causal module without heads, whose `forward` takes the mask alone."""
+
+    def __init__(self, **layer):
+        super().__init__()
+        self.proj = nn.Linear(D_MODEL, D_MODEL)
+
+    def forward(self, x, mask):
+        return self.proj(x.cumsum(1) / torch.arange(1, x.shape[1] + 1).unsqueeze(1))
+
+
+def model_of(*attentions):
+    """A model with a class of attention in each layer."""
+
+    def block(layer_index, **layer):
+        attention = attentions[layer_index]
+        made = attention if attention is Mean else partial(attention, D_MODEL, 4)
+        return PreNormBlock(D_MODEL, made, partial(FeedForward, D_MODEL), LayerNorm, layer_index=layer_index, **layer)
+
+    torch.manual_seed(0)
+    encoder = Encoder(257, len(attentions), D_MODEL, 32, block, LayerNorm)
+    return Model(Transformer(encoder, UNTIED, init_std=0.3), BYTES, CausalLM())
+
+
+SHOWN = {cls.__name__: partial(cls, D_MODEL, 4) for cls in (Sigmoid, Linear, Sharper)}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *SHOWN])
+@torch.no_grad()
+def test_the_weights_that_are_shown_give_the_output(name):
+    attention = (SHOWN[name] if name in SHOWN else factory(name))().eval()
+    for x, mask in ((tokens(), CAUSAL), (tokens(2), AttentionMask(True, torch.tensor([11, 6])))):
+        call = attention.call_point(attention._call(x, mask, None, None, None, None))
+        weights = attention.maps_of_call(call).weights
+        heads = attention.apply_weights(weights, call.qkv, is_cross=False)
+        heads = heads if attention.output_gate is None else attention.output_gate(heads, x)
+        assert error(attention(x, mask), projected(heads, attention)) <= 1e-5
+        some = attention.maps_of_call(call, torch.tensor([3, 9]))
+        torch.testing.assert_close(some.weights, weights[..., [3, 9], :])
+
+
+@pytest.mark.parametrize("own", [Sigmoid, Linear, Sharper])
+def test_weights_that_replace_themselves_leave_the_logits(own):
+    model, texts = model_of(own, own), ["The cat", "a"]
+    logits = model.logits(texts)
+    again = model.run(texts, replace={"layers.*.attention.weights": lambda weights: weights}).logits
+    torch.testing.assert_close(again, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_maps_of_a_formula_by_hand():
+    maps = model_of(Sigmoid).attention("abc")
+    layer = model_of(Sigmoid).network.attentions()[0]
+    x = model_of(Sigmoid).run("abc", "embedding").activations["embedding"]
+    q, k, _ = layer.project(model_of(Sigmoid).network.encoder.layers[0].attention_norm(x))
+    expected = (q @ k.mT / math.sqrt(8) - math.log(4)).sigmoid().tril()
+    torch.testing.assert_close(maps.layers[0].weights, expected[0].detach())
+    signed = model_of(Linear).attention("abc")
+    assert signed.layers[0].is_signed
+    with pytest.raises(ArgumentError, match="has negative weights"):
+        signed.rollout()
+
+
+REFUSED = {
+    Mean: "attention='Mean': is no BaseAttention, so it has no heads.",
+    Clipped: "attention='Clipped': has no attention maps: Clipped overrides attend without apply_weights and",
+    Elsewhere: "attention='Elsewhere': overrides forward, and what it computes there has no maps.",
+    Registers: "attention='Registers': has keys that are no tokens, so its maps cannot be shown.",
+}
+
+
+@pytest.mark.parametrize("own", REFUSED)
+def test_maps_that_are_not_known_are_refused(own):
+    model = model_of(own)
+    assert model.run("abc").logits.shape == (1, 4, 257)
+    with pytest.raises(NoMapsError) as caught:
+        model.attention("abc")
+    assert str(caught.value).startswith(REFUSED[own])
+
+
+def test_a_module_without_heads_trains_and_generates():
+    mixed = model_of(Attention, Mean)
+    network = mixed.network
+    ids = torch.tensor([[1, 2, 3, 4]])
+    network(ids, CAUSAL, targets=ids).backward()
+    assert network.encoder.layers[1].attention.proj.weight.grad.abs().sum() > 0
+    assert network.layer_addresses() == [(0,)]
+    with torch.no_grad():
+        greedy = [network(ids[:, :2], CAUSAL)[0, -1].argmax().item()]
+        greedy.append(network(torch.tensor([[1, 2, *greedy]]), CAUSAL)[0, -1].argmax().item())
+    assert generate(network, [[1, 2]], 2, Sampling(0.0)) == [greedy]  # although its first layer takes a cache
+    assert model_of(Mean, Attention).network.layer_addresses() == [(1,)]
+    with capture_attention(network) as maps:
+        network(ids, CAUSAL)
+    assert [tuple(layer.shape) for layer in maps] == [(1, 4, 4, 4)]
+    assert math.isnan(TrainingFlops.of(network).count({"tokens": 3}, 1))
+    with pytest.raises(ArgumentError, match=r"^attention='Mean': is no BaseAttention, so its FLOPs"):
+        count_costs(network)
+
+
+class Saturating(RelativePosition):
+    """Says that it is additive, and is not: the scores are bounded."""
+
+    def score_mod(self, q, k_seq, scale, causal):
+        return ScoreMod(lambda score, batch, head, q_idx, kv_idx: 5 * torch.tanh(score / 5), additive=True)
+
+
+class Fading(RelativePosition):
+    """The same for distant keys alone."""
+
+    def score_mod(self, q, k_seq, scale, causal):
+        return ScoreMod(
+            lambda score, batch, head, q_idx, kv_idx: torch.where((q_idx - kv_idx).abs() > 9, 0.9 * score, score),
+            additive=True,
+        )
+
+
+def test_a_modification_that_is_not_additive_is_refused():
+    message = "declares its score modification additive, but what it adds depends on the score"
+    with pytest.raises(ArgumentError, match=f"^position='Saturating': {message}"):
+        Attention(D_MODEL, 4, position=Saturating)
+    distant = network(partial(Attention, D_MODEL, 4, position=Fading))
+    with pytest.raises(ArgumentError, match=f"^encoder.block.attention.position='Fading': {message}"):
+        distant.resolve_backends("cpu", torch.float32, CAUSAL)
+
+
+class Warm(ScaledDotScore):
+    """One learned temperature for all heads, and a vector that they share."""
+
+    def __init__(self, num_heads, head_dim):
+        super().__init__(num_heads, head_dim)
+        self.log_temperature = nn.Parameter(torch.tensor(0.3))
+        self.shared = nn.Parameter(torch.rand(head_dim))
+
+    def forward(self, q):
+        return q * self.log_temperature.exp() * self.shared
+
+
+@pytest.mark.parametrize("make", [partial(Attention, score=Warm), Sharper])
+@torch.no_grad()
+def test_pruning_takes_parameters_of_heads_and_shared_ones(make):
+    ablated, pruned = (make(D_MODEL, 4, ablated_heads=[[0, 1], [0, 3]]).eval() for _ in range(2))
+    pruned.load_state_dict(ablated.state_dict())
+    prune_heads(pruned, [1, 3])
+    torch.testing.assert_close(pruned(tokens(), CAUSAL), ablated(tokens(), CAUSAL))
