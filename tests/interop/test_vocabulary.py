@@ -201,6 +201,8 @@ def test_our_own_texts_are_exported_as_we_read_them(around: tuple[list[int], lis
     assert read(tmp_path).read(["a b"]) == expected
     assert [transformers().AutoTokenizer.from_pretrained(tmp_path)("a b")["input_ids"]] == expected
     assert TextTokenizer(own).read(["a b"]) == [[3, 0, 1]]
+    for name in ("$A", "<end:1>"):  # which a template would read as its own
+        assert TextTokenizer(words(name), name).read([("a", "b")]) == [[3, 0, 3, 1]]
 
 
 def test_a_post_processor_must_add_known_tokens_and_must_not_repeat_the_text_often(tmp_path: Path) -> None:

@@ -293,8 +293,9 @@ def _find_eos(tokenizer: Tokenizer, named: str | None) -> str:
 
 def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.TemplateProcessing:
     """A post-processor that puts tokens around a text, and around each text of a pair."""
-    first, last = ([tokenizer.id_to_token(i) for i in side] for side in (before, after))
-    special = list({*zip([*first, *last], [*before, *after], strict=True)})
+    # Named by their ids, since a template reads ":" and "$" in the name of a token as its own.
+    first, last = ([f"id-{i}" for i in side] for side in (before, after))
+    special = [{"id": f"id-{i}", "ids": [i], "tokens": [tokenizer.id_to_token(i)]} for i in {*before, *after}]
     single, second = [*first, "$A", *last], [*first, "$B", *last]
     return processors.TemplateProcessing(single=single, pair=[*single, *second], special_tokens=special)
 
