@@ -26,7 +26,7 @@ class CapturedMaps(list[Tensor]):
 
     Attributes:
         layers: the same weights together with their logits.
-        ablated: whether the head of each map of each layer is ablated.
+        ablated: whether the head of each map of each layer is ablated; empty if none is.
         rows: positions of the captured queries in the sequence, counting cached tokens; None before the first forward
             pass.
     """

@@ -259,7 +259,7 @@ def measure_layers(
         computed = torch.stack([m.compute(stacked, maps.rows, tokens) for m in measures.values()]).tolist()
         for name, layers in zip(measures, computed, strict=True):
             for number, heads in zip(numbers, layers, strict=True):
-                flags = zip(heads, maps.ablated[number], strict=True)
+                flags = zip(heads, maps.ablated[number] if maps.ablated else [False] * len(heads), strict=True)
                 values[name][number] = [math.nan if is_ablated else value for value, is_ablated in flags]
     return values
 

@@ -1,6 +1,7 @@
 """The encoder–decoder: one sequence is read, another is predicted from it."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -136,7 +137,7 @@ class EncoderDecoder(Network):
     def attentions_by_kind(self) -> dict[str, list[BaseAttention]]:
         """The attention modules, from the first layer to the last, of "encoder", "decoder" and "cross", if any."""
         encoder, decoder = self.encoder.layers, self.decoder.layers
-        kinds = {
+        kinds: dict[str, list[Any]] = {
             "encoder": [layer.attention for layer in encoder],
             "decoder": [layer.attention for layer in decoder],
             "cross": [layer.cross_attention for layer in decoder],
