@@ -84,14 +84,12 @@ class Checkpoint:
     step: int
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint onto the CPU.
+def load_raw(path: Path) -> dict[str, Any]:
+    """Read all that Lightning and tinyformer have put into a checkpoint onto the CPU.
 
     Raises:
-        ArgumentError: the file does not exist, is damaged or malformed, was not written by tinyformer, or contains
-            weights that are not finite.
+        ArgumentError: the file does not exist, is damaged or malformed, or was not written by tinyformer.
     """
-    path = Path(path)
     if not path.is_file():
         raise _not_a_file(path)
     try:
@@ -109,6 +107,17 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise ArgumentError("path", str(path), reason) from error
     if problem := _malformation(raw):
         raise ArgumentError("path", str(path), problem)
+    return raw
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint onto the CPU.
+
+    Raises:
+        ArgumentError: see `load_raw`; or it contains weights that are not finite.
+    """
+    path = Path(path)
+    raw = load_raw(path)
     weights = {
         name.removeprefix(NETWORK_PREFIX): tensor
         for name, tensor in raw["state_dict"].items()

@@ -8,6 +8,7 @@ from nn.model_cases import make_transformer
 from tinyformer.data import ByteTokenizer, TextDataModule, TextFiles
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine
+from tinyformer.training.loops import install_loops
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 
@@ -49,4 +50,5 @@ def make_trainer(folder, callbacks=(), loggers=(), **changes):
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "limit_val_batches": 2,
     }
-    return L.Trainer(**settings | changes, default_root_dir=folder, callbacks=list(callbacks), logger=list(loggers))
+    folders = {"default_root_dir": folder, "callbacks": list(callbacks), "logger": list(loggers)}
+    return install_loops(L.Trainer(**settings | changes, **folders))

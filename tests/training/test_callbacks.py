@@ -175,7 +175,7 @@ def test_speed_counts_training_only(tmp_path, monkeypatch):
     speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
     assert (reporter.total.seconds, reporter.total.tokens) == (8, 8 * 64)
-    assert reporter.seconds == 8 + 2 * (2 * 100 + 1000) + 11 * 10_000
+    assert reporter.seconds == 8 + 3 * (2 * 100 + 1000) + 12 * 10_000  # validated at 3, 6 and the end
     resumed = Report()
     resumed.load_state_dict(reporter.state_dict())
     assert (resumed.seconds, resumed.total) == (reporter.seconds, reporter.total)

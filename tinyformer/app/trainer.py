@@ -33,6 +33,7 @@ from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.memory import keep_freed_memory
 from tinyformer.nn import AttentionMask, Network, kernel_of_layer
 from tinyformer.training.checkpoint_io import WholeCheckpointIO
+from tinyformer.training.loops import install_loops
 from tinyformer.training.profilers import PROFILERS, make_profiler
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -204,7 +205,7 @@ def training_trainer(
     settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
-    return _make_trainer(
+    trainer = _make_trainer(
         **{name: value for name, value in settings.arguments.items() if name not in ("profiler", "plugins")},
         profiler=make_profiler(settings.arguments.get("profiler"), folder),
         default_root_dir=folder,
@@ -215,6 +216,7 @@ def training_trainer(
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
     )
+    return install_loops(trainer)
 
 
 def require_one_process(trainer: L.Trainer) -> None:

@@ -185,6 +185,8 @@ class DataModule(lightning.LightningDataModule):
         if not len(loader):
             reason = f"there are fewer training {self.row}s than devices"
             raise ArgumentError("trainer.devices", self._world_size, reason, {"devices": 1})
+        if self.trainer is not None:
+            loader.limit(self.trainer.limit_train_batches, is_repeated=self.trainer.overfit_batches > 0)
         return loader
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:

@@ -32,6 +32,7 @@ class EpochLoader(ABC):
     def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
         self.seconds = 0.0
         self._length, self._num_workers, self._pin_memory = length, num_workers, pin_memory
+        self._limit, self._is_repeated = length, False
         self._current_epoch = self._batch = 0
 
     @abstractmethod
@@ -41,17 +42,32 @@ class EpochLoader(ABC):
         Both are functions of the epoch alone, so that an interrupted run continues with the same batches.
         """
 
+    def limit(self, batches: int | float, is_repeated: bool = False) -> None:
+        """Read only the first batches of each epoch.
+
+        Args:
+            batches: their number, or a fraction of an epoch.
+            is_repeated: whether every epoch is the first one again.
+        """
+        limit = int(self._length * batches) if isinstance(batches, float) else min(batches, self._length)
+        self._limit, self._is_repeated = limit, is_repeated
+
     def __len__(self) -> int:
         """Number of batches in a whole epoch."""
-        return self._length
+        return self._limit
+
+    @property
+    def position(self) -> int:
+        """Number of batches read in all epochs."""
+        return self._current_epoch * self._limit + self._batch
 
     def __iter__(self) -> Iterator[Any]:
         requested = time.perf_counter()
         epoch, done = self._current_epoch, self._batch
-        dataset, batches = self._epoch(epoch)
+        dataset, batches = self._epoch(0 if self._is_repeated else epoch)
         loader = torch.utils.data.DataLoader(
             dataset,
-            batch_sampler=batches[done:],
+            batch_sampler=batches[done : self._limit],
             collate_fn=identity,
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
@@ -61,22 +77,25 @@ class EpochLoader(ABC):
             done += 1
             # Updated before the batch is returned, since workers read ahead. The end of an epoch is the beginning of
             # the next: Lightning never requests the batch after the last.
-            self._current_epoch, self._batch = divmod(epoch * self._length + done, self._length)
+            self._current_epoch, self._batch = divmod(epoch * self._limit + done, self._limit)
             self.seconds += time.perf_counter() - requested
             yield batch
             requested = time.perf_counter()
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its batches were returned."""
-        return {"epoch": self._current_epoch, "batch": self._batch}
+        """The epoch, and how many of its batches were returned, of how many in the whole data."""
+        return {"epoch": self._current_epoch, "batch": self._batch, "length": self._length}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the batch at which `state` was saved, in the next iteration.
 
-        If the epoch now ends earlier, since its batches are larger, the next one begins.
+        If batches now have another size, continue after the same share of the epoch.
         """
-        epoch, batch = state["epoch"], state["batch"]
-        self._current_epoch, self._batch = (epoch, batch) if batch < self._length else (epoch + 1, 0)
+        batch = state["batch"] * self._length // state.get("length", self._length)
+        # The limit may be lower than before.
+        self._current_epoch, self._batch = (
+            (state["epoch"], batch) if batch < self._limit else (state["epoch"] + 1, 0)
+        )
 
 
 class ResumableLoader(EpochLoader):

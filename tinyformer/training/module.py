@@ -12,6 +12,7 @@ from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
+from tinyformer.training.loops import num_steps
 from tinyformer.training.schedules import Schedule
 
 
@@ -100,9 +101,10 @@ class TrainingModule(L.LightningModule):
         assert self.schedule is not None
         optimizer = self.make_optimizer(self.network)
         self.options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        total_steps, factor = int(self.trainer.estimated_stepping_batches), self.schedule.factor
+        factor = self.schedule.factor
         # LambdaLR saves the fields of a callable object, but nothing of a lambda, so that a resumed run may be longer.
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, total_steps))
+        # The length is read at each step, since limits in epochs are counted in steps only when training starts.
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, num_steps(self.trainer)))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:

@@ -29,9 +29,10 @@ class WarmupCosine:
     def __post_init__(self) -> None:
         require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
 
-    def factor(self, step: int, total_steps: int) -> float:
-        """The factor at a step, counted from 0."""
-        progress = (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps)
+    def factor(self, step: int, total_steps: int | None) -> float:
+        """The factor at a step, counted from 0; without a known number of steps, it does not decay."""
+        total = math.inf if total_steps is None else total_steps
+        progress = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
         return _warmup(step, self.warmup_steps) * (self.final_factor + (1 - self.final_factor) * cosine)
 
@@ -58,8 +59,10 @@ class WarmupStableDecay:
         if not 0 <= self.decay_fraction <= 1:
             raise ArgumentError("decay_fraction", self.decay_fraction, "must be from 0 to 1", {"decay_fraction": 0.2})
 
-    def factor(self, step: int, total_steps: int) -> float:
-        """The factor at a step, counted from 0."""
+    def factor(self, step: int, total_steps: int | None) -> float:
+        """The factor at a step, counted from 0; without a known number of steps, it does not decay."""
+        if total_steps is None:
+            return _warmup(step, self.warmup_steps)
         left = (total_steps - step) / max(1.0, self.decay_fraction * total_steps)
         decay = self.final_factor + (1 - self.final_factor) * min(1.0, max(0.0, left))
         return _warmup(step, self.warmup_steps) * decay
@@ -81,7 +84,7 @@ class InverseSquareRoot:
     def __post_init__(self) -> None:
         require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
 
-    def factor(self, step: int, total_steps: int) -> float:
+    def factor(self, step: int, total_steps: int | None) -> float:
         """The factor at a step, counted from 0; `total_steps` has no influence."""
         return min(_warmup(step, self.warmup_steps), math.sqrt((self.warmup_steps + 1) / (step + 1)))
 

@@ -1,5 +1,6 @@
 """Checkpoints at each validation and when a signal stops the run."""
 
+import contextlib
 import math
 import signal
 import threading
@@ -13,9 +14,11 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from tinyformer.checkpoint import KEY, random_state, restore_random_state
+from tinyformer.checkpoint import KEY, load_raw, random_state, restore_random_state
+from tinyformer.errors import ArgumentError
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Ctrl-C, and what a scheduler or a closed terminal sends."""
 
 
 class Interrupted(Exception):  # noqa: N818 - it is not an error
@@ -33,8 +36,10 @@ class Interrupted(Exception):  # noqa: N818 - it is not an error
 class Checkpoints(Checkpoint):
     """Writes `last.ckpt` at each validation and `best.ckpt` when a metric is the best so far.
 
-    On SIGINT (Ctrl-C) or SIGTERM (a scheduler's), it finishes the current optimizer step and writes `last.ckpt` before
-    the run ends, so that a resumed run continues from exactly this point. A second signal ends the process at once.
+    `best.ckpt` comes first and holds its own value, from which a resumed run takes it: the two agree whenever a run is
+    killed. On one of `SIGNALS` that the process does not ignore, it finishes the current optimizer step and writes
+    `last.ckpt` before the run ends, so that a resumed run continues from exactly this point. A second signal ends the
+    process at once.
 
     Args:
         directory: where to write the files.
@@ -68,16 +73,19 @@ class Checkpoints(Checkpoint):
         return {"best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best value so far."""
-        best_value = state_dict["best_value"]
-        self.best_value = None if best_value is None else float(best_value)
+        """Restore the best value so far: that of `best.ckpt`, which a killed run may have written last, or lost."""
+        self.best_value = None
+        if self.best.is_file():
+            with contextlib.suppress(ArgumentError, KeyError, TypeError, ValueError):  # damaged: the next is the best
+                self.best_value = float(load_raw(self.best)["callbacks"][self.state_key]["best_value"])
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the config, the tokenizer and the random states of all processes to Lightning's keys."""
-        checkpoint[KEY] = {**self.contents, "random_state": random_state()}
+        own = self.random_state or random_state()  # a validation may precede the first step of a resumed run
+        checkpoint[KEY] = {**self.contents, "random_state": own}
         if trainer.world_size > 1:
             states: list[dict[str, Any]] = [{}] * trainer.world_size
-            torch.distributed.all_gather_object(states, random_state())
+            torch.distributed.all_gather_object(states, own)
             checkpoint[KEY]["other_random_states"] = states[1:]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -90,7 +98,11 @@ class Checkpoints(Checkpoint):
         """Install the signal handlers; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             return
-        self.handlers = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # as under `nohup`
+        self.handlers = {number: signal.signal(number, self._receive) for number in heard}
+        if trainer.received_sigterm:  # by Lightning, before these handlers were set; it would end the run amid a step
+            trainer._signal_connector.received_sigterm = False
+            self._receive(signal.SIGTERM, None)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -105,7 +117,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop after a signal; make Lightning validate after the last step, whatever the interval.
+        """Stop after a signal.
 
         Nothing is saved for a resumption while gradients are accumulated, since a checkpoint does not contain them.
         """
@@ -116,8 +128,6 @@ class Checkpoints(Checkpoint):
                 trainer.save_checkpoint(self.last)
             if signal_number:
                 raise Interrupted(signal_number)
-        if 0 <= trainer.max_steps <= trainer.global_step:
-            trainer.should_stop = True
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save checkpoints."""
@@ -125,18 +135,22 @@ class Checkpoints(Checkpoint):
             return
         for logger in trainer.loggers:
             logger.save()  # so that a run resumed from this checkpoint has its metrics
-        is_best = self._is_best(value := float(trainer.callback_metrics[self.monitor]))
-        if is_best:
+        if self._is_best(value := float(trainer.callback_metrics[self.monitor])):
             self.best_value = value
+            trainer.save_checkpoint(self.best)
         self.is_due = trainer.global_step == self.step_before  # gradients have been accumulated since the last step
         if not self.is_due:
             trainer.save_checkpoint(self.last)
-        if is_best:
-            trainer.save_checkpoint(self.best)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the signal handlers before Lightning restores its own, which it does before `teardown`."""
+        """Restore the signal handlers before Lightning restores its own, which it does before `teardown`.
+
+        Raises:
+            Interrupted: a signal came after the last step, whose weights have been saved.
+        """
         self._restore_handlers()
+        if signal_number := self._signal_of_any_process(trainer):
+            raise Interrupted(signal_number)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Restore the signal handlers, except after a signal: the next one must still end the process at once."""
@@ -164,6 +178,5 @@ class Checkpoints(Checkpoint):
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
-        # The next signal of either kind ends the process at once.
-        for other in SIGNALS:
+        for other in self.handlers:  # the next signal of any kind ends the process at once
             signal.signal(other, signal.SIG_DFL)

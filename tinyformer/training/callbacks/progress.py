@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tinyformer.training.callbacks.report import Report
+from tinyformer.training.loops import num_steps
 
 NOTEBOOK_INTERVAL = 0.5
 """Seconds between two updates of the bar in a notebook, each of which sends a message to the browser."""
@@ -73,7 +74,7 @@ class StepProgress(ProgressBar):
         self.started = self.shown = time.monotonic()
         self.first_step = trainer.global_step
         if self.notebook is not None:
-            self.notebook.show(trainer.global_step, self._total(trainer), "")
+            self.notebook.show(trainer.global_step, num_steps(trainer), "")
         elif self.animated:
             self.progress = Progress(
                 TextColumn("{task.description}"),
@@ -86,7 +87,7 @@ class StepProgress(ProgressBar):
                 refresh_per_second=2,  # each takes 2 ms of CPU time
             )
             self.task = self.progress.add_task(
-                "training", total=self._total(trainer), completed=trainer.global_step, status=""
+                "training", total=num_steps(trainer), completed=trainer.global_step, status=""
             )
             self.progress.start()
 
@@ -125,10 +126,10 @@ class StepProgress(ProgressBar):
     def _update_notebook(self, trainer: L.Trainer) -> None:
         assert self.notebook is not None
         self.shown = time.monotonic()
-        self.notebook.show(trainer.global_step, self._total(trainer), self._line(trainer))
+        self.notebook.show(trainer.global_step, num_steps(trainer), self._line(trainer))
 
     def _line(self, trainer: L.Trainer) -> str:
-        total = self._total(trainer)
+        total = num_steps(trainer)
         done = trainer.global_step - self.first_step
         left = ""
         if total and done:
@@ -146,7 +147,3 @@ class StepProgress(ProgressBar):
             parts.append(f"val {float(val_loss):.3f}")
         parts.append(f"{latest['throughput/tokens_per_second']:,.0f} tokens/s")
         return "  ".join(parts)
-
-    def _total(self, trainer: L.Trainer) -> int | None:
-        steps = trainer.estimated_stepping_batches
-        return int(steps) if steps != float("inf") and steps >= 0 else None

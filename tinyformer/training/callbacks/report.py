@@ -95,6 +95,7 @@ class Report(L.Callback):
             "seconds": self.seconds,
             "total": asdict(self.total),
             "unreported": [0.0, 0] if self._sums is None else self._sums.tolist(),
+            "latest": self.latest,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -103,6 +104,7 @@ class Report(L.Callback):
         self.total = Work(**{name: type(getattr(Work(), name))(value) for name, value in state_dict["total"].items()})
         nats, targets = state_dict["unreported"]
         self._sums = torch.tensor([nats, targets], dtype=torch.float64) if targets else None
+        self.latest = {str(name): float(value) for name, value in state_dict.get("latest", {}).items()}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
