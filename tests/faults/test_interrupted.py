@@ -58,7 +58,7 @@ def test_a_run_killed_after_its_last_step_is_scored(program: Program, book: Path
     assert ended.code == 0, ended.err
     results = results_of("run")
     assert results["steps"] == 4
-    for key in ("val/loss", "best/val/loss", "val/num_tokens", "num_parameters"):
+    for key in ("val/loss", "best/val/loss", "train/loss", "val/num_tokens", "num_parameters"):
         assert results[key] == pytest.approx(expected[key], rel=1e-6), key
     refused = program("train.py", "resume=run")
     assert (refused.code, "trainer.max_steps=8" in refused.err) == (2, True)

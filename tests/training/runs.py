@@ -16,6 +16,7 @@ QUIET = (
     "ignore:.*does not have many workers",
     "ignore:.*isinstance.treespec, LeafSpec.",
     "ignore:The number of training batches",
+    "ignore:You requested to overfit but",
 )
 """What Lightning says about runs this small."""
 

@@ -26,7 +26,7 @@ from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 STORED = {"choices": {"model": "nano"}, "values": {"seed": 3}, "classes": {}}
 CONTENTS = {"format": FORMAT, **STORED, "tokenizer": "{}", "facts": {"precision": "32-true"}}
 
@@ -112,15 +112,30 @@ def test_a_resumed_run_keeps_the_best_so_far(tmp_path):
     assert load_checkpoint(checkpoints.last).step == 8
 
 
-def test_a_signal_stops_the_run_with_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_stops_the_run_with_a_checkpoint(tmp_path, number):
     checkpoints, after = Checkpoints(tmp_path, CONTENTS), []
-    stop = AtStep(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stop = AtStep(3, lambda: os.kill(os.getpid(), number))
     end = AtStep(3, lambda: after.extend(signal.getsignal(number) for number in SIGNALS))
     with pytest.raises(Interrupted) as caught:
         fit(tmp_path, [stop, end, checkpoints])
-    assert caught.value.signal_number == signal.SIGTERM
-    assert after == [signal.SIG_DFL, signal.SIG_DFL]  # a second signal would end the process at once
+    assert caught.value.signal_number == number
+    assert after == [signal.SIG_DFL] * 4  # a second signal would end the process at once
     assert load_checkpoint(checkpoints.last).step == 3
+
+
+def test_an_ignored_signal_and_one_after_the_last_step(tmp_path):
+    """As under `nohup`; and at the end, where the run has been saved."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    checkpoints = Checkpoints(tmp_path, CONTENTS)
+    ignored = AtStep(3, lambda: os.kill(os.getpid(), signal.SIGHUP))
+    late = AtStep(8, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    ended = FixedScores([1.0, 1.0, 1.0])
+    ended.on_validation_start = lambda trainer, module: late.on_train_batch_end(trainer)
+    with pytest.raises(Interrupted) as caught:
+        fit(tmp_path, [ignored, ended, checkpoints])
+    assert caught.value.signal_number == signal.SIGUSR1
+    assert load_checkpoint(checkpoints.last).step == 8
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])

@@ -8,11 +8,12 @@ from omegaconf import DictConfig
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import ConfigError, report
-from tinyformer.app.resume import refuse_foreign_files
+from tinyformer.app.resume import refuse_foreign_files, require_unused
+from tinyformer.files import relative_path
 
 
 class FolderGuard(Callback):
-    """Ends the program if the folder that Hydra is about to write into contains links: a stranger may have made it.
+    """Ends the program if the folder that Hydra is about to write into is used, or contains links of a stranger.
 
     Hydra turns an error in a callback into a warning, so this one reports it and exits.
     """
@@ -26,8 +27,10 @@ class FolderGuard(Callback):
         self._check("hydra.sweep.dir", config)
 
     def _check(self, key: str, config: DictConfig) -> None:
-        part = key.split(".")[1]
+        folder = Path(config.hydra[key.split(".")[1]].dir)
         try:
-            refuse_foreign_files(Path(config.hydra[part].dir), key)
+            refuse_foreign_files(folder, key)
+            if config.get("resume") is None:
+                require_unused(relative_path(folder), key)
         except ConfigError as error:
             raise SystemExit(report(error, config_dir(), "train")) from error

@@ -13,6 +13,9 @@ from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import format_value, quoted, text_of
 from tinyformer.app.stored_overrides import MAX_JOBS, NotDataError, admit_override, is_swept, num_values
 
+OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
+"""Overrides of Hydra itself that a resumed sweep may have been started with."""
+
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:
     """Turn `resume=RUN new=…` into the overrides that the run was started with, the new ones, and its folder.
@@ -26,10 +29,6 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = text_of(given[-1]) if given else ""
     if folder in ("", "null"):
-        # Checked before Hydra overwrites the overrides with which the run in the folder can be resumed.
-        for argument in arguments:
-            if argument.startswith("hydra.run.dir="):
-                require_unused(text_of(argument))
         return list(arguments)
     is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
     new = [argument for argument in arguments if argument not in given]
@@ -52,7 +51,9 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     # argparse takes the overrides as one block, so options (`--cfg job`) come first, with their values.
     options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
     new = [argument for argument in new if argument not in options]
-    return [*options, *overrides, *new, f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
+    own = [f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
+    # Hydra would replace the stored overrides before the new ones are accepted; see `training_run.keep_overrides`.
+    return [*options, *overrides, *new, *own, "hydra.output_subdir=null"]
 
 
 def _overrides_of_run(saved: Path) -> list[str]:
@@ -78,7 +79,7 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     except (KeyError, TypeError):
         return _texts(sweep, saved, None)
     for entry in of_hydra:
-        if not entry.startswith(("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=")) and entry not in new:
+        if not entry.startswith(OF_SWEEPS) and entry not in new:
             raise ConfigError(f"resume={sweep}: {saved} says {entry[:200]}; if you trust it, add it to the command.")
     swept = {entry.partition("=")[0] for entry in entries if is_swept(entry)}
     has_ended = any(sweep.glob("*/results.json"))
@@ -142,16 +143,19 @@ def _texts(folder: Path, saved: Path, entries: Any) -> list[str]:
     return entries
 
 
-def require_unused(folder: str | Path) -> None:
-    """Refuse to start a run in the folder of another one.
+def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
+    """Refuse to write into the folder of something else.
 
     Raises:
-        ConfigError: the folder contains a run.
+        ConfigError: the folder contains a run, a sweep or an evaluation; the sentence begins with the key.
     """
-    if is_first_process() and has_checkpoint(Path(folder)):
-        run, other = format_value(str(folder)), format_value(f"{folder}-2")
-        told = f"this folder contains a run; resume={run} continues it, and hydra.run.dir={other} starts another"
-        raise ConfigError(f"hydra.run.dir={run}: {told}.")
+    path = Path(folder)
+    is_run, is_sweep = has_checkpoint(path), any(map(has_checkpoint, path.glob("*/")))
+    if is_first_process() and (is_run or is_sweep or any(path.glob("**/results.json"))):
+        own, other = format_value(str(folder)), format_value(f"{folder}-2")
+        what = f"a run; resume={own} continues it" if is_run else f"a sweep; -m resume={own} continues it"
+        what = what if is_run or is_sweep else "an evaluation"
+        raise ConfigError(f"{key}={own}: this folder contains {what}, and {key}={other} starts another.")
 
 
 def is_first_process() -> bool:

@@ -58,8 +58,6 @@ def has_test(task: Task, data: DataModule) -> bool:
 def score(run: Run) -> Scores:
     """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
     data, task = run.data, run.task
-    if not run.module.metrics:  # the run was killed after its last step
-        scoring_trainer(run.settings, run.folder).validate(run.module, data.val_dataloader(), verbose=False)
     trainer, split, test = scoring_trainer(run.settings, run.folder), "validation", {}
     with forward_context(trainer, run.network):
         final = task.final_metrics(run.network, run.settings.decoded_part(data, "validation"), data.tokenizer)

@@ -27,10 +27,10 @@ from tinyformer.app.errors import ConfigError, config_keys, describe
 from tinyformer.app.isolation import keep_hydra, keep_process
 from tinyformer.app.keys import readable
 from tinyformer.app.plain_values import SCORE_KEYS
-from tinyformer.app.resume import expand_resume, refuse_foreign_files
+from tinyformer.app.resume import expand_resume, refuse_foreign_files, require_unused
 from tinyformer.app.sweep import hydra_parser, with_architecture
 from tinyformer.errors import ArgumentError
-from tinyformer.files import import_matplotlib
+from tinyformer.files import import_matplotlib, relative_path
 
 if TYPE_CHECKING:
     from tinyformer.model import Model
@@ -159,6 +159,8 @@ def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
         raise ConfigError(f"hydra.mode={node.mode.name}: {_ONE_RUN}.")
     folder = Path(node.run.dir)
     refuse_foreign_files(folder, "hydra.run.dir")
+    if config.resume is None:
+        require_unused(relative_path(folder))
     if not any(word.lstrip("+").startswith("hydra.run.dir=") for word in words):
         node.run.dir = str(_unused(folder))
     return config, HydraContext(loader, Callbacks(config))

@@ -52,6 +52,22 @@ NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_
 EXAMPLES = {"max_steps": 2000, "max_epochs": 1, "accumulate_grad_batches": 1, "log_every_n_steps": 10}
 """Arguments of Lightning's trainer that must be at least 1, each with a value that works."""
 
+CHOSEN = (
+    *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),
+    *("use_distributed_sampler", "inference_mode", "enable_autolog_hparams"),
+)
+"""Arguments of Lightning's trainer that a run sets itself."""
+
+REFUSED: dict[str, tuple[bool | None, str, dict[str, Any]]] = {
+    "fast_dev_run": (False, "writes no checkpoint, with which a run ends", {"max_steps": 1}),
+    "barebones": (False, "writes no checkpoint, with which a run ends", {"barebones": False}),
+    "enable_checkpointing": (True, "a run ends with a checkpoint", {"enable_checkpointing": True}),
+    "reload_dataloaders_every_n_epochs": (False, "would repeat the first epoch", {"limit_train_batches": 100}),
+    "limit_test_batches": (None, "has no effect, as every split is scored by validation", {"limit_val_batches": 1}),
+    "limit_predict_batches": (None, "has no effect, as nothing is predicted", {"limit_val_batches": 1}),
+}
+"""Arguments that a run does not support: the only value that is accepted, the reason, and what works instead."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -78,7 +94,7 @@ class Settings:
     @property
     def limit(self) -> float | None:
         """The number of validation batches that are scored, or their fraction; None for all."""
-        return self.arguments["limit_val_batches"]
+        return self.arguments.get("overfit_batches") or self.arguments["limit_val_batches"]
 
     def decoded_part(self, data: DataModule, name: str) -> Split:
         """A split; of pairs or questions, only those in the batches that are scored."""
@@ -106,6 +122,8 @@ def set_up_process() -> None:
         r"flex_attention called without torch\.compile",
         # Metrics are already summed over all processes.
         r"It is recommended to use `self\.log\('val/",
+        # Evaluation batches are in order, whatever their sampler is called.
+        r"You requested to overfit but enabled val dataloader shuffling",
         # A short run may end before the first report.
         r"The number of training batches .* is smaller than the logging interval",
     ):
@@ -136,9 +154,13 @@ def make_settings(config: DictConfig) -> Settings:
         if isinstance(interval, int | float) and interval <= 0:
             reason = "must be above 0: batches, or a fraction of an epoch"
             raise ArgumentError("val_check_interval", interval, reason, {"val_check_interval": 100})
-        if arguments["limit_val_batches"] == 0:
-            reason = "must be above 0, batches or a fraction of them: each validation writes the checkpoints"
-            raise ArgumentError("limit_val_batches", 0, reason, {"limit_val_batches": 1})
+        for name in ("limit_train_batches", "limit_val_batches"):
+            if arguments.get(name) == 0:
+                reason = "must be above 0, batches or a fraction of them: each validation writes the checkpoints"
+                raise ArgumentError(name, 0, reason, {name: 1})
+        for name, (accepted, reason, works) in REFUSED.items():
+            if arguments.get(name) not in (None, accepted):
+                raise ArgumentError(name, arguments[name], reason, works)
         if (arguments.get("num_nodes") or 1) > 1 and not _is_in_cluster():
             reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
             raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
@@ -146,7 +168,7 @@ def make_settings(config: DictConfig) -> Settings:
         if strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
             reason = "starts processes with a copy of the run, which cannot be made"
             raise ArgumentError("strategy", strategy, reason, {"strategy": "ddp"})
-        if foreign := sorted({"logger", "callbacks", "default_root_dir"} & arguments.keys()):
+        if foreign := sorted(arguments.keys() & CHOSEN):
             raise ArgumentError(foreign[0], arguments[foreign[0]], "is chosen by the run; remove it")
         if arguments.get("profiler") is not None:
             require_choice("profiler", arguments["profiler"], PROFILERS)

@@ -3,12 +3,14 @@
 import copy
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from hydra.utils import instantiate
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_types
@@ -48,7 +50,7 @@ from tinyformer.app.trainer import (
 from tinyformer.checkpoint import FORMAT
 from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError
-from tinyformer.files import relative_path
+from tinyformer.files import atomic_write, relative_path
 from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Task
@@ -60,7 +62,11 @@ from tinyformer.training.callbacks import (
     Report,
     StepProgress,
 )
+from tinyformer.training.loops import num_steps
 from tinyformer.training.weights_memory import find_memory_shortage
+
+STOPS = {"trainer.max_time": Timer, "early stopping": EarlyStopping}
+"""What may end a run at a step that is not known at its start."""
 
 
 def train(config: DictConfig, folder: Path, invocation: Invocation | None = None) -> dict[str, Any]:
@@ -88,7 +94,7 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
 
 def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     """Make the parts of a run, each checked as it is made."""
-    config = copy.deepcopy(config)
+    written, config = config, copy.deepcopy(config)
     set_up_process()
     start = load_start(config, folder)
     keep_vocabulary(config, start)
@@ -114,9 +120,11 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
         network.compile(**compiled, dynamic=data.varying_length or None)
     module = make_module(config, network, task, data)
     loggers = make_loggers(config, folder, network, invocation.is_sweep, start.first_step if start else 0)
+    accept = functools.partial(keep_overrides, config, written, folder, invocation)
     callbacks = [
         *make_callbacks(config),
-        make_checkpoints(describe_config(stored, invocation.choices), folder, settings, data, task),
+        make_checkpoints(describe_config(stored, invocation.choices), folder, settings, data, task, accept),
+        LengthLine(),
     ]
     report = Report()
     progress = [StepProgress(report)] if settings.arguments["enable_progress_bar"] else []
@@ -181,7 +189,7 @@ def make_module(config: DictConfig, network: Network, task: Task, data: DataModu
 
 
 def make_checkpoints(
-    stored: dict[str, Any], folder: Path, settings: Settings, data: DataModule, task: Task
+    stored: dict[str, Any], folder: Path, settings: Settings, data: DataModule, task: Task, accept: Callable[[], None]
 ) -> Checkpoints:
     """The callback that saves the run, with what an evaluation needs in addition to the weights."""
     facts = {
@@ -190,7 +198,49 @@ def make_checkpoints(
         "train/num_tokens": data.splits["train"].num_tokens,
     }
     contents = {"format": FORMAT, **stored, "tokenizer": data.tokenizer.to_json(), "facts": facts}
-    return Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better)
+    return Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
+
+
+def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: Invocation) -> None:
+    """Write down the config and the words of a run that nothing has refused; a later `resume` repeats the words.
+
+    Args:
+        config: the config, with what the run has set in it.
+        written: the config as Hydra has composed it.
+        folder: the folder of the run.
+        invocation: has the words.
+    """
+    if not is_first_process():
+        return
+    texts = {"config.yaml": OmegaConf.to_yaml(config, resolve=True)}
+    if invocation.overrides:
+        (folder / ".hydra").mkdir(exist_ok=True)
+        texts[".hydra/config.yaml"] = OmegaConf.to_yaml(written)
+        texts[".hydra/overrides.yaml"] = OmegaConf.to_yaml(list(invocation.overrides))
+    for name, text in texts.items():
+        with atomic_write(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+class LengthLine(L.Callback):
+    """Prints how long a run will be, and what its schedule makes of that."""
+
+    @L.pytorch.utilities.rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Print the length in optimizer steps and epochs."""
+        steps, batches = num_steps(trainer), int(trainer.num_training_batches)
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        ends = [name for name, kind in STOPS.items() if any(isinstance(each, kind) for each in callbacks)]
+        early = f"; {' or '.join(ends)} may end it earlier, with a learning rate that has not decayed" if ends else ""
+        if steps is None:
+            print(f"length: not known, and the learning rate does not decay{early.partition(', ')[0]}")
+            return
+        epochs = (steps - trainer.global_step) * trainer.accumulate_grad_batches / batches
+        begun = f" from step {trainer.global_step:,} on" if trainer.global_step else ""
+        print(f"length: {steps:,} steps,{begun} {epochs:.3g} epochs of {batches:,} batches{early}")
+        warmup = getattr(pl_module.schedule, "warmup_steps", 0)
+        if warmup >= steps:
+            print(f"schedule.warmup_steps={warmup}: the run of {steps:,} steps ends before its peak learning rate.")
 
 
 def fit(run: Run) -> None:
@@ -200,10 +250,8 @@ def fit(run: Run) -> None:
         ConfigError: a step was not finite.
         SystemExit: see `train`.
     """
-    if is_first_process():
-        (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
-        if run.warning:
-            print(run.warning, file=sys.stderr)
+    if is_first_process() and run.warning:
+        print(run.warning, file=sys.stderr)
     resumed = str(run.start.checkpoint.path) if run.start and run.start.is_resumed else None
     try:
         run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
@@ -215,6 +263,8 @@ def fit(run: Run) -> None:
             raise ConfigError(describe_non_finite(stop, last, run.invocation.call(f"resume={folder}", "…"))) from stop
         print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.invocation.call(f'resume={folder}')}")
         raise SystemExit(128 + stop.signal_number) from stop
+    except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
+        raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
         is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
         if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
@@ -224,6 +274,8 @@ def fit(run: Run) -> None:
             f"resume={run.config.resume}: the state in {relative_path(Path(resumed))} does not fit this run, or is "
             f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
         ) from error
+    if not run.trainer.global_step:
+        raise ConfigError(f"trainer.max_time={run.config.trainer.get('max_time')}: ended before the first step.")
 
 
 def leave_process_group(run: Run) -> None:

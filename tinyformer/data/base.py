@@ -186,7 +186,11 @@ class DataModule(lightning.LightningDataModule):
             reason = f"there are fewer training {self.row}s than devices"
             raise ArgumentError("trainer.devices", self._world_size, reason, {"devices": 1})
         if self.trainer is not None:
-            loader.limit(self.trainer.limit_train_batches, is_repeated=self.trainer.overfit_batches > 0)
+            limit, length = self.trainer.limit_train_batches, len(loader)
+            loader.limit(limit, is_repeated=self.trainer.overfit_batches > 0)  # type: ignore[attr-defined]
+            if not len(loader):
+                name, reason = "trainer.limit_train_batches", f"is less than one of the {length} batches of an epoch"
+                raise ArgumentError(name, limit, reason, {"limit_train_batches": 1})
         return loader
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:

@@ -144,7 +144,9 @@ class Optimization(_AutomaticOptimization):
 
     def run(self, optimizer: torch.optim.Optimizer, batch_idx: int, kwargs: OrderedDict) -> Any:
         """Compute gradients, and make a step if enough batches have been accumulated."""
-        return super().run(optimizer, self.trainer.fit_loop.epoch_loop.num_batches - 1, kwargs)
+        loop = self.trainer.fit_loop.epoch_loop
+        assert isinstance(loop, EpochLoop)
+        return super().run(optimizer, loop.num_batches - 1, kwargs)
 
 
 def num_steps(trainer: L.Trainer) -> int | None:

@@ -46,6 +46,7 @@ class Checkpoints(Checkpoint):
         contents: what they contain besides Lightning's own keys.
         monitor: the metric that decides which checkpoint is the best.
         higher_is_better: whether the highest value is the best rather than the lowest.
+        accept: is called before the first file is written: nothing has failed up to here.
 
     Attributes:
         num_begun: number of batches begun; during the first, Lightning uses all state that it has restored.
@@ -57,7 +58,9 @@ class Checkpoints(Checkpoint):
         contents: dict[str, Any],
         monitor: str = "val/loss",
         higher_is_better: bool = False,
+        accept: Callable[[], None] = lambda: None,
     ) -> None:
+        self.accept: Callable[[], None] | None = accept
         self.last, self.best = Path(directory) / "last.ckpt", Path(directory) / "best.ckpt"
         self.contents = contents
         self.monitor, self.higher_is_better = monitor, higher_is_better
@@ -81,6 +84,9 @@ class Checkpoints(Checkpoint):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the config, the tokenizer and the random states of all processes to Lightning's keys."""
+        if self.accept is not None:
+            self.accept()
+            self.accept = None
         own = self.random_state or random_state()  # a validation may precede the first step of a resumed run
         checkpoint[KEY] = {**self.contents, "random_state": own}
         if trainer.world_size > 1:
