@@ -142,6 +142,19 @@ def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers
     assert column("unbroken", "train/loss") == column("broken", "train/loss")
 
 
+def test_epochs_end_as_steps_do(program: Program, book: Path) -> None:
+    settings = f"{SMALL} {TEXT} trainer.limit_train_batches=3 trainer.log_every_n_steps=1"
+    for run, limit in {"epochs": "trainer.max_epochs=2 trainer.max_steps=-1", "steps": "trainer.max_steps=6"}.items():
+        ended = program("train.py", settings, limit, f"hydra.run.dir={run}")
+        assert ended.code == 0, ended.err
+        assert "length: 6 steps, 2 epochs of 3 batches\n" in ended.out
+        assert "schedule.warmup_steps=100: the run of 6 steps ends before its peak learning rate.\n" in ended.out
+    weights = weights_of("steps")
+    assert all(torch.equal(value, weights[name]) for name, value in weights_of("epochs").items())
+    assert column("epochs", "train/learning_rate") == column("steps", "train/learning_rate")
+    assert results_of("epochs")["val/loss"] == results_of("steps")["val/loss"]
+
+
 @pytest.mark.slow
 def test_a_finished_run_is_made_longer_and_never_written_over(program: Program, book: Path) -> None:
     settings = (

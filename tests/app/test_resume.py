@@ -30,13 +30,6 @@ def test_without_resume_nothing_changes(arguments):
     assert expand_resume(arguments) == arguments
 
 
-def test_a_folder_with_a_run_is_refused_before_hydra_writes_into_it(tmp_path):
-    make_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir=run: this folder contains a run; resume=run continues it"):
-        expand_resume(["seed=1", "hydra.run.dir='run'"])
-    assert expand_resume(["hydra.run.dir=other"]) == ["hydra.run.dir=other"]
-
-
 @pytest.mark.parametrize(
     ("saved", "arguments", "expanded"),
     [
@@ -52,7 +45,7 @@ def test_a_folder_with_a_run_is_refused_before_hydra_writes_into_it(tmp_path):
 )
 def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expanded):
     make_run(tmp_path / "run", saved)
-    assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'"]
+    assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
 
 
 def test_paths_are_quoted_as_hydra_reads_them(tmp_path):

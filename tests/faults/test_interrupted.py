@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import ROOT, SMALL, TEXT, Program, results_of, weights_of
+from programs import ROOT, SMALL, TEXT, Program, Trained, results_of, weights_of
 
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.errors import ArgumentError
@@ -96,6 +96,26 @@ def test_a_signal_at_any_point_of_a_step_changes_no_weight(
     assert resumed.code == 0, resumed.err
     unbroken, resumed_weights = weights_of("unbroken"), weights_of("run")
     assert all(torch.equal(unbroken[name], resumed_weights[name]) for name in unbroken)
+
+
+USED = {
+    "train.py hydra.run.dir=run seed=5": "hydra.run.dir=run: this folder contains a run; resume=run continues it, and",
+    "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=run data.files=book.txt": "hydra.run.dir=run: this",
+    "train.py -m hydra.sweep.dir=sweep seed=1,2": "hydra.sweep.dir=sweep: this folder contains a sweep; -m resume=sweep",
+    "train.py resume=run trainer.max_steps=40 optimizer.lr=-1": "optimizer.lr=-1: ",
+    "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the state in run/checkpoints/last.ckpt",
+}
+
+
+def test_a_refused_command_changes_nothing_in_a_used_folder(program: Program, book: Path, trained: Trained) -> None:
+    for folder in ("run", "sweep/0"):
+        shutil.copytree(trained.folder, folder)
+    Path("sweep/multirun.yaml").write_text("hydra: {overrides: {hydra: [], task: ['seed=1,2']}}")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    for words, sentence in USED.items():
+        refused = program(*words.split(" "))
+        assert (refused.code, refused.err[: 7 + len(sentence)]) == (2, f"Error: {sentence}"), refused.err
+        assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before, words
 
 
 @pytest.mark.slow

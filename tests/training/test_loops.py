@@ -123,7 +123,7 @@ def test_a_run_stopped_after_any_step_continues_with_the_same_batches(tmp_path, 
 CHANGED = {
     "longer": ({"max_epochs": 3}, 15),
     "shorter": ({"max_epochs": -1, "max_steps": 4}, 4),
-    "larger batches": ({"batch_size": 8}, 5),  # after 3 of 5 batches, 1 of 2, and then an epoch of 2
+    "larger batches": ({"batch_size": 8}, 3 + 1 + 2),  # 3 of 5 batches are 1 of 2, rounded down
     "smaller batches": ({"batch_size": 2}, 3 + 4 + 10),
     "accumulated": ({"accumulate_grad_batches": 3}, 3 + math.ceil(7 / 3)),
     "less data": ({"limit_train_batches": 4}, 3 + 1 + 4),
@@ -167,7 +167,7 @@ def test_best_and_last_agree_after_a_kill_between_any_two_writes(tmp_path, monke
         replace(source, target)
 
     monkeypatch.setattr(files.os, "replace", counted)
-    for number in range(1, 8):  # 2 renames of the first validation (its metrics.csv apart), 3 of the second, 2 of the last
+    for number in range(1, 7):  # renames: best, last; best, previous, last; previous, last
         folder, left = tmp_path / str(number), number
         with pytest.raises(Killed):
             fit(folder, Scores(), max_steps=8)

@@ -28,6 +28,11 @@ def test_stable_decay_by_hand():
     assert WarmupStableDecay(warmup_steps=0, decay_fraction=0.0).factor(99, 100) == 1.0
 
 
+@pytest.mark.parametrize("schedule", [WarmupCosine(4), WarmupStableDecay(4)])
+def test_a_run_of_unknown_length_does_not_decay(schedule):
+    assert [schedule.factor(step, None) for step in (0, 4, 10**6)] == [1 / 5, 1.0, 1.0]
+
+
 def test_inverse_square_root_by_hand():
     schedule = InverseSquareRoot(warmup_steps=3)
     for step, factor in {0: 1 / 4, 2: 3 / 4, 3: 1.0, 15: 1 / 2, 35: 1 / 3}.items():

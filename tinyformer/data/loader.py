@@ -93,9 +93,7 @@ class EpochLoader(ABC):
         """
         batch = state["batch"] * self._length // state.get("length", self._length)
         # The limit may be lower than before.
-        self._current_epoch, self._batch = (
-            (state["epoch"], batch) if batch < self._limit else (state["epoch"] + 1, 0)
-        )
+        self._current_epoch, self._batch = (state["epoch"], batch) if batch < self._limit else (state["epoch"] + 1, 0)
 
 
 class ResumableLoader(EpochLoader):
