@@ -76,9 +76,9 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
     fit(tmp_path, [telemetry], [logger])
     measured = logged(logger)
     assert list(measured) == [0, 2, 3, 4, 6, 8]
-    assert telemetry.num_measurements == 7  # twice at 6, where both coincide
+    assert telemetry.num_measurements == 8  # twice at 6 and 8, where both coincide
     for step, values in measured.items():
-        costly = set() if step in (0, 3, 6) else {name for name in NAMES if name.rsplit("/")[-1] in COSTLY}
+        costly = set() if step in (0, 3, 6, 8) else {name for name in NAMES if name.rsplit("/")[-1] in COSTLY}
         assert values.keys() == NAMES - costly
         assert all(math.isfinite(value) for value in values.values())
     maps, measures = (
@@ -93,7 +93,7 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
     assert [(row["layer"], row["head"]) for row in rows] == [(str(n), f"{m:02d}") for n in range(2) for m in range(4)]
     for row in rows:
         for name in (*MEASURES, *PATTERNS):
-            assert float(row[name]) == measured[6][f"attention/layer_{int(row['layer']):02d}/head_{row['head']}/{name}"]
+            assert float(row[name]) == measured[8][f"attention/layer_{int(row['layer']):02d}/head_{row['head']}/{name}"]
 
 
 # What.
@@ -207,7 +207,7 @@ def test_its_time_does_not_count_as_training(tmp_path):
     fit(tmp_path, [reporter, telemetry])
     assert 0 < telemetry.seconds < reporter.seconds
     assert telemetry.seconds + reporter.total.seconds < reporter.seconds
-    assert len(excluded) == 1 + 8 + 2  # before the first step, after each step and at each validation
+    assert len(excluded) == 1 + 8 + 3  # before the first step, after each step and at each validation
     assert telemetry.seconds == sum(excluded)
 
 
