@@ -6,7 +6,6 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tinyformer.app.errors import ConfigError
 from tinyformer.app.resume import expand_resume, is_first_process
 
 

@@ -99,9 +99,9 @@ def test_a_signal_at_any_point_of_a_step_changes_no_weight(
 
 
 USED = {
-    "train.py hydra.run.dir=run seed=5": "hydra.run.dir=run: this folder contains a run; resume=run continues it, and",
+    "train.py hydra.run.dir=run seed=5": "hydra.run.dir=run: this folder contains a run; resume=run continues it",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=run data.files=book.txt": "hydra.run.dir=run: this",
-    "train.py -m hydra.sweep.dir=sweep seed=1,2": "hydra.sweep.dir=sweep: this folder contains a sweep; -m resume=sweep",
+    "train.py -m hydra.sweep.dir=sweep seed=1,2": "hydra.sweep.dir=sweep: this folder contains a sweep; -m resume=",
     "train.py resume=run trainer.max_steps=40 optimizer.lr=-1": "optimizer.lr=-1: ",
     "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the state in run/checkpoints/last.ckpt",
 }

@@ -1,5 +1,6 @@
 """However a run ends, it ends alike, and a resumed run reads the batches that an unbroken one reads."""
 
+import contextlib
 import math
 import os
 import signal
@@ -64,10 +65,8 @@ def fit(folder, *callbacks, checkpoint=None, batch_size=4, **settings):
         "plugins": WholeCheckpointIO(),
     } | settings
     trainer = make_trainer(folder, [trace, Report(), *callbacks, checkpoints], **settings)
-    try:
+    with contextlib.suppress(Interrupted):
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-    except Interrupted:
-        pass
     return trace, checkpoints, module
 
 

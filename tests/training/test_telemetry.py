@@ -82,7 +82,7 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
         assert values.keys() == NAMES - costly
         assert all(math.isfinite(value) for value in values.values())
     maps, measures = (
-        [tmp_path / "attention" / f"{name}_{step:06d}.png" for step in (3, 6)] for name in ("step", "measures")
+        [tmp_path / "attention" / f"{name}_{step:06d}.png" for step in (3, 6, 8)] for name in ("step", "measures")
     )
     heads = tmp_path / "attention" / "heads.csv"
     assert sorted((tmp_path / "attention").iterdir()) == sorted([*maps, *measures, heads])

@@ -154,13 +154,7 @@ def make_settings(config: DictConfig) -> Settings:
         if isinstance(interval, int | float) and interval <= 0:
             reason = "must be above 0: batches, or a fraction of an epoch"
             raise ArgumentError("val_check_interval", interval, reason, {"val_check_interval": 100})
-        for name in ("limit_train_batches", "limit_val_batches"):
-            if arguments.get(name) == 0:
-                reason = "must be above 0, batches or a fraction of them: each validation writes the checkpoints"
-                raise ArgumentError(name, 0, reason, {name: 1})
-        for name, (accepted, reason, works) in REFUSED.items():
-            if arguments.get(name) not in (None, accepted):
-                raise ArgumentError(name, arguments[name], reason, works)
+        _refuse_arguments(arguments)
         if (arguments.get("num_nodes") or 1) > 1 and not _is_in_cluster():
             reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
             raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
@@ -168,8 +162,6 @@ def make_settings(config: DictConfig) -> Settings:
         if strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
             reason = "starts processes with a copy of the run, which cannot be made"
             raise ArgumentError("strategy", strategy, reason, {"strategy": "ddp"})
-        if foreign := sorted(arguments.keys() & CHOSEN):
-            raise ArgumentError(foreign[0], arguments[foreign[0]], "is chosen by the run; remove it")
         if arguments.get("profiler") is not None:
             require_choice("profiler", arguments["profiler"], PROFILERS)
         device = resolve_device(arguments["accelerator"])
@@ -179,6 +171,19 @@ def make_settings(config: DictConfig) -> Settings:
         torch.cuda.set_device(_own_gpu(arguments["devices"]))
     arguments["precision"] = resolve_precision(arguments["precision"], device)
     return Settings(arguments, device)
+
+
+def _refuse_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse arguments of Lightning's trainer that would not do in a run what Lightning documents."""
+    for name in sorted(arguments.keys() & CHOSEN):
+        raise ArgumentError(name, arguments[name], "is chosen by the run; remove it")
+    for name in ("limit_train_batches", "limit_val_batches"):
+        if arguments.get(name) == 0:
+            reason = "must be above 0, batches or a fraction of them: each validation writes the checkpoints"
+            raise ArgumentError(name, 0, reason, {name: 1})
+    for name, (accepted, reason, works) in REFUSED.items():
+        if arguments.get(name) not in (None, accepted):
+            raise ArgumentError(name, arguments[name], reason, works)
 
 
 def compile_arguments(config: DictConfig, settings: Settings) -> dict[str, Any] | None:

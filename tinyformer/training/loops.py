@@ -136,9 +136,8 @@ class EpochLoop(_TrainingEpochLoop):
         return self.num_batches % self.trainer.accumulate_grad_batches > 0 and self.num_batches != self.last_batch
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
-        return (
-            self.trainer.enable_validation and self.trainer.fit_loop.done or super()._should_check_val_fx(data_fetcher)
-        )
+        is_end = self.trainer.enable_validation and self.trainer.fit_loop.done
+        return is_end or super()._should_check_val_fx(data_fetcher)
 
 
 class Optimization(_AutomaticOptimization):
