@@ -147,14 +147,13 @@ def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
     """Refuse to write into the folder of something else.
 
     Raises:
-        ConfigError: the folder contains a run, a sweep or an evaluation; the sentence begins with the key.
+        ConfigError: the folder contains a run or a sweep; the sentence begins with the key.
     """
     path = Path(folder)
     is_run, is_sweep = has_checkpoint(path), any(map(has_checkpoint, path.glob("*/")))
-    if is_first_process() and (is_run or is_sweep or any(path.glob("**/results.json"))):
+    if is_first_process() and (is_run or is_sweep):
         own, other = format_value(str(folder)), format_value(f"{folder}-2")
         what = f"a run; resume={own} continues it" if is_run else f"a sweep; -m resume={own} continues it"
-        what = what if is_run or is_sweep else "an evaluation"
         raise ConfigError(f"{key}={own}: this folder contains {what}, and {key}={other} starts another.")
 
 

@@ -58,15 +58,15 @@ CHOSEN = (
 )
 """Arguments of Lightning's trainer that a run sets itself."""
 
-REFUSED: dict[str, tuple[bool | None, str, dict[str, Any]]] = {
-    "fast_dev_run": (False, "writes no checkpoint, with which a run ends", {"max_steps": 1}),
-    "barebones": (False, "writes no checkpoint, with which a run ends", {"barebones": False}),
-    "enable_checkpointing": (True, "a run ends with a checkpoint", {"enable_checkpointing": True}),
-    "reload_dataloaders_every_n_epochs": (False, "would repeat the first epoch", {"limit_train_batches": 100}),
-    "limit_test_batches": (None, "has no effect, as every split is scored by validation", {"limit_val_batches": 1}),
-    "limit_predict_batches": (None, "has no effect, as nothing is predicted", {"limit_val_batches": 1}),
+REFUSED: dict[str, tuple[bool | int | None, str]] = {
+    "fast_dev_run": (False, "writes no checkpoint, with which a run ends; trainer.max_steps=1 is as short"),
+    "barebones": (False, "writes no checkpoint, with which a run ends"),
+    "enable_checkpointing": (True, "a run ends with a checkpoint"),
+    "reload_dataloaders_every_n_epochs": (0, "would repeat the first epoch"),
+    "limit_test_batches": (None, "has no effect, as every split is scored by validation"),
+    "limit_predict_batches": (None, "has no effect, as nothing is predicted"),
 }
-"""Arguments that a run does not support: the only value that is accepted, the reason, and what works instead."""
+"""Arguments that a run does not support: the only value that is accepted, and the reason."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ def _refuse_arguments(arguments: dict[str, Any]) -> None:
         if arguments.get(name) == 0:
             reason = "must be above 0, batches or a fraction of them: each validation writes the checkpoints"
             raise ArgumentError(name, 0, reason, {name: 1})
-    for name, (accepted, reason, works) in REFUSED.items():
+    for name, (accepted, reason) in REFUSED.items():
         if arguments.get(name) not in (None, accepted):
-            raise ArgumentError(name, arguments[name], reason, works)
+            raise ArgumentError(name, arguments[name], reason, {name: accepted})
 
 
 def compile_arguments(config: DictConfig, settings: Settings) -> dict[str, Any] | None:

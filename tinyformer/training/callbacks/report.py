@@ -174,11 +174,12 @@ class Report(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure the steps since the last report; a short run may have had none."""
-        if self._sums is None or self._batch is None:
+        if self._sums is None:
             return
-        loss = self._mean_loss()
-        now, waited = self._pause or (time.perf_counter(), _seconds_waited(trainer))
-        work, self._batch = self._work(trainer, self._batch, now, waited), None
+        loss, work = self._mean_loss(), self.total
+        if self._batch is not None:  # None in a run that was resumed after its last step
+            now, waited = self._pause or (time.perf_counter(), _seconds_waited(trainer))
+            work, self._batch = self._work(trainer, self._batch, now, waited), None
         if not self.latest:
             self.latest = {"train/loss": loss, "throughput/tokens_per_second": work.tokens_per_second}
 
