@@ -150,7 +150,8 @@ def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
         ConfigError: the folder contains a run or a sweep; the sentence begins with the key.
     """
     path = Path(folder)
-    is_run, is_sweep = has_checkpoint(path), any(map(has_checkpoint, path.glob("*/")))
+    is_run = has_checkpoint(path)
+    is_sweep = (path / "multirun.yaml").is_file() and any(map(has_checkpoint, path.glob("*/")))
     if is_first_process() and (is_run or is_sweep):
         own, other = format_value(str(folder)), format_value(f"{folder}-2")
         what = f"a run; resume={own} continues it" if is_run else f"a sweep; -m resume={own} continues it"
