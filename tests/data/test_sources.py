@@ -1,6 +1,10 @@
 """Sources of text on this machine: every character survives, and each label stays with its text."""
 
+import codecs
 import json
+import re
+import shlex
+import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,6 +12,8 @@ import pytest
 
 from tinyformer.data import Pydoc, TextFiles
 from tinyformer.data.documents import natural_order
+from tinyformer.errors import ArgumentError
+from tinyformer.text_paths import not_read
 
 AWKWARD = 'line\r\nline\rline\r\r\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
 AS_READ = 'line\nline\nline\n\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
@@ -83,8 +89,7 @@ def test_text_files_and_missing_texts(tmp_path):
     assert texts_of(str(tmp_path / "mark.txt")) == {"train": ["one\ufefftwo"]}  # a mark at the beginning only
     rows = '{"text": "a", "label": 1}\n\n{"text": null, "label": 0}\n{"text": "b", "label": 1}\n'
     write(tmp_path, {"a.jsonl": rows})
-    assert texts_of(str(tmp_path / "a.jsonl")) == {"train": ["a", "b"]}
-    assert texts_of(str(tmp_path / "a.jsonl"), label_column="label") == {"train": ["a", "", "b"]}
+    assert texts_of(str(tmp_path / "a.jsonl")) == {"train": ["a", "", "b"]}
     assert examples(tmp_path / "a.jsonl") == {"train": [("a", "1"), ("", "0"), ("b", "1")]}
 
 
@@ -95,14 +100,79 @@ def test_paths_patterns_and_folders(tmp_path):
     assert texts_of([str(tmp_path / name) for name in ("b.txt", "a.txt", "*.txt")]) == {"train": ["b", "a"]}
 
 
-def test_names_of_files_make_splits(tmp_path):
-    for word in ("validation", "valid", "val", "dev"):
-        names = ("train-00000-of-00002", "train-00001-of-00002", word, "my_test", "latest", "a-test-b")
+NOT_NAMED = ("03 acid test", "04 night dev", "latest", "my_test", "test-my", "train of thought", "val-00-notes")
+
+
+def test_only_files_and_folders_that_are_named_so_are_splits(tmp_path):
+    for word in ("validation", "valid", "val", "dev", "Dev", "dev-v2.0"):
+        names = ("train-00000-of-00002", "train-00001-of-00002-a09b74b3ef9c3b56", word, "test1", *NOT_NAMED)
         write(tmp_path, {f"{word}/{name}.txt": name for name in names})
         splits = texts_of(str(tmp_path / word))
-        assert (splits["validation"], splits["test"]) == ([word], ["my_test"])
-        assert splits["train"] == ["a-test-b", "latest", "train-00000-of-00002", "train-00001-of-00002"]
-    assert texts_of(str(tmp_path / "dev" / "my_test.txt")) == {"train": ["my_test"]}  # no split without training text
+        assert (splits["validation"], splits["test"]) == ([word], ["test1"])
+        assert sorted(splits["train"]) == sorted({*names} - {word, "test1"})
+    assert texts_of(str(tmp_path / "dev" / "test1.txt")) == {"train": ["test1"]}  # no split without training text
+    write(
+        tmp_path, {f"f/{name}.txt": name for name in ("train/a/1", "train/test", "test/b/2", "c", ".test/3", "val/.4")}
+    )
+    expected = {"test": ["train/test", "test/b/2"], "train": ["c", "train/a/1"]}  # the name of a file comes first
+    assert {split: sorted(texts) for split, texts in texts_of(str(tmp_path / "f")).items()} == {
+        split: sorted(texts) for split, texts in expected.items()
+    }
+    folders = [str(tmp_path / "f" / name) for name in ("train/a", "test", "c.txt")]
+    assert texts_of(folders) == {"train": ["train/a/1", "c"], "test": ["test/b/2"]}
+    assert not_read([str(tmp_path / "f"), "none.txt"]) == {"hidden": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "mark"),
+    [
+        ("“It’s", "cp1252", b""),
+        ("café", "latin1", b""),
+        *(
+            (text, f"utf-{size}-{order}", b"")
+            for text in ("plain", "Привет, как дела?", "日本\n")
+            for size in (16, 32)
+            for order in ("le", "be")
+        ),
+        ("日本", "utf-16-le", codecs.BOM_UTF16_LE),
+        ("plain", "utf-16-be", codecs.BOM_UTF16_BE),
+        ("plain", "utf-32-le", codecs.BOM_UTF32_LE),
+    ],
+)
+def test_the_advice_about_another_encoding_converts_the_file(tmp_path, text, encoding, mark):
+    path = tmp_path / "it's a book.txt"
+    path.write_bytes(mark + (text * 30).encode(encoding))
+    with pytest.raises(ArgumentError, match="not UTF-8") as refused:
+        texts_of(str(path))
+    command = re.search("`(.*)`", str(refused.value))[1]
+    subprocess.run(command, shell=True, check=True)
+    assert texts_of(shlex.split(command)[-1]) == {"train": [text * 30]}
+
+
+def test_the_delimiter_is_found(tmp_path):
+    """It is the one by which the file has the columns."""
+    rows = ["text{}label", "an; odd | text{}1", '"a, quoted{}text"{}0', "an odd text{}1"]
+    for delimiter in ",;\t|":
+        content = "\r\n".join(row.replace("{}", delimiter) for row in rows).replace("an; odd |", "an odd")
+        write(tmp_path, {"rows.csv": b"\xef\xbb\xbf" + content.encode(), "rows.tsv": content})
+        expected = [("an odd text", "1"), (f"a, quoted{delimiter}text", "0"), ("an odd text", "1")]
+        for name in ("rows.csv", "rows.tsv"):
+            assert examples(tmp_path / name) == {"train": expected}
+            assert texts_of(str(tmp_path / name)) == {"train": [text for text, _ in expected]}
+        # Without a header, the number of fields tells it; and the columns that an error suggests work.
+        write(tmp_path, {"rows.csv": content.partition("\r\n")[2]})
+        for column in (["text", "label"], ["text", "column_2"]):
+            assert texts_of(str(tmp_path / "rows.csv"), columns=column) == {"train": [text for text, _ in expected]}
+        with pytest.raises(ArgumentError, match=r"columns=\['text', 'column_2'\] works"):
+            texts_of(str(tmp_path / "rows.csv"))
+    write(tmp_path, {"rows.csv": "text:label\na, b; c:1\n"})
+    assert examples(tmp_path / "rows.csv", delimiter=":") == {"train": [("a, b; c", "1")]}
+
+
+def test_a_separator_divides_documents(tmp_path):
+    write(tmp_path, {"a.txt": "one\n<|end|>\r\ntwo\n\n three<|end|>\n", "b.jsonl": '{"text": "x<|end|>y"}'})
+    assert texts_of(str(tmp_path), separator="<|end|>") == {"train": ["one", "two\n\n three", "x", "y"]}
+    assert texts_of(str(tmp_path / "a.txt"), separator=r"\n\n") == {"train": ["one\n<|end|>\ntwo", " three<|end|>"]}
 
 
 def test_the_fingerprint_depends_on_content_and_settings_and_not_on_paths(tmp_path):
@@ -113,6 +183,7 @@ def test_the_fingerprint_depends_on_content_and_settings_and_not_on_paths(tmp_pa
     assert one == two != three
     settings = [{"label_column": "label"}, {"text_column": "other"}, {"text_column": ["text", "other"]}]
     settings += [{"label_column": "other"}, {"columns": ["text", "label"]}, {"quoted": False}]
+    settings += [{"delimiter": ";"}, {"separator": "x"}]
     prints = [TextFiles(str(tmp_path / "one"), **changes).fingerprint() for changes in settings]
     assert len({one, *prints}) == 1 + len(settings)
 

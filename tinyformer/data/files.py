@@ -1,13 +1,18 @@
 """Local text files, read without changing a character."""
 
+import contextlib
 import csv
 import io
 import json
 import re
+import shlex
+import unicodedata
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +25,15 @@ _ROWS = 1024
 _MANY_BYTES, _MANY_TIMES = 2**27, 100
 """Decoded text must not exceed both this size and this multiple of the size of its parquet file: a file of a megabyte
 may hold one text a million times. Prose is compressed to a third."""
+
+DELIMITERS = (",", ";", "\t", "|")
+"""What may separate the fields of .csv and .tsv files, unless `Layout.delimiter` says it."""
+
+MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+"""Byte-order marks, and the encoding by which `iconv` reads each."""
+
+CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+"""Bytes that hardly occur in text whose characters have one byte each, or that is UTF-8."""
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a character, which JSON can spell and UTF-8 cannot."""
@@ -39,6 +53,7 @@ class Layout:
         columns: all columns, where .csv and .tsv files have no header; None: their first line names them.
         quoted: whether quotation marks enclose fields, which then may contain the delimiter and line ends. If not,
             they are plain characters, and a line is a row.
+        delimiter: what separates fields; None: found, see `_find_delimiter`.
         arguments: the argument that names each of `text_columns`, for errors; `text_column` by default.
     """
 
@@ -46,6 +61,7 @@ class Layout:
     label_column: str | None = None
     columns: Sequence[str] | None = None
     quoted: bool = True
+    delimiter: str | None = None
     arguments: Sequence[str] = ()
 
     @property
@@ -93,12 +109,34 @@ def read_rows(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
 
 def _decode(file: Path) -> str:
     """A file's text, with its line ends unchanged and without a byte-order mark."""
-    try:
-        return file.read_bytes().decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise _error(
-            file, f"not UTF-8, at byte {error.start}; convert it, e.g. with `iconv -f latin1 -t utf-8 {file.name}`"
-        ) from error
+    data = file.read_bytes()
+    encoding = _wide_encoding(data)
+    problem = f"{encoding}, not UTF-8; convert it"
+    if encoding is None:
+        try:
+            return data.decode().removeprefix("\ufeff")
+        except UnicodeDecodeError as error:
+            # Windows has letters and quotation marks where Latin-1 has control characters.
+            encoding = "cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin1"
+            problem = f"not UTF-8, at byte {error.start}; convert it, e.g."
+    old, new = (shlex.quote(str(path)) for path in (file, file.with_suffix(f".utf8{file.suffix}")))
+    raise _error(file, f"{problem} with `iconv -f {encoding} -t utf-8 {old} > {new}`")
+
+
+def _wide_encoding(data: bytes) -> str | None:
+    """UTF-16 or UTF-32, as `iconv` names it, if a file is in one of these, with or without a byte-order mark."""
+    for mark, encoding in MARKS.items():
+        if data.startswith(mark):
+            return encoding
+    sample, texts = data[: 2**16], {}
+    if len(CONTROL.findall(sample)) > len(sample) / 50:
+        for encoding in ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"):
+            with contextlib.suppress(UnicodeDecodeError):
+                text = getincrementaldecoder(encoding)().decode(sample)
+                if all(c.isspace() or unicodedata.category(c) not in ("Cc", "Cn", "Co") for c in text):
+                    texts[encoding] = text
+    # With its bytes swapped, the characters of a text are spread over many more blocks of 256.
+    return min(texts, key=lambda encoding: len({ord(c) >> 8 for c in texts[encoding]}), default=None)
 
 
 def _read_text(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
@@ -108,13 +146,34 @@ def _read_text(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     yield (_decode(file),)
 
 
-def _read_table(file: Path, layout: Layout, delimiter: str) -> Iterator[Sequence[Any]]:
+def _find_delimiter(text: str, layout: Layout, usual: str, **dialect: Any) -> str:
+    """The first delimiter by which a table has its columns, beginning with the usual one of its format.
+
+    The columns to read are then among those of the first row; without a header, the first hundred rows have as many
+    fields as there are columns. If none does: the first that gives all these rows equally many fields, for the error.
+    """
+    plausible = []
+    for delimiter in dict.fromkeys((usual, *DELIMITERS)):
+        try:
+            lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
+            rows = list(islice(filter(None, lines), 100))
+        except csv.Error:
+            continue
+        sizes = {*map(len, rows)}
+        if {*layout.selected} <= {*chain(*rows[:1])} if layout.columns is None else sizes == {len(layout.columns)}:
+            return delimiter
+        plausible += [delimiter] if len(sizes) == 1 and sizes != {1} else []
+    return next(iter(plausible), usual)
+
+
+def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any]]:
     # Not with pandas, which takes texts such as "None" and "NA" for missing values.
     csv.field_size_limit(2**31 - 1)
-    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
     # newline="" leaves line ends within quotes as they are; splitlines would also split at U+2028 and others.
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
-    lines = csv.reader(io.StringIO(_decode(file), newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    text, dialect = _decode(file), {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}
+    delimiter = layout.delimiter or _find_delimiter(text, layout, usual, **dialect)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
     try:
         names = layout.columns or next(lines, [])
         layout.require_columns(file, names, from_header=layout.columns is None)

@@ -2,7 +2,7 @@
 
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tinyformer.data.documents import from_columns
 from tinyformer.data.files import SURROGATE, Layout, parse_json, read_rows
-from tinyformer.data.text_files import files_of_splits, hash_files
+from tinyformer.data.text_files import LocalFiles
 from tinyformer.errors import ArgumentError
 
 COLUMNS = ("question", "context", "answers")
@@ -55,26 +55,17 @@ def from_questions(questions: Sequence[Question]) -> datasets.Dataset:
     return datasets.Dataset(pa.table(columns))
 
 
-class SquadFiles:
+class SquadFiles(LocalFiles):
     """Files of questions about contexts: SQuAD's own .json, or .jsonl and .parquet with the columns of `COLUMNS`.
 
     SQuAD's files (Rajpurkar et al. 2016, arXiv 1606.05250; 2018, arXiv 1806.03822) are read as they are published, both
-    version 1.1 and 2.0, where a question may have no answer. Files whose names begin or end with a word such as
-    `train`, `dev`, `validation` or `test` become these splits.
+    version 1.1 and 2.0, where a question may have no answer.
 
     Args:
-        files: a path, a pattern, a folder (searched recursively), or a list of these.
+        files: see `LocalFiles`.
     """
 
     name = "squad"
-
-    def __init__(self, files: str | Iterable[str]) -> None:
-        self.files = [files] if isinstance(files, str) else [str(file) for file in files]
-
-    @property
-    def has_own_splits(self) -> bool:
-        """Whether the files include a validation split."""
-        return "validation" in files_of_splits(self.files)
 
     def fingerprint(self) -> str:
         """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
@@ -82,7 +73,7 @@ class SquadFiles:
         Raises:
             ArgumentError: a file does not exist, or its format is not supported.
         """
-        return hash_files(files_of_splits(self.files), b"questions")
+        return self.hash(b"questions")
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """The contexts, each once."""
@@ -97,7 +88,7 @@ class SquadFiles:
         """
         return {
             split: from_questions([one for file in files for one in _read(file)])
-            for split, files in files_of_splits(self.files).items()
+            for split, files in self.of_splits.items()
         }
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,77 @@ from tinyformer.data.sources import SPLIT_OF
 from tinyformer.errors import ArgumentError
 from tinyformer.text_paths import find_files
 
-_FORMAT = 2  # increase it when the same files would give other texts
+_FORMAT = 3  # increase it when the same files would give other texts
 
 
-class TextFiles:
-    r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
-
-    Files whose names begin or end with a word such as `train`, `validation` (`valid`, `val`, `dev`) or `test`
-    (`train.txt`, `train-00000-of-00002.parquet`) become these splits, if one of them is for training. Line ends are
-    those of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is
-    kept, except a byte-order mark at the beginning of a file. Rows without text (null) are left out, unless they have a
-    label: then their text is empty. All texts are held in memory.
+class LocalFiles:
+    """Local files, and the splits that their names say.
 
     Args:
         files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
+    """
+
+    def __init__(self, files: str | Iterable[str]) -> None:
+        self.files = [files] if isinstance(files, str) else [str(file) for file in files]
+
+    @property
+    def of_splits(self) -> dict[str, list[Path]]:
+        """The files by split; all are for training if none is said to be.
+
+        Raises:
+            ArgumentError: a file does not exist, or its format is not supported.
+        """
+        parts: dict[Path, tuple[str, ...]] = {}
+        for name in self.files:
+            path = Path(name).expanduser()
+            root = path if len(self.files) == 1 else path.parent  # of several folders, their own names count
+            for file in find_files([name]):
+                folders = file.relative_to(root).parts[:-1] if path.is_dir() else (file.parent.name,)
+                parts.setdefault(file, (*folders, file.stem))
+        splits: dict[str, list[Path]] = {}
+        for file, names in parts.items():
+            splits.setdefault(_split_of(names), []).append(file)
+        return splits if "train" in splits else {"train": list(parts)}
+
+    @property
+    def has_own_splits(self) -> bool:
+        """Whether the files include a validation split."""
+        return "validation" in self.of_splits
+
+    def hash(self, settings: bytes) -> str:
+        """SHA-256 of the contents of the files, their formats and splits, and of the settings for reading them."""
+        digest = hashlib.sha256(settings)
+        for split, files in self.of_splits.items():
+            for file in files:
+                with file.open("rb") as opened:
+                    content = hashlib.file_digest(opened, "sha256").hexdigest()
+                digest.update(f"{split} {file.suffix} {content}".encode())
+        return digest.hexdigest()
+
+
+class TextFiles(LocalFiles):
+    r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
+
+    Files and folders that are named `train`, `validation` (`valid`, `val`, `dev`) or `test`, perhaps with a number
+    (`train.txt`, `train-00000-of-00002.parquet`, `test/a.txt`), are these splits, if one of them is for training; other
+    files are for training. Line ends are
+    those of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is
+    kept, except a byte-order mark at the beginning of a file. The text of a row without text (null) that has a label is
+    empty. All texts are held in memory.
+
+    Args:
+        files: see `LocalFiles`.
         text_column: the column or key that holds the text, or the two that hold a pair of texts; .txt files have none.
         label_column: the column that holds the label. A label is a name: the number 1 is "1".
         source_column: the column that holds the sources of pairs.
         target_column: the column that holds their targets.
         columns: the columns of .csv and .tsv files without a header.
         quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
+        delimiter: what separates the fields of .csv and .tsv files; None: a comma, semicolon, tab or bar is found.
+        separator: what stands between the documents of a text, such as "<|endoftext|>"; None: each text is one.
 
     Raises:
-        ArgumentError: `text_column` is not one column or two.
+        ArgumentError: `text_column` is not one column or two, or `delimiter` not one character.
     """
 
     name = "text"
@@ -52,16 +100,18 @@ class TextFiles:
         quoted: bool = True,
         source_column: str = "source",
         target_column: str = "target",
+        delimiter: str | None = None,
+        separator: str | None = None,
     ) -> None:
-        self.files = [files] if isinstance(files, str) else [str(file) for file in files]
+        super().__init__(files)
         self.text_columns, self.label_column = one_or_two(text_column), label_column
         self.columns, self.quoted = columns and list(columns), quoted
         self.pair_columns = two_columns(source_column, target_column)
-
-    @property
-    def has_own_splits(self) -> bool:
-        """Whether the files include a validation split."""
-        return "validation" in files_of_splits(self.files)
+        # As they are typed in a shell, which passes on \n and \t as they are.
+        self.delimiter = delimiter and delimiter.replace(r"\t", "\t")
+        self.separator = separator and separator.replace(r"\n", "\n").replace(r"\t", "\t")
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise ArgumentError("delimiter", delimiter, "must be one character", {"delimiter": ";"})
 
     def fingerprint(self) -> str:
         """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
@@ -70,7 +120,8 @@ class TextFiles:
             ArgumentError: a file does not exist, or its format is not supported.
         """
         settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted]
-        return hash_files(files_of_splits(self.files), json.dumps(settings).encode())
+        settings += [self.delimiter, self.separator]
+        return self.hash(json.dumps(settings).encode())
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All documents, in the order of the files.
@@ -79,9 +130,15 @@ class TextFiles:
             ArgumentError: a file is missing, unreadable or of an unknown format, or lacks a column.
         """
         return {
-            split: from_texts("\n".join(texts) for texts, _, _ in self._rows(files, None))
-            for split, files in files_of_splits(self.files).items()
+            split: from_texts(text for texts, _, _ in self._rows(files, None) for text in self._documents(texts))
+            for split, files in self.of_splits.items()
         }
+
+    def _documents(self, texts: Sequence[str]) -> Iterable[str]:
+        text = "\n".join(texts) if any(texts) else ""
+        if self.separator is None:
+            return [text]
+        return (part.strip("\n") for part in text.split(self.separator) if part.strip())
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
         """All documents with their labels, in the order of the files.
@@ -90,7 +147,7 @@ class TextFiles:
             ArgumentError: as for `load`; or `label_column` is missing, or only some rows have a label.
         """
         column = require_label_column(self.label_column, self.text_columns)
-        return {split: self._examples(files, column) for split, files in files_of_splits(self.files).items()}
+        return {split: self._examples(files, column) for split, files in self.of_splits.items()}
 
     def load_pairs(self) -> dict[str, datasets.Dataset]:
         """All pairs, in the order of the files.
@@ -98,10 +155,10 @@ class TextFiles:
         Raises:
             ArgumentError: as for `load`; or a row lacks its source or its target.
         """
-        return {split: self._pairs(files) for split, files in files_of_splits(self.files).items()}
+        return {split: self._pairs(files) for split, files in self.of_splits.items()}
 
     def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
-        layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
+        layout = Layout(self.pair_columns, None, self.columns, self.quoted, self.delimiter, PAIR_ARGUMENTS)
         pairs = []
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
@@ -119,13 +176,12 @@ class TextFiles:
 
     def _rows(self, files: Iterable[Path], label_column: str | None) -> Iterator[tuple[list[str], str | None, str]]:
         """The texts of each row, its label if there is a label column, and its place, for errors."""
-        layout = Layout(self.text_columns, label_column, self.columns, self.quoted)
+        layout = Layout(self.text_columns, label_column, self.columns, self.quoted, self.delimiter)
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
                 texts = [self._text(file, *named) for named in zip(self.text_columns, values, strict=False)]
-                if self.label_column or any(text is not None for text in texts):
-                    label = None if label_column is None else class_name(values[-1], label_column, str(file))
-                    yield [text or "" for text in texts], label, f"row {number} of {file}"
+                label = None if label_column is None else class_name(values[-1], label_column, str(file))
+                yield [text or "" for text in texts], label, f"row {number} of {file}"
 
     @staticmethod
     def _text(file: Path, column: str, value: Any) -> str | None:
@@ -139,30 +195,11 @@ def with_newlines(text: str) -> str:
     return re.sub(r"\r\n?", "\n", text)
 
 
-def files_of_splits(names: Sequence[str]) -> dict[str, list[Path]]:
-    """The files that names, patterns and folders stand for, by split; all are for training if none is said to be.
-
-    Raises:
-        ArgumentError: a file does not exist, or its format is not supported.
-    """
-    files = find_files(names)
-    splits: dict[str, list[Path]] = {}
-    for file in files:
-        splits.setdefault(_split_of(file), []).append(file)
-    return splits if "train" in splits else {"train": files}
+_SPLIT_NAME = re.compile(rf"({'|'.join(SPLIT_OF)})([-_.]?v?\d[\d.]*(-of-\d+)?(-[0-9a-f]{{8,}})?)?")
+"""The name of a split, perhaps with a number: train-00000-of-00002 as on the Hub, dev-v2.0 as SQuAD's."""
 
 
-def hash_files(splits: Mapping[str, Sequence[Path]], settings: bytes) -> str:
-    """SHA-256 of the contents of files, their formats and splits, and of the settings by which they are read."""
-    digest = hashlib.sha256(settings)
-    for split, files in splits.items():
-        for file in files:
-            with file.open("rb") as opened:
-                content = hashlib.file_digest(opened, "sha256").hexdigest()
-            digest.update(f"{split} {file.suffix} {content}".encode())
-    return digest.hexdigest()
-
-
-def _split_of(file: Path) -> str:
-    words = re.split(r"[^a-z]+", file.stem.lower())
-    return next((SPLIT_OF[word] for word in (words[0], words[-1]) if word in SPLIT_OF), "train")
+def _split_of(names: Sequence[str]) -> str:
+    """The split that the last of some names, of folders and the file in them, stands for; "train" if none does."""
+    found = (_SPLIT_NAME.fullmatch(name.lower()) for name in reversed(names))
+    return next((SPLIT_OF[match[1]] for match in found if match), "train")
