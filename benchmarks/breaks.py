@@ -464,8 +464,8 @@ BREAKS = (
     Break(
         "training_text_scored_with_the_rest",
         "app/evaluation_data.py",
-        'split = "validation" if is_own or not data.scored_whole else "all"',
-        'split = "validation" if not data.scored_whole else "all"',
+        '("validation" if is_own or not data.scored_whole else "all")',
+        '("validation" if not data.scored_whole else "all")',
         ("tests/test_evaluate.py::test_it_gives_the_loss_of_the_run",),
     ),
     Break(

@@ -32,7 +32,10 @@ OLD_PARTS = {"config": dict, "tokenizer": str | None, "facts": dict}
 KEPT = ("tokenizer", "facts")
 """The parts that both formats have."""
 
-FACTS = {"precision": str | int, "data_fingerprint": str | None, "train/num_tokens": int | None}
+FACTS = {
+    **{"precision": str | int, "data_fingerprint": str | None, "content": str | None},
+    "train/num_tokens": int | None,
+}
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 """The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation."""
@@ -72,8 +75,9 @@ class Checkpoint:
         weights: the network's weights by name.
         stored: what it says of the run's config, which is not trusted; see `app.stored_config`.
         tokenizer: the text of `tokenizer.json`; None for a model without a tokenizer.
-        facts: `precision`, `data_fingerprint` and `train/num_tokens` of the run.
+        facts: `precision`, `data_fingerprint`, `content` and `train/num_tokens` of the run.
         step: optimizer steps taken.
+        trained_on: the run's fingerprints of its training split, as int64, see `tinyformer.data.trained_on`; or None.
     """
 
     path: Path
@@ -82,6 +86,7 @@ class Checkpoint:
     tokenizer: str | None
     facts: dict[str, Any]
     step: int
+    trained_on: Tensor | None = None
 
 
 def load_raw(path: Path) -> dict[str, Any]:
@@ -128,7 +133,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     ours = raw[KEY]
     parts = PARTS if ours.get("format", 0) else OLD_PARTS
     stored = {name: ours[name] for name in parts if name not in KEPT}
-    return Checkpoint(path, weights, stored, ours["tokenizer"], ours["facts"], raw["global_step"])
+    kept = ours["tokenizer"], ours["facts"], raw["global_step"], ours.get("trained_on")
+    return Checkpoint(path, weights, stored, *kept)
 
 
 def load_newest(folder: Path) -> Checkpoint:
@@ -185,6 +191,9 @@ def _malformation(raw: Any) -> str | None:
     for name, kind in parts.items():
         if not isinstance(ours[name], kind):
             return f"is malformed: its {name} is a {type(ours[name]).__name__}"
+    found = ours.get("trained_on")
+    if found is not None and not (isinstance(found, Tensor) and found.dtype == torch.int64 and found.ndim == 1):
+        return "is malformed: its trained_on is no list of fingerprints"
     for name, fact_kind in FACTS.items():
         if name in ours["facts"] and not isinstance(ours["facts"][name], fact_kind):
             return f"is malformed: its fact {name} is a {type(ours['facts'][name]).__name__}"
@@ -238,6 +247,7 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, s
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
     contents = {"format": FORMAT, **stored, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
+    contents["trained_on"] = checkpoint.trained_on
     with atomic_write(path) as temporary:
         torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
 

@@ -36,11 +36,13 @@ def folders(path):
 
 
 def test_a_stream_has_one_eos_before_each_document(tmp_path):
-    split = TextRecipe(Texts("ab", "", "é", "c"), ByteTokenizer()).prepare(tmp_path).splits["train"]
+    prepared = TextRecipe(Texts("ab", "", "é", "c"), ByteTokenizer()).prepare(tmp_path)
+    split = prepared.splits["train"]
     assert split.ids.tolist() == [256, 97, 98, 256, 0xC3, 0xA9, 256, 99]
     assert split.offsets.tolist() == [0, 3, 6, 8]
     assert (split.num_documents, split.num_tokens, split.num_bytes, split.num_characters) == (3, 7, 5, 4)
     assert split.ids.dtype == np.uint16
+    assert prepared.left_out["train"] == {"without text": 1}
 
 
 def test_a_second_call_opens_what_the_first_built(tmp_path):
@@ -49,7 +51,6 @@ def test_a_second_call_opens_what_the_first_built(tmp_path):
     assert source.loads == 1
     assert isinstance(second.splits["train"].ids, np.memmap)
     assert first.fingerprint == second.fingerprint
-    assert not first.own_validation
     for name, split in first.splits.items():
         assert split.ids.tolist() == second.splits[name].ids.tolist()
         assert replace(split, ids=second.splits[name].ids, offsets=second.splits[name].offsets) == second.splits[name]

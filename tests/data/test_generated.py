@@ -216,3 +216,5 @@ def test_training_accuracy_is_that_of_the_saved_model_on_the_training_sums(progr
     logged = [float(row["train/accuracy"]) for row in rows if row["train/accuracy"]]
     assert 0 < accuracy != logged[0]
     assert json.loads(Path("run/results.json").read_text())["train/accuracy"] == logged[-1] == pytest.approx(accuracy)
+    ended = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt seed=5")
+    assert ended.err.startswith("Error: seed=5: would make other sequences, some of which the checkpoint may have been")

@@ -314,12 +314,11 @@ def test_max_tokens_stream_a_part_and_the_result_works_offline(run):
         train = prepared.tokenizer.decode(prepared.splits["train"].ids[1:1000])
     """
     with HubServer(REPOSITORIES) as server:
-        tokens, train, own = run(server, prepare + "    answer = [tokens, train, prepared.has_own_validation]")
+        tokens, train = run(server, prepare + "    answer = [tokens, train]")
         whole = sum(len(content) for content in REPOSITORIES["datasets/owner/large"].values())
         assert server.bytes_served < whole / 2
     assert tokens == {"train": 100_000, "validation": len("one") + 1 + len("two")}
     assert train == PARTS[0][0][:999]
-    assert own
     # Without the server, what was prepared opens, the tokenizer included; anything else fails quickly and clearly.
     offline = """
         start = time.monotonic()

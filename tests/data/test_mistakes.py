@@ -127,7 +127,6 @@ FILES = [
         {},
         r"text_column='text': .*, is body, label; .*columns=\['text', 'column_2'\] works",
     ),
-    ("a.csv", b"text\nx\n", {"delimiter": ", "}, "delimiter=', ': must be one character; delimiter=';' works"),
     ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 of .*a.jsonl has no such column; it has body"),
     ("a.jsonl", b'{"text": 3}\n', {}, "text_column='text': .*a.jsonl holds 3 there, not text"),
     ("a.json", b"[1, 2]", {}, "files='.*a.json': row 1 is 1; must be an object with a key 'text'"),

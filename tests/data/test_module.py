@@ -32,7 +32,6 @@ def test_every_token_of_every_split_is_scored_once(make):
         "test": n - int(n * 0.8),
     }
     assert module.tokenizer.decode(module.splits["train"].ids[1:20]) == TEXT[:19]
-    assert not module.has_own_validation
     assert module.is_prepared(module.tokenizer)
     for name, loader in (("validation", module.val_dataloader()), ("test", module.test_dataloader())):
         targets = torch.cat([batch["targets"].flatten() for batch in loader])

@@ -15,7 +15,7 @@ from tinyformer.analysis import Analysis, Findings
 from tinyformer.app.analysis_run import describe_subject, examine, keep_findings, make_subject, run_analysis
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import config_keys
-from tinyformer.app.evaluation_data import prepare_data
+from tinyformer.app.evaluation_data import prepare_data, reads_own_data
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
 from tinyformer.app.parts import (
     evaluation_mask,
@@ -28,9 +28,9 @@ from tinyformer.app.parts import (
 from tinyformer.app.sample import describe_prompts, print_generated, refuse_prompts
 from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import (
-    count,
+    data_results,
+    describe_data,
     describe_split,
-    describe_too_long,
     is_partial,
     print_summary,
     split_results,
@@ -278,6 +278,7 @@ def make_results(run: Evaluation, scores: Scores | None) -> dict[str, Any]:
         "attention_kernel": run.kernel,
         "steps": run.checkpoint.step,
         "data_fingerprint": run.data.fingerprint,
+        "data": data_results(run.data, [run.split]),
     }
     if scores is None:
         return results
@@ -290,6 +291,7 @@ def make_results(run: Evaluation, scores: Scores | None) -> dict[str, Any]:
 def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dict[str, Any]:
     """Write `results.json`, print the summary and, where the split was scored, a text sample."""
     results = make_results(run, scores) | findings.scalars
+    is_own = run.checkpoint.facts.get("data_fingerprint") is None or reads_own_data(run.data, run.checkpoint)
     path, split = run.folder / "results.json", run.data.splits[run.split]
     write_results(path, results | {"sample": None})
     (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
@@ -301,8 +303,7 @@ def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dic
             "parameters": f"{results['num_parameters']:,}",
             "device": f"{results['device']}, {results['precision']}",
             "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
-            "data": f"{run.data.name}, {run.split} split, {count(split.num_documents, run.data.document)}"
-            f"{describe_too_long(split)}",
+            **describe_data(run.data, [run.split], "" if is_own else "; not the data and splits of the run"),
             **(describe_split(run.task, scores.metrics, split, run.prefix, run.settings.limit) if scores else {}),
             "attention maps": relative_path(pictures[-1]) if pictures else None,
             **findings.lines,

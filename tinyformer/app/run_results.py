@@ -10,13 +10,14 @@ from tinyformer.app.loggers import wandb_location
 from tinyformer.app.run import Run
 from tinyformer.app.sample import describe_prompts, print_generated
 from tinyformer.app.summary import (
+    data_results,
+    describe_data,
     describe_events,
     describe_profile,
     describe_skipped,
     describe_speed,
     describe_split,
     describe_telemetry,
-    describe_too_long,
     print_summary,
     speed_results,
     split_results,
@@ -100,6 +101,7 @@ def make_results(run: Run, scores: Scores) -> dict[str, Any]:
         "skipped_steps": run.skipped,
         **telemetry_results(run.telemetry, run.report.total.seconds),
         "data_fingerprint": run.data.fingerprint,
+        "data": data_results(run.data, list(splits)),
         "held_out": run.data.caveats,
     }
 
@@ -121,8 +123,7 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
             "warning": run.warning,
             "speed": describe_speed(run.report, run.trainer.global_step),
             "telemetry": describe_telemetry(results, run.telemetry),
-            "data": f"{run.data.name}, {results['train/num_tokens']:,} training tokens"
-            f"{describe_too_long(splits['train'])}, fingerprint {run.data.fingerprint[:12]}",
+            **describe_data(run.data, list(splits), f", fingerprint {run.data.fingerprint[:12]}"),
             "held out": "\n".join(run.data.caveats) or None,
             **describe_split(run.task, scores.validation, splits["validation"], "val", limit),
             **(describe_split(run.task, scores.test, splits["test"], "test", limit) if scores.test else {}),

@@ -174,7 +174,7 @@ def prepare_data(config: DictConfig, start: Start | None, invocation: Invocation
         _require_same_vocabulary(start, data.tokenizer)
     if start is not None and start.is_resumed and start.checkpoint.facts.get("data_fingerprint") != data.fingerprint:
         raise ConfigError(
-            f"resume={format_value(config.resume)}: the text, or how it is split, has changed since the run; "
+            f"resume={format_value(config.resume)}: {data.title}: the data, or how they are split, have changed; "
             f"init_from={format_value(relative_path(start.checkpoint.path))} starts a new run from its weights."
         )
     return data

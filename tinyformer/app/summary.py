@@ -8,7 +8,8 @@ from typing import Any
 
 from tinyformer.analysis import Event
 from tinyformer.app.errors import printable
-from tinyformer.data import PairSplit, QuestionSplit
+from tinyformer.data import DataModule, PairSplit, QuestionSplit
+from tinyformer.data.base import shortened
 from tinyformer.files import atomic_write, relative_path
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
@@ -55,6 +56,34 @@ def describe_split(
         # Lines about a validation split carry no prefix, even beside those of a test split.
         **{f"test {name}" if prefix == "test" else name: line for name, line in lines.items()},
     }
+
+
+def data_results(data: DataModule, splits: Sequence[str]) -> dict[str, Any]:
+    """The part of `results.json` about what each split consists of, and what was left out of it, by the reason."""
+    return {
+        name: {
+            "files": len(data.files.get(name, ())),
+            f"{data.document}s": data.splits[name].num_documents,
+            "tokens": data.splits[name].num_tokens,
+            "left_out": data.left_out.get(name, {}),
+        }
+        for name in splits
+    }
+
+
+def describe_data(data: DataModule, splits: Sequence[str], remark: str) -> dict[str, str]:
+    """The line of the summary about data, with a remark, and one about each split; see `data_results`."""
+    hidden = f"; {count(data.num_hidden, 'hidden file')} not read" if data.num_hidden else ""
+    lines = {"data": f"{data.title}{remark}{hidden}"}
+    for name in splits:
+        split, files = data.splits[name], data.files.get(name)
+        origin = f"{count(len(files), 'file')} ({shortened(files)}), " if files else "held out, " if data.files else ""
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in data.left_out.get(name, {}).items())
+        lines[name] = (
+            f"{origin}{count(split.num_documents, data.document)}, {count(split.num_tokens, 'token')}"
+            f"{describe_too_long(split)}{'; left out: ' * bool(reasons)}{reasons}"
+        )
+    return lines
 
 
 def describe_too_long(split: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import EarlyStopping, Timer
@@ -195,9 +196,11 @@ def make_checkpoints(
     facts = {
         "precision": settings.precision,
         "data_fingerprint": data.fingerprint,
+        "content": data.content,
         "train/num_tokens": data.splits["train"].num_tokens,
     }
     contents = {"format": FORMAT, **stored, "tokenizer": data.tokenizer.to_json(), "facts": facts}
+    contents["trained_on"] = None if data.trained_on is None else torch.from_numpy(data.trained_on.view(np.int64))
     return Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
 
 

@@ -1,25 +1,26 @@
 """Lightning data modules: the base of all, and the base of those that read a source."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, runtime_checkable
 
 import lightning
 import numpy as np
 import torch
-from jaxtyping import Int, UInt
+from jaxtyping import Int, UInt, UInt64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
-from tinyformer.data.cache import Recipe
+from tinyformer.data.cache import LeftOut, Prepared, Recipe
 from tinyformer.data.loader import EpochLoader
 from tinyformer.data.similar_lengths import Rows
-from tinyformer.data.sources import Source, lacks_own_splits
-from tinyformer.data.text_files import TextFiles
+from tinyformer.data.sources import SPLITS, Source, in_use
+from tinyformer.data.text_files import LocalFiles
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
+from tinyformer.text_paths import hidden_files
 
 SAMPLE_SEED = 0
 """The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""
@@ -76,6 +77,11 @@ class DataModule(lightning.LightningDataModule):
         fingerprint: after `prepare`, identifies the content of all splits.
         name: short name, for the summary.
         labels: after `prepare`, the names of the classes; None where there are none.
+        files: after `prepare`, the names of the files of each split, where data are read from files.
+        num_hidden: after `prepare`, the number of hidden files in their folders, which are not read.
+        left_out: after `prepare`, what each split leaves out; see `LeftOut`.
+        trained_on: after `prepare`, the fingerprints of the training split; None where they are not taken.
+        without: set before `prepare`, the fingerprints of text to leave out of all splits but "train".
         row: what a row of a batch is, in the singular.
         document: what `num_documents` of a split counts, in the singular.
         varying_length: whether the rows of one batch may be longer than those of another.
@@ -89,6 +95,11 @@ class DataModule(lightning.LightningDataModule):
     fingerprint: str
     name: str
     labels: list[str] | None = None
+    files: dict[str, list[str]]
+    num_hidden = 0
+    left_out: LeftOut
+    trained_on: UInt64[np.ndarray, " fingerprints"] | None = None
+    without: UInt64[np.ndarray, " fingerprints"] | None = None
     row = "window"
     document = "document"
     varying_length = False
@@ -100,10 +111,16 @@ class DataModule(lightning.LightningDataModule):
         require_at_most(256, {"num_workers": 2}, num_workers=num_workers)
         self.seq_len, self.batch_size, self.num_workers = seq_len, batch_size, num_workers
         self.seed, self.split_seed = seed, split_seed
+        self.files, self.left_out = {}, {}
 
     def __deepcopy__(self, memo: dict) -> "DataModule":
         """Itself: copies of a model, such as those that average its weights, share its data."""
         return self
+
+    @property
+    def content(self) -> str | None:
+        """Identifies the texts of all splits, whatever tokenizer encodes them; None where they are generated."""
+        return None
 
     @abstractmethod
     def prepare(self, whole: bool = False) -> None:
@@ -247,7 +264,12 @@ class DataModule(lightning.LightningDataModule):
         return self.trainer.world_size if self.trainer is not None else 1
 
 
-class SourceDataModule(DataModule):
+def shortened(names: Sequence[str]) -> str:
+    """The first two names, and the number of the others."""
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+class SourceDataModule(DataModule, Generic[Prepared]):
     """Data from a source, tokenised once and kept in the cache folder.
 
     Args:
@@ -292,21 +314,32 @@ class SourceDataModule(DataModule):
         self._group_near_copies = group_near_copies
 
     @abstractmethod
-    def _recipe(self, whole: bool) -> Recipe:
+    def _recipe(self, whole: bool) -> Recipe[Prepared]:
         """Everything that determines the tokens."""
+
+    @property
+    def content(self) -> str:
+        """See `Recipe.content`."""
+        return self._recipe(whole=False).content
+
+    def _prepared(self, whole: bool) -> Prepared:
+        """What the recipe prepares, with the attributes set that all kinds of data have."""
+        prepared = self._recipe(whole).prepare(self.cache_dir)
+        self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
+        self.left_out, self.trained_on, self._division = prepared.left_out, prepared.trained_on, prepared.division
+        source = in_use(self.source)
+        if isinstance(source, LocalFiles):
+            self.files = {split: [file.name for file in files] for split, files in source.of_splits.items()}
+            self.files["all"] = [name for split in SPLITS for name in self.files.get(split, [])]
+            self.num_hidden = len(hidden_files(source.files))
+        return prepared
 
     def _hold_out(self, whole: bool) -> dict[str, Any]:
         """The arguments of a recipe about holding out."""
         if whole:
-            return {"whole": True}
-        return {**self._held_out, "group_near_copies": self._group_near_copies, "seed": self.split_seed}
-
-    def _prepared(self, whole: bool) -> Any:
-        """What a recipe prepares."""
-        recipe = self._recipe(whole)
-        prepared = recipe.prepare(self.cache_dir)
-        self._division = recipe.division(self.cache_dir)
-        return prepared
+            return {"whole": True, "without": self.without}
+        settings = {"group_near_copies": self._group_near_copies, "seed": self.split_seed, "without": self.without}
+        return {**self._held_out, **settings}
 
     @property
     def caveats(self) -> list[str]:
@@ -316,17 +349,16 @@ class SourceDataModule(DataModule):
     @property
     def title(self) -> str:
         """The name, with the files that were given: "text (a.txt, b.txt and 3 more)"."""
-        if not isinstance(self.source, TextFiles):
+        source = in_use(self.source)
+        if not isinstance(source, LocalFiles):
             return self.name
-        files = [Path(name).name for name in self.source.files]
-        more = f" and {len(files) - 2} more" if len(files) > 2 else ""
-        return f"{self.name} ({', '.join(files[:2])}{more})"
+        return f"{self.name} ({shortened([Path(name).name for name in source.files])})"
 
     @property
     def scored_whole(self) -> bool:
         """True for files without a validation split."""
         with argument_path("source"):
-            return lacks_own_splits(self.source)
+            return not getattr(in_use(self.source), "has_own_splits", True)
 
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
         """Whether the tokens of a given tokenizer (with a mask token if these data need one) are in the cache."""

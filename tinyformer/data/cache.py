@@ -3,25 +3,53 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import datasets
+import numpy as np
+from jaxtyping import UInt64
 
-from tinyformer.data.documents import iterate_texts
+from tinyformer.data.documents import from_texts, iterate_rows, iterate_texts, text_columns
 from tinyformer.data.sources import SPLITS, Source
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import build_once, default_cache_dir, open_intact
 from tinyformer.data.stream import TokenSplit, open_split, with_progress, write_split
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
+from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
 from tinyformer.errors import argument_path
 
-_FORMAT = 2  # increase it when the same input would give other files
+_FORMAT = 3  # increase it when the same input would give other files
 
-Prepared = TypeVar("Prepared")
+LeftOut = dict[str, dict[str, int]]
+"""For each split, how many rows (or, where it says so, characters) were left out, by the reason."""
+
+
+@dataclass(frozen=True)
+class PreparedSource:
+    """A tokenised source, opened.
+
+    Attributes:
+        tokenizer: the tokenizer of all splits.
+        fingerprint: `Recipe.key`.
+        trained_on: the fingerprints of the training split; None where there is none, or where they are too many.
+        left_out: see `LeftOut`.
+        division: the phrase of `hold_out`.
+    """
+
+    tokenizer: TextTokenizer
+    fingerprint: str
+    trained_on: UInt64[np.ndarray, " fingerprints"] | None
+    left_out: LeftOut
+    division: str | None
+
+
+TRAINED_ON = "trained_on.npy"
+Prepared = TypeVar("Prepared", bound=PreparedSource)
 
 
 @dataclass(frozen=True)
@@ -35,8 +63,20 @@ class Recipe(ABC, Generic[Prepared]):
         test_fraction: see `hold_out`.
         seed: see `hold_out`.
         group_near_copies: see `hold_out`.
+        max_examples: upper bound on the rows of the first split (the training split, or "all"). They are drawn at
+            random, by `seed`, since data sets may be sorted by label.
         whole: hold nothing out; the documents of all the source's splits are one split "all".
+        without: fingerprints of the text on which a model was trained, which is left out of all splits but "train".
+
+    Attributes:
+        keep_whole: see `hold_out`.
+        compared: see `hold_out`; by these columns, rows are recognised, too.
+        classes: see `hold_out`.
     """
+
+    keep_whole: ClassVar[bool] = True
+    compared: ClassVar[tuple[str, ...]] = ()
+    classes: ClassVar[str | None] = None
 
     source: Source
     tokenizer: TokenizerRecipe
@@ -44,11 +84,21 @@ class Recipe(ABC, Generic[Prepared]):
     test_fraction: float = 0.0
     seed: int = 0
     group_near_copies: bool = False
+    max_examples: int | None = None
     whole: bool = False
+    without: UInt64[np.ndarray, " fingerprints"] | None = None
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of everything that determines the splits."""
+        """SHA-256 of everything that determines the tokenised splits."""
+        with argument_path("tokenizer"):
+            tokenizer = self.tokenizer.key()
+        without = None if self.without is None else hashlib.sha256(self.without.tobytes()).hexdigest()
+        return hashlib.sha256(json.dumps([self.content, tokenizer, without]).encode()).hexdigest()
+
+    @cached_property
+    def content(self) -> str:
+        """SHA-256 of everything that determines the texts of the splits, whatever tokenizer encodes them."""
         return hashlib.sha256(json.dumps(self._parts()).encode()).hexdigest()
 
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
@@ -63,10 +113,6 @@ class Recipe(ABC, Generic[Prepared]):
         """What `prepare` left in the cache folder; None if it is missing, incomplete or damaged."""
         return open_intact(self._folder(cache_dir), self._open)
 
-    def division(self, cache_dir: str | Path | None = None) -> str | None:
-        """The phrase of `hold_out` about what `prepare` left in the cache folder."""
-        return json.loads((self._folder(cache_dir) / "meta.json").read_text())["division"]
-
     def _folder(self, cache_dir: str | Path | None) -> Path:
         parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
         source = self.source.name.replace("/", "-")  # it may come from a file, and must not lead out of the folder
@@ -75,25 +121,66 @@ class Recipe(ABC, Generic[Prepared]):
     def _parts(self) -> list[Any]:
         with argument_path("source"):
             source = self.source.fingerprint()
-        with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.key()
         return [
-            *(_FORMAT, source, tokenizer),
+            *(_FORMAT, source, self.max_examples, self.whole),
             *(self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies),
         ]
 
-    def _divide(self, own: dict[str, datasets.Dataset], **how: Any) -> tuple[dict[str, datasets.Dataset], str | None]:
-        """The splits to tokenise, the first of them the training split, or "all"; and a phrase, see `hold_out`.
+    def _divide(self, own: dict[str, datasets.Dataset]) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
+        """The splits to tokenise, the first of which is the training split or "all"; `left_out`, and `division`.
 
         Args:
             own: the source's splits.
-            how: further arguments of `hold_out`.
         """
+        left_out: LeftOut = {split: {} for split in ("all", *SPLITS)}
         if self.whole:
-            return {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}, None
-        fractions = self.validation_fraction, self.test_fraction
-        splits, division = hold_out(own, *fractions, self.seed, self.group_near_copies, **how)
-        return {split: splits[split] for split in SPLITS if split in splits}, division
+            own = {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}
+        if not self.keep_whole:
+            own = {s: _select(rows, iterate_texts(rows), left_out[s], "without text") for s, rows in own.items()}
+        fractions = (0.0, 0.0) if self.whole else (self.validation_fraction, self.test_fraction)
+        copies, compared, classes = self.group_near_copies, self.compared, self.classes
+        splits, division = hold_out(own, *fractions, self.seed, copies, self.keep_whole, compared, classes)
+        splits = {split: splits[split] for split in left_out if split in splits}
+        if self.without is not None:
+            known = set(self.without.tolist())
+            for split, rows in splits.items():
+                if split != "train":
+                    splits[split] = self._unknown(rows, known, left_out[split])
+        if self.max_examples is not None:
+            first, rows = next(iter(splits.items()))
+            drawn = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
+            is_drawn = np.isin(np.arange(len(rows)), drawn)
+            splits[first] = _select(rows, is_drawn, left_out[first], "beyond max_examples")
+        return splits, {"left_out": left_out, "division": division}
+
+    def _unknown(self, rows: datasets.Dataset, known: set[int], left_out: dict[str, int]) -> datasets.Dataset:
+        """The rows, or the parts of documents, that are not known."""
+        if self.keep_whole:
+            is_unknown = (not fingerprints(text) <= known for text in self._texts(rows))
+            return _select(rows, is_unknown, left_out, "of the run's training split")
+        assert self.without is not None
+        unknown = from_texts(part for text in iterate_texts(rows) for part in cut_out(text, self.without))
+        cut = sum(map(len, iterate_texts(rows))) - sum(map(len, iterate_texts(unknown)))
+        left_out |= {"characters of the run's training split": cut} if cut else {}
+        return unknown
+
+    def _texts(self, rows: datasets.Dataset) -> Iterable[str]:
+        """The text of each row by which it is recognised."""
+        return map("\n".join, iterate_rows(rows.select_columns(list(self.compared) or text_columns(rows))))
+
+    def _write_meta(
+        self,
+        folder: Path,
+        tokenizer: TextTokenizer,
+        counts: dict[str, dict[str, int]],
+        splits: Mapping[str, datasets.Dataset],
+        **meta: Any,
+    ) -> None:
+        """Write the tokenizer, the counts of the splits, fingerprints of the training split, and further facts."""
+        (folder / "tokenizer.json").write_text(tokenizer.to_json())
+        (folder / "meta.json").write_text(json.dumps({**meta, "splits": counts}, indent=1))
+        if "train" in splits and (found := fingerprints_of_all(self._texts(splits["train"]))) is not None:
+            np.save(folder / TRAINED_ON, found)
 
     def _open(self, folder: Path) -> Prepared | None:
         """None if the folder's contents are incomplete."""
@@ -101,46 +188,46 @@ class Recipe(ABC, Generic[Prepared]):
             meta = json.loads((folder / "meta.json").read_text())
             if not meta["splits"].keys() & {"train", "all"}:
                 return None
-            meta.pop("division")
             splits = {name: open_split(folder, name, counts) for name, counts in meta.pop("splits").items()}
             tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
-            return self._prepared(folder, tokenizer, splits, meta)
+            trained_on = np.load(folder / TRAINED_ON) if (folder / TRAINED_ON).exists() else None
+            opened = PreparedSource(tokenizer, self.key, trained_on, meta.pop("left_out"), meta.pop("division"))
+            return self._prepared(folder, opened, splits, meta)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
             return None
 
     @abstractmethod
     def _prepared(
-        self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
+        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
     ) -> Prepared:
-        """The folder's contents; `meta` is what `write_meta` stored beside the counts."""
+        """The folder's contents; `meta` is what `_write_meta` stored beside those of `opened` and the counts."""
 
     @abstractmethod
     def _build(self, folder: Path) -> None:
         """Tokenise the source into a folder that does not exist."""
 
 
-def write_meta(folder: Path, tokenizer: TextTokenizer, counts: dict[str, dict[str, int]], **meta: Any) -> None:
-    """Write the tokenizer, the counts of the splits and further facts."""
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
-    (folder / "meta.json").write_text(json.dumps({**meta, "splits": counts}, indent=1))
+def _select(
+    rows: datasets.Dataset, is_kept: Iterable[object], left_out: dict[str, int], reason: str
+) -> datasets.Dataset:
+    """Some of the rows; the number of the others is added to `left_out`."""
+    kept = [row for row, keep in enumerate(is_kept) if keep]
+    if len(kept) == len(rows):
+        return rows  # remains a memory map without a table of indices
+    left_out[reason] = len(rows) - len(kept)
+    return rows.select(kept)
 
 
 @dataclass(frozen=True)
-class PreparedText:
+class PreparedText(PreparedSource):
     """Tokenised text, opened.
 
     Attributes:
-        tokenizer: the tokenizer of all splits.
         splits: by name.
-        fingerprint: `TextRecipe.key`.
-        own_validation: whether the source has a validation split of its own.
         folder: where the files are.
     """
 
-    tokenizer: TextTokenizer
     splits: dict[str, TokenSplit]
-    fingerprint: str
-    own_validation: bool
     folder: Path
 
 
@@ -154,18 +241,19 @@ class TextRecipe(Recipe[PreparedText]):
 
     max_tokens: int | None = None
 
+    keep_whole = False
+
     def _parts(self) -> list[Any]:
-        return [*super()._parts(), self.max_tokens, self.whole]
+        return [*super()._parts(), self.max_tokens]
 
     def _prepared(
-        self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
+        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
     ) -> PreparedText:
-        return PreparedText(tokenizer, splits, self.key, meta["own_validation"], folder)
+        return PreparedText(**vars(opened), splits=splits, folder=folder)
 
     def _build(self, folder: Path) -> None:
         with argument_path("source"):
-            own = self.source.load(self._max_characters())
-        splits, division = self._divide(own)
+            splits, facts = self._divide(self.source.load(self._max_characters()))
         with argument_path("tokenizer"):
             tokenizer = self.tokenizer.build(iterate_texts(next(iter(splits.values()))))
         folder.mkdir()
@@ -174,7 +262,7 @@ class TextRecipe(Recipe[PreparedText]):
             texts = filter(None, with_progress(iterate_texts(rows), len(rows), name))
             counts[name] = write_split(texts, tokenizer, folder, name, limit)
             limit = None  # which bounds the first split only
-        write_meta(folder, tokenizer, counts, division=division, own_validation="validation" in own)
+        self._write_meta(folder, tokenizer, counts, splits, **facts)
 
     def _max_characters(self) -> int | None:
         """Upper bound on the characters that `max_tokens` need, what is held out included."""

@@ -27,7 +27,7 @@ _MANY_BYTES, _MANY_TIMES = 2**27, 100
 may hold one text a million times. Prose is compressed to a third."""
 
 DELIMITERS = (",", ";", "\t", "|")
-"""What may separate the fields of .csv and .tsv files, unless `Layout.delimiter` says it."""
+"""What may separate the fields of .csv and .tsv files."""
 
 MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """Byte-order marks, and the encoding by which `iconv` reads each."""
@@ -53,7 +53,6 @@ class Layout:
         columns: all columns, where .csv and .tsv files have no header; None: their first line names them.
         quoted: whether quotation marks enclose fields, which then may contain the delimiter and line ends. If not,
             they are plain characters, and a line is a row.
-        delimiter: what separates fields; None: found, see `_find_delimiter`.
         arguments: the argument that names each of `text_columns`, for errors; `text_column` by default.
     """
 
@@ -61,7 +60,6 @@ class Layout:
     label_column: str | None = None
     columns: Sequence[str] | None = None
     quoted: bool = True
-    delimiter: str | None = None
     arguments: Sequence[str] = ()
 
     @property
@@ -171,8 +169,9 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any
     csv.field_size_limit(2**31 - 1)
     # newline="" leaves line ends within quotes as they are; splitlines would also split at U+2028 and others.
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
-    text, dialect = _decode(file), {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}
-    delimiter = layout.delimiter or _find_delimiter(text, layout, usual, **dialect)
+    text, quoting = _decode(file), csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
+    dialect: dict[str, Any] = {"quoting": quoting, "strict": True}
+    delimiter = _find_delimiter(text, layout, usual, **dialect)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
     try:
         names = layout.columns or next(lines, [])

@@ -18,7 +18,7 @@ from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError, require_at_least
 
 
-class LabelledDataModule(SourceDataModule):
+class LabelledDataModule(SourceDataModule[PreparedExamples]):
     """Batches of texts, or of pairs of texts, and their classes.
 
     Args:
@@ -78,7 +78,6 @@ class LabelledDataModule(SourceDataModule):
         if len(self.labels) < 2:
             reason = f"all examples have the label {self.labels[0]}; there must be at least two classes"
             raise ArgumentError("source", self.name, reason)
-        self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         self.splits = {name: self._split(prepared, name) for name in prepared.streams}
         self._names = {name: [prepared.names[i] for i in np.unique(prepared.labels[name])] for name in self.splits}
         for name in prepared.without_labels:

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
 from tinyformer.data.base import DataModule, SourceDataModule
-from tinyformer.data.cache import TextRecipe
+from tinyformer.data.cache import PreparedText, TextRecipe
 from tinyformer.data.loader import ResumableLoader
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.share import share
@@ -106,7 +106,7 @@ class TokenDataModule(DataModule):
         return Masker(self._masking, self.tokenizer, seed) if self._masking else None
 
 
-class TextDataModule(SourceDataModule, TokenDataModule):
+class TextDataModule(SourceDataModule[PreparedText], TokenDataModule):
     """Windows of token ids from a source of text.
 
     Args:
@@ -125,13 +125,10 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         tokenizer: after `prepare`, the tokenizer.
         splits: after `prepare`, the tokens by split: train, validation, test, or "all" alone.
         fingerprint: after `prepare`, identifies text, tokenizer and hold-out together.
-        has_own_validation: after `prepare`, whether the source has a validation split of its own.
 
     Raises:
         ArgumentError: a number is out of range, or `pack` or `device` is not supported.
     """
-
-    has_own_validation: bool
 
     def __init__(
         self,
@@ -171,9 +168,7 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         Raises:
             ArgumentError: the source or the tokenizer cannot be read, or the training text is shorter than one window.
         """
-        prepared = self._prepared(whole)
-        self.tokenizer, self.splits = prepared.tokenizer, prepared.splits
-        self.fingerprint, self.has_own_validation = prepared.fingerprint, prepared.own_validation
+        self.splits = self._prepared(whole).splits
         if not whole:
             self._require_window(self.splits["train"].num_tokens)
 

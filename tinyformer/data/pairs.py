@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import SourceDataModule
+from tinyformer.data.cache import PreparedSource
 from tinyformer.data.share import share
 from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
 from tinyformer.data.sources import PairSource, Source
@@ -29,19 +30,15 @@ _FORMAT = 2  # increase it when the same input would give other files
 
 
 @dataclass(frozen=True)
-class PreparedPairs:
+class PreparedPairs(PreparedSource):
     """Tokenised pairs, opened.
 
     Attributes:
-        tokenizer: the tokenizer of both texts.
         streams: for each split, all texts in order: a source and its target, and so on; and the targets as they stand
             in the source.
-        fingerprint: `PairRecipe.key`.
     """
 
-    tokenizer: TextTokenizer
     streams: dict[str, tuple[TokenSplit, pa.ChunkedArray]]
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -50,16 +47,16 @@ class PairRecipe(TwoTextRecipe[PreparedPairs]):
 
     def _parts(self) -> list[Any]:
         columns = list(cast(PairSource, self.source).pair_columns)
-        return [*super()._parts(), columns, self.max_examples, self.whole, "pairs", _FORMAT]
+        return [*super()._parts(), columns, "pairs", _FORMAT]
 
     def _load(self) -> dict[str, datasets.Dataset]:
         return cast(PairSource, self.source).load_pairs()
 
     def _prepared(
-        self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
+        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
     ) -> PreparedPairs:
         streams = {name: (stream, open_rows(folder, name)["pair"]) for name, stream in splits.items()}
-        return PreparedPairs(tokenizer, streams, self.key)
+        return PreparedPairs(**vars(opened), streams=streams)
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ def order_of(split: PairSplit) -> Int64[np.ndarray, " pairs"]:
     return longer * (int(longer.max(initial=0)) + 1) + shorter
 
 
-class PairDataModule(SourceDataModule):
+class PairDataModule(SourceDataModule[PreparedPairs]):
     """Batches of pairs of a source text and its target, such as a sentence and its translation.
 
     Both are tokenised by one tokenizer.
@@ -252,7 +249,6 @@ class PairDataModule(SourceDataModule):
             ArgumentError: the source or the tokenizer cannot be read, or a text is too long.
         """
         prepared = self._prepared(whole)
-        self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         self.splits = {name: self._split(name, *streams) for name, streams in prepared.streams.items()}
 
     def _recipe(self, whole: bool) -> PairRecipe:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
 from tinyformer.data.base import SourceDataModule
+from tinyformer.data.cache import PreparedSource
 from tinyformer.data.questions import EXTRA_TOKENS, QuestionLoader, Questions, QuestionSplit, QuestionTexts, token_spans
 from tinyformer.data.share import share
 from tinyformer.data.similar_lengths import EvaluationBatches
@@ -25,18 +26,14 @@ _FORMAT = 2  # increase it when the same input would give other files
 
 
 @dataclass(frozen=True)
-class PreparedQuestions:
+class PreparedQuestions(PreparedSource):
     """Tokenised questions, opened.
 
     Attributes:
-        tokenizer: the tokenizer of questions and contexts.
         splits: by name.
-        fingerprint: `QuestionRecipe.key`.
     """
 
-    tokenizer: TextTokenizer
     splits: dict[str, QuestionTexts]
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
     compared = ("pair",)  # else training would have questions about held-out contexts
 
     def _parts(self) -> list[Any]:
-        return [*super()._parts(), self.max_examples, self.whole, "questions", _FORMAT]
+        return [*super()._parts(), "questions", _FORMAT]
 
     def _load(self) -> dict[str, datasets.Dataset]:
         return cast(QuestionSource, self.source).load_questions()
@@ -57,25 +54,25 @@ class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
         super()._write(folder, name, rows, tokenizer)
 
     def _prepared(
-        self, folder: Path, tokenizer: TextTokenizer, splits: dict[str, TokenSplit], meta: dict[str, Any]
+        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
     ) -> PreparedQuestions:
-        opened = {
+        texts = {
             name: QuestionTexts(
                 stream.ids,
                 np.asarray(stream.offsets[:-1]).reshape(-1, 2),
                 np.diff(stream.offsets).reshape(-1, 2) - 1,
                 np.load(folder / f"{name}.spans.npy"),
                 open_rows(folder, name),
-                tokenizer,
+                opened.tokenizer,
                 stream.num_bytes,
                 stream.num_unknown,
             )
             for name, stream in splits.items()
         }
-        return PreparedQuestions(tokenizer, opened, self.key)
+        return PreparedQuestions(**vars(opened), splits=texts)
 
 
-class QuestionDataModule(SourceDataModule):
+class QuestionDataModule(SourceDataModule[PreparedQuestions]):
     """Batches of questions with their contexts, and where the answers are.
 
     Args:
@@ -134,7 +131,6 @@ class QuestionDataModule(SourceDataModule):
             ArgumentError: the source or the tokenizer cannot be read.
         """
         prepared = self._prepared(whole)
-        self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         limits = self.seq_len, self._max_question_length, self._stride
         self.splits = {name: split.cut(*limits) for name, split in prepared.splits.items()}
 

@@ -107,11 +107,6 @@ class LocalOrHub:
         with self._path():
             self._source = hub if files is None else local(files=files)
 
-    @property
-    def has_own_splits(self) -> bool:
-        """Whether the files include a validation split; True for the Hub, whose splits are those of training."""
-        return getattr(self._source, "has_own_splits", True)
-
     def fingerprint(self) -> str:
         """The fingerprint of the source in use."""
         with self._path():
@@ -148,6 +143,6 @@ class LocalOrHub:
         return argument_path(self._argument, passed={"files": "files"})
 
 
-def lacks_own_splits(source: Source) -> bool:
-    """Whether a source consists of files without a validation split."""
-    return not getattr(source, "has_own_splits", True)
+def in_use(source: Source) -> Source:
+    """The source itself, or the one that takes its place."""
+    return source._source if isinstance(source, LocalOrHub) else source

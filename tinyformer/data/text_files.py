@@ -82,11 +82,10 @@ class TextFiles(LocalFiles):
         target_column: the column that holds their targets.
         columns: the columns of .csv and .tsv files without a header.
         quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
-        delimiter: what separates the fields of .csv and .tsv files; None: a comma, semicolon, tab or bar is found.
         separator: what stands between the documents of a text, such as "<|endoftext|>"; None: each text is one.
 
     Raises:
-        ArgumentError: `text_column` is not one column or two, or `delimiter` not one character.
+        ArgumentError: `text_column` is not one column or two.
     """
 
     name = "text"
@@ -100,18 +99,13 @@ class TextFiles(LocalFiles):
         quoted: bool = True,
         source_column: str = "source",
         target_column: str = "target",
-        delimiter: str | None = None,
         separator: str | None = None,
     ) -> None:
         super().__init__(files)
         self.text_columns, self.label_column = one_or_two(text_column), label_column
         self.columns, self.quoted = columns and list(columns), quoted
         self.pair_columns = two_columns(source_column, target_column)
-        # As they are typed in a shell, which passes on \n and \t as they are.
-        self.delimiter = delimiter and delimiter.replace(r"\t", "\t")
-        self.separator = separator and separator.replace(r"\n", "\n").replace(r"\t", "\t")
-        if self.delimiter is not None and len(self.delimiter) != 1:
-            raise ArgumentError("delimiter", delimiter, "must be one character", {"delimiter": ";"})
+        self.separator = separator and separator.replace(r"\n", "\n")  # a shell passes on \n as it is typed
 
     def fingerprint(self) -> str:
         """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
@@ -119,8 +113,7 @@ class TextFiles(LocalFiles):
         Raises:
             ArgumentError: a file does not exist, or its format is not supported.
         """
-        settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted]
-        settings += [self.delimiter, self.separator]
+        settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted, self.separator]
         return self.hash(json.dumps(settings).encode())
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
@@ -158,7 +151,7 @@ class TextFiles(LocalFiles):
         return {split: self._pairs(files) for split, files in self.of_splits.items()}
 
     def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
-        layout = Layout(self.pair_columns, None, self.columns, self.quoted, self.delimiter, PAIR_ARGUMENTS)
+        layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
         pairs = []
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
@@ -176,7 +169,7 @@ class TextFiles(LocalFiles):
 
     def _rows(self, files: Iterable[Path], label_column: str | None) -> Iterator[tuple[list[str], str | None, str]]:
         """The texts of each row, its label if there is a label column, and its place, for errors."""
-        layout = Layout(self.text_columns, label_column, self.columns, self.quoted, self.delimiter)
+        layout = Layout(self.text_columns, label_column, self.columns, self.quoted)
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
                 texts = [self._text(file, *named) for named in zip(self.text_columns, values, strict=False)]

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import datasets
-import numpy as np
 import pyarrow as pa
 
-from tinyformer.data.cache import Prepared, Recipe, write_meta
+from tinyformer.data.cache import Prepared, Recipe
 from tinyformer.data.documents import TEXTS, iterate_rows
 from tinyformer.data.stream import with_progress, write_split
 from tinyformer.data.tokenizer import TextTokenizer
@@ -23,15 +22,7 @@ class TwoTextRecipe(Recipe[Prepared]):
     """Everything that determines the tokenised rows of a source whose rows have two texts.
 
     What a method `caveat` of the source says of the splits is kept beside them.
-
-    Args:
-        max_examples: upper bound on the rows of the first split (the training split, or "all"), drawn by `seed`.
-
-    Attributes:
-        compared: the columns whose texts are compared when rows are held out, see `hold_out`.
     """
-
-    max_examples: int | None = None
 
     compared: ClassVar[tuple[str, ...]] = TEXTS
 
@@ -47,23 +38,18 @@ class TwoTextRecipe(Recipe[Prepared]):
 
     def _build(self, folder: Path) -> None:
         with argument_path("source"):
-            own = self._load()
-        splits, division = self._divide(own, keep_whole=True, compared=self.compared)
+            splits, facts = self._divide(self._load())
         if (caveat := getattr(self.source, "caveat", None)) and not self.whole:
-            division = caveat(splits)
-        first, rows = next(iter(splits.items()))
-        if self.max_examples is not None:
-            chosen = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
-            splits[first] = rows.select(np.sort(chosen))
+            facts["division"] = caveat(splits)
         with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.build(_texts(splits[first]))
+            tokenizer = self.tokenizer.build(_texts(next(iter(splits.values()))))
         folder.mkdir()
         counts = {}
         for name, rows in splits.items():
             texts = with_progress(_texts(rows), 2 * len(rows), name)
             counts[name] = write_split(texts, tokenizer, folder, name)
             self._write(folder, name, rows, tokenizer)
-        write_meta(folder, tokenizer, counts, division=division)
+        self._write_meta(folder, tokenizer, counts, splits, **facts)
 
 
 def open_rows(folder: Path, name: str) -> pa.Table:
