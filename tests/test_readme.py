@@ -191,6 +191,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with everything that commands name: a run, texts, labelled texts, and `mine.py`."""
     Path("other.txt").write_text("Once there was a cat.\n" * 9)
+    Path("stories.txt").write_text(book.read_text().replace("\n", "\n<|endoftext|>\n"))
     Path("mine.py").write_text(MINE[-1])
     Path("claims").mkdir()
     short = ", ".join(["trainer.max_steps=10", "data=text", "data.files=book.txt", *SMALL_RUN[4:]])

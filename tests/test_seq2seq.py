@@ -51,7 +51,7 @@ def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     checkpoint = "run/checkpoints/last.ckpt"
     evaluated = program("evaluate.py", f"checkpoint={checkpoint} data.files=pairs.tsv hydra.run.dir=evaluated")
     assert evaluated.code == 0, evaluated.err
-    assert "validation      held out, 4 pairs, " in evaluated.out
+    assert re.search(r"\nvalidation +held out, 4 pairs, \d+ tokens\n", evaluated.out)
     for name in ("loss", "bleu", "chrf"):
         assert results_of("evaluated")[f"val/{name}"] == pytest.approx(results_of("run")[f"val/{name}"], abs=1e-4)
     assert results_of("evaluated")["val/num_decoded"] == 4
@@ -89,7 +89,7 @@ def test_a_pruned_checkpoint_is_one_like_any_other(program: Program) -> None:
     assert ended.code == 0, ended.err
     out, results = evaluate(program, "run/checkpoints/last.ckpt", "analysis=prune analysis.num_windows=100 score=true")
     # 70 of the 80 pairs have more than three characters on a side.
-    assert re.search(r"\nvalidation +held out, 4 pairs, \d+ tokens, 3 pairs truncated\n", out)
+    assert re.search(r"\nvalidation +held out, 4 pairs, \d+ tokens, \d pairs truncated\n", out), out
     assert "72 pairs, 288 tokens, 64 pairs truncated\n" in ended.out
     assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
     pruned = tinyformer.load("evaluated/pruned.ckpt", backend="eager")
