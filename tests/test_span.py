@@ -198,7 +198,7 @@ MISTAKES = {
     "model.max_seq_len=3: must be at least 4": f"{SQUAD} model.max_seq_len=3",
     "task.objective.max_answer_length=0: must be at least 1": f"{SQUAD} task.objective.max_answer_length=0",
     "data.num_functions=1: must be at least 2": "task=span data.num_functions=1",
-    "generate.prompt=Who?: SpanExtraction cannot generate text": f"{SQUAD} generate.prompt=Who?",
+    "generate.prompt='Who?': SpanExtraction cannot generate text": f"{SQUAD} generate.prompt=Who?",
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -270,7 +271,9 @@ def test_the_post_processor_decides_what_is_around_a_text(variant: str, name: st
             assert axes.queries == tokenizer.convert_ids_to_tokens(labels[0])
     rows = SpecialTokens(decoder_start=9).around(ours.tokenizer)
     lengths = np.array([[2, 1]]) + rows.num_added
-    split = PairSplit(np.array([4, 0, 1, 4, 1]), np.array([[0, 3]]), lengths, ours.tokenizer, rows, 0, 0, 0, 0)
+    targets = pa.chunked_array([["b"]])
+    ids, begins = np.array([4, 0, 1, 4, 1]), np.array([[0, 3]])
+    split = PairSplit(ids, begins, lengths, targets, ours.tokenizer, rows, 0, 0, 0, 0, 0)
     source, target = (tokenizer(text)["input_ids"] for text in ("a b", "b"))
     batch = Pairs(split)[0]
     assert (batch["source"].tolist(), batch["targets"].tolist()) == ([source], [target])
