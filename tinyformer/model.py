@@ -198,11 +198,10 @@ class Model(Inspected):
             batch["labels"] = self._label_ids(labels, len(batch["inputs"])).to(batch["inputs"].device)
         elif labels is not None:
             raise ArgumentError("labels", labels, f"must be None: {type(self.task).__name__} has no labels")
-        mask_id = getattr(self._tokenizer, "mask_id", None)
-        if self._tokenizer is not None:
+        elif self._tokenizer is not None:
             special = torch.tensor(sorted(self._tokenizer.special_ids), device=batch["inputs"].device)
             batch["targets"] = batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)
-        nats, targets = self.task.nats_of_texts(self.network, batch, mask_id)
+        nats, targets = self.task.nats_of_texts(self.network, batch, getattr(self._tokenizer, "mask_id", None))
         for index in (targets == 0).nonzero().flatten().tolist():
             reason = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked"
             raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})

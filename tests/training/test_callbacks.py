@@ -112,6 +112,15 @@ def test_a_resumed_run_keeps_the_best_so_far(tmp_path):
     assert load_checkpoint(checkpoints.last).step == 8
 
 
+@pytest.fixture(autouse=True)
+def _own_signals():
+    """Signal handlers as in a terminal: pytest itself may run under `nohup`, or as a background job of a script."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_stops_the_run_with_a_checkpoint(tmp_path, number):
     checkpoints, after = Checkpoints(tmp_path, CONTENTS), []
@@ -140,6 +149,7 @@ def test_an_ignored_signal_and_one_after_the_last_step(tmp_path):
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
 def test_signal_handlers_are_restored(tmp_path, error):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in SIGNALS]
     during = []
     watch = AtStep(2, lambda: during.extend(signal.getsignal(number) for number in SIGNALS))

@@ -37,9 +37,9 @@ class Checkpoints(Checkpoint):
     """Writes `last.ckpt` at each validation and `best.ckpt` when a metric is the best so far.
 
     `best.ckpt` comes first and holds its own value, from which a resumed run takes it: the two agree whenever a run is
-    killed. On one of `SIGNALS` that the process does not ignore, it finishes the current optimizer step and writes
-    `last.ckpt` before the run ends, so that a resumed run continues from exactly this point. A second signal ends the
-    process at once.
+    killed. On one of `SIGNALS` (SIGHUP unless the process ignores it, as under `nohup`), it finishes the current
+    optimizer step and writes `last.ckpt` before the run ends, so that a resumed run continues from exactly this point.
+    A second signal ends the process at once.
 
     Args:
         directory: where to write the files.
@@ -104,7 +104,8 @@ class Checkpoints(Checkpoint):
         """Install the signal handlers; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             return
-        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # as under `nohup`
+        is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        heard = [number for number in SIGNALS if number != signal.SIGHUP or not is_nohup]
         self.handlers = {number: signal.signal(number, self._receive) for number in heard}
         if trainer.received_sigterm:  # by Lightning, before these handlers were set; it would end the run amid a step
             trainer._signal_connector.received_sigterm = False
