@@ -29,7 +29,7 @@ from tinyformer.app.config import Invocation
 from tinyformer.app.loggers import closing
 from tinyformer.app.run import Run
 from tinyformer.app.training_run import fit, set_up
-from tinyformer.data import Batch
+from tinyformer.batch import Batch
 from tinyformer.doctor.exactness import kernel_among, profiled_events
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.data import IGNORED, ByteTokenizer, InductionDataModule
+from tinyformer.batch import IGNORED
+from tinyformer.data import ByteTokenizer, InductionDataModule
 
 SETTINGS = {"seq_len": 40, "max_seq_len": 64, "batch_size": 8, "num_symbols": 16, "min_period": 6, "max_period": 12}
 SETTINGS |= {"num_sequences": 100, "num_validation_sequences": 50}

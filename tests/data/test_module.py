@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tinyformer.data import IGNORED, CharTokenizer, Masking, TextDataModule, TextFiles
+from tinyformer.batch import IGNORED
+from tinyformer.data import CharTokenizer, Masking, TextDataModule, TextFiles
 from tinyformer.errors import ArgumentError
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40

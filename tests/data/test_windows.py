@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.data import IGNORED, Windows
+from tinyformer.batch import IGNORED
+from tinyformer.data import Windows
 from tinyformer.data.windows import TensorWindows
 
 from .streams import EOS, split_of

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyformer.nn import IGNORED, vocabulary_cross_entropy
+from tinyformer.batch import IGNORED
+from tinyformer.nn import vocabulary_cross_entropy
 from tinyformer.nn.vocabulary import _most_logits, padded_scores
 
 VOCAB_SIZE = 101

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 
 from tinyformer.analysis.costs import TrainingFlops, batch_sizes
-from tinyformer.data import IGNORED
+from tinyformer.batch import IGNORED
 from tinyformer.data.loader import EpochLoader
 from tinyformer.hardware import compute_dtype, peak_memory
 from tinyformer.tasks import Batch
