@@ -1,62 +1,102 @@
-from .ablation import HeadAblation as HeadAblation
-from .alignment import CrossAlignment as CrossAlignment
-from .atlas import atlas_html as atlas_html
-from .atlas import write_atlas as write_atlas
-from .capture import CapturedMaps as CapturedMaps
-from .capture import capture_attention as capture_attention
-from .circuit import HeadCircuit as HeadCircuit
-from .cross_measures import CROSS_MEANINGS as CROSS_MEANINGS
-from .cross_measures import CROSS_MEASURES as CROSS_MEASURES
-from .events import TRAITS as TRAITS
-from .events import Event as Event
-from .events import EventDetector as EventDetector
-from .events import Trait as Trait
-from .events import head_labels as head_labels
-from .events import head_traits as head_traits
-from .gradients import GradientFlow as GradientFlow
-from .importance import HeadImportance as HeadImportance
-from .maps import HeadMaps as HeadMaps
-from .measures import MEANINGS as MEANINGS
-from .measures import MEASURES as MEASURES
-from .measures import PATTERNS as PATTERNS
-from .measures import measure_layers as measure_layers
-from .measures import repeated_tokens as repeated_tokens
-from .non_finite import first_non_finite as first_non_finite
-from .padding import of_one_length as of_one_length
-from .pair_probe import Axes as Axes
-from .pair_probe import TokenPair as TokenPair
-from .pair_probe import axes_of_pair as axes_of_pair
-from .pair_probe import capture_pair as capture_pair
-from .pair_probe import decoded_pair as decoded_pair
-from .pair_probe import measure_pairs as measure_pairs
-from .pair_probe import pairs_of as pairs_of
-from .pair_probe import sides_of as sides_of
-from .picture import Picture as Picture
-from .picture import save_png as save_png
-from .plots import head_maps as head_maps
-from .plots import measure_maps as measure_maps
-from .predictions import analyse_predictions as analyse_predictions
-from .probe import HeadMeasures as HeadMeasures
-from .probe import Probe as Probe
-from .probe import Probes as Probes
-from .probe import ablated_heads as ablated_heads
-from .probe import ablated_maps as ablated_maps
-from .probe import capture_weights as capture_weights
-from .probe import head_label as head_label
-from .probe import layer_label as layer_label
-from .probe import make_probes as make_probes
-from .probe import map_names as map_names
-from .probe import measure_heads as measure_heads
-from .probe import split_name as split_name
-from .pruning import HeadPruning as HeadPruning
-from .relations import HeadRelations as HeadRelations
-from .residual import ResidualSurgery as ResidualSurgery
-from .seeds import seeds_by_number as seeds_by_number
-from .seeds import seeds_by_setting as seeds_by_setting
-from .subject import Analysis as Analysis
-from .subject import Findings as Findings
-from .subject import Subject as Subject
-from .subject import caption as caption
-from .words import Words as Words
-from .words import merge_words as merge_words
-from .words import words_of as words_of
+from .ablation import HeadAblation
+from .alignment import CrossAlignment
+from .atlas import atlas_html, write_atlas
+from .capture import CapturedMaps, capture_attention
+from .circuit import HeadCircuit
+from .cross_measures import CROSS_MEANINGS, CROSS_MEASURES
+from .events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
+from .gradients import GradientFlow
+from .importance import HeadImportance
+from .maps import HeadMaps
+from .measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
+from .non_finite import first_non_finite
+from .padding import of_one_length
+from .pair_probe import Axes, TokenPair, axes_of_pair, capture_pair, decoded_pair, measure_pairs, pairs_of, sides_of
+from .picture import Picture, save_png
+from .plots import head_maps, measure_maps
+from .predictions import analyse_predictions
+from .probe import (
+    HeadMeasures,
+    Probe,
+    Probes,
+    ablated_heads,
+    ablated_maps,
+    capture_weights,
+    head_label,
+    layer_label,
+    make_probes,
+    map_names,
+    measure_heads,
+    split_name,
+)
+from .pruning import HeadPruning
+from .relations import HeadRelations
+from .residual import ResidualSurgery
+from .seeds import seeds_by_number, seeds_by_setting
+from .subject import Analysis, Findings, Subject, caption
+from .words import Words, merge_words, words_of
+
+__all__ = [
+    "CROSS_MEANINGS",
+    "CROSS_MEASURES",
+    "MEANINGS",
+    "MEASURES",
+    "PATTERNS",
+    "TRAITS",
+    "Analysis",
+    "Axes",
+    "CapturedMaps",
+    "CrossAlignment",
+    "Event",
+    "EventDetector",
+    "Findings",
+    "GradientFlow",
+    "HeadAblation",
+    "HeadCircuit",
+    "HeadImportance",
+    "HeadMaps",
+    "HeadMeasures",
+    "HeadPruning",
+    "HeadRelations",
+    "Picture",
+    "Probe",
+    "Probes",
+    "ResidualSurgery",
+    "Subject",
+    "TokenPair",
+    "Trait",
+    "Words",
+    "ablated_heads",
+    "ablated_maps",
+    "analyse_predictions",
+    "atlas_html",
+    "axes_of_pair",
+    "caption",
+    "capture_attention",
+    "capture_pair",
+    "capture_weights",
+    "decoded_pair",
+    "first_non_finite",
+    "head_label",
+    "head_labels",
+    "head_maps",
+    "head_traits",
+    "layer_label",
+    "make_probes",
+    "map_names",
+    "measure_heads",
+    "measure_layers",
+    "measure_maps",
+    "measure_pairs",
+    "merge_words",
+    "of_one_length",
+    "pairs_of",
+    "repeated_tokens",
+    "save_png",
+    "seeds_by_number",
+    "seeds_by_setting",
+    "sides_of",
+    "split_name",
+    "words_of",
+    "write_atlas",
+]

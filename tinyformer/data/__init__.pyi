@@ -1,62 +1,105 @@
-from .base import DataModule as DataModule
-from .cache import PreparedText as PreparedText
-from .cache import TextRecipe as TextRecipe
-from .copying import CopyDataModule as CopyDataModule
-from .dates import Dates as Dates
-from .docstring_questions import DocstringQuestions as DocstringQuestions
-from .docstrings import Docstrings as Docstrings
-from .example_cache import ExampleRecipe as ExampleRecipe
-from .example_cache import PreparedExamples as PreparedExamples
-from .examples import ExampleLoader as ExampleLoader
-from .examples import Examples as Examples
-from .examples import LabelledSplit as LabelledSplit
-from .hub_dataset import HubDataset as HubDataset
-from .induction import InductionDataModule as InductionDataModule
-from .labelled import LabelledDataModule as LabelledDataModule
-from .loader import EpochLoader as EpochLoader
-from .loader import ResumableLoader as ResumableLoader
-from .masking import MaskedWindows as MaskedWindows
-from .masking import Masker as Masker
-from .masking import Masking as Masking
-from .modular_addition import ModularAdditionDataModule as ModularAdditionDataModule
-from .module import TextDataModule as TextDataModule
-from .module import TokenDataModule as TokenDataModule
-from .near_copies import near_copy_groups as near_copy_groups
-from .pairs import PairDataModule as PairDataModule
-from .pairs import PairLoader as PairLoader
-from .pairs import PairRecipe as PairRecipe
-from .pairs import Pairs as Pairs
-from .pairs import PairSplit as PairSplit
-from .pydoc import Pydoc as Pydoc
-from .question_module import QuestionDataModule as QuestionDataModule
-from .question_module import QuestionRecipe as QuestionRecipe
-from .questions import QuestionLoader as QuestionLoader
-from .questions import Questions as Questions
-from .questions import QuestionSplit as QuestionSplit
-from .questions import QuestionTexts as QuestionTexts
-from .questions import tokenise_questions as tokenise_questions
-from .recall import RecallDataModule as RecallDataModule
-from .sources import LabelledSource as LabelledSource
-from .sources import LocalOrHub as LocalOrHub
-from .sources import PairSource as PairSource
-from .sources import QuestionSource as QuestionSource
-from .sources import Source as Source
-from .special_tokens import PairTokens as PairTokens
-from .special_tokens import SpecialTokens as SpecialTokens
-from .splits import hold_out as hold_out
-from .squad import Question as Question
-from .squad import SquadFiles as SquadFiles
-from .storage import default_cache_dir as default_cache_dir
-from .stream import TokenSplit as TokenSplit
-from .summaries import Summaries as Summaries
-from .text_files import TextFiles as TextFiles
-from .tokenizer import TextTokenizer as TextTokenizer
-from .tokenizer_recipes import BPETokenizer as BPETokenizer
-from .tokenizer_recipes import ByteTokenizer as ByteTokenizer
-from .tokenizer_recipes import CharTokenizer as CharTokenizer
-from .tokenizer_recipes import HubTokenizer as HubTokenizer
-from .tokenizer_recipes import MaskedTokenizer as MaskedTokenizer
-from .tokenizer_recipes import TokenizerFile as TokenizerFile
-from .tokenizer_recipes import TokenizerRecipe as TokenizerRecipe
-from .windows import Pack as Pack
-from .windows import Windows as Windows
+from .base import DataModule
+from .cache import PreparedText, TextRecipe
+from .copying import CopyDataModule
+from .dates import Dates
+from .docstring_questions import DocstringQuestions
+from .docstrings import Docstrings
+from .example_cache import ExampleRecipe, PreparedExamples
+from .examples import ExampleLoader, Examples, LabelledSplit
+from .hub_dataset import HubDataset
+from .induction import InductionDataModule
+from .labelled import LabelledDataModule
+from .loader import EpochLoader, ResumableLoader
+from .masking import MaskedWindows, Masker, Masking
+from .modular_addition import ModularAdditionDataModule
+from .module import TextDataModule, TokenDataModule
+from .near_copies import near_copy_groups
+from .pairs import PairDataModule, PairLoader, PairRecipe, Pairs, PairSplit
+from .pydoc import Pydoc
+from .question_module import QuestionDataModule, QuestionRecipe
+from .questions import QuestionLoader, Questions, QuestionSplit, QuestionTexts, tokenise_questions
+from .recall import RecallDataModule
+from .sources import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source
+from .special_tokens import PairTokens, SpecialTokens
+from .splits import hold_out
+from .squad import Question, SquadFiles
+from .storage import default_cache_dir
+from .stream import TokenSplit
+from .summaries import Summaries
+from .text_files import TextFiles
+from .tokenizer import TextTokenizer
+from .tokenizer_recipes import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    HubTokenizer,
+    MaskedTokenizer,
+    TokenizerFile,
+    TokenizerRecipe,
+)
+from .windows import Pack, Windows
+
+__all__ = [
+    "BPETokenizer",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "CopyDataModule",
+    "DataModule",
+    "Dates",
+    "DocstringQuestions",
+    "Docstrings",
+    "EpochLoader",
+    "ExampleLoader",
+    "ExampleRecipe",
+    "Examples",
+    "HubDataset",
+    "HubTokenizer",
+    "InductionDataModule",
+    "LabelledDataModule",
+    "LabelledSource",
+    "LabelledSplit",
+    "LocalOrHub",
+    "MaskedTokenizer",
+    "MaskedWindows",
+    "Masker",
+    "Masking",
+    "ModularAdditionDataModule",
+    "Pack",
+    "PairDataModule",
+    "PairLoader",
+    "PairRecipe",
+    "PairSource",
+    "PairSplit",
+    "PairTokens",
+    "Pairs",
+    "PreparedExamples",
+    "PreparedText",
+    "Pydoc",
+    "Question",
+    "QuestionDataModule",
+    "QuestionLoader",
+    "QuestionRecipe",
+    "QuestionSource",
+    "QuestionSplit",
+    "QuestionTexts",
+    "Questions",
+    "RecallDataModule",
+    "ResumableLoader",
+    "Source",
+    "SpecialTokens",
+    "SquadFiles",
+    "Summaries",
+    "TextDataModule",
+    "TextFiles",
+    "TextRecipe",
+    "TextTokenizer",
+    "TokenDataModule",
+    "TokenSplit",
+    "TokenizerFile",
+    "TokenizerRecipe",
+    "Windows",
+    "default_cache_dir",
+    "hold_out",
+    "near_copy_groups",
+    "tokenise_questions",
+]

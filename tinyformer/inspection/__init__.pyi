@@ -1,8 +1,8 @@
-from .description import Origin as Origin
-from .description import describe as describe
-from .difference import MapsDifference as MapsDifference
-from .layer_maps import LayerMaps as LayerMaps
-from .reading import maps_of_pair as maps_of_pair
-from .reading import maps_of_tokens as maps_of_tokens
-from .table import Table as Table
-from .text_maps import TextMaps as TextMaps
+from .description import Origin, describe
+from .difference import MapsDifference
+from .layer_maps import LayerMaps
+from .reading import maps_of_pair, maps_of_tokens
+from .table import Table
+from .text_maps import TextMaps
+
+__all__ = ["LayerMaps", "MapsDifference", "Origin", "Table", "TextMaps", "describe", "maps_of_pair", "maps_of_tokens"]

@@ -1,53 +1,90 @@
-from .attention import QKV as QKV
-from .attention import Attention as Attention
-from .attention import AttentionCall as AttentionCall
-from .attention import BaseAttention as BaseAttention
-from .block import Context as Context
-from .block import PostNormBlock as PostNormBlock
-from .block import PreNormBlock as PreNormBlock
-from .cache import Cache as Cache
-from .cache import LayerCache as LayerCache
-from .decoder import Decoder as Decoder
-from .differential import DifferentialAttention as DifferentialAttention
-from .encoder import Encoder as Encoder
-from .encoder_decoder import EncoderDecoder as EncoderDecoder
-from .feed_forward import FeedForward as FeedForward
-from .feed_forward import GatedFeedForward as GatedFeedForward
-from .gate import HeadGate as HeadGate
-from .gate import OutputGate as OutputGate
-from .kernels.case import AttentionCase as AttentionCase
-from .kernels.case import Feature as Feature
-from .kernels.eager import AttentionMaps as AttentionMaps
-from .kernels.eager import attention_weights as attention_weights
-from .kernels.support import BACKENDS as BACKENDS
-from .kernels.support import LACKS as LACKS
-from .kernels.support import select_backend as select_backend
-from .latent import LatentAttention as LatentAttention
-from .mask import AttentionMask as AttentionMask
-from .network import Network as Network
-from .norm import LayerNorm as LayerNorm
-from .norm import RMSNorm as RMSNorm
-from .pooling import POOLINGS as POOLINGS
-from .position import ALiBi as ALiBi
-from .position import LearnedPosition as LearnedPosition
-from .position import RelativePosition as RelativePosition
-from .position import RotaryPosition as RotaryPosition
-from .position import Shared as Shared
-from .position import ShawPosition as ShawPosition
-from .position import SinusoidalPosition as SinusoidalPosition
-from .position import T5Position as T5Position
-from .prune import prune_heads as prune_heads
-from .readout import ClassReadout as ClassReadout
-from .readout import MaskedTokenReadout as MaskedTokenReadout
-from .readout import SpanReadout as SpanReadout
-from .readout import TokenReadout as TokenReadout
-from .residual import Residual as Residual
-from .resolve import backend_refusal as backend_refusal
-from .resolve import kernel_of_layer as kernel_of_layer
-from .resolve import resolve_backend as resolve_backend
-from .score import SCORES as SCORES
-from .score import ScaledDotScore as ScaledDotScore
-from .score import ScoreMod as ScoreMod
-from .score import Scoring as Scoring
-from .transformer import Transformer as Transformer
-from .vocabulary import vocabulary_cross_entropy as vocabulary_cross_entropy
+from .attention import QKV, Attention, AttentionCall, BaseAttention
+from .block import Context, PostNormBlock, PreNormBlock
+from .cache import Cache, LayerCache
+from .decoder import Decoder
+from .differential import DifferentialAttention
+from .encoder import Encoder
+from .encoder_decoder import EncoderDecoder
+from .feed_forward import FeedForward, GatedFeedForward
+from .gate import HeadGate, OutputGate
+from .kernels.case import AttentionCase, Feature
+from .kernels.eager import AttentionMaps, attention_weights
+from .kernels.support import BACKENDS, LACKS, select_backend
+from .latent import LatentAttention
+from .mask import AttentionMask
+from .network import Network
+from .norm import LayerNorm, RMSNorm
+from .pooling import POOLINGS
+from .position import (
+    ALiBi,
+    LearnedPosition,
+    RelativePosition,
+    RotaryPosition,
+    Shared,
+    ShawPosition,
+    SinusoidalPosition,
+    T5Position,
+)
+from .prune import prune_heads
+from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout
+from .residual import Residual
+from .resolve import backend_refusal, kernel_of_layer, resolve_backend
+from .score import SCORES, ScaledDotScore, ScoreMod, Scoring
+from .transformer import Transformer
+from .vocabulary import vocabulary_cross_entropy
+
+__all__ = [
+    "BACKENDS",
+    "LACKS",
+    "POOLINGS",
+    "QKV",
+    "SCORES",
+    "ALiBi",
+    "Attention",
+    "AttentionCall",
+    "AttentionCase",
+    "AttentionMaps",
+    "AttentionMask",
+    "BaseAttention",
+    "Cache",
+    "ClassReadout",
+    "Context",
+    "Decoder",
+    "DifferentialAttention",
+    "Encoder",
+    "EncoderDecoder",
+    "Feature",
+    "FeedForward",
+    "GatedFeedForward",
+    "HeadGate",
+    "LatentAttention",
+    "LayerCache",
+    "LayerNorm",
+    "LearnedPosition",
+    "MaskedTokenReadout",
+    "Network",
+    "OutputGate",
+    "PostNormBlock",
+    "PreNormBlock",
+    "RMSNorm",
+    "RelativePosition",
+    "Residual",
+    "RotaryPosition",
+    "ScaledDotScore",
+    "ScoreMod",
+    "Scoring",
+    "Shared",
+    "ShawPosition",
+    "SinusoidalPosition",
+    "SpanReadout",
+    "T5Position",
+    "TokenReadout",
+    "Transformer",
+    "attention_weights",
+    "backend_refusal",
+    "kernel_of_layer",
+    "prune_heads",
+    "resolve_backend",
+    "select_backend",
+    "vocabulary_cross_entropy",
+]
