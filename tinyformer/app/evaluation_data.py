@@ -41,7 +41,9 @@ def prepare_data(
         if isinstance(data, GeneratedDataModule):
             require_own_draw(config, data, stored, stored["seed"] if is_old else None)
         elif is_old and config.split not in ("train", "all"):
-            reason = "an earlier version wrote it without saying which text it was trained on, so that none can be held out"
+            reason = (
+                "an earlier version wrote it without saying which text it was trained on, so that none can be held out"
+            )
             raise ArgumentError("checkpoint", checkpoint.path, reason, {"split": "all"})
         without = None if known is None or split == "train" or (is_own and not whole) else known.numpy().view(np.uint64)
         data.without = without

@@ -23,6 +23,8 @@ from tinyformer.data.tokenizer_recipes import TokenizerRecipe
 from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
 from tinyformer.errors import argument_path
 
+_NO_TEXT = "without text (empty, null or cut short)"
+
 _FORMAT = 3  # increase it when the same input would give other files
 
 LeftOut = dict[str, dict[str, int]]
@@ -136,7 +138,7 @@ class Recipe(ABC, Generic[Prepared]):
         if self.whole:
             own = {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}
         if not self.keep_whole:
-            own = {s: _select(rows, iterate_texts(rows), left_out[s], "without text") for s, rows in own.items()}
+            own = {s: _select(rows, iterate_texts(rows), left_out[s], _NO_TEXT) for s, rows in own.items()}
         fractions = (0.0, 0.0) if self.whole else (self.validation_fraction, self.test_fraction)
         copies, compared, classes = self.group_near_copies, self.compared, self.classes
         splits, division = hold_out(own, *fractions, self.seed, copies, self.keep_whole, compared, classes)
