@@ -4,21 +4,18 @@ import sys
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.data import DataLoader
 
-from tinyformer.batch import Batch
-from tinyformer.data.base import SourceDataModule
+from tinyformer.data.base import RowDataModule
 from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples
 from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit, truncate
-from tinyformer.data.share import share
-from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.data.sources import LabelledSource, Source
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError
 
 
-class LabelledDataModule(SourceDataModule[PreparedExamples]):
+class LabelledDataModule(RowDataModule[PreparedExamples]):
     """Batches of texts, or of pairs of texts, and their classes.
 
     Args:
@@ -28,8 +25,7 @@ class LabelledDataModule(SourceDataModule[PreparedExamples]):
         batch_size: examples in a batch, on each device.
         labels: names of the classes, for a model that was trained on them; None: those of the training split.
         token_dropout: probability that a token is masked in training, see `Examples`.
-        max_examples: maximum number of training examples; they are drawn at random, by `split_seed`.
-        settings: further arguments of `SourceDataModule`.
+        settings: further arguments of `RowDataModule`.
 
     Raises:
         ArgumentError: the source has no labels, or a number is out of range.
@@ -37,7 +33,8 @@ class LabelledDataModule(SourceDataModule[PreparedExamples]):
 
     splits: dict[str, LabelledSplit]
     row = "example"
-    varying_length = True
+    kind, lacking = LabelledSource, "its texts have no class labels; docstrings and files with a label column do"
+    recipe = ExampleRecipe
 
     def __init__(
         self,
@@ -48,32 +45,17 @@ class LabelledDataModule(SourceDataModule[PreparedExamples]):
         *,
         labels: list[str] | None = None,
         token_dropout: float | int = 0.0,
-        max_examples: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(source, MaskedTokenizer(tokenizer), seq_len, batch_size=batch_size, **settings)
-        if not isinstance(source, LabelledSource):
-            reason = "its texts have no class labels; docstrings and files with a label column do"
-            raise ArgumentError("source", source.name, reason)
-        require_at_least(1, {"max_examples": 1000}, max_examples=max_examples)
         if not 0 <= token_dropout < 1:
             reason = "must be at least 0 and less than 1"
             raise ArgumentError("token_dropout", token_dropout, reason, {"token_dropout": 0.3})
         if labels is not None and not len(labels) == len(set(labels)) >= 2:
             raise ArgumentError("labels", labels, "must be at least two different names", {"labels": ["no", "yes"]})
         self._given_labels, self._token_dropout = labels, float(token_dropout)
-        self._max_examples = max_examples
 
-    def prepare(self, whole: bool = False) -> None:
-        """Tokenise the examples, or open what was tokenised before.
-
-        Args:
-            whole: hold nothing out: all examples become the one split "all", to evaluate on other than the run's data.
-
-        Raises:
-            ArgumentError: the source or the tokenizer cannot be read, labels are missing, or there is only one class.
-        """
-        prepared = self._prepared(whole)
+    def _take(self, prepared: PreparedExamples, whole: bool) -> None:
         self.labels = self._given_labels or prepared.classes
         if len(self.labels) < 2:
             reason = f"all examples have the label {self.labels[0]}; there must be at least two classes"
@@ -91,10 +73,6 @@ class LabelledDataModule(SourceDataModule[PreparedExamples]):
         """Those of the hold-out, and the classes that a split has no example of."""
         absent = {name: split.absent for name, split in self.splits.items()}
         return [*super().caveats, *(f"the {name} split has no example of {x}" for name, x in absent.items() if x)]
-
-    def _recipe(self, whole: bool) -> ExampleRecipe:
-        hold_out = self._hold_out(whole)
-        return ExampleRecipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **hold_out)
 
     def _split(self, prepared: PreparedExamples, name: str) -> LabelledSplit:
         assert self.labels is not None
@@ -121,9 +99,8 @@ class LabelledDataModule(SourceDataModule[PreparedExamples]):
         self._require_known_labels(split)
         return Examples(self.splits[split])
 
-    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        batches = EvaluationBatches(self._rows(split), self.splits[split].lengths, self.batch_size)
-        return share(batches, None, rank, world_size)
+    def _order(self, split: str) -> Int64[np.ndarray, " examples"]:
+        return self.splits[split].lengths
 
     def _require_known_labels(self, split: str) -> None:
         """Refuse a split with labels that the model has no class for.
