@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import lightning
 import numpy as np
@@ -270,7 +270,7 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-class SourceDataModule(DataModule, Generic[Prepared]):
+class SourceDataModule(DataModule):
     """Data from a source, tokenised once and kept in the cache folder.
 
     Args:
@@ -314,7 +314,7 @@ class SourceDataModule(DataModule, Generic[Prepared]):
         self._held_out = {name: float(fraction) for name, fraction in fractions.items()}
 
     @abstractmethod
-    def _recipe(self, whole: bool) -> Recipe[Prepared]:
+    def _recipe(self, whole: bool) -> Recipe:
         """Everything that determines the tokens."""
 
     @abstractmethod
@@ -337,7 +337,8 @@ class SourceDataModule(DataModule, Generic[Prepared]):
         """
         prepared = self._recipe(whole).prepare(self.cache_dir)
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
-        self.left_out, self.trained_on, self._division = prepared.left_out, prepared.trained_on, prepared.division
+        self.left_out, self._division = prepared.facts["left_out"], prepared.facts["division"]
+        self.trained_on = prepared.trained_on
         source = in_use(self.source)
         if isinstance(source, LocalFiles):
             self.files = {split: [file.name for file in files] for split, files in source.of_splits.items()}
@@ -393,25 +394,20 @@ class SourceDataModule(DataModule, Generic[Prepared]):
         raise ArgumentError("source", self.name, f"its {split} split is empty")
 
 
-class RowDataModule(SourceDataModule[Prepared]):
+class RowDataModule(SourceDataModule):
     """Rows of a source, such as pairs of texts, in batches of similar length.
 
     Args:
         max_examples: maximum number of training rows; they are drawn at random, by `split_seed`.
         settings: further arguments of `SourceDataModule`.
 
-    Attributes:
-        kind: the interface of the sources that have such rows.
-        lacking: what other sources lack, for errors.
-        recipe: the recipe of the rows.
-
     Raises:
         ArgumentError: the source has no such rows, or a number is out of range.
     """
 
-    kind: type
-    lacking: str
-    recipe: type[Recipe[Prepared]]
+    kind: type  # of sources that have such rows
+    lacking: str  # what other sources lack, for errors
+    recipe: type[Recipe]
     varying_length = True
 
     def __init__(
@@ -429,7 +425,7 @@ class RowDataModule(SourceDataModule[Prepared]):
         require_at_least(1, {"max_examples": 1000}, max_examples=max_examples)
         self._max_examples = max_examples
 
-    def _recipe(self, whole: bool) -> Recipe[Prepared]:
+    def _recipe(self, whole: bool) -> Recipe:
         hold_out = self._hold_out(whole)
         return self.recipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **hold_out)
 

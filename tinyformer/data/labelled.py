@@ -8,14 +8,17 @@ from jaxtyping import Int64
 from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.data.base import RowDataModule
-from tinyformer.data.example_cache import ExampleRecipe, PreparedExamples
+from tinyformer.data.cache import Prepared, open_rows
+from tinyformer.data.documents import natural_order
+from tinyformer.data.example_cache import ExampleRecipe
 from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit, truncate
 from tinyformer.data.sources import LabelledSource, Source
+from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError
 
 
-class LabelledDataModule(RowDataModule[PreparedExamples]):
+class LabelledDataModule(RowDataModule):
     """Batches of texts, or of pairs of texts, and their classes.
 
     Args:
@@ -55,14 +58,15 @@ class LabelledDataModule(RowDataModule[PreparedExamples]):
             raise ArgumentError("labels", labels, "must be at least two different names", {"labels": ["no", "yes"]})
         self._given_labels, self._token_dropout = labels, float(token_dropout)
 
-    def _take(self, prepared: PreparedExamples, whole: bool) -> None:
-        self.labels = self._given_labels or prepared.classes
+    def _take(self, prepared: Prepared, whole: bool) -> None:
+        self.labels = self._given_labels or prepared.facts["classes"]
         if len(self.labels) < 2:
             reason = f"all examples have the label {self.labels[0]}; there must be at least two classes"
             raise ArgumentError("source", self.name, reason)
-        self.splits = {name: self._split(prepared, name) for name in prepared.streams}
-        self._names = {name: [prepared.names[i] for i in np.unique(prepared.labels[name])] for name in self.splits}
-        for name in prepared.without_labels:
+        labels = {name: open_rows(prepared.folder, name)["label"].to_pylist() for name in prepared.splits}
+        self.splits = {name: self._split(stream, labels[name]) for name, stream in prepared.splits.items()}
+        self._names = {name: sorted(set(labels[name]), key=natural_order) for name in labels}
+        for name in prepared.facts["without_labels"]:
             _warn(f"{self.name}: the {name} split has no labels and is left out.")
         for name in ("train", "validation"):
             if name in self.splits and not whole:
@@ -74,16 +78,15 @@ class LabelledDataModule(RowDataModule[PreparedExamples]):
         absent = {name: split.absent for name, split in self.splits.items()}
         return [*super().caveats, *(f"the {name} split has no example of {x}" for name, x in absent.items() if x)]
 
-    def _split(self, prepared: PreparedExamples, name: str) -> LabelledSplit:
+    def _split(self, stream: TokenSplit, labels: list[str]) -> LabelledSplit:
         assert self.labels is not None
-        stream = prepared.streams[name]
-        ids, offsets, num_truncated = truncate(stream, prepared.texts_per_example, self.seq_len)
-        numbers = {label: number for number, label in enumerate(self.labels)}
-        number_of = np.array([numbers.get(label, -1) for label in prepared.names])
+        texts_per_example = (len(stream.offsets) - 1) // len(labels) if labels else 1
+        ids, offsets, num_truncated = truncate(stream, texts_per_example, self.seq_len)
+        number = {label: number for number, label in enumerate(self.labels)}
         return LabelledSplit(
             ids,
             offsets,
-            number_of[prepared.labels[name]],
+            np.fromiter((number.get(label, -1) for label in labels), np.int64, len(labels)),
             self.labels,
             self.tokenizer,
             stream.num_bytes,

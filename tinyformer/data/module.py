@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
 from tinyformer.data.base import DataModule, SourceDataModule
-from tinyformer.data.cache import PreparedText, TextRecipe
+from tinyformer.data.cache import Prepared, TextRecipe
 from tinyformer.data.loader import ResumableLoader
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.share import share
@@ -106,7 +106,7 @@ class TokenDataModule(DataModule):
         return Masker(self._masking, self.tokenizer, seed) if self._masking else None
 
 
-class TextDataModule(SourceDataModule[PreparedText], TokenDataModule):
+class TextDataModule(SourceDataModule, TokenDataModule):
     """Windows of token ids from a source of text.
 
     Args:
@@ -159,7 +159,7 @@ class TextDataModule(SourceDataModule[PreparedText], TokenDataModule):
         )
         self._max_tokens = max_tokens
 
-    def _take(self, prepared: PreparedText, whole: bool) -> None:
+    def _take(self, prepared: Prepared, whole: bool) -> None:
         self.splits = prepared.splits
         num_tokens, needed = (
             self.splits[next(iter(self.splits))].num_tokens,

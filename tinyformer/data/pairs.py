@@ -1,7 +1,6 @@
 """Pairs of a source text and its target, such as a sentence and its translation, as token sequences in batches."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import datasets
@@ -12,49 +11,30 @@ from jaxtyping import Int64, UInt
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import RowDataModule
-from tinyformer.data.cache import PreparedSource
+from tinyformer.data.cache import Prepared, Recipe, open_rows
+from tinyformer.data.documents import TEXTS
 from tinyformer.data.similar_lengths import SimilarLengthLoader
 from tinyformer.data.sources import PairSource, Source
 from tinyformer.data.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.data.two_texts import TwoTextRecipe, open_rows
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TooLong = Literal["truncate", "skip", "error"]
 
-_FORMAT = 2  # increase it when the same input would give other files
-
 
 @dataclass(frozen=True)
-class PreparedPairs(PreparedSource):
-    """Tokenised pairs, opened.
-
-    Attributes:
-        streams: for each split, all texts in order: a source and its target, and so on; and the targets as they stand
-            in the source.
-    """
-
-    streams: dict[str, tuple[TokenSplit, pa.ChunkedArray]]
-
-
-@dataclass(frozen=True)
-class PairRecipe(TwoTextRecipe[PreparedPairs]):
+class PairRecipe(Recipe):
     """Everything that determines the tokenised pairs of a `PairSource`."""
 
+    compared = TEXTS
+
     def _parts(self) -> list[Any]:
-        columns = list(cast(PairSource, self.source).pair_columns)
-        return [*super()._parts(), columns, "pairs", _FORMAT]
+        return [*super()._parts(), *cast(PairSource, self.source).pair_columns]
 
     def _load(self) -> dict[str, datasets.Dataset]:
         return cast(PairSource, self.source).load_pairs()
-
-    def _prepared(
-        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
-    ) -> PreparedPairs:
-        streams = {name: (stream, open_rows(folder, name)["pair"]) for name, stream in splits.items()}
-        return PreparedPairs(**vars(opened), streams=streams)
 
 
 @dataclass(frozen=True)
@@ -191,7 +171,7 @@ def order_of(split: PairSplit) -> Int64[np.ndarray, " pairs"]:
     return longer * (int(longer.max(initial=0)) + 1) + shorter
 
 
-class PairDataModule(RowDataModule[PreparedPairs]):
+class PairDataModule(RowDataModule):
     """Batches of pairs of a source text and its target, such as a sentence and its translation.
 
     Both are tokenised by one tokenizer.
@@ -232,8 +212,11 @@ class PairDataModule(RowDataModule[PreparedPairs]):
         require_choice("too_long", too_long, ("truncate", "skip", "error"))
         self._too_long = too_long
 
-    def _take(self, prepared: PreparedPairs, whole: bool) -> None:
-        self.splits = {name: self._split(name, *streams) for name, streams in prepared.streams.items()}
+    def _take(self, prepared: Prepared, whole: bool) -> None:
+        self.splits = {
+            name: self._split(name, stream, open_rows(prepared.folder, name)["pair"])
+            for name, stream in prepared.splits.items()
+        }
 
     def _split(self, name: str, stream: TokenSplit, targets: pa.ChunkedArray) -> PairSplit:
         begins = np.asarray(stream.offsets[:-1]).reshape(-1, 2)

@@ -9,37 +9,19 @@ import numpy as np
 from jaxtyping import Int64
 
 from tinyformer.data.base import RowDataModule
-from tinyformer.data.cache import PreparedSource
+from tinyformer.data.cache import Prepared, Recipe, open_rows
 from tinyformer.data.questions import EXTRA_TOKENS, QuestionLoader, Questions, QuestionSplit, QuestionTexts, token_spans
 from tinyformer.data.sources import QuestionSource, Source
-from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.data.two_texts import TwoTextRecipe, open_rows
 from tinyformer.errors import ArgumentError, require_at_least
 
-_FORMAT = 2  # increase it when the same input would give other files
-
 
 @dataclass(frozen=True)
-class PreparedQuestions(PreparedSource):
-    """Tokenised questions, opened.
-
-    Attributes:
-        splits: by name.
-    """
-
-    splits: dict[str, QuestionTexts]
-
-
-@dataclass(frozen=True)
-class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
+class QuestionRecipe(Recipe):
     """Everything that determines the tokenised questions of a `QuestionSource`."""
 
     compared = ("pair",)  # else training would have questions about held-out contexts
-
-    def _parts(self) -> list[Any]:
-        return [*super()._parts(), "questions", _FORMAT]
 
     def _load(self) -> dict[str, datasets.Dataset]:
         return cast(QuestionSource, self.source).load_questions()
@@ -49,26 +31,8 @@ class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
         np.save(folder / f"{name}.spans.npy", token_spans(tokenizer, *columns))
         super()._write(folder, name, rows, tokenizer)
 
-    def _prepared(
-        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
-    ) -> PreparedQuestions:
-        texts = {
-            name: QuestionTexts(
-                stream.ids,
-                np.asarray(stream.offsets[:-1]).reshape(-1, 2),
-                np.diff(stream.offsets).reshape(-1, 2) - 1,
-                np.load(folder / f"{name}.spans.npy"),
-                open_rows(folder, name),
-                opened.tokenizer,
-                stream.num_bytes,
-                stream.num_unknown,
-            )
-            for name, stream in splits.items()
-        }
-        return PreparedQuestions(**vars(opened), splits=texts)
 
-
-class QuestionDataModule(RowDataModule[PreparedQuestions]):
+class QuestionDataModule(RowDataModule):
     """Batches of questions with their contexts, and where the answers are.
 
     Args:
@@ -113,9 +77,20 @@ class QuestionDataModule(RowDataModule[PreparedQuestions]):
             raise ArgumentError("stride", stride, reason, {"stride": max(room // 2, 1)})
         self._stride, self._max_question_length = stride, max_question_length
 
-    def _take(self, prepared: PreparedQuestions, whole: bool) -> None:
-        limits = self.seq_len, self._max_question_length, self._stride
-        self.splits = {name: split.cut(*limits) for name, split in prepared.splits.items()}
+    def _take(self, prepared: Prepared, whole: bool) -> None:
+        self.splits = {
+            name: QuestionTexts(
+                stream.ids,
+                np.asarray(stream.offsets[:-1]).reshape(-1, 2),
+                np.diff(stream.offsets).reshape(-1, 2) - 1,
+                np.load(prepared.folder / f"{name}.spans.npy"),
+                open_rows(prepared.folder, name),
+                self.tokenizer,
+                stream.num_bytes,
+                stream.num_unknown,
+            ).cut(self.seq_len, self._max_question_length, self._stride)
+            for name, stream in prepared.splits.items()
+        }
 
     def _training_loader(self, **settings: Any) -> QuestionLoader:
         self._require_rows("train", self.splits["train"].num_documents)

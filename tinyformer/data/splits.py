@@ -36,8 +36,9 @@ def hold_out(
     Whole documents are held out at random, near-copies together. A group of near-copies that fills more than a
     twentieth of a split is not held out if there are enough smaller ones. If the groups are too large to fill the
     splits, the largest are divided: first, what more than a hundredth of the documents have in common no longer makes
-    them copies; then, only the first of several columns is compared; then by document. If the documents are too large, each split has one, or a few that are at least half
-    of what is asked for. A single document is cut by position into train, validation and test, in this order.
+    them copies; then, only the first of several columns is compared; then by document. If the documents are too large,
+    each split has one, or a few that are at least half of what is asked for. A single document is cut by position into
+    train, validation and test, in this order.
 
     Args:
         splits: the source's splits, "train" among them.
