@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tinyformer
+from tinyformer.batch import IGNORED
 from tinyformer.data import (
-    IGNORED,
     ByteTokenizer,
     CharTokenizer,
     CopyDataModule,

@@ -70,7 +70,7 @@ class DataModule(lightning.LightningDataModule):
         batch_size: rows in a batch, on each device.
         num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
         seed: determines the order of training.
-        split_seed: determines what is held out, and where the data are drawn at random, which they are.
+        split_seed: determines what is held out, and which data are drawn at random.
 
     Attributes:
         tokenizer: after `prepare`, the tokenizer.
@@ -120,7 +120,7 @@ class DataModule(lightning.LightningDataModule):
 
     @property
     def content(self) -> str | None:
-        """Identifies the texts of all splits, whatever tokenizer encodes them; None where they are generated."""
+        """Identifies the texts of all splits, whatever tokenizer encodes them; None where that is not known."""
         return None
 
     @abstractmethod
