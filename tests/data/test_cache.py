@@ -42,7 +42,7 @@ def test_a_stream_has_one_eos_before_each_document(tmp_path):
     assert split.offsets.tolist() == [0, 3, 6, 8]
     assert (split.num_documents, split.num_tokens, split.num_bytes, split.num_characters) == (3, 7, 5, 4)
     assert split.ids.dtype == np.uint16
-    assert prepared.left_out["train"] == {"without text": 1}
+    assert prepared.facts["left_out"]["train"] == {"without text (empty, null or cut short)": 1}
 
 
 def test_a_second_call_opens_what_the_first_built(tmp_path):

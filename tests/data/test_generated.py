@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tinyformer
+from tinyformer.batch import IGNORED
 from tinyformer.data import (
-    IGNORED,
     ByteTokenizer,
     CharTokenizer,
     CopyDataModule,
@@ -216,5 +216,17 @@ def test_training_accuracy_is_that_of_the_saved_model_on_the_training_sums(progr
     logged = [float(row["train/accuracy"]) for row in rows if row["train/accuracy"]]
     assert 0 < accuracy != logged[0]
     assert json.loads(Path("run/results.json").read_text())["train/accuracy"] == logged[-1] == pytest.approx(accuracy)
-    ended = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt seed=5")
-    assert ended.err.startswith("Error: seed=5: would make other sequences, some of which the checkpoint may have been")
+    evaluate = "checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated"
+    for change in ("data.split_seed=5", "data.train_fraction=0.2"):
+        ended = program("evaluate.py", evaluate, change)
+        assert ended.err.startswith(f"Error: {change}: would make other splits, with sequences that the checkpoint may")
+    ended = program("evaluate.py", evaluate, "seed=5")
+    assert (ended.code, "not the data and splits of the run" in ended.out) == (0, False), ended.err
+    # Earlier versions drew the sequences by the seed of the run.
+    raw = torch.load("run/checkpoints/last.ckpt", weights_only=True)
+    del raw["tinyformer"]["facts"]["content"]
+    raw["tinyformer"]["values"]["seed"] = 3
+    torch.save(raw, "old.ckpt")
+    ended = program("evaluate.py", "checkpoint=old.ckpt")
+    assert ended.err.startswith("Error: data.split_seed=0: "), ended.err
+    assert "data.split_seed=3 works" in ended.err

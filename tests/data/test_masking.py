@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from data.streams import EOS, split_of
+from tinyformer.batch import IGNORED
 from tinyformer.data import (
-    IGNORED,
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyformer.data import Pydoc, TextFiles
+from tinyformer.app.summary import data_results, describe_data
+from tinyformer.data import ByteTokenizer, Pydoc, TextDataModule, TextFiles
 from tinyformer.data.documents import natural_order
 from tinyformer.errors import ArgumentError
 from tinyformer.text_paths import hidden_files
@@ -223,3 +224,30 @@ def test_pydoc_parses_docstrings_and_topics(tmp_path, monkeypatch):
     assert Pydoc().fingerprint() == before
     write(tmp_path, {"a.py": '"""Module!"""'})
     assert Pydoc().fingerprint() != before
+
+
+def test_what_a_split_leaves_out_is_counted(tmp_path):
+    """By hand: of the training rows one is short and two are empty; of validation, one is null and one is empty."""
+    write(
+        tmp_path / "texts",
+        {
+            "train/a.csv": 'id,text\n1,one\n2\n3,\n4,""\n\n5,two\n',
+            "val/a.jsonl": '{"text": null}\n{"text": "three"}\n\n{"text": ""}\n',
+            "test/a.txt": "four",
+            "train/._a.csv": b"\0\5\x16\7",
+            ".git/packed.txt": "no text",
+        },
+    )
+    data = TextDataModule(TextFiles(str(tmp_path / "texts")), ByteTokenizer(), 2, 1, cache_dir=str(tmp_path))
+    data.prepare()
+    reason = "without text (empty, null or cut short)"
+    left_out = {"train": {reason: 3}, "validation": {reason: 2}, "test": {}}
+    facts = data_results(data, list(left_out))
+    assert {split: facts[split]["left_out"] for split in facts} == left_out
+    lines = describe_data(data, list(left_out), "")
+    assert lines.pop("data").endswith("; 2 hidden files not read")
+    assert lines == {
+        "train": f"1 file (a.csv), 2 documents, 7 tokens; left out: 3 {reason}",
+        "validation": f"1 file (a.jsonl), 1 document, 5 tokens; left out: 2 {reason}",
+        "test": "1 file (a.txt), 1 document, 4 tokens",
+    }

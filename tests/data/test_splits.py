@@ -116,6 +116,19 @@ def test_rows_that_are_equal_in_a_compared_column_are_held_out_together(group_ne
     assert sum(map(len, targets)) == len(set().union(*targets)) == 100
 
 
+def test_near_copies_of_sources_stay_together_where_targets_link_everything():
+    """Each of 20 words is the target of many sources, so that all pairs are one group, which is too large."""
+    originals = random_texts(100, 20)
+    sources = [copy for text in originals for copy in (text, f"{text} changed")]
+    targets = np.random.default_rng(0).choice(WORDS[:20], 200).tolist()
+    train = datasets.Dataset.from_dict({"text": sources, "pair": targets})
+    parts, said = hold_out({"train": train}, 0.2, 0.2, 0, True, keep_whole=True, compared=("text", "pair"))
+    held = [{text.removesuffix(" changed") for text in part["text"]} for part in parts.values()]
+    assert [*map(len, held)] == [60, 20, 20]
+    assert sum(map(len, held)) == len(set().union(*held))
+    assert said == "200 documents are near-copies of too many others to be kept together with them"
+
+
 def are_near_copies(a, b):
     """The definition, for texts of five words or more."""
     size = min(20, max(5, (min(len(a), len(b)) + 1) // 2))

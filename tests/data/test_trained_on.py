@@ -65,9 +65,7 @@ def test_rows_of_the_training_split_are_left_out_of_every_other_split(tmp_path, 
         return kind(source, ByteTokenizer(), 0.2, 0.2, **settings)
 
     def numbers(prepared, split):
-        streams = getattr(prepared, "streams", None) or prepared.splits
-        stream = streams[split]
-        ids = np.asarray(stream[0].ids if isinstance(stream, tuple) else stream.ids)
+        ids = np.asarray(prepared.splits[split].ids)
         texts = bytes(np.where(ids == 256, 10, ids).astype(np.uint8)).decode()
         return {int(word.strip(".?")) for word in texts.split() if word.strip(".?").isdecimal()}
 
@@ -81,7 +79,7 @@ def test_rows_of_the_training_split_are_left_out_of_every_other_split(tmp_path, 
     assert changed.content != run.content
     whole = recipe("changed.jsonl", reversed(range(70)), whole=True, without=known).prepare(tmp_path)
     assert numbers(whole, "all") == {*range(70)} - trained
-    assert sum(whole.left_out["all"].values()) >= len(trained)
+    assert sum(whole.facts["left_out"]["all"].values()) >= len(trained)
     divided = recipe("changed.jsonl", reversed(range(70)), seed=3, without=known).prepare(tmp_path)
     for split in ("validation", "test"):
         assert not numbers(divided, split) & trained

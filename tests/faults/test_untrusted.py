@@ -233,7 +233,8 @@ def test_a_file_of_an_earlier_version_is_upgraded(program: Program, trained: Tra
     config = OmegaConf.to_container(OmegaConf.create(admit_config(load_checkpoint(trained.last))))
     config["data"]["files"] = "book.txt"
     ours = raw.pop("tinyformer")
-    raw["tinyformer"] = {"config": config, **{part: ours[part] for part in ("tokenizer", "facts", "random_state")}}
+    kept = ("tokenizer", "facts", "random_state", "trained_on")
+    raw["tinyformer"] = {"config": config, **{part: ours[part] for part in kept}}
     torch.save(raw, "old.ckpt")
     assert main(["upgrade", "old.ckpt", "new.ckpt"]) == 0
     written = torch.load("new.ckpt", weights_only=True)["tinyformer"]

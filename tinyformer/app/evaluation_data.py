@@ -10,6 +10,7 @@ from tinyformer.app.parts import make_data
 from tinyformer.app.start import tokenizer_of
 from tinyformer.checkpoint import Checkpoint
 from tinyformer.data import DataModule
+from tinyformer.data.generated import GeneratedDataModule
 from tinyformer.errors import ArgumentError, argument_path
 
 
@@ -28,17 +29,22 @@ def prepare_data(
         invocation: what the command line says in addition to the config.
 
     Raises:
-        ArgumentError: the run has trained on all of the text; or there is no such split.
+        ArgumentError: the run has trained on all of the text; the checkpoint does not say on what it has trained; or
+            there is no such split.
     """
     data, tokenizer = make_data(config, invocation.choices), tokenizer_of(checkpoint, "checkpoint")
     with argument_path("datamodule"):
         is_own = reads_own_data(data, checkpoint)
         split = config.split or ("validation" if is_own or not data.scored_whole else "all")
         whole, known = split == "all", checkpoint.trained_on
-        is_generated = data.content is None and is_own and checkpoint.facts.get("data_fingerprint") is not None
-        if is_generated and config.seed != stored["seed"]:
-            reason = "would make other sequences, some of which the checkpoint may have been trained on"
-            raise ArgumentError("seed", config.seed, reason, {"seed": stored["seed"]})
+        is_old = checkpoint.facts.get("data_fingerprint") is not None and "content" not in checkpoint.facts
+        if isinstance(data, GeneratedDataModule):
+            require_own_draw(config, data, stored, stored["seed"] if is_old else None)
+        elif is_old and config.split not in ("train", "all"):
+            reason = (
+                "an earlier version wrote it without saying which text it was trained on, so that none can be held out"
+            )
+            raise ArgumentError("checkpoint", checkpoint.path, reason, {"split": "all"})
         without = None if known is None or split == "train" or (is_own and not whole) else known.numpy().view(np.uint64)
         data.without = without
         # The run's own data may already be in the cache, tokenised by its tokenizer.
@@ -50,6 +56,28 @@ def prepare_data(
     if data.left_out.get(split) and not data.splits[split].num_documents:
         raise ArgumentError("split", split, "the run was trained on all of it", {"split": "train"})
     return data, split
+
+
+def require_own_draw(config: DictConfig, data: DataModule, stored: dict[str, Any], seed: int | None) -> None:
+    """Refuse to draw other sequences of the run's kind than it has: some of them may be those that it was trained on.
+
+    Args:
+        config: the config of the evaluation.
+        data: its data, which are generated.
+        stored: the unresolved config of the checkpoint's run.
+        seed: of a run of an earlier version, the seed of its sequences.
+
+    Raises:
+        ArgumentError: the fraction or the seed that divides them differs from the run's.
+    """
+    if stored["data"]["module"]["_target_"].rpartition(".")[2] != type(data).__name__:
+        return
+    for name in ("split_seed", "train_fraction"):
+        value = config.data.get(name)
+        of_run = seed if name == "split_seed" and seed is not None else stored["data"].get(name)
+        if value != of_run:
+            reason = "would make other splits, with sequences that the checkpoint may have been trained on"
+            raise ArgumentError(name, value, reason, {name: of_run})
 
 
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:

@@ -292,6 +292,9 @@ def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dic
     """Write `results.json`, print the summary and, where the split was scored, a text sample."""
     results = make_results(run, scores) | findings.scalars
     is_own = run.checkpoint.facts.get("data_fingerprint") is None or reads_own_data(run.data, run.checkpoint)
+    remark = "" if is_own else "; not the data and splits of the run"
+    if not is_own and run.checkpoint.trained_on is None:
+        remark += ", which may have been trained on some of them"
     path, split = run.folder / "results.json", run.data.splits[run.split]
     write_results(path, results | {"sample": None})
     (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
@@ -303,7 +306,7 @@ def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dic
             "parameters": f"{results['num_parameters']:,}",
             "device": f"{results['device']}, {results['precision']}",
             "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
-            **describe_data(run.data, [run.split], "" if is_own else "; not the data and splits of the run"),
+            **describe_data(run.data, [run.split], remark),
             **(describe_split(run.task, scores.metrics, split, run.prefix, run.settings.limit) if scores else {}),
             "attention maps": relative_path(pictures[-1]) if pictures else None,
             **findings.lines,

@@ -1,10 +1,10 @@
 from .base import DataModule
-from .cache import PreparedText, TextRecipe
+from .cache import Prepared, TextRecipe
 from .copying import CopyDataModule
 from .dates import Dates
 from .docstring_questions import DocstringQuestions
 from .docstrings import Docstrings
-from .example_cache import ExampleRecipe, PreparedExamples
+from .example_cache import ExampleRecipe
 from .examples import ExampleLoader, Examples, LabelledSplit
 from .hub_dataset import HubDataset
 from .induction import InductionDataModule
@@ -72,8 +72,7 @@ __all__ = [
     "PairSplit",
     "PairTokens",
     "Pairs",
-    "PreparedExamples",
-    "PreparedText",
+    "Prepared",
     "Pydoc",
     "Question",
     "QuestionDataModule",

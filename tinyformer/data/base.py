@@ -3,18 +3,19 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import lightning
 import numpy as np
 import torch
-from jaxtyping import Int, UInt, UInt64
+from jaxtyping import Int, Int64, UInt, UInt64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
 from tinyformer.data.cache import LeftOut, Prepared, Recipe
 from tinyformer.data.loader import EpochLoader
-from tinyformer.data.similar_lengths import Rows
+from tinyformer.data.share import share
+from tinyformer.data.similar_lengths import EvaluationBatches, Rows
 from tinyformer.data.sources import SPLITS, Source, in_use
 from tinyformer.data.text_files import LocalFiles
 from tinyformer.data.tokenizer import TextTokenizer
@@ -69,7 +70,7 @@ class DataModule(lightning.LightningDataModule):
         batch_size: rows in a batch, on each device.
         num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
         seed: determines the order of training.
-        split_seed: determines what is held out, and where the data are drawn at random, which they are.
+        split_seed: determines what is held out, and which data are drawn at random.
 
     Attributes:
         tokenizer: after `prepare`, the tokenizer.
@@ -119,7 +120,7 @@ class DataModule(lightning.LightningDataModule):
 
     @property
     def content(self) -> str | None:
-        """Identifies the texts of all splits, whatever tokenizer encodes them; None where they are generated."""
+        """Identifies the texts of all splits, whatever tokenizer encodes them; None where that is not known."""
         return None
 
     @abstractmethod
@@ -269,7 +270,7 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-class SourceDataModule(DataModule, Generic[Prepared]):
+class SourceDataModule(DataModule):
     """Data from a source, tokenised once and kept in the cache folder.
 
     Args:
@@ -309,30 +310,41 @@ class SourceDataModule(DataModule, Generic[Prepared]):
             raise ArgumentError("test_fraction", test_fraction, reason, dict.fromkeys(fractions, 0.05))
         super().__init__(seq_len=seq_len, **settings)
         self.source, self.name, self.cache_dir = source, source.name, cache_dir
-        self._tokenizer_recipe, self._fractions = tokenizer, fractions
+        self._tokenizer_recipe, self._group_near_copies = tokenizer, group_near_copies
         self._held_out = {name: float(fraction) for name, fraction in fractions.items()}
-        self._group_near_copies = group_near_copies
 
     @abstractmethod
-    def _recipe(self, whole: bool) -> Recipe[Prepared]:
+    def _recipe(self, whole: bool) -> Recipe:
         """Everything that determines the tokens."""
+
+    @abstractmethod
+    def _take(self, prepared: Prepared, whole: bool) -> None:
+        """Make the splits of what the recipe has prepared."""
 
     @property
     def content(self) -> str:
         """See `Recipe.content`."""
         return self._recipe(whole=False).content
 
-    def _prepared(self, whole: bool) -> Prepared:
-        """What the recipe prepares, with the attributes set that all kinds of data have."""
+    def prepare(self, whole: bool = False) -> None:
+        """Tokenise the source, or open what was tokenised before.
+
+        Args:
+            whole: hold nothing out: everything becomes the one split "all", to evaluate on other than the run's data.
+
+        Raises:
+            ArgumentError: the source or the tokenizer cannot be read, or the run cannot be trained on what they give.
+        """
         prepared = self._recipe(whole).prepare(self.cache_dir)
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
-        self.left_out, self.trained_on, self._division = prepared.left_out, prepared.trained_on, prepared.division
+        self.left_out, self._division = prepared.facts["left_out"], prepared.facts["division"]
+        self.trained_on = prepared.trained_on
         source = in_use(self.source)
         if isinstance(source, LocalFiles):
             self.files = {split: [file.name for file in files] for split, files in source.of_splits.items()}
             self.files["all"] = [name for split in SPLITS for name in self.files.get(split, [])]
             self.num_hidden = len(hidden_files(source.files))
-        return prepared
+        self._take(prepared, whole)
 
     def _hold_out(self, whole: bool) -> dict[str, Any]:
         """The arguments of a recipe about holding out."""
@@ -378,5 +390,48 @@ class SourceDataModule(DataModule, Generic[Prepared]):
         argument = f"{split}_fraction"
         if self._held_out.get(argument):
             reason = f"leaves the {split} split empty: there are too few different {self.document}s for every split"
-            raise ArgumentError(argument, self._fractions[argument], reason)
+            raise ArgumentError(argument, self._held_out[argument], reason)
         raise ArgumentError("source", self.name, f"its {split} split is empty")
+
+
+class RowDataModule(SourceDataModule):
+    """Rows of a source, such as pairs of texts, in batches of similar length.
+
+    Args:
+        max_examples: maximum number of training rows; they are drawn at random, by `split_seed`.
+        settings: further arguments of `SourceDataModule`.
+
+    Raises:
+        ArgumentError: the source has no such rows, or a number is out of range.
+    """
+
+    kind: type  # of sources that have such rows
+    lacking: str  # what other sources lack, for errors
+    recipe: type[Recipe]
+    varying_length = True
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: TokenizerRecipe,
+        seq_len: int,
+        *,
+        max_examples: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(source, tokenizer, seq_len, **settings)
+        if not isinstance(source, self.kind):
+            raise ArgumentError("source", source.name, self.lacking)
+        require_at_least(1, {"max_examples": 1000}, max_examples=max_examples)
+        self._max_examples = max_examples
+
+    def _recipe(self, whole: bool) -> Recipe:
+        hold_out = self._hold_out(whole)
+        return self.recipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **hold_out)
+
+    @abstractmethod
+    def _order(self, split: str) -> Int64[np.ndarray, " rows"]:
+        """A number for each row of a split, by which similar lengths are found."""
+
+    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
+        return share(EvaluationBatches(self._rows(split), self._order(split), self.batch_size), None, rank, world_size)

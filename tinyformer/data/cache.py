@@ -3,14 +3,16 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
+import pyarrow as pa
 from jaxtyping import UInt64
 
 from tinyformer.data.documents import from_texts, iterate_rows, iterate_texts, text_columns
@@ -23,37 +25,40 @@ from tinyformer.data.tokenizer_recipes import TokenizerRecipe
 from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
 from tinyformer.errors import argument_path
 
-_FORMAT = 3  # increase it when the same input would give other files
+_NO_TEXT = "without text (empty, null or cut short)"
+
+_FORMAT = 4  # increase it when the same input would give other files
 
 LeftOut = dict[str, dict[str, int]]
 """For each split, how many rows (or, where it says so, characters) were left out, by the reason."""
 
 
 @dataclass(frozen=True)
-class PreparedSource:
+class Prepared:
     """A tokenised source, opened.
 
     Attributes:
         tokenizer: the tokenizer of all splits.
+        splits: for each split, the stream of its texts in order; a row may have several.
+        folder: where the files are.
         fingerprint: `Recipe.key`.
         trained_on: the fingerprints of the training split; None where there is none, or where they are too many.
-        left_out: see `LeftOut`.
-        division: the phrase of `hold_out`.
+        facts: what `Recipe._divide` returned beside the splits.
     """
 
     tokenizer: TextTokenizer
+    splits: dict[str, TokenSplit]
+    folder: Path
     fingerprint: str
     trained_on: UInt64[np.ndarray, " fingerprints"] | None
-    left_out: LeftOut
-    division: str | None
+    facts: dict[str, Any]
 
 
 TRAINED_ON = "trained_on.npy"
-Prepared = TypeVar("Prepared", bound=PreparedSource)
 
 
 @dataclass(frozen=True)
-class Recipe(ABC, Generic[Prepared]):
+class Recipe(ABC):
     """Everything that determines the tokenised splits of a source.
 
     Args:
@@ -65,6 +70,7 @@ class Recipe(ABC, Generic[Prepared]):
         group_near_copies: see `hold_out`.
         max_examples: upper bound on the rows of the first split (the training split, or "all"). They are drawn at
             random, by `seed`, since data sets may be sorted by label.
+        max_tokens: upper bound on the scored tokens of that split, for documents that may be cut.
         whole: hold nothing out; the documents of all the source's splits are one split "all".
         without: fingerprints of the text on which a model was trained, which is left out of all splits but "train".
 
@@ -85,6 +91,7 @@ class Recipe(ABC, Generic[Prepared]):
     seed: int = 0
     group_near_copies: bool = False
     max_examples: int | None = None
+    max_tokens: int | None = None
     whole: bool = False
     without: UInt64[np.ndarray, " fingerprints"] | None = None
 
@@ -122,21 +129,25 @@ class Recipe(ABC, Generic[Prepared]):
         with argument_path("source"):
             source = self.source.fingerprint()
         return [
-            *(_FORMAT, source, self.max_examples, self.whole),
+            *(type(self).__name__, _FORMAT, source, self.max_examples, self.max_tokens, self.whole),
             *(self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies),
         ]
 
     def _divide(self, own: dict[str, datasets.Dataset]) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The splits to tokenise, the first of which is the training split or "all"; `left_out`, and `division`.
+        """The splits to tokenise, the first of which is the training split or "all"; and facts about them.
 
         Args:
             own: the source's splits.
+
+        Returns:
+            The splits; `left_out` (see `LeftOut`), `division` (the phrase of `hold_out`, or what the source's method
+            `caveat` says of the splits), and what subclasses add.
         """
         left_out: LeftOut = {split: {} for split in ("all", *SPLITS)}
         if self.whole:
             own = {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}
         if not self.keep_whole:
-            own = {s: _select(rows, iterate_texts(rows), left_out[s], "without text") for s, rows in own.items()}
+            own = {s: _select(rows, iterate_texts(rows), left_out[s], _NO_TEXT) for s, rows in own.items()}
         fractions = (0.0, 0.0) if self.whole else (self.validation_fraction, self.test_fraction)
         copies, compared, classes = self.group_near_copies, self.compared, self.classes
         splits, division = hold_out(own, *fractions, self.seed, copies, self.keep_whole, compared, classes)
@@ -151,12 +162,14 @@ class Recipe(ABC, Generic[Prepared]):
             drawn = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
             is_drawn = np.isin(np.arange(len(rows)), drawn)
             splits[first] = _select(rows, is_drawn, left_out[first], "beyond max_examples")
+        if (caveat := getattr(self.source, "caveat", None)) and not self.whole:
+            division = caveat(splits)
         return splits, {"left_out": left_out, "division": division}
 
     def _unknown(self, rows: datasets.Dataset, known: set[int], left_out: dict[str, int]) -> datasets.Dataset:
         """The rows, or the parts of documents, that are not known."""
         if self.keep_whole:
-            is_unknown = (not fingerprints(text) <= known for text in self._texts(rows))
+            is_unknown = (not fingerprints(text) <= known for text in self._compared(rows))
             return _select(rows, is_unknown, left_out, "of the run's training split")
         assert self.without is not None
         unknown = from_texts(part for text in iterate_texts(rows) for part in cut_out(text, self.without))
@@ -164,47 +177,60 @@ class Recipe(ABC, Generic[Prepared]):
         left_out |= {"characters of the run's training split": cut} if cut else {}
         return unknown
 
-    def _texts(self, rows: datasets.Dataset) -> Iterable[str]:
+    def _compared(self, rows: datasets.Dataset) -> Iterable[str]:
         """The text of each row by which it is recognised."""
         return map("\n".join, iterate_rows(rows.select_columns(list(self.compared) or text_columns(rows))))
-
-    def _write_meta(
-        self,
-        folder: Path,
-        tokenizer: TextTokenizer,
-        counts: dict[str, dict[str, int]],
-        splits: Mapping[str, datasets.Dataset],
-        **meta: Any,
-    ) -> None:
-        """Write the tokenizer, the counts of the splits, fingerprints of the training split, and further facts."""
-        (folder / "tokenizer.json").write_text(tokenizer.to_json())
-        (folder / "meta.json").write_text(json.dumps({**meta, "splits": counts}, indent=1))
-        if "train" in splits and (found := fingerprints_of_all(self._texts(splits["train"]))) is not None:
-            np.save(folder / TRAINED_ON, found)
 
     def _open(self, folder: Path) -> Prepared | None:
         """None if the folder's contents are incomplete."""
         try:
-            meta = json.loads((folder / "meta.json").read_text())
-            if not meta["splits"].keys() & {"train", "all"}:
+            facts = json.loads((folder / "meta.json").read_text())
+            if not facts["splits"].keys() & {"train", "all"}:
                 return None
-            splits = {name: open_split(folder, name, counts) for name, counts in meta.pop("splits").items()}
+            splits = {name: open_split(folder, name, counts) for name, counts in facts.pop("splits").items()}
             tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
             trained_on = np.load(folder / TRAINED_ON) if (folder / TRAINED_ON).exists() else None
-            opened = PreparedSource(tokenizer, self.key, trained_on, meta.pop("left_out"), meta.pop("division"))
-            return self._prepared(folder, opened, splits, meta)
+            return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
             return None
 
-    @abstractmethod
-    def _prepared(
-        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
-    ) -> Prepared:
-        """The folder's contents; `meta` is what `_write_meta` stored beside those of `opened` and the counts."""
-
-    @abstractmethod
     def _build(self, folder: Path) -> None:
         """Tokenise the source into a folder that does not exist."""
+        with argument_path("source"):
+            own = self._load()
+        splits, facts = self._divide(own)
+        with argument_path("tokenizer"):
+            tokenizer = self.tokenizer.build(self._texts(next(iter(splits.values()))))
+        folder.mkdir()
+        counts, limit = {}, self.max_tokens
+        for name, rows in splits.items():
+            texts = with_progress(self._texts(rows), len(rows) * len(text_columns(rows)), name)
+            counts[name] = write_split(texts, tokenizer, folder, name, limit)
+            limit = None  # which bounds the first split only
+            self._write(folder, name, rows, tokenizer)
+        (folder / "tokenizer.json").write_text(tokenizer.to_json())
+        (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
+        if "train" in splits and (found := fingerprints_of_all(self._compared(splits["train"]))) is not None:
+            np.save(folder / TRAINED_ON, found)
+
+    @abstractmethod
+    def _load(self) -> dict[str, datasets.Dataset]:
+        """The rows of the source's splits."""
+
+    def _texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        """The texts of rows to tokenise, in order."""
+        return chain.from_iterable(iterate_rows(rows))
+
+    def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
+        """Write the rows of a split as they stand in the source, which tokens need not tell."""
+        with pa.ipc.new_file(str(folder / f"{name}.arrow"), rows.features.arrow_schema) as file:
+            for table in rows.with_format("arrow").iter(10_000):
+                file.write_table(table)
+
+
+def open_rows(folder: Path, name: str) -> pa.Table:
+    """The rows of a split, in a memory map."""
+    return pa.ipc.open_file(pa.memory_map(str(folder / f"{name}.arrow"))).read_all()
 
 
 def _select(
@@ -219,50 +245,19 @@ def _select(
 
 
 @dataclass(frozen=True)
-class PreparedText(PreparedSource):
-    """Tokenised text, opened.
-
-    Attributes:
-        splits: by name.
-        folder: where the files are.
-    """
-
-    splits: dict[str, TokenSplit]
-    folder: Path
-
-
-@dataclass(frozen=True)
-class TextRecipe(Recipe[PreparedText]):
-    """Everything that determines the token streams of a source.
-
-    Args:
-        max_tokens: upper bound on the scored tokens of the first split (the training split, or "all").
-    """
-
-    max_tokens: int | None = None
+class TextRecipe(Recipe):
+    """Everything that determines the token streams of a source."""
 
     keep_whole = False
 
-    def _parts(self) -> list[Any]:
-        return [*super()._parts(), self.max_tokens]
+    def _load(self) -> dict[str, datasets.Dataset]:
+        return self.source.load(self._max_characters())
 
-    def _prepared(
-        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
-    ) -> PreparedText:
-        return PreparedText(**vars(opened), splits=splits, folder=folder)
+    def _texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        return filter(None, iterate_texts(rows))
 
-    def _build(self, folder: Path) -> None:
-        with argument_path("source"):
-            splits, facts = self._divide(self.source.load(self._max_characters()))
-        with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.build(iterate_texts(next(iter(splits.values()))))
-        folder.mkdir()
-        counts, limit = {}, self.max_tokens
-        for name, rows in splits.items():
-            texts = filter(None, with_progress(iterate_texts(rows), len(rows), name))
-            counts[name] = write_split(texts, tokenizer, folder, name, limit)
-            limit = None  # which bounds the first split only
-        self._write_meta(folder, tokenizer, counts, splits, **facts)
+    def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
+        """Write nothing: tokens tell all."""
 
     def _max_characters(self) -> int | None:
         """Upper bound on the characters that `max_tokens` need, what is held out included."""

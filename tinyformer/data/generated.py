@@ -109,8 +109,12 @@ class GeneratedDataModule(TokenDataModule):
         """
         self._ids = self._symbol_ids()
         self.splits = {split: self._tokens(drawn) for split, drawn in self._make().items()}
-        key = json.dumps([*self._identity, self.tokenizer.fingerprint])
-        self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(f"{self.content} {self.tokenizer.fingerprint}".encode()).hexdigest()
+
+    @property
+    def content(self) -> str:
+        """Identifies the sequences of all splits, whatever tokenizer encodes them."""
+        return hashlib.sha256(json.dumps(self._identity).encode()).hexdigest()
 
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
         """Whether the tokens are those of a given tokenizer; making the sequences takes no time."""

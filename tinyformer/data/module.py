@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
 from tinyformer.data.base import DataModule, SourceDataModule
-from tinyformer.data.cache import PreparedText, TextRecipe
+from tinyformer.data.cache import Prepared, TextRecipe
 from tinyformer.data.loader import ResumableLoader
 from tinyformer.data.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.share import share
@@ -106,7 +106,7 @@ class TokenDataModule(DataModule):
         return Masker(self._masking, self.tokenizer, seed) if self._masking else None
 
 
-class TextDataModule(SourceDataModule[PreparedText], TokenDataModule):
+class TextDataModule(SourceDataModule, TokenDataModule):
     """Windows of token ids from a source of text.
 
     Args:
@@ -159,18 +159,15 @@ class TextDataModule(SourceDataModule[PreparedText], TokenDataModule):
         )
         self._max_tokens = max_tokens
 
-    def prepare(self, whole: bool = False) -> None:
-        """Tokenise the text, or open what was tokenised before.
-
-        Args:
-            whole: hold nothing out: all documents become the one split "all", to evaluate on other than the run's data.
-
-        Raises:
-            ArgumentError: the source or the tokenizer cannot be read, or the training text is shorter than one window.
-        """
-        self.splits = self._prepared(whole).splits
-        if not whole:
-            self._require_window(self.splits["train"].num_tokens)
+    def _take(self, prepared: Prepared, whole: bool) -> None:
+        self.splits = prepared.splits
+        num_tokens, needed = (
+            self.splits[next(iter(self.splits))].num_tokens,
+            self.seq_len if self.pack == "concat" else 1,
+        )
+        if not whole and num_tokens < needed:
+            works = {"seq_len": num_tokens} if num_tokens else {}
+            raise ArgumentError("seq_len", self.seq_len, f"the training text has only {num_tokens} tokens", works)
 
     def _recipe(self, whole: bool) -> TextRecipe:
         hold_out = self._hold_out(whole)
@@ -179,8 +176,3 @@ class TextDataModule(SourceDataModule[PreparedText], TokenDataModule):
     def _rows(self, split: str) -> Windows | MaskedWindows:
         self._require_rows(split, self.splits[split].num_tokens)
         return super()._rows(split)
-
-    def _require_window(self, num_tokens: int) -> None:
-        if num_tokens < (self.seq_len if self.pack == "concat" else 1):
-            works = {"seq_len": num_tokens} if num_tokens else {}
-            raise ArgumentError("seq_len", self.seq_len, f"the training text has only {num_tokens} tokens", works)

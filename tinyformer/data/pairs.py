@@ -1,7 +1,6 @@
 """Pairs of a source text and its target, such as a sentence and its translation, as token sequences in batches."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import datasets
@@ -9,54 +8,33 @@ import numpy as np
 import pyarrow as pa
 import torch
 from jaxtyping import Int64, UInt
-from torch.utils.data import DataLoader
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.data.base import SourceDataModule
-from tinyformer.data.cache import PreparedSource
-from tinyformer.data.share import share
-from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
+from tinyformer.data.base import RowDataModule
+from tinyformer.data.cache import Prepared, Recipe, open_rows
+from tinyformer.data.documents import TEXTS
+from tinyformer.data.similar_lengths import SimilarLengthLoader
 from tinyformer.data.sources import PairSource, Source
 from tinyformer.data.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.data.two_texts import TwoTextRecipe, open_rows
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TooLong = Literal["truncate", "skip", "error"]
 
-_FORMAT = 2  # increase it when the same input would give other files
-
 
 @dataclass(frozen=True)
-class PreparedPairs(PreparedSource):
-    """Tokenised pairs, opened.
-
-    Attributes:
-        streams: for each split, all texts in order: a source and its target, and so on; and the targets as they stand
-            in the source.
-    """
-
-    streams: dict[str, tuple[TokenSplit, pa.ChunkedArray]]
-
-
-@dataclass(frozen=True)
-class PairRecipe(TwoTextRecipe[PreparedPairs]):
+class PairRecipe(Recipe):
     """Everything that determines the tokenised pairs of a `PairSource`."""
 
+    compared = TEXTS
+
     def _parts(self) -> list[Any]:
-        columns = list(cast(PairSource, self.source).pair_columns)
-        return [*super()._parts(), columns, "pairs", _FORMAT]
+        return [*super()._parts(), *cast(PairSource, self.source).pair_columns]
 
     def _load(self) -> dict[str, datasets.Dataset]:
         return cast(PairSource, self.source).load_pairs()
-
-    def _prepared(
-        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
-    ) -> PreparedPairs:
-        streams = {name: (stream, open_rows(folder, name)["pair"]) for name, stream in splits.items()}
-        return PreparedPairs(**vars(opened), streams=streams)
 
 
 @dataclass(frozen=True)
@@ -193,7 +171,7 @@ def order_of(split: PairSplit) -> Int64[np.ndarray, " pairs"]:
     return longer * (int(longer.max(initial=0)) + 1) + shorter
 
 
-class PairDataModule(SourceDataModule[PreparedPairs]):
+class PairDataModule(RowDataModule):
     """Batches of pairs of a source text and its target, such as a sentence and its translation.
 
     Both are tokenised by one tokenizer.
@@ -205,8 +183,7 @@ class PairDataModule(SourceDataModule[PreparedPairs]):
         batch_size: pairs in a batch, on each device.
         too_long: what to do with a pair that has a longer text: "truncate" the text, "skip" the pair, or "error".
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
-        max_examples: maximum number of training pairs; they are drawn at random, by `split_seed`.
-        settings: further arguments of `SourceDataModule`.
+        settings: further arguments of `RowDataModule`.
 
     Raises:
         ArgumentError: the source has no pairs, or a value is out of range.
@@ -214,7 +191,8 @@ class PairDataModule(SourceDataModule[PreparedPairs]):
 
     splits: dict[str, PairSplit]
     row = document = "pair"
-    varying_length = True
+    kind, lacking = PairSource, "has no pairs of a source and a target; files and Hub data sets with two columns do"
+    recipe = PairRecipe
 
     def __init__(
         self,
@@ -225,34 +203,20 @@ class PairDataModule(SourceDataModule[PreparedPairs]):
         *,
         too_long: TooLong = "truncate",
         special_tokens: SpecialTokens | None = None,
-        max_examples: int | None = None,
         **settings: Any,
     ) -> None:
         self._special_tokens = SpecialTokens.of(special_tokens)
         num_added = 1 if self._special_tokens.bos is None else 2
         require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # a token and those around it
         super().__init__(source, tokenizer, seq_len, batch_size=batch_size, **settings)
-        if not isinstance(source, PairSource):
-            reason = "has no pairs of a source and a target; files and Hub data sets with two columns do"
-            raise ArgumentError("source", source.name, reason)
         require_choice("too_long", too_long, ("truncate", "skip", "error"))
-        require_at_least(1, {"max_examples": 1000}, max_examples=max_examples)
-        self._too_long, self._max_examples = too_long, max_examples
+        self._too_long = too_long
 
-    def prepare(self, whole: bool = False) -> None:
-        """Tokenise the pairs, or open what was tokenised before.
-
-        Args:
-            whole: hold nothing out: all pairs become the one split "all", to evaluate on other than the run's data.
-
-        Raises:
-            ArgumentError: the source or the tokenizer cannot be read, or a text is too long.
-        """
-        prepared = self._prepared(whole)
-        self.splits = {name: self._split(name, *streams) for name, streams in prepared.streams.items()}
-
-    def _recipe(self, whole: bool) -> PairRecipe:
-        return PairRecipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **self._hold_out(whole))
+    def _take(self, prepared: Prepared, whole: bool) -> None:
+        self.splits = {
+            name: self._split(name, stream, open_rows(prepared.folder, name)["pair"])
+            for name, stream in prepared.splits.items()
+        }
 
     def _split(self, name: str, stream: TokenSplit, targets: pa.ChunkedArray) -> PairSplit:
         begins = np.asarray(stream.offsets[:-1]).reshape(-1, 2)
@@ -297,6 +261,5 @@ class PairDataModule(SourceDataModule[PreparedPairs]):
         self._require_rows(split, self.splits[split].num_documents)
         return Pairs(self.splits[split])
 
-    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        batches = EvaluationBatches(self._rows(split), order_of(self.splits[split]), self.batch_size)
-        return share(batches, None, rank, world_size)
+    def _order(self, split: str) -> Int64[np.ndarray, " pairs"]:
+        return order_of(self.splits[split])

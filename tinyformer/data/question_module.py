@@ -7,43 +7,21 @@ from typing import Any, cast
 import datasets
 import numpy as np
 from jaxtyping import Int64
-from torch.utils.data import DataLoader
 
-from tinyformer.batch import Batch
-from tinyformer.data.base import SourceDataModule
-from tinyformer.data.cache import PreparedSource
+from tinyformer.data.base import RowDataModule
+from tinyformer.data.cache import Prepared, Recipe, open_rows
 from tinyformer.data.questions import EXTRA_TOKENS, QuestionLoader, Questions, QuestionSplit, QuestionTexts, token_spans
-from tinyformer.data.share import share
-from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.data.sources import QuestionSource, Source
-from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.data.two_texts import TwoTextRecipe, open_rows
 from tinyformer.errors import ArgumentError, require_at_least
 
-_FORMAT = 2  # increase it when the same input would give other files
-
 
 @dataclass(frozen=True)
-class PreparedQuestions(PreparedSource):
-    """Tokenised questions, opened.
-
-    Attributes:
-        splits: by name.
-    """
-
-    splits: dict[str, QuestionTexts]
-
-
-@dataclass(frozen=True)
-class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
+class QuestionRecipe(Recipe):
     """Everything that determines the tokenised questions of a `QuestionSource`."""
 
     compared = ("pair",)  # else training would have questions about held-out contexts
-
-    def _parts(self) -> list[Any]:
-        return [*super()._parts(), "questions", _FORMAT]
 
     def _load(self) -> dict[str, datasets.Dataset]:
         return cast(QuestionSource, self.source).load_questions()
@@ -53,26 +31,8 @@ class QuestionRecipe(TwoTextRecipe[PreparedQuestions]):
         np.save(folder / f"{name}.spans.npy", token_spans(tokenizer, *columns))
         super()._write(folder, name, rows, tokenizer)
 
-    def _prepared(
-        self, folder: Path, opened: PreparedSource, splits: dict[str, TokenSplit], meta: dict[str, Any]
-    ) -> PreparedQuestions:
-        texts = {
-            name: QuestionTexts(
-                stream.ids,
-                np.asarray(stream.offsets[:-1]).reshape(-1, 2),
-                np.diff(stream.offsets).reshape(-1, 2) - 1,
-                np.load(folder / f"{name}.spans.npy"),
-                open_rows(folder, name),
-                opened.tokenizer,
-                stream.num_bytes,
-                stream.num_unknown,
-            )
-            for name, stream in splits.items()
-        }
-        return PreparedQuestions(**vars(opened), splits=texts)
 
-
-class QuestionDataModule(SourceDataModule[PreparedQuestions]):
+class QuestionDataModule(RowDataModule):
     """Batches of questions with their contexts, and where the answers are.
 
     Args:
@@ -82,8 +42,7 @@ class QuestionDataModule(SourceDataModule[PreparedQuestions]):
         batch_size: windows in a batch, on each device.
         stride: tokens from the beginning of a window of a long context to that of the next; see `QuestionTexts.cut`.
         max_question_length: maximum number of tokens of a question; longer ones are truncated.
-        max_examples: maximum number of training questions; they are drawn at random, by `split_seed`.
-        settings: further arguments of `SourceDataModule`.
+        settings: further arguments of `RowDataModule`.
 
     Raises:
         ArgumentError: the source has no questions, or a value is out of range.
@@ -92,7 +51,9 @@ class QuestionDataModule(SourceDataModule[PreparedQuestions]):
     splits: dict[str, QuestionSplit]
     row = "window"
     document = "question"
-    varying_length = True
+    kind = QuestionSource
+    lacking = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
+    recipe = QuestionRecipe
 
     def __init__(
         self,
@@ -103,40 +64,33 @@ class QuestionDataModule(SourceDataModule[PreparedQuestions]):
         *,
         stride: int | None = None,
         max_question_length: int = 64,
-        max_examples: int | None = None,
         **settings: Any,
     ) -> None:
         require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
         super().__init__(source, tokenizer, seq_len, batch_size=batch_size, **settings)
-        if not isinstance(source, QuestionSource):
-            reason = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
-            raise ArgumentError("source", source.name, reason)
         room = seq_len - EXTRA_TOKENS - 1  # of the context, beside a question of one token
-        works = {"max_examples": 1000, "stride": max(room // 2, 1), "max_question_length": 64}
-        numbers = {"max_examples": max_examples, "stride": stride, "max_question_length": max_question_length}
-        require_at_least(1, works, **numbers)
+        works = {"stride": max(room // 2, 1), "max_question_length": 64}
+        require_at_least(1, works, stride=stride, max_question_length=max_question_length)
         if stride is not None and stride >= max(room, 2):
             reason = f"must be less than {room}, or no two windows of `seq_len`={seq_len} would share a token, and an "
             reason += "answer would be cut wherever two of them meet"
             raise ArgumentError("stride", stride, reason, {"stride": max(room // 2, 1)})
-        self._stride, self._max_question_length, self._max_examples = stride, max_question_length, max_examples
+        self._stride, self._max_question_length = stride, max_question_length
 
-    def prepare(self, whole: bool = False) -> None:
-        """Tokenise the questions, or open what was tokenised before.
-
-        Args:
-            whole: hold nothing out: all questions become the one split "all", to evaluate on other than the run's data.
-
-        Raises:
-            ArgumentError: the source or the tokenizer cannot be read.
-        """
-        prepared = self._prepared(whole)
-        limits = self.seq_len, self._max_question_length, self._stride
-        self.splits = {name: split.cut(*limits) for name, split in prepared.splits.items()}
-
-    def _recipe(self, whole: bool) -> QuestionRecipe:
-        hold_out = self._hold_out(whole)
-        return QuestionRecipe(self.source, self._tokenizer_recipe, max_examples=self._max_examples, **hold_out)
+    def _take(self, prepared: Prepared, whole: bool) -> None:
+        self.splits = {
+            name: QuestionTexts(
+                stream.ids,
+                np.asarray(stream.offsets[:-1]).reshape(-1, 2),
+                np.diff(stream.offsets).reshape(-1, 2) - 1,
+                np.load(prepared.folder / f"{name}.spans.npy"),
+                open_rows(prepared.folder, name),
+                self.tokenizer,
+                stream.num_bytes,
+                stream.num_unknown,
+            ).cut(self.seq_len, self._max_question_length, self._stride)
+            for name, stream in prepared.splits.items()
+        }
 
     def _training_loader(self, **settings: Any) -> QuestionLoader:
         self._require_rows("train", self.splits["train"].num_documents)
@@ -155,6 +109,5 @@ class QuestionDataModule(SourceDataModule[PreparedQuestions]):
         is_judged = questions.holds_answer | ~questions.is_answerable[questions.window_rows]
         return np.flatnonzero(is_judged if is_judged.any() else np.ones_like(is_judged))
 
-    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        batches = EvaluationBatches(self._rows(split), self.splits[split].sizes, self.batch_size)
-        return share(batches, None, rank, world_size)
+    def _order(self, split: str) -> Int64[np.ndarray, " windows"]:
+        return self.splits[split].sizes

@@ -36,8 +36,9 @@ def hold_out(
     Whole documents are held out at random, near-copies together. A group of near-copies that fills more than a
     twentieth of a split is not held out if there are enough smaller ones. If the groups are too large to fill the
     splits, the largest are divided: first, what more than a hundredth of the documents have in common no longer makes
-    them copies; then by document. If the documents are too large, each split has one, or a few that are at least half
-    of what is asked for. A single document is cut by position into train, validation and test, in this order.
+    them copies; then, only the first of several columns is compared; then by document. If the documents are too large,
+    each split has one, or a few that are at least half of what is asked for. A single document is cut by position into
+    train, validation and test, in this order.
 
     Args:
         splits: the source's splits, "train" among them.
@@ -85,11 +86,13 @@ def _levels(train: datasets.Dataset, group_near_copies: bool, compared: Sequence
         return [lambda: same]
 
     @functools.cache
-    def near_copies(most_common: int) -> Groups:
-        return near_copy_groups(*zip(*number, strict=True), most_common=most_common)[same]
+    def near_copies(num_columns: int, most_common: int) -> Groups:
+        columns = [*zip(*number, strict=True)][:num_columns]
+        return near_copy_groups(*columns, most_common=most_common)[same]
 
-    numbers = len(number), max(10, int(_COMMON * len(number)))
-    return [*(functools.partial(near_copies, most_common) for most_common in numbers), lambda: same]
+    common = max(10, int(_COMMON * len(number)))
+    settings = (len(compared) or 1, len(number)), (len(compared) or 1, common), (1, common)
+    return [*(functools.partial(near_copies, *each) for each in settings), lambda: same]
 
 
 def _divide(
