@@ -110,7 +110,7 @@ class HeadMaps:
         measures = self._with_importance(subject, shown.measures)
         names = [list(map(head_label, layer)) for layer in measures.names]
         ablated = ablated_maps(subject.network)
-        tokens = shown.axes if len(shown.axes) > 1 else shown.axes[""].queries
+        tokens = shown.axes[""].queries if "" in shown.axes else shown.axes
         atlas = write_atlas(
             folder / "atlas.html",
             shown.maps,
@@ -208,7 +208,8 @@ class HeadMaps:
             for ids, given in ((pair.source, text), (pair.target, target))
         ]
         extent = "{} source and {} target".format(*extents)
-        return Shown(maps, axes_of_pair(pair, subject.tokenizer), measures, extent)
+        axes = axes_of_pair(pair, subject.tokenizer)
+        return Shown(maps, {kind: axes[kind] for kind in captured}, measures, extent)
 
     def _length(self, subject: Subject) -> int:
         """The largest number of tokens to show.

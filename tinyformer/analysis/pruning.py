@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinyformer.analysis.ablation import Replacement, ablated, head_changes
 from tinyformer.analysis.charts import lines
@@ -19,8 +19,9 @@ from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.subject import Findings, Subject, head_pairs, living_heads
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.nn import AttentionMask, Network, prune_heads
+from tinyformer.nn import AttentionMask, BaseAttention, Network, prune_heads
 from tinyformer.nn.heads import Address
+from tinyformer.nn.maps import is_own
 
 MAX_POINTS = 17
 """Largest number of points of the curve, besides that of the chosen number of heads."""
@@ -105,8 +106,9 @@ class HeadPruning:
         except (RuntimeError, IndexError):  # of sizes that do not fit
             error = math.inf
         if not error < 1e-5:
-            reason = "computes something else without some of its heads, so it cannot be pruned"
-            raise ArgumentError("attention", type(layers[0]).__name__, reason)
+            name, cause = _own_part(layers[0])
+            reason = "computes something else without some of the heads, so that they cannot be pruned"
+            raise ArgumentError(name, type(cause).__name__, reason)
         path = folder / "pruned.ckpt"
         subject.save_pruned(pruned, path)
         old_speed, new_speed = _tokens_per_second(subject, [subject.network, pruned])
@@ -231,6 +233,13 @@ def gated(
         for index, layer in enumerate(network.attentions()):
             stack.enter_context(ablated(layer, [head for at, head in heads if at == index], replacement_of(index)))
         yield
+
+
+def _own_part(layer: BaseAttention) -> tuple[str, nn.Module]:
+    """The part of a layer, and its argument, that is of a class of one's own; one with parameters if there is any."""
+    parts = {"attention.score": layer.score, "attention.position": layer.position, "attention": layer}
+    own = [(name, part) for name, part in parts.items() if is_own(part)]
+    return next((one for one in own if any(True for _ in one[1].parameters())), own[0] if own else ("attention", layer))
 
 
 def _written(address: Address) -> str:

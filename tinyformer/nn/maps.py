@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.kernels.eager import AttentionMaps
@@ -30,9 +30,9 @@ class NoMapsError(ArgumentError):
         super().__init__("attention", name, reason)
 
 
-def is_own(layer: "BaseAttention") -> bool:
-    """Whether the class of a layer is none of this package, so that it may compute another formula than the softmax."""
-    return not type(layer).__module__.startswith(f"{__package__}.")
+def is_own(part: nn.Module) -> bool:
+    """Whether the class of a layer, or of a part of it, is none of this package, so that it may compute anything."""
+    return not type(part).__module__.startswith(f"{__package__}.")
 
 
 def exact_maps(
