@@ -10,16 +10,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.padding import queries_by_kind
-from tinyformer.analysis.probe import ablated_heads
 from tinyformer.analysis.subject import (
     CHANGE_COLUMNS,
     Change,
     Findings,
     Losses,
     Subject,
-    by_layer,
     head_pairs,
     living_heads,
     naming_ablated,
@@ -210,14 +207,11 @@ class HeadAblation:
                 )
             },
             figures={
-                "ablation": head_grid(
-                    by_layer(layers, [change.mean for change in changes.values()]),
-                    [[str(head) for head in layer.head_map.ids] for layer in layers],
+                "ablation": subject.head_grid(
+                    [change.mean for change in changes.values()],
                     f"Change of the loss without the head ({self.mode} ablation)",
+                    f"change of the loss, nats per {unit}",
                     diverging=True,
-                    layers=subject.addresses,
-                    label=f"change of the loss, nats per {unit}",
-                    ablated=ablated_heads(subject.network),
                 )
             },
         )

@@ -234,7 +234,7 @@ def ablated_heads(network: Network) -> list[list[bool]]:
 
 def ablated_maps(network: Network) -> list[list[bool]]:
     """For each layer, whether the head of each of its maps is ablated, see `ablated_heads`."""
-    return [[flag for flag in layer.ablated() for _ in range(layer.num_softmaxes)] for layer in network.attentions()]
+    return [layer.ablated_maps() for layer in network.attentions()]
 
 
 @torch.no_grad()

@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.capture import attention_calls
+from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Classification, Task
@@ -61,8 +62,7 @@ class Subject:
             NoMapsError: see `attention_calls`.
         """
         batch = self.batches[0]
-        is_pair = "source" in batch
-        inputs = (batch["source"], batch["inputs"]) if is_pair else (batch["inputs"], self.task.mask(batch))
+        inputs = (batch["source"], batch["inputs"]) if "source" in batch else (batch["inputs"], self.task.mask(batch))
         with self.precision():
             return [layer for layer, _ in attention_calls(self.network, *inputs)]
 
@@ -101,21 +101,30 @@ class Subject:
         words = text if isinstance(text, str) else " / ".join(text)
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
 
-    def tokens_of(self, text: str | Sequence[str], around: bool = True) -> list[int]:
+    def tokens_of(self, text: str | Sequence[str], around: bool = True, argument: str = "text") -> list[int]:
         """The tokens of a text, or of the two texts of a pair for a classifier, as the model reads them.
 
         Args:
             text: the text, or two.
             around: whether to add the special tokens around it.
+            argument: the argument that holds it.
 
         Raises:
-            ArgumentError: there are not two texts, the model does not read pairs, or see `TextTokenizer.read`.
+            ArgumentError: there are none or too many texts, the model reads no pairs, or see `TextTokenizer.read`.
         """
+        if not text:
+            raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
         is_pair = not isinstance(text, str)
         if is_pair and (len(text) != 2 or not isinstance(self.task, Classification)):
-            raise ArgumentError("text", list(text), "must be one text; a classifier also takes a pair of two")
-        (ids,) = self.tokenizer.read([(text[0], text[1]) if is_pair else str(text)], around)
-        return ids
+            raise ArgumentError(argument, list(text), "must be one text; a classifier also takes a pair of two")
+        with argument_path(passed={"text": argument}):
+            return self.tokenizer.read([(text[0], text[1]) if is_pair else str(text)], around)[0]
+
+    def head_grid(self, values: Sequence[float], title: str, label: str, diverging: bool = False) -> Figure:
+        """The values of `head_pairs` in a grid, see `charts.head_grid`; ablated heads are hatched."""
+        names = [[str(head) for head in layer.head_map.ids] for layer in self.layers]
+        ablated = [layer.ablated() for layer in self.layers]
+        return head_grid(by_layer(self.layers, values), names, title, diverging, self.addresses, label, ablated)
 
     def losses(self) -> "Losses":
         """The loss of each window with the network in its current state."""

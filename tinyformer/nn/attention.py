@@ -167,6 +167,10 @@ class BaseAttention(SoftmaxAttention):
         """Whether each head is ablated; analyses leave such heads out, or name them."""
         return [self.head_gate.is_ablated(head) for head in range(self.num_heads)]
 
+    def ablated_maps(self) -> list[bool]:
+        """Whether the head of each map is ablated."""
+        return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
+
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "batch maps q_seq k_seq"]:
         """The exact attention weights of `forward`, given its arguments, whichever kernel it runs; without dropout."""
         return self.maps(*args, **kwargs).weights

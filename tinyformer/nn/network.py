@@ -33,10 +33,7 @@ class Network(nn.Module):
 
     @abstractmethod
     def attentions(self) -> list[BaseAttention]:
-        """The attention modules with heads by kind, those of each kind from the first layer to the last.
-
-        Modules of other classes than `BaseAttention` are left out: they have neither heads nor maps.
-        """
+        """The attention modules with heads by kind, those of each kind from the first layer to the last."""
 
     def attention_residuals(self) -> dict[BaseAttention, nn.Module | None]:
         """The residual connection around each of `attentions`."""
@@ -60,7 +57,7 @@ class Network(nn.Module):
             NoMapsError: there is none.
         """
         if not (found := self.attentions()):
-            raise NoMapsError(type(self.other_attentions()[0]).__name__, "is no BaseAttention, so it has no heads")
+            raise NoMapsError(self.other_attentions()[0], "is no BaseAttention, so it has no heads")
         return found
 
     @abstractmethod
