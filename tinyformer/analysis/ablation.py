@@ -239,8 +239,8 @@ class HeadAblation:
 def kv_groups(layer: BaseAttention) -> list[list[int]]:
     """The query heads that share each K/V head and are not ablated, as indices within the layer."""
     groups: list[list[int]] = [[] for _ in range(layer.num_kv_heads)]
-    for head, kv_head in enumerate(layer.head_map.kv_heads):
-        groups[kv_head] += [] if layer.head_gate.is_ablated(head) else [head]
+    for head, (kv_head, is_ablated) in enumerate(zip(layer.head_map.kv_heads, layer.ablated(), strict=True)):
+        groups[kv_head] += [] if is_ablated else [head]
     return groups
 
 

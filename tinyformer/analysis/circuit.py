@@ -152,14 +152,10 @@ class HeadCircuit:
         with torch.no_grad(), subject.precision():
             maps = capture_weights(network, tokens, subject.task.mask(cast(Batch, {"inputs": tokens})))
         chosen = {name: (MEASURES | PATTERNS)[name] for name in self.measures}
-        values = measure_layers(chosen, maps, tokens)
+        values, sizes = measure_layers(chosen, maps, tokens), [layer.num_softmaxes for layer in subject.layers]
         return [
-            {
-                name: max(of_layers[index][head * layer.num_softmaxes : (head + 1) * layer.num_softmaxes])
-                for name, of_layers in values.items()
-            }
+            {name: max(of[index][head * sizes[index] :][: sizes[index]]) for name, of in values.items()}
             for index, head in living_heads(subject.layers)
-            for layer in [subject.layers[index]]
         ]
 
 

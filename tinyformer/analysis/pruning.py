@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -101,10 +101,9 @@ class HeadPruning:
         pruned = copy.deepcopy(subject.network)
         for index, layer in enumerate(pruned.attentions()):
             prune_heads(layer, [layers[index].head_map.ids[head] for at, head in ranked[:num_pruned] if at == index])
-        try:
+        error = math.inf
+        with suppress(RuntimeError, IndexError):  # of sizes that do not fit
             error = _difference(subject, ranked[:num_pruned], pruned)
-        except (RuntimeError, IndexError):  # of sizes that do not fit
-            error = math.inf
         if not error < 1e-5:
             name, cause = _own_part(layers[0])
             reason = "computes something else without some of the heads, so that they cannot be pruned"

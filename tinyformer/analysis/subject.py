@@ -242,7 +242,7 @@ def living_heads(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
     Raises:
         ArgumentError: all heads are ablated.
     """
-    pairs = [(index, head) for index, head in head_pairs(layers) if not layers[index].head_gate.is_ablated(head)]
+    pairs = [(index, head) for index, at in enumerate(layers) for head, flag in enumerate(at.ablated()) if not flag]
     if not pairs:
         raise ArgumentError("ablated_heads", [list(pair) for pair in head_pairs(layers)], "leaves no head to analyse")
     return pairs

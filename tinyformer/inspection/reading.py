@@ -55,7 +55,4 @@ def _layers(network: Network, captured: Iterable[CapturedMaps]) -> list[LayerMap
     maps = [layer for of_kind in captured for layer in of_kind.layers]
     places = zip(network.attentions(), network.layer_addresses(), maps, strict=True)
     residuals = network.attention_residuals()
-    return [
-        LayerMaps.of(layer, address, found, *(getattr(residuals[layer], scale, 1.0) for scale in ("skip", "branch")))
-        for layer, address, found in places
-    ]
+    return [LayerMaps.of(layer, address, found, residuals[layer]) for layer, address, found in places]
