@@ -14,7 +14,7 @@ from tinyformer.analysis.capture import attention_calls
 from tinyformer.analysis.pair_probe import TokenPair, capture_pair, decoded_pair
 from tinyformer.analysis.plots import measure_maps
 from tinyformer.analysis.probe import map_names
-from tinyformer.analysis.subject import Findings, Subject
+from tinyformer.analysis.subject import Findings, Subject, Text
 from tinyformer.analysis.words import Words, merge_words, words_of
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder, Transformer
@@ -84,12 +84,7 @@ class HeadRelations:
     needs_gradient = False
     num_windows = 1
 
-    def __init__(
-        self,
-        text: str | Sequence[str] | None = None,
-        pairs: Sequence[Any] | None = None,
-        target: str | None = None,
-    ) -> None:
+    def __init__(self, text: Text | None = None, pairs: Sequence[Any] | None = None, target: str | None = None) -> None:
         works = {"text": "The bank by the river", "pairs": [["river", "bank"]]}
         if not text or "".join(text).isspace():
             raise ArgumentError("text", text, "must be the text that has the words of `pairs`", works)
@@ -217,7 +212,7 @@ class HeadRelations:
         predicted, read = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
         return Read([layers[i] for i in cross], [addresses[i] for i in cross], maps, predicted, read)
 
-    def _encode(self, subject: Subject, argument: str, text: str | Sequence[str], num_special: int) -> list[int]:
+    def _encode(self, subject: Subject, argument: str, text: Text, num_special: int) -> list[int]:
         """The tokens of a text.
 
         Args:

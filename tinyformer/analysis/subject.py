@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,9 @@ from tinyformer.tasks import Classification, Task
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
+
+Text: TypeAlias = str | Sequence[str]
+"""A text, or the two texts of a pair for a classifier."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +98,17 @@ class Subject:
         *layer_address, number = self.head_address(layer, head)
         return f"{layer_title(tuple(layer_address))} head {number}"
 
-    def facts_of_text(self, text: str | Sequence[str]) -> dict[str, str]:
+    def facts_of_text(self, text: Text) -> dict[str, str]:
         """`facts` for pictures of a text, or a pair of texts, with its first words in place of the data."""
         others = {name: fact for name, fact in self.facts.items() if name != "data"}
         words = text if isinstance(text, str) else " / ".join(text)
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
 
-    def tokens_of(self, text: str | Sequence[str], around: bool = True, argument: str = "text") -> list[int]:
-        """The tokens of a text, or of the two texts of a pair for a classifier, as the model reads them.
+    def tokens_of(self, text: Text, around: bool = True, argument: str = "text") -> list[int]:
+        """The tokens of a text, as the model reads it.
 
         Args:
-            text: the text, or two.
+            text: the text.
             around: whether to add the special tokens around it.
             argument: the argument that holds it.
 
