@@ -105,7 +105,7 @@ class HeadPruning:
         with suppress(RuntimeError, IndexError):  # of sizes that do not fit
             error = _difference(subject, ranked[:num_pruned], pruned)
         if not error < 1e-5:
-            name, cause = _own_part(layers[0])
+            name, cause = _own_part(layers)
             reason = "computes something else without some of the heads, so that they cannot be pruned"
             raise ArgumentError(name, type(cause).__name__, reason)
         path = folder / "pruned.ckpt"
@@ -234,11 +234,13 @@ def gated(
         yield
 
 
-def _own_part(layer: BaseAttention) -> tuple[str, nn.Module]:
-    """The part of a layer, and its argument, that is of a class of one's own; one with parameters if there is any."""
-    parts = {"attention.score": layer.score, "attention.position": layer.position, "attention": layer}
-    own = [(name, part) for name, part in parts.items() if is_own(part)]
-    return next((one for one in own if any(True for _ in one[1].parameters())), own[0] if own else ("attention", layer))
+def _own_part(layers: Sequence[BaseAttention]) -> tuple[str, nn.Module]:
+    """The first part of a layer, by its argument, that has parameters and is of a class of one's own."""
+    for at in layers:
+        for name, part in (("attention.score", at.score), ("attention.position", at.position), ("attention", at)):
+            if is_own(part) and list(part.parameters()):
+                return name, part
+    return "attention", layers[0]
 
 
 def _written(address: Address) -> str:
