@@ -253,6 +253,55 @@ def test_a_mistake_leaves_no_results(
     assert {path.name: path.read_text().split() for path in files} in ({}, {"metrics.csv": ["step"]})
 
 
+MEAN = """
+import torch
+from torch import nn
+
+class Mean(nn.Module):
+    def __init__(self, **layer):
+        super().__init__()
+        self.proj = nn.Linear(16, 16)
+
+    def forward(self, x, mask):
+        return self.proj(x.cumsum(1) / torch.arange(1, x.shape[1] + 1).unsqueeze(1))
+"""
+NO_HEADS = "attention=Mean: is no BaseAttention, so it has no heads."
+HEADS, MAPS = "analysis=heads", "analysis=maps analysis.importance=false"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "told", "analyses"),
+    [
+        (
+            "tokenizer=byte",
+            "telemetry left out: attention='Mean': is no BaseAttention",
+            {HEADS: NO_HEADS, MAPS: NO_HEADS},
+        ),
+        ("task=seq2seq tokenizer=byte", "logs run/metrics.csv, attention/heads.csv", {HEADS: "", MAPS: ""}),
+    ],
+    ids=["causal", "seq2seq"],
+)
+def test_any_module_can_be_the_attention(
+    program: Program, monkeypatch: pytest.MonkeyPatch, task: str, told: str, analyses: dict[str, str]
+) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("plain_mean.py").write_text(MEAN)
+    Path("pairs.tsv").write_text("source\ttarget\n" + "".join(f"{n} mice\tmice {n}\n" for n in range(80)))
+    data = "data.files=pairs.tsv data.validation_fraction=0.2 data.text_column=source"
+    own = "'attention={_target_: plain_mean.Mean, _partial_: true}'"
+    ended = program("train.py", SMALL, f"data=text {data} {task} {own} hydra.run.dir=run")
+    assert (ended.code, told in " ".join(ended.out.split())) == (0, True), ended
+    trusted = f"checkpoint=run/checkpoints/last.ckpt {data} attention._target_=plain_mean.Mean"
+    ended = program("evaluate.py", trusted, "hydra.run.dir=scored")
+    assert (ended.code, "val loss" in ended.out) == (0, True), ended
+    for analysis, refusal in analyses.items():
+        ended = program("evaluate.py", trusted, analysis, "hydra.run.dir=evaluated")
+        assert (ended.code, refusal in ended.err) == (2 if refusal else 0, True), ended
+    if "seq2seq" in task:
+        assert {row["kind"] for name in ("ablation", "maps") for row in table(name)} == {"cross"}
+
+
 @pytest.mark.slow
 def test_wandb_has_the_tables_pictures_and_pages(program: Program, checkpoint_of: Checkpoints) -> None:
     evaluate(program, checkpoint_of("attention=gqa"), "analysis=maps logger=wandb")

@@ -170,7 +170,7 @@ class Model(Inspected):
             heads: (layer, head) pairs; heads keep their numbers when others are pruned.
             mode: what replaces the output of a head at every token: `zero`; its `mean` over the tokens of the texts
                 (Wang et al. 2022, arXiv 2211.00593); `resample`, its output at a token of the texts, drawn at random
-                for each token with a fixed seed (Chan et al. 2022, causal scrubbing).
+                for each position with a fixed seed (Chan et al. 2022, causal scrubbing).
             texts: the texts that the replacement is taken from, without padding; not needed for `zero`.
 
         Raises:

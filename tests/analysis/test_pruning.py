@@ -1,15 +1,19 @@
 """Pruning heads one after the other, and the smaller checkpoint."""
 
+from functools import partial
+
 import pytest
 import torch
 from nn.model_cases import make_encoder, token_ids
+from nn.variants import D_MODEL, network
+from torch import nn
 
 from analysis.subjects import CAUSAL, SHARINGS, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import HeadPruning
 from tinyformer.analysis.pruning import ORDERS, gated, pruning_order
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import TokenReadout, Transformer, prune_heads
+from tinyformer.nn import Attention, ScaledDotScore, TokenReadout, Transformer, prune_heads
 
 
 def save(path, network):
@@ -114,4 +118,41 @@ def test_invalid_settings_are_refused(tmp_path, settings, message):
     with pytest.raises(ArgumentError) as caught:
         prune(loud_transformer(**model), tmp_path, **settings)
     assert str(caught.value).startswith(message)
+    assert not list(tmp_path.iterdir())
+
+
+class PerHead(ScaledDotScore):
+    """A parameter whose second axis is the head."""
+
+    def __init__(self, num_heads, head_dim):
+        super().__init__(num_heads, head_dim)
+        self.temperature = nn.Parameter(torch.rand(1, num_heads, 1, 1))
+
+    def forward(self, q):
+        return q * self.temperature
+
+
+class Scaled(Attention):
+    """The same in the attention."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.factors = nn.Parameter(torch.rand(1, self.num_heads, 1, 1))
+
+    def transform_queries(self, q):
+        return super().transform_queries(q) * self.factors
+
+
+class Plain(Attention):
+    """Not the cause."""
+
+
+@pytest.mark.parametrize(
+    ("attention", "score", "cause"),
+    [(Plain, PerHead, "attention.score='PerHead'"), (Scaled, ScaledDotScore, "attention='Scaled'")],
+)
+def test_the_class_that_cannot_be_pruned_is_named(tmp_path, attention, score, cause):
+    model = network(partial(attention, D_MODEL, 4, score=score))
+    with pytest.raises(ArgumentError, match=f"^{cause}: computes something else without some of the heads"):
+        prune(model, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -10,16 +10,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.padding import queries_by_kind
-from tinyformer.analysis.probe import ablated_heads
 from tinyformer.analysis.subject import (
     CHANGE_COLUMNS,
     Change,
     Findings,
     Losses,
     Subject,
-    by_layer,
     head_pairs,
     living_heads,
     naming_ablated,
@@ -210,14 +207,11 @@ class HeadAblation:
                 )
             },
             figures={
-                "ablation": head_grid(
-                    by_layer(layers, [change.mean for change in changes.values()]),
-                    [[str(head) for head in layer.head_map.ids] for layer in layers],
+                "ablation": subject.head_grid(
+                    [change.mean for change in changes.values()],
                     f"Change of the loss without the head ({self.mode} ablation)",
+                    f"change of the loss, nats per {unit}",
                     diverging=True,
-                    layers=subject.addresses,
-                    label=f"change of the loss, nats per {unit}",
-                    ablated=ablated_heads(subject.network),
                 )
             },
         )
@@ -245,8 +239,8 @@ class HeadAblation:
 def kv_groups(layer: BaseAttention) -> list[list[int]]:
     """The query heads that share each K/V head and are not ablated, as indices within the layer."""
     groups: list[list[int]] = [[] for _ in range(layer.num_kv_heads)]
-    for head, kv_head in enumerate(layer.head_map.kv_heads):
-        groups[kv_head] += [] if layer.head_gate.is_ablated(head) else [head]
+    for head, (kv_head, is_ablated) in enumerate(zip(layer.head_map.kv_heads, layer.ablated(), strict=True)):
+        groups[kv_head] += [] if is_ablated else [head]
     return groups
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.pair_probe import TokenPair, capture_pair, pairs_of
-from tinyformer.analysis.probe import ablated_maps, head_label, map_names
+from tinyformer.analysis.probe import head_label, map_names
 from tinyformer.analysis.subject import Findings, Subject, naming_ablated
 from tinyformer.analysis.words import words_of
 from tinyformer.data import TextTokenizer
@@ -64,7 +64,7 @@ class CrossAlignment:
         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
             assert isinstance(network, EncoderDecoder)
             choosing, tested = (_hits(subject, network, half) for half in halves)
-            ablated = [flag for layer in self._ablated(network) for flag in layer]
+            ablated = [flag for layer in network.attentions_by_kind()["cross"] for flag in layer.ablated_maps()]
             chosen = int(torch.cat(choosing).masked_fill(torch.tensor(ablated), -1).argmax())
             names = [(layer, head) for layer, heads in enumerate(self._names(network)) for head in heads]
             best[name] = (*names[chosen], float(torch.cat(tested)[chosen]))
@@ -93,7 +93,7 @@ class CrossAlignment:
                     [[head_label(head) for head in heads] for heads in self._names(subject.network)],
                     f"Copied tokens that heads of the cross-attention hit, of {counts[1]}",
                     label="share of copied tokens",
-                    ablated=self._ablated(subject.network),
+                    ablated=[layer.ablated_maps() for layer in subject.network.attentions_by_kind()["cross"]],
                 )
             },
         )
@@ -101,11 +101,6 @@ class CrossAlignment:
     @staticmethod
     def _names(network: EncoderDecoder) -> list[list[str]]:
         return [map_names(layer) for layer in network.attentions_by_kind()["cross"]]
-
-    @staticmethod
-    def _ablated(network: EncoderDecoder) -> list[list[bool]]:
-        flags = zip(network.layer_addresses(), ablated_maps(network), strict=True)
-        return [of_layer for address, of_layer in flags if address[0] == "cross"]
 
 
 def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2) -> Copied:

@@ -50,7 +50,7 @@ class CapturedMaps(list[Tensor]):
         num_cached = layers[0].weights.shape[-1] - q.shape[2]
         self.extend(maps.weights for maps in layers)
         self.layers.extend(layers)
-        self.ablated += [[flag for flag in at.ablated() for _ in range(at.num_softmaxes)] for at, _ in calls]
+        self.ablated += [layer.ablated_maps() for layer, _ in calls]
         self.rows = chosen + num_cached if num_cached else chosen
 
 
@@ -148,9 +148,9 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
         for hook in hooks:
             hook.remove()
     if missing := [layer for layer in layers if layer not in calls]:
-        raise NoMapsError(type(missing[0]).__name__, "overrides `forward`, and what it computes there has no maps")
+        raise NoMapsError(missing[0], "overrides `forward`, and what it computes there has no maps")
     if others := [at for at, call in calls.items() if not call.is_cross and call.qkv.k.shape[2] != call.qkv.q.shape[2]]:
-        raise NoMapsError(type(others[0]).__name__, "has keys that are no tokens, so its maps cannot be shown")
+        raise NoMapsError(others[0], "has keys that are no tokens, so its maps cannot be shown")
     return [(layer, calls[layer]) for layer in layers]
 
 

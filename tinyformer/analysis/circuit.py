@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.ablation import MODES, ReplacementOf
-from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
-from tinyformer.analysis.probe import ablated_heads, capture_weights
+from tinyformer.analysis.probe import capture_weights
 from tinyformer.analysis.pruning import gated
-from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs, living_heads
+from tinyformer.analysis.subject import Findings, Subject, head_pairs, living_heads
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import Transformer
@@ -127,14 +126,11 @@ class HeadCircuit:
                 ),
             },
             figures={
-                "circuit": head_grid(
-                    by_layer(subject.layers, list(relative.values())),
-                    [[str(head) for head in layer.head_map.ids] for layer in subject.layers],
+                "circuit": subject.head_grid(
+                    list(relative.values()),
                     f"Measure relative to its threshold; alone, heads from 1 on are right in "
                     f"{means['circuit alone'][1]:.1%}, the model without them in {means['without circuit'][1]:.1%}",
-                    layers=subject.addresses,
-                    label=f"largest of {', '.join(f'{name} / {least:g}' for name, least in self.measures.items())}",
-                    ablated=ablated_heads(subject.network),
+                    f"largest of {', '.join(f'{name} / {least:g}' for name, least in self.measures.items())}",
                 )
             },
         )
@@ -156,14 +152,10 @@ class HeadCircuit:
         with torch.no_grad(), subject.precision():
             maps = capture_weights(network, tokens, subject.task.mask(cast(Batch, {"inputs": tokens})))
         chosen = {name: (MEASURES | PATTERNS)[name] for name in self.measures}
-        values = measure_layers(chosen, maps, tokens)
+        values, sizes = measure_layers(chosen, maps, tokens), [layer.num_softmaxes for layer in subject.layers]
         return [
-            {
-                name: max(of_layers[index][head * layer.num_softmaxes : (head + 1) * layer.num_softmaxes])
-                for name, of_layers in values.items()
-            }
+            {name: max(of[index][head * sizes[index] :][: sizes[index]]) for name, of in values.items()}
             for index, head in living_heads(subject.layers)
-            for layer in [subject.layers[index]]
         ]
 
 

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.ablation import head_changes
-from tinyformer.analysis.charts import head_grid
-from tinyformer.analysis.probe import ablated_heads
-from tinyformer.analysis.subject import Findings, Subject, by_layer, head_pairs, living_heads, naming_ablated
+from tinyformer.analysis.subject import Findings, Subject, head_pairs, living_heads, naming_ablated
 from tinyformer.errors import require_at_least
 from tinyformer.nn import BaseAttention
 
@@ -69,46 +67,33 @@ class HeadImportance:
         self.num_windows, self.compare = num_windows, compare
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
-        layers, pairs, importance = subject.layers, head_pairs(subject.layers), head_importance(subject)
-        rows: list[list[Any]] = [
-            [*subject.head_address(layer, head), value] for (layer, head), value in zip(pairs, importance, strict=True)
-        ]
-        of_pair, living = dict(zip(pairs, importance, strict=True)), living_heads(layers)
+        layers, pairs, values = subject.layers, head_pairs(subject.layers), head_importance(subject)
+        living, importance = living_heads(layers), dict(zip(pairs, values, strict=True))
         columns, ablated = [*subject.address_columns, "head", "importance"], [pair not in living for pair in pairs]
+        rows: list[list[Any]] = [[*subject.head_address(*pair), value] for pair, value in importance.items()]
+        ranked = sorted(living, key=lambda pair: -importance[pair])
         findings = Findings(
             lines={
                 "importance": f"{MEANING}, nats per {subject.task.unit}",
-                **{
-                    f"  {subject.head_title(*pair)}": f"{of_pair[pair]:.4f}"
-                    for pair in sorted(living, key=lambda pair: -of_pair[pair])[:5]
-                },
+                **{f"  {subject.head_title(*pair)}": f"{importance[pair]:.4f}" for pair in ranked[:5]},
             },
-            tables={"importance": naming_ablated(columns, rows, ablated)},
             figures={
-                "importance": head_grid(
-                    by_layer(layers, importance),
-                    [[str(head) for head in layer.head_map.ids] for layer in layers],
-                    "Importance of each head",
-                    layers=subject.addresses,
-                    label=f"{MEANING}, nats per {subject.task.unit}",
-                    ablated=ablated_heads(subject.network),
+                "importance": subject.head_grid(
+                    values, "Importance of each head", f"{MEANING}, nats per {subject.task.unit}"
                 )
             },
         )
         if self.compare:
-            changes = head_changes(subject)
-            change_of, rows = (
-                dict(zip(pairs, changes, strict=True)),
-                [[*a, b] for a, b in zip(rows, changes, strict=True)],
-            )
-            rho = rank_correlation([of_pair[pair] for pair in living], [change_of[pair] for pair in living])
-            findings.tables["importance"] = naming_ablated([*columns, "change"], rows, ablated)
+            changes = dict(zip(pairs, head_changes(subject), strict=True))
+            columns, rows = [*columns, "change"], [[*row, changes[pair]] for row, pair in zip(rows, pairs, strict=True)]
+            rho = rank_correlation([importance[pair] for pair in living], [changes[pair] for pair in living])
             findings.scalars["analysis/rank_correlation"] = rho
             findings.lines["rank correlation"] = (
                 "none: needs at least two heads"
                 if rho is None
                 else f"{rho:.3f} with the loss change of ablating the head"
             )
+        findings.tables["importance"] = naming_ablated(columns, rows, ablated)
         return findings
 
 

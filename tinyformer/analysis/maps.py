@@ -38,7 +38,7 @@ from tinyformer.analysis.probe import (
 from tinyformer.analysis.scales import EXPLANATIONS
 from tinyformer.analysis.subject import Findings, Subject, by_layer
 from tinyformer.data import PairTokens
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.tasks import Seq2Seq
 
@@ -110,7 +110,7 @@ class HeadMaps:
         measures = self._with_importance(subject, shown.measures)
         names = [list(map(head_label, layer)) for layer in measures.names]
         ablated = ablated_maps(subject.network)
-        tokens = shown.axes if len(shown.axes) > 1 else shown.axes[""].queries
+        tokens = shown.axes[""].queries if "" in shown.axes else shown.axes
         atlas = write_atlas(
             folder / "atlas.html",
             shown.maps,
@@ -153,7 +153,7 @@ class HeadMaps:
         if self.target is not None:
             reason = "a model of one text has no target; one that is trained with task=seq2seq has"
             raise ArgumentError("target", self.target, reason, {"target": None})
-        num_tokens, text = self._length(subject), self._tokens(subject, "text", self.text, around=True)
+        num_tokens, text = self._length(subject), None if self.text is None else subject.tokens_of(self.text)
         first, is_token = subject.batches[0]["inputs"][0], queries_by_kind(subject.batches[0])[""][0]
         tokens = (first[is_token].tolist() if text is None else text)[:num_tokens]
         shown = torch.tensor([tokens], device=first.device)
@@ -192,7 +192,8 @@ class HeadMaps:
         pairs = [pair for batch in subject.batches for pair in pairs_of(batch)]
         num_tokens, task = self._length(subject), cast(Seq2Seq, subject.task)
         tokens = task.special_tokens.around(subject.tokenizer)
-        text, target = self._tokens(subject, "text", self.text), self._tokens(subject, "target", self.target)
+        text = None if self.text is None else subject.tokens_of(self.text, around=False)
+        target = None if self.target is None else subject.tokens_of(self.target, around=False, argument="target")
         with subject.precision():
             if text is None:
                 pair = _first_that_fits(pairs, num_tokens, tokens)
@@ -208,7 +209,8 @@ class HeadMaps:
             for ids, given in ((pair.source, text), (pair.target, target))
         ]
         extent = "{} source and {} target".format(*extents)
-        return Shown(maps, axes_of_pair(pair, subject.tokenizer), measures, extent)
+        axes = axes_of_pair(pair, subject.tokenizer)
+        return Shown(maps, {kind: axes[kind] for kind in captured}, measures, extent)
 
     def _length(self, subject: Subject) -> int:
         """The largest number of tokens to show.
@@ -222,19 +224,6 @@ class HeadMaps:
             reason = f"must be at most {context}, the context length of the model"
             raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": context})
         return num_tokens
-
-    def _tokens(
-        self, subject: Subject, argument: str, text: str | Sequence[str] | None, around: bool = False
-    ) -> list[int] | None:
-        """The tokens of a text, if it is given; see `Subject.tokens_of`.
-
-        Raises:
-            ArgumentError: it is empty, or see `Subject.tokens_of`.
-        """
-        if text == "":
-            raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
-        with argument_path(passed={"text": argument}):
-            return None if text is None else subject.tokens_of(text, around)
 
     def _with_importance(self, subject: Subject, measures: HeadMeasures) -> HeadMeasures:
         """The measures, with importance unless it is turned off."""

@@ -227,14 +227,9 @@ def head_label(name: str) -> str:
     return name.removeprefix("0")
 
 
-def ablated_heads(network: Network) -> list[list[bool]]:
-    """For each layer, whether each of its heads is ablated."""
-    return [layer.ablated() for layer in network.attentions()]
-
-
 def ablated_maps(network: Network) -> list[list[bool]]:
-    """For each layer, whether the head of each of its maps is ablated, see `ablated_heads`."""
-    return [[flag for flag in layer.ablated() for _ in range(layer.num_softmaxes)] for layer in network.attentions()]
+    """For each layer, whether the head of each of its maps is ablated."""
+    return [layer.ablated_maps() for layer in network.attentions()]
 
 
 @torch.no_grad()

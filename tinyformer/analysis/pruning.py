@@ -6,12 +6,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinyformer.analysis.ablation import Replacement, ablated, head_changes
 from tinyformer.analysis.charts import lines
@@ -19,8 +19,9 @@ from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.subject import Findings, Subject, head_pairs, living_heads
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.nn import AttentionMask, Network, prune_heads
+from tinyformer.nn import AttentionMask, BaseAttention, Network, prune_heads
 from tinyformer.nn.heads import Address
+from tinyformer.nn.maps import is_own
 
 MAX_POINTS = 17
 """Largest number of points of the curve, besides that of the chosen number of heads."""
@@ -100,13 +101,13 @@ class HeadPruning:
         pruned = copy.deepcopy(subject.network)
         for index, layer in enumerate(pruned.attentions()):
             prune_heads(layer, [layers[index].head_map.ids[head] for at, head in ranked[:num_pruned] if at == index])
-        try:
+        error = math.inf
+        with suppress(RuntimeError, IndexError):  # of sizes that do not fit
             error = _difference(subject, ranked[:num_pruned], pruned)
-        except (RuntimeError, IndexError):  # of sizes that do not fit
-            error = math.inf
         if not error < 1e-5:
-            reason = "computes something else without some of its heads, so it cannot be pruned"
-            raise ArgumentError("attention", type(layers[0]).__name__, reason)
+            name, cause = _own_part(layers)
+            reason = "computes something else without some of the heads, so that they cannot be pruned"
+            raise ArgumentError(name, type(cause).__name__, reason)
         path = folder / "pruned.ckpt"
         subject.save_pruned(pruned, path)
         old_speed, new_speed = _tokens_per_second(subject, [subject.network, pruned])
@@ -231,6 +232,15 @@ def gated(
         for index, layer in enumerate(network.attentions()):
             stack.enter_context(ablated(layer, [head for at, head in heads if at == index], replacement_of(index)))
         yield
+
+
+def _own_part(layers: Sequence[BaseAttention]) -> tuple[str, nn.Module]:
+    """The first part of a layer, by its argument, that has parameters and is of a class of one's own."""
+    for at in layers:
+        for name, part in (("attention.score", at.score), ("attention.position", at.position), ("attention", at)):
+            if is_own(part) and list(part.parameters()):
+                return name, part
+    return "attention", layers[0]
 
 
 def _written(address: Address) -> str:

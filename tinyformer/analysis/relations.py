@@ -1,7 +1,7 @@
 """Relations between words: how much each head attends from one word of a text to another."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple, cast
@@ -13,10 +13,10 @@ from torch import Tensor
 from tinyformer.analysis.capture import attention_calls
 from tinyformer.analysis.pair_probe import TokenPair, capture_pair, decoded_pair
 from tinyformer.analysis.plots import measure_maps
-from tinyformer.analysis.probe import ablated_maps, map_names
-from tinyformer.analysis.subject import Findings, Subject
+from tinyformer.analysis.probe import map_names
+from tinyformer.analysis.subject import Findings, Subject, Text
 from tinyformer.analysis.words import Words, merge_words, words_of
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder, Transformer
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Seq2Seq
@@ -84,12 +84,7 @@ class HeadRelations:
     needs_gradient = False
     num_windows = 1
 
-    def __init__(
-        self,
-        text: str | Sequence[str] | None = None,
-        pairs: Sequence[Any] | None = None,
-        target: str | None = None,
-    ) -> None:
+    def __init__(self, text: Text | None = None, pairs: Sequence[Any] | None = None, target: str | None = None) -> None:
         works = {"text": "The bank by the river", "pairs": [["river", "bank"]]}
         if not text or "".join(text).isspace():
             raise ArgumentError("text", text, "must be the text that has the words of `pairs`", works)
@@ -102,13 +97,14 @@ class HeadRelations:
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         read = self._pair(subject) if isinstance(subject.network, EncoderDecoder) else self._text(subject)
         found = {pair: self._related(read, pair) for pair in self.pairs}
-        names = [map_names(layer) for layer in read.layers]
+        names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in read.layers), strict=True)
+        living = [(layer, head) for layer, of in enumerate(ablated) for head, flag in enumerate(of) if not flag]
         weights = {" → ".join(pair): [[float("nan")] * len(heads) for heads in names] for pair in self.pairs}
         rows: list[list[Any]] = []
         lines = {"relations": "weight from a word to another, and its rank among the words that are seen"}
         for pair, of_layers in found.items():
             ranked = []
-            for layer, head in _heads(read.layers):
+            for layer, head in living:
                 related, name = of_layers[layer], names[layer][head]
                 weight, rank = float(related.weights[head]), int(related.ranks[head])
                 weights[" → ".join(pair)][layer][head] = weight
@@ -125,8 +121,6 @@ class HeadRelations:
         }
         labels = [layer_title(address) for address in read.addresses]
         heads = [[name.removeprefix("0") for name in layer] for layer in names]
-        flags = dict(zip(subject.addresses, ablated_maps(subject.network), strict=True))
-        ablated = [flags[address] for address in read.addresses]
         title = "Attention from word to word"
         picture = measure_maps(weights, meanings, heads, title, labels, ablated=ablated, limits=(0.0, 1.0))
         return Findings(
@@ -218,7 +212,7 @@ class HeadRelations:
         predicted, read = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
         return Read([layers[i] for i in cross], [addresses[i] for i in cross], maps, predicted, read)
 
-    def _encode(self, subject: Subject, argument: str, text: str | Sequence[str], num_special: int) -> list[int]:
+    def _encode(self, subject: Subject, argument: str, text: Text, num_special: int) -> list[int]:
         """The tokens of a text.
 
         Args:
@@ -230,8 +224,7 @@ class HeadRelations:
         Raises:
             ArgumentError: with the special tokens, there are more than the model's context holds.
         """
-        with argument_path(passed={"text": argument}):
-            ids = subject.tokens_of(text, around=False)
+        ids = subject.tokens_of(text, around=False, argument=argument)
         longest = subject.network.max_seq_len - num_special
         if len(ids) > longest:
             reason = f"has {len(ids)} tokens; at most {longest} fit into the context of the model"
@@ -254,14 +247,6 @@ def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: in
     weights = merge_words(maps.weights[0].double(), queries, keys)[:, query]
     larger = weights > weights[:, key : key + 1]
     return Related(weights[:, key], 1 + larger.sum(dim=-1), int((even > 0).sum()), float(even[key]))
-
-
-def _heads(layers: Sequence[BaseAttention]) -> Iterator[tuple[int, int]]:
-    """The layer and the index of each map whose head is not ablated."""
-    for index, layer in enumerate(layers):
-        for head, is_ablated in enumerate(layer.ablated()):
-            if not is_ablated:
-                yield from ((index, head * layer.num_softmaxes + number) for number in range(layer.num_softmaxes))
 
 
 def _is_pair(pair: Any) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,16 +14,20 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.capture import attention_calls
+from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Classification, Task
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
+
+Text: TypeAlias = str | Sequence[str]
+"""A text, or the two texts of a pair for a classifier."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,7 @@ class Subject:
             NoMapsError: see `attention_calls`.
         """
         batch = self.batches[0]
-        is_pair = "source" in batch
-        inputs = (batch["source"], batch["inputs"]) if is_pair else (batch["inputs"], self.task.mask(batch))
+        inputs = (batch["source"], batch["inputs"]) if "source" in batch else (batch["inputs"], self.task.mask(batch))
         with self.precision():
             return [layer for layer, _ in attention_calls(self.network, *inputs)]
 
@@ -95,27 +98,36 @@ class Subject:
         *layer_address, number = self.head_address(layer, head)
         return f"{layer_title(tuple(layer_address))} head {number}"
 
-    def facts_of_text(self, text: str | Sequence[str]) -> dict[str, str]:
+    def facts_of_text(self, text: Text) -> dict[str, str]:
         """`facts` for pictures of a text, or a pair of texts, with its first words in place of the data."""
         others = {name: fact for name, fact in self.facts.items() if name != "data"}
         words = text if isinstance(text, str) else " / ".join(text)
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
 
-    def tokens_of(self, text: str | Sequence[str], around: bool = True) -> list[int]:
-        """The tokens of a text, or of the two texts of a pair for a classifier, as the model reads them.
+    def tokens_of(self, text: Text, around: bool = True, argument: str = "text") -> list[int]:
+        """The tokens of a text, as the model reads it.
 
         Args:
-            text: the text, or two.
+            text: the text.
             around: whether to add the special tokens around it.
+            argument: the argument that holds it.
 
         Raises:
-            ArgumentError: there are not two texts, the model does not read pairs, or see `TextTokenizer.read`.
+            ArgumentError: there are none or too many texts, the model reads no pairs, or see `TextTokenizer.read`.
         """
+        if not text:
+            raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
         is_pair = not isinstance(text, str)
         if is_pair and (len(text) != 2 or not isinstance(self.task, Classification)):
-            raise ArgumentError("text", list(text), "must be one text; a classifier also takes a pair of two")
-        (ids,) = self.tokenizer.read([(text[0], text[1]) if is_pair else str(text)], around)
-        return ids
+            raise ArgumentError(argument, list(text), "must be one text; a classifier also takes a pair of two")
+        with argument_path(passed={"text": argument}):
+            return self.tokenizer.read([(text[0], text[1]) if is_pair else str(text)], around)[0]
+
+    def head_grid(self, values: Sequence[float], title: str, label: str, diverging: bool = False) -> Figure:
+        """The values of `head_pairs` in a grid, see `charts.head_grid`; ablated heads are hatched."""
+        names = [[str(head) for head in layer.head_map.ids] for layer in self.layers]
+        ablated = [layer.ablated() for layer in self.layers]
+        return head_grid(by_layer(self.layers, values), names, title, diverging, self.addresses, label, ablated)
 
     def losses(self) -> "Losses":
         """The loss of each window with the network in its current state."""
@@ -233,7 +245,7 @@ def living_heads(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
     Raises:
         ArgumentError: all heads are ablated.
     """
-    pairs = [(index, head) for index, head in head_pairs(layers) if not layers[index].head_gate.is_ablated(head)]
+    pairs = [(index, head) for index, at in enumerate(layers) for head, flag in enumerate(at.ablated()) if not flag]
     if not pairs:
         raise ArgumentError("ablated_heads", [list(pair) for pair in head_pairs(layers)], "leaves no head to analyse")
     return pairs

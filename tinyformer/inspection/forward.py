@@ -111,46 +111,28 @@ def _replacement(
 ) -> Tensor:
     """What replaces an activation, with zeros at padding.
 
+    A function is given the rows of each length without padding, so that a text is as if it were alone; or the whole
+    batch, with zeros at padding, if its result does not fit.
+
     Raises:
-        ArgumentError: it does not fit.
+        ArgumentError: the replacement does not fit.
     """
     if isinstance(replacement, Tensor):
         return _of_tokens(_fitting(name, replacement, value), point, lengths)
-    kept, value = torch.zeros_like(value), _of_tokens(value, point, lengths)  # in memory as it was, for equal bits
+    new, value = torch.zeros_like(value), _of_tokens(value, point, lengths)  # in memory as it was, for equal bits
     sizes = {dim: lengths[str(size)] for dim, size in enumerate(point.shape) if size in lengths}
-    if sizes and (new := _by_length(replacement, value, sizes)) is not None:
-        return kept.copy_(new)
-    return _of_tokens(_fitting(name, replacement(value), value), point, lengths)
-
-
-def _by_length(
-    function: Callable[[Tensor], Tensor], value: Tensor, sizes: Mapping[int, Int[Tensor, " batch"]]
-) -> Tensor | None:
-    """The results of a function of the rows of each length without padding, so that a text is as if it were alone.
-
-    Args:
-        function: the function.
-        value: the activation, with zeros at padding.
-        sizes: the lengths of the rows in each dimension of tokens.
-
-    Returns:
-        The results, with zeros at padding; None if the function takes only the whole batch.
-    """
-    new, of_rows = torch.zeros_like(value), torch.stack([*sizes.values()], dim=1)
-    for lengths in of_rows.unique(dim=0):
-        rows = (of_rows == lengths).all(dim=1)
-        given, whole = value[rows], new[rows]
-        part = whole
-        for dim, length in zip(sizes, lengths.tolist(), strict=True):
-            given, part = given.narrow(dim, 0, length), part.narrow(dim, 0, length)
-        try:
-            found = function(given.contiguous())
-        except (RuntimeError, IndexError):
-            return None
-        if not isinstance(found, Tensor) or _kind(found) != _kind(part):
-            return None
-        part.copy_(found)
-        new[rows] = whole
+    if not sizes:
+        return _fitting(name, replacement(value), value)
+    of_rows = torch.stack([*sizes.values()], dim=1)
+    try:
+        for row in of_rows.unique(dim=0):
+            part: list[Any] = [(of_rows == row).all(dim=1), *[slice(None)] * (value.ndim - 1)]
+            for dim, length in zip(sizes, row.tolist(), strict=True):
+                part[dim] = slice(length)
+            given = value[tuple(part)].contiguous()
+            new[tuple(part)] = _fitting(name, replacement(given), given)
+    except (RuntimeError, IndexError, ArgumentError):
+        return _of_tokens(_fitting(name, replacement(value), value), point, lengths)
     return new
 
 

@@ -150,8 +150,9 @@ def _resample(outputs: Float[Tensor, "tokens heads dim"]) -> Callable[[Tensor], 
     generator = torch.Generator().manual_seed(0)
 
     def drawn(heads: Float[Tensor, "batch heads seq dim"]) -> Float[Tensor, "batch heads seq dim"]:
-        tokens = torch.randint(len(outputs), (heads.shape[0], heads.shape[2]), generator=generator)
-        return outputs[tokens.to(outputs.device)].transpose(1, 2)
+        # The same draws for every row, or those of a text would depend on the lengths of the texts before it.
+        tokens = torch.randint(len(outputs), (heads.shape[2],), generator=generator)
+        return outputs[tokens.to(outputs.device)].transpose(0, 1).expand_as(heads)
 
     return drawn
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinyformer.analysis import Words, map_names, merge_words
 from tinyformer.errors import ArgumentError
@@ -39,23 +39,21 @@ class LayerMaps:
     branch: float = 1.0
 
     @classmethod
-    def of(
-        cls, layer: BaseAttention, address: Address, maps: AttentionMaps, skip: float = 1.0, branch: float = 1.0
-    ) -> "LayerMaps":
+    def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps, residual: nn.Module | None) -> "LayerMaps":
         """The maps of a batch of one text, on the CPU.
 
         Args:
             layer: the layer.
             address: its address in the network.
             maps: its weights and logits, of shape (1, maps, queries, keys).
-            skip: see `Residual`.
-            branch: see `Residual`.
+            residual: the residual connection around it, usually a `Residual`.
         """
         names = [name.removeprefix("0") for name in map_names(layer)]  # for display: 3, not 03
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
         ablated = frozenset(head for head, flag in zip(layer.head_map.ids, layer.ablated(), strict=True) if flag)
         weights, logits = (part[0].detach().cpu() for part in maps)
-        return cls(address, tuple(layer.head_map.ids), tuple(names), weights, logits, factor, ablated, skip, branch)
+        scales = (getattr(residual, name, 1.0) for name in ("skip", "branch"))
+        return cls(address, tuple(layer.head_map.ids), tuple(names), weights, logits, factor, ablated, *scales)
 
     @property
     def kind(self) -> str:

@@ -11,6 +11,7 @@ from tinyformer.data import TextTokenizer
 from tinyformer.inspection.layer_maps import LayerMaps
 from tinyformer.inspection.text_maps import TextMaps, TokenAxis
 from tinyformer.nn import EncoderDecoder, Network, Transformer
+from tinyformer.nn.network import attentions_in
 from tinyformer.tasks import Task
 
 
@@ -54,8 +55,5 @@ def _layers(network: Network, captured: Iterable[CapturedMaps]) -> list[LayerMap
     """The maps of each of a network's `attentions`."""
     maps = [layer for of_kind in captured for layer in of_kind.layers]
     places = zip(network.attentions(), network.layer_addresses(), maps, strict=True)
-    residuals = network.attention_residuals()
-    return [
-        LayerMaps.of(layer, address, found, *(getattr(residuals[layer], scale, 1.0) for scale in ("skip", "branch")))
-        for layer, address, found in places
-    ]
+    residuals = {part: residual for module, residual in network.attention_sublayers() for part in attentions_in(module)}
+    return [LayerMaps.of(layer, address, found, residuals[layer]) for layer, address, found in places]

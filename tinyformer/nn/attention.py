@@ -164,8 +164,13 @@ class BaseAttention(SoftmaxAttention):
         return self.softmax_maps(q, k, mask, is_cross, rows)
 
     def ablated(self) -> list[bool]:
-        """Whether each head is ablated; analyses leave such heads out, or name them."""
-        return [self.head_gate.is_ablated(head) for head in range(self.num_heads)]
+        """Whether each head is ablated, in every row; analyses leave such heads out, or name them."""
+        factors = self.head_gate.factors
+        return [False] * self.num_heads if factors is None else (factors.view(-1, self.num_heads) == 0).all(0).tolist()
+
+    def ablated_maps(self) -> list[bool]:
+        """Whether the head of each map is ablated."""
+        return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
 
     def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "batch maps q_seq k_seq"]:
         """The exact attention weights of `forward`, given its arguments, whichever kernel it runs; without dropout."""

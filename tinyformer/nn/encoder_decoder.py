@@ -1,7 +1,6 @@
 """The encoder–decoder: one sequence is read, another is predicted from it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -136,13 +135,12 @@ class EncoderDecoder(Network):
 
     def attentions_by_kind(self) -> dict[str, list[BaseAttention]]:
         """The attention modules, from the first layer to the last, of "encoder", "decoder" and "cross", if any."""
-        encoder, decoder = self.encoder.layers, self.decoder.layers
-        kinds: dict[str, list[Any]] = {
-            "encoder": [layer.attention for layer in encoder],
-            "decoder": [layer.attention for layer in decoder],
-            "cross": [layer.cross_attention for layer in decoder],
+        own, cross = "attention", "cross_attention"
+        kinds = {"encoder": (self.encoder, own), "decoder": (self.decoder, own), "cross": (self.decoder, cross)}
+        found = {
+            kind: [part for layer in stack.layers for part in attentions_in(getattr(layer, name))]
+            for kind, (stack, name) in kinds.items()
         }
-        found = {kind: [part for of in layers for part in attentions_in(of)] for kind, layers in kinds.items()}
         return {kind: layers for kind, layers in found.items() if layers}
 
     def attentions(self) -> list[BaseAttention]:

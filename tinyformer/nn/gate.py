@@ -34,10 +34,6 @@ class HeadGate(nn.Module):
         self.register_buffer("factors", factors, persistent=False)
         self.replacement = None
 
-    def is_ablated(self, head: int) -> bool:
-        """Whether the factor of a head, given its index in the layer, is 0 in every row, so that its output is lost."""
-        return self.factors is not None and bool((self.factors[..., head] == 0).all())
-
     def forward(
         self, heads: Float[Tensor, "batch num_heads seq head_dim"]
     ) -> Float[Tensor, "batch num_heads seq head_dim"]:

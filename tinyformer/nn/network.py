@@ -33,25 +33,18 @@ class Network(nn.Module):
 
     @abstractmethod
     def attentions(self) -> list[BaseAttention]:
-        """The attention modules with heads by kind, those of each kind from the first layer to the last.
+        """The attention modules with heads by kind, those of each kind from the first layer to the last."""
 
-        Modules of other classes than `BaseAttention` are left out: they have neither heads nor maps.
-        """
-
-    def attention_residuals(self) -> dict[BaseAttention, nn.Module | None]:
-        """The residual connection around each of `attentions`."""
-        return {part: residual for module, residual in self._attention_sublayers() for part in attentions_in(module)}
-
-    def other_attentions(self) -> list[nn.Module]:
-        """The attention modules without a `BaseAttention` in them."""
-        return [module for module, _ in self._attention_sublayers() if not attentions_in(module)]
-
-    def _attention_sublayers(self) -> Iterator[tuple[nn.Module, nn.Module | None]]:
-        """Each attention module, with the residual connection around it."""
+    def attention_sublayers(self) -> Iterator[tuple[nn.Module, nn.Module | None]]:
+        """Each attention module of any class, with the residual connection around it."""
         for stack in self.stacks():
             for block, name in itertools.product(stack.layers, ("attention", "cross_attention")):
                 if (module := getattr(block, name, None)) is not None:
                     yield module, getattr(block, f"{name}_residual", None)
+
+    def other_attentions(self) -> list[nn.Module]:
+        """The attention modules without a `BaseAttention` in them."""
+        return [module for module, _ in self.attention_sublayers() if not attentions_in(module)]
 
     def require_heads(self) -> list[BaseAttention]:
         """The attention modules, of which there is at least one.
@@ -60,7 +53,7 @@ class Network(nn.Module):
             NoMapsError: there is none.
         """
         if not (found := self.attentions()):
-            raise NoMapsError(type(self.other_attentions()[0]).__name__, "is no BaseAttention, so it has no heads")
+            raise NoMapsError(self.other_attentions()[0], "is no BaseAttention, so it has no heads")
         return found
 
     @abstractmethod

@@ -37,10 +37,7 @@ class ScoreMod:
     by_head: bool = False
 
     def is_as_declared(self, grid: Grid) -> bool:
-        """Whether what it adds to the scores of the pairs in the grid is the same for other scores, if it is additive.
-
-        Kernels that take a bias would compute another function than `eager`. Tensors without values are not checked.
-        """
+        """Whether what it adds to the scores of the grid does not depend on them, if it says that it is additive."""
         scores = torch.linspace(-8, 8, grid.kv_idx.shape[3], device=grid.kv_idx.device)
         if not self.additive or scores.is_meta or type(scores) is not Tensor:
             return True

@@ -1,6 +1,7 @@
 """The softmax inside an attention layer: from queries, keys and values to the heads' outputs, by any kernel."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +23,10 @@ PLANNED_SEQS = (8, 256)
 
 
 class _CheckedWhenMade(type):
-    """Refuses what a layer cannot compute after the last `__init__` of its class: a subclass sets attributes there."""
+    """Refuses what the named backend cannot compute on any device, after the `__init__` of a subclass as well."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         layer = super().__call__(*args, **kwargs)
-        # What the named backend cannot compute on any device.
         require_possible(layer.backend, layer.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
         return layer
 
@@ -129,6 +129,8 @@ class SoftmaxAttention(nn.Module, metaclass=_CheckedWhenMade):
         """
         k, v = self.head_map.expand_kv(k, v)
         scoring = self.scoring(q, k.shape[2], mask, is_cross)
+        if not scoring.scale and scoring.compare is None:  # a kernel would multiply the -inf of masked keys by 0
+            q, scoring = q * 0.0, replace(scoring, scale=1.0)
         # In decoding, the one query needs no causal mask, which a kernel might lack.
         mask = mask.for_last(k.shape[2]) if q.shape[2] == 1 else mask
         dropout = self.dropout if self.training else 0.0

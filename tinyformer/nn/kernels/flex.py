@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from tinyformer.nn.kernels.sdpa import widened, with_scale
+from tinyformer.nn.kernels.sdpa import widened
 from tinyformer.nn.mask import AttentionMask, Grid, MaskMod
 from tinyformer.nn.score import Scoring
 
@@ -28,7 +28,6 @@ def flex(
     """FlexAttention (Dong et al. 2024, arXiv 2412.05496), compiled on CUDA; unfused and forward only on CPU."""
     q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
     first = k_seq - q_seq
-    q, scoring = with_scale(q, scoring)
     if q.device.type == "cuda":
         # The kernel takes no smaller heads; zeros change neither the scores nor the output's first dimensions.
         q, k, v = (widened(x, FLEX_MIN_HEAD_DIM) for x in (q, k, v))

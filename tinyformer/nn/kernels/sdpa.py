@@ -1,7 +1,6 @@
 """Attention by `torch.nn.functional.scaled_dot_product_attention`, which takes mask and bias as one dense tensor."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,6 @@ def sdpa(
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """Attention by `torch.nn.functional.scaled_dot_product_attention`, which chooses among torch's kernels."""
     q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
-    q, scoring = with_scale(q, scoring)
     bias = scoring.bias(Grid.of(q.shape[0], q.shape[1], q_seq, k_seq, q.device)) if scoring.mods else None
     plain = bias is None and mask.is_plain(q_seq, k_seq)
     is_causal = plain and mask.causal
@@ -115,13 +113,6 @@ def _with_sink(
     allowed = None if allowed is None else F.pad(allowed, (1, 0), value=True)
     bias = None if bias is None else F.pad(bias, (1, 0))
     return q, k, v, allowed, bias
-
-
-def with_scale(
-    q: Float[Tensor, "batch num_heads q_seq head_dim"], scoring: Scoring
-) -> tuple[Float[Tensor, "batch num_heads q_seq head_dim"], Scoring]:
-    """Queries and a scale above 0 that give the same scores: a kernel would multiply the -inf of masked keys by 0."""
-    return (q, scoring) if scoring.scale else (q * 0.0, replace(scoring, scale=1.0))
 
 
 def widened(x: Float[Tensor, "*sizes head_dim"], width: int) -> Float[Tensor, "*sizes width"]:
