@@ -102,6 +102,9 @@ USED = {
     "train.py hydra.run.dir=run seed=5": "hydra.run.dir=run: this folder contains a run; resume=run continues it",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=run data.files=book.txt": "hydra.run.dir=run: this",
     "train.py -m hydra.sweep.dir=sweep seed=1,2": "hydra.sweep.dir=sweep: this folder contains a sweep; -m resume=",
+    "train.py -m resume=sweep trainer.max_step=40": "trainer.max_step: there is no such key",
+    "train.py -m resume=sweep trainer.max_steps=0": "trainer.max_steps=0: must be at least 1",
+    "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated data.files=book.txt split=tes": "split=t",
     "train.py resume=run trainer.max_steps=40 optimizer.lr=-1": "optimizer.lr=-1: ",
     "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the state in run/checkpoints/last.ckpt",
 }
@@ -110,6 +113,7 @@ USED = {
 def test_a_refused_command_changes_nothing_in_a_used_folder(program: Program, book: Path, trained: Trained) -> None:
     for folder in ("run", "sweep/0"):
         shutil.copytree(trained.folder, folder)
+    shutil.copytree(trained.folder / ".hydra", "evaluated/.hydra")
     Path("sweep/multirun.yaml").write_text("hydra: {overrides: {hydra: [], task: ['seed=1,2']}}")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     for words, sentence in USED.items():

@@ -124,6 +124,8 @@ def set_up_process() -> None:
         r"It is recommended to use `self\.log\('val/",
         # Evaluation batches are in order, whatever their sampler is called.
         r"You requested to overfit but enabled val dataloader shuffling",
+        # A resumed run may leave callbacks out.
+        r"Be aware that when using `ckpt_path`",
         # A short run may end before the first report.
         r"The number of training batches .* is smaller than the logging interval",
     ):
