@@ -1,5 +1,6 @@
 """Runs that are killed, and checkpoints that are damaged: nothing that was whole is lost."""
 
+import csv
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 from programs import ROOT, SMALL, TEXT, Program, Trained, results_of, weights_of
 
+from tinyformer import files
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.errors import ArgumentError
 
@@ -62,6 +64,51 @@ def test_a_run_killed_after_its_last_step_is_scored(program: Program, book: Path
         assert results[key] == pytest.approx(expected[key], rel=1e-6), key
     refused = program("train.py", "resume=run")
     assert (refused.code, "trainer.max_steps=8" in refused.err) == (2, True)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.slow
+def test_a_classifier_killed_between_any_two_writes_ends_as_an_unbroken_one(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its best checkpoint is chosen by accuracy."""
+    rows = [f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(200)]
+    Path("reviews.csv").write_text("text,label\n" + "".join(rows))
+    texts = "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2"
+    command = f"{SMALL} {CONSTANT} {texts} trainer.val_check_interval=2 trainer.max_steps=6 trainer.log_every_n_steps=1"
+    assert program("train.py", command, "hydra.run.dir=unbroken").code == 0
+    replace, written, left = os.replace, [], -1
+
+    def counted(source: str, target: str) -> None:
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        written.append(Path(target).name)
+        replace(source, target)
+
+    def measured(run: str) -> tuple[dict[str, object], list[list[str]]]:
+        timed = ("throughput", "telemetry", "seconds", "memory")
+        table = list(csv.DictReader(Path(run, "metrics.csv").read_text().splitlines()))
+        logged = [[value for name, value in row.items() if not name.startswith("throughput")] for row in table]
+        return {key: value for key, value in results_of(run).items() if not key.startswith(timed)}, logged
+
+    monkeypatch.setattr(files.os, "replace", counted)
+    assert program("train.py", command, "hydra.run.dir=run").code == 0
+    first, last = written.index("last.ckpt"), len(written)
+    for number in range(first, last):
+        shutil.rmtree("run")
+        left = number
+        with pytest.raises(Killed):
+            program("train.py", command, "hydra.run.dir=run")
+        left = -1
+        assert program("train.py", "resume=run").code == 0
+        assert measured("run") == measured("unbroken"), written[number]
+        best = [load_checkpoint(f"{run}/checkpoints/best.ckpt").step for run in ("run", "unbroken")]
+        assert best[0] == best[1], written[number]
 
 
 SIGNALLER = """

@@ -163,13 +163,11 @@ def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
     Raises:
         ConfigError: the folder contains a run or a sweep; the sentence begins with the key.
     """
-    path = Path(folder)
-    is_run = has_checkpoint(path)
+    path, own, other = Path(folder), format_value(str(folder)), format_value(f"{folder}-2")
     is_sweep = (path / "multirun.yaml").is_file() and any(map(has_checkpoint, path.glob("*/")))
-    if is_first_process() and (is_run or is_sweep):
-        own, other = format_value(str(folder)), format_value(f"{folder}-2")
-        what = f"a run; resume={own} continues it" if is_run else f"a sweep; -m resume={own} continues it"
-        raise ConfigError(f"{key}={own}: this folder contains {what}, and {key}={other} starts another.")
+    if is_first_process() and (is_sweep or has_checkpoint(path)):
+        what = f"a sweep; -m resume={own}" if is_sweep else f"a run; resume={own}"
+        raise ConfigError(f"{key}={own}: this folder contains {what} continues it, and {key}={other} starts another.")
 
 
 def is_first_process() -> bool:
