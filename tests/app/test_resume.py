@@ -39,8 +39,14 @@ def test_without_resume_nothing_changes(arguments):
         ),
         (["seed=1", "resume=elsewhere"], ["resume=run"], ["seed=1", "resume=run"]),
         (["seed=1"], ["resume=other", "resume='run'"], ["seed=1", "resume='run'"]),
+        (["+callbacks.a._target_=os.mkdir", "+callbacks.a.b=1"], ["resume=run", "~callbacks.a"], ["resume=run"]),
+        (
+            ["callbacks.attention.every_n_steps=9"],
+            ["resume=run", "~callbacks.attention"],
+            ["~callbacks.attention", "resume=run"],
+        ),
     ],
-    ids=["new-ones-win", "resumed-before", "last-counts"],
+    ids=["new-ones-win", "resumed-before", "last-counts", "an-addition-deleted", "one-of-ours-deleted"],
 )
 def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expanded):
     make_run(tmp_path / "run", saved)

@@ -1,5 +1,6 @@
 """Runs that are killed, and checkpoints that are damaged: nothing that was whole is lost."""
 
+import csv
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 from programs import ROOT, SMALL, TEXT, Program, Trained, results_of, weights_of
 
+from tinyformer import files
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.errors import ArgumentError
 
@@ -64,6 +66,51 @@ def test_a_run_killed_after_its_last_step_is_scored(program: Program, book: Path
     assert (refused.code, "trainer.max_steps=8" in refused.err) == (2, True)
 
 
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.slow
+def test_a_classifier_killed_between_any_two_writes_ends_as_an_unbroken_one(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its best checkpoint is chosen by accuracy."""
+    rows = [f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(200)]
+    Path("reviews.csv").write_text("text,label\n" + "".join(rows))
+    texts = "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2"
+    command = f"{SMALL} {CONSTANT} {texts} trainer.val_check_interval=2 trainer.max_steps=6 trainer.log_every_n_steps=1"
+    assert program("train.py", command, "hydra.run.dir=unbroken").code == 0
+    replace, written, left = os.replace, [], -1
+
+    def counted(source: str, target: str) -> None:
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        written.append(Path(target).name)
+        replace(source, target)
+
+    def measured(run: str) -> tuple[dict[str, object], list[list[str]]]:
+        timed = ("throughput", "telemetry", "seconds", "memory")
+        table = list(csv.DictReader(Path(run, "metrics.csv").read_text().splitlines()))
+        logged = [[value for name, value in row.items() if not name.startswith("throughput")] for row in table]
+        return {key: value for key, value in results_of(run).items() if not key.startswith(timed)}, logged
+
+    monkeypatch.setattr(files.os, "replace", counted)
+    assert program("train.py", command, "hydra.run.dir=run").code == 0
+    first, last = written.index("last.ckpt"), len(written)
+    for number in range(first, last):
+        shutil.rmtree("run")
+        left = number
+        with pytest.raises(Killed):
+            program("train.py", command, "hydra.run.dir=run")
+        left = -1
+        assert program("train.py", "resume=run").code == 0
+        assert measured("run") == measured("unbroken"), written[number]
+        best = [load_checkpoint(f"{run}/checkpoints/best.ckpt").step for run in ("run", "unbroken")]
+        assert best[0] == best[1], written[number]
+
+
 SIGNALLER = """
 import os, signal, lightning as L
 class Signaller(L.Callback):
@@ -102,6 +149,9 @@ USED = {
     "train.py hydra.run.dir=run seed=5": "hydra.run.dir=run: this folder contains a run; resume=run continues it",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=run data.files=book.txt": "hydra.run.dir=run: this",
     "train.py -m hydra.sweep.dir=sweep seed=1,2": "hydra.sweep.dir=sweep: this folder contains a sweep; -m resume=",
+    "train.py -m resume=sweep trainer.max_step=40": "trainer.max_step: there is no such key",
+    "train.py -m resume=sweep trainer.max_steps=0": "trainer.max_steps=0: must be at least 1",
+    "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated data.files=book.txt split=tes": "split=t",
     "train.py resume=run trainer.max_steps=40 optimizer.lr=-1": "optimizer.lr=-1: ",
     "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the state in run/checkpoints/last.ckpt",
 }
@@ -110,6 +160,7 @@ USED = {
 def test_a_refused_command_changes_nothing_in_a_used_folder(program: Program, book: Path, trained: Trained) -> None:
     for folder in ("run", "sweep/0"):
         shutil.copytree(trained.folder, folder)
+    shutil.copytree(trained.folder / ".hydra", "evaluated/.hydra")
     Path("sweep/multirun.yaml").write_text("hydra: {overrides: {hydra: [], task: ['seed=1,2']}}")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     for words, sentence in USED.items():

@@ -8,7 +8,7 @@ from nn.model_cases import make_transformer
 from tinyformer.data import ByteTokenizer, TextDataModule, TextFiles
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine
-from tinyformer.training.loops import install_loops
+from tinyformer.training.loops import FitLoop
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 
@@ -52,4 +52,6 @@ def make_trainer(folder, callbacks=(), loggers=(), **changes):
         "limit_val_batches": 2,
     }
     folders = {"default_root_dir": folder, "callbacks": list(callbacks), "logger": list(loggers)}
-    return install_loops(L.Trainer(**settings | changes, **folders))
+    trainer = L.Trainer(**settings | changes, **folders)
+    trainer.fit_loop = FitLoop(trainer)
+    return trainer

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
 from tinyformer.app.errors import USER_MISTAKE, config_keys, report
+from tinyformer.app.guard import FolderGuard
 from tinyformer.app.job_lines import named_lines
 from tinyformer.app.keys import readable
 
@@ -102,9 +103,11 @@ def run_program(
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except JobFailed as failure:
-        return failure.exit_code
+        exit_codes.append(failure.exit_code)
     except Exception as error:
-        return report(error, directory, config_name, with_traceback)
+        exit_codes.append(report(error, directory, config_name, with_traceback))
+    if USER_MISTAKE in exit_codes:
+        FolderGuard.put_back()
     return max(exit_codes, default=0)
 
 

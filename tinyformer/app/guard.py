@@ -1,14 +1,14 @@
 """The folder of a run, before Hydra writes into it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import ConfigError, report
-from tinyformer.app.resume import refuse_foreign_files, require_unused
+from tinyformer.app.resume import is_first_process, refuse_foreign_files, require_unused
 from tinyformer.files import relative_path
 
 
@@ -16,7 +16,12 @@ class FolderGuard(Callback):
     """Ends the program if the folder that Hydra is about to write into is used, or contains links of a stranger.
 
     Hydra turns an error in a callback into a warning, so this one reports it and exits.
+
+    Attributes:
+        replaced: the files that Hydra replaces before a job can refuse the command.
     """
+
+    replaced: ClassVar[dict[Path, bytes]] = {}
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the folder of a run or an evaluation."""
@@ -34,3 +39,14 @@ class FolderGuard(Callback):
                 require_unused(relative_path(folder), key)
         except ConfigError as error:
             raise SystemExit(report(error, config_dir(), "train")) from error
+        if is_first_process():
+            files = (path for path in (folder / "multirun.yaml", *folder.rglob(".hydra/*")) if path.is_file())
+            self.replaced.update({path.absolute(): path.read_bytes() for path in files})
+
+    @classmethod
+    def put_back(cls) -> None:
+        """Put back what Hydra has replaced for a command that was refused."""
+        for path, contents in cls.replaced.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents)
+        cls.replaced.clear()

@@ -11,7 +11,7 @@ import yaml
 
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import format_value, quoted, text_of
-from tinyformer.app.stored_overrides import MAX_JOBS, NotDataError, admit_override, is_swept, num_values
+from tinyformer.app.stored_overrides import MAX_JOBS, NotDataError, admit_override, is_known, is_swept, num_values
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Overrides of Hydra itself that a resumed sweep may have been started with."""
@@ -34,6 +34,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     new = [argument for argument in arguments if argument not in given]
     saved = Path(folder) / ("multirun.yaml" if is_sweep else ".hydra/overrides.yaml")
     stored = _overrides_of_sweep(saved, new) if is_sweep else _overrides_of_run(saved)
+    stored, new = _without_deleted(stored, new)
     overrides, num_jobs = [], 1
     for entry in stored:
         if entry.startswith("resume=") or entry in new:
@@ -54,6 +55,19 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     own = [f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
     # Hydra would replace the stored overrides before the new ones are accepted; see `training_run.keep_overrides`.
     return [*options, *overrides, *new, *own, "hydra.output_subdir=null"]
+
+
+def _without_deleted(stored: list[str], new: list[str]) -> tuple[list[str], list[str]]:
+    """Leave out what a new `~KEY` deletes, and `~KEY` itself if only a stored `+KEY` has added the key."""
+    kept = new.copy()
+    for word in new:
+        key = word.removeprefix("~")
+        rest = [entry for entry in stored if not re.match(rf"\+*{re.escape(key)}[.=]", entry)]
+        if word.startswith("~") and len(rest) < len(stored):
+            stored = rest
+            if not is_known(key):
+                kept.remove(word)
+    return stored, kept
 
 
 def _overrides_of_run(saved: Path) -> list[str]:
@@ -149,13 +163,11 @@ def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
     Raises:
         ConfigError: the folder contains a run or a sweep; the sentence begins with the key.
     """
-    path = Path(folder)
-    is_run = has_checkpoint(path)
+    path, own, other = Path(folder), format_value(str(folder)), format_value(f"{folder}-2")
     is_sweep = (path / "multirun.yaml").is_file() and any(map(has_checkpoint, path.glob("*/")))
-    if is_first_process() and (is_run or is_sweep):
-        own, other = format_value(str(folder)), format_value(f"{folder}-2")
-        what = f"a run; resume={own} continues it" if is_run else f"a sweep; -m resume={own} continues it"
-        raise ConfigError(f"{key}={own}: this folder contains {what}, and {key}={other} starts another.")
+    if is_first_process() and (is_sweep or has_checkpoint(path)):
+        what = f"a sweep; -m resume={own}" if is_sweep else f"a run; resume={own}"
+        raise ConfigError(f"{key}={own}: this folder contains {what} continues it, and {key}={other} starts another.")
 
 
 def is_first_process() -> bool:

@@ -67,7 +67,7 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
         raise NotDataError("moves a config file to another key")
     if key.partition("/")[0].partition(".")[0].casefold() == "hydra":
         raise NotDataError("changes Hydra itself")
-    if key not in _values_of_keys():
+    if not is_known(key):
         raise NotDataError(f"sets {key[:100]}, which no config file of tinyformer has")
     start = PREFIXES[override.type] + key
     if override.type == OverrideType.DEL and "=" not in entry:
@@ -104,6 +104,11 @@ def count_values(override: Override) -> int:
 def is_plain_glob(glob: Glob) -> bool:
     """Whether the patterns of a glob are those of names in a folder."""
     return all(isinstance(name, str) and re.fullmatch(r"[\w*?]+", name) for name in glob.include + glob.exclude)
+
+
+def is_known(key: str) -> bool:
+    """Whether a config file has a key."""
+    return key in _values_of_keys()
 
 
 def is_swept(entry: str) -> bool:

@@ -33,7 +33,7 @@ from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.memory import keep_freed_memory
 from tinyformer.nn import AttentionMask, Network, kernel_of_layer
 from tinyformer.training.checkpoint_io import WholeCheckpointIO
-from tinyformer.training.loops import install_loops
+from tinyformer.training.loops import FitLoop
 from tinyformer.training.profilers import PROFILERS, make_profiler
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -63,8 +63,7 @@ REFUSED: dict[str, tuple[bool | int | None, str]] = {
     "barebones": (False, "writes no checkpoint, with which a run ends"),
     "enable_checkpointing": (True, "a run ends with a checkpoint"),
     "reload_dataloaders_every_n_epochs": (0, "would repeat the first epoch"),
-    "limit_test_batches": (None, "has no effect, as every split is scored by validation"),
-    "limit_predict_batches": (None, "has no effect, as nothing is predicted"),
+    **dict.fromkeys(("limit_test_batches", "limit_predict_batches"), (None, "has no effect: only validation scores")),
 }
 """Arguments that a run does not support: the only value that is accepted, and the reason."""
 
@@ -124,6 +123,8 @@ def set_up_process() -> None:
         r"It is recommended to use `self\.log\('val/",
         # Evaluation batches are in order, whatever their sampler is called.
         r"You requested to overfit but enabled val dataloader shuffling",
+        # A resumed run may leave callbacks out.
+        r"Be aware that when using `ckpt_path`",
         # A short run may end before the first report.
         r"The number of training batches .* is smaller than the logging interval",
     ):
@@ -243,7 +244,8 @@ def training_trainer(
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
     )
-    return install_loops(trainer)
+    trainer.fit_loop = FitLoop(trainer)
+    return trainer
 
 
 def require_one_process(trainer: L.Trainer) -> None:

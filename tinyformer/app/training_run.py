@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.callbacks import EarlyStopping, Timer
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.checks import check_types
@@ -63,11 +61,7 @@ from tinyformer.training.callbacks import (
     Report,
     StepProgress,
 )
-from tinyformer.training.loops import num_steps
 from tinyformer.training.weights_memory import find_memory_shortage
-
-STOPS = {"trainer.max_time": Timer, "early stopping": EarlyStopping}
-"""What may end a run at a step that is not known at its start."""
 
 
 def train(config: DictConfig, folder: Path, invocation: Invocation | None = None) -> dict[str, Any]:
@@ -125,7 +119,6 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     callbacks = [
         *make_callbacks(config),
         make_checkpoints(describe_config(stored, invocation.choices), folder, settings, data, task, accept),
-        LengthLine(),
     ]
     report = Report()
     progress = [StepProgress(report)] if settings.arguments["enable_progress_bar"] else []
@@ -205,14 +198,7 @@ def make_checkpoints(
 
 
 def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: Invocation) -> None:
-    """Write down the config and the words of a run that nothing has refused; a later `resume` repeats the words.
-
-    Args:
-        config: the config, with what the run has set in it.
-        written: the config as Hydra has composed it.
-        folder: the folder of the run.
-        invocation: has the words.
-    """
+    """Write down the config, as the run has set it and as Hydra has `written` it, and the words, for `resume`."""
     if not is_first_process():
         return
     texts = {"config.yaml": OmegaConf.to_yaml(config, resolve=True)}
@@ -223,27 +209,6 @@ def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invoca
     for name, text in texts.items():
         with atomic_write(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
-
-
-class LengthLine(L.Callback):
-    """Prints how long a run will be, and what its schedule makes of that."""
-
-    @L.pytorch.utilities.rank_zero_only
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print the length in optimizer steps and epochs."""
-        steps, batches = num_steps(trainer), int(trainer.num_training_batches)
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        ends = [name for name, kind in STOPS.items() if any(isinstance(each, kind) for each in callbacks)]
-        early = f"; {' or '.join(ends)} may end it earlier, with a learning rate that has not decayed" if ends else ""
-        if steps is None:
-            print(f"length: not known, and the learning rate does not decay{early.partition(', ')[0]}")
-            return
-        epochs = (steps - trainer.global_step) * trainer.accumulate_grad_batches / batches
-        begun = f" from step {trainer.global_step:,} on" if trainer.global_step else ""
-        print(f"length: {steps:,} steps,{begun} {epochs:.3g} epochs of {batches:,} batches{early}")
-        warmup = getattr(pl_module.schedule, "warmup_steps", 0)
-        if warmup >= steps:
-            print(f"schedule.warmup_steps={warmup}: the run of {steps:,} steps ends before its peak learning rate.")
 
 
 def fit(run: Run) -> None:

@@ -43,14 +43,9 @@ class EpochLoader(ABC):
         """
 
     def limit(self, batches: int | float, is_repeated: bool = False) -> None:
-        """Read only the first batches of each epoch.
-
-        Args:
-            batches: their number, or a fraction of an epoch.
-            is_repeated: whether every epoch is the first one again.
-        """
-        limit = int(self._length * batches) if isinstance(batches, float) else min(batches, self._length)
-        self._limit, self._is_repeated = limit, is_repeated
+        """Read only the first batches, a number or a fraction, of each epoch, or always those of the first."""
+        self._limit = int(self._length * batches) if isinstance(batches, float) else min(batches, self._length)
+        self._is_repeated = is_repeated
 
     def __len__(self) -> int:
         """Number of batches in a whole epoch."""

@@ -22,9 +22,6 @@ class FitLoop(_FitLoop):
       optimizer step and with a validation, at which checkpoints are written.
     - Limits in epochs are counted in optimizer steps once the loader is known, so that `trainer.max_steps` is the
       length of the run; -1 if nothing but a time or a callback ends it.
-
-    Args:
-        trainer: the trainer; its own loops, which have not run yet, are replaced by the caller.
     """
 
     epoch_loop: "EpochLoop"
@@ -81,13 +78,7 @@ class FitLoop(_FitLoop):
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """The loop over the batches of an epoch; gradients are accumulated across its end.
-
-    Args:
-        trainer: the trainer.
-        min_steps: the minimum number of optimizer steps, if any.
-        max_steps: the maximum number of optimizer steps; -1 for no limit.
-    """
+    """The loop over the batches of an epoch; gradients are accumulated across its end."""
 
     def __init__(self, trainer: L.Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
@@ -113,13 +104,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.num_resumed, self.is_due = self.batch_progress.total.ready, bool(state_dict.get("is_due"))
 
     def count_epochs(self, min_epochs: int, max_epochs: int, loader: EpochLoader) -> None:
-        """Turn limits in epochs into limits in steps; the last step of the last epoch may have fewer batches.
-
-        Args:
-            min_epochs: the minimum number of epochs.
-            max_epochs: the maximum number of epochs; -1 for no limit.
-            loader: the loader, which knows how much has been read already.
-        """
+        """Turn limits in epochs into limits in steps; the last step of the last epoch may have fewer batches."""
         begun, per_step = self.global_step, self.trainer.accumulate_grad_batches
 
         def left(epochs: int) -> int:
@@ -153,9 +138,3 @@ class Optimization(_AutomaticOptimization):
 def num_steps(trainer: L.Trainer) -> int | None:
     """The length of a run in optimizer steps; None if it is not known."""
     return trainer.max_steps if trainer.max_steps >= 0 else None
-
-
-def install_loops(trainer: L.Trainer) -> L.Trainer:
-    """Replace the training loops of a trainer that has not run yet."""
-    trainer.fit_loop = FitLoop(trainer)
-    return trainer

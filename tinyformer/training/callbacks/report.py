@@ -8,12 +8,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from tinyformer.analysis.costs import TrainingFlops, batch_sizes
 from tinyformer.batch import IGNORED
 from tinyformer.data.loader import EpochLoader
 from tinyformer.hardware import compute_dtype, peak_memory
 from tinyformer.tasks import Batch
+from tinyformer.training.loops import num_steps
 from tinyformer.training.module import TrainingModule, sum_over_processes
 from tinyformer.training.peak import Peak, matmul_peak
 
@@ -107,8 +109,10 @@ class Report(L.Callback):
         self.latest = {str(name): float(value) for name, value in state_dict.get("latest", {}).items()}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
+        """Print how long the run will be, and start the clock."""
         assert isinstance(pl_module, TrainingModule)
+        if trainer.is_global_zero:
+            print(_describe_length(trainer, getattr(pl_module.schedule, "warmup_steps", 0)))
         self._costs = TrainingFlops.of(pl_module.network)
         self._started = self._since = time.perf_counter()
         self._waited = _seconds_waited(trainer)
@@ -205,6 +209,22 @@ class Report(L.Callback):
         self.total.add(work)
         self._sizes = Counter()
         return work
+
+
+def _describe_length(trainer: L.Trainer, warmup_steps: int) -> str:
+    """The length in optimizer steps and epochs, and what the schedule makes of that."""
+    steps, batches = num_steps(trainer), int(trainer.num_training_batches)
+    limits = {"trainer.max_time": Timer, "early stopping": EarlyStopping}
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    ends = " or ".join(name for name, kind in limits.items() if any(isinstance(each, kind) for each in callbacks))
+    if steps is None:
+        return f"length: not known, and the learning rate does not decay{ends and f'; {ends} ends it'}"
+    early = f"; {ends} may end it earlier, with a learning rate that has not decayed" if ends else ""
+    late = f"\nschedule.warmup_steps={warmup_steps}: the run of {steps:,} steps ends before its peak learning rate."
+    epochs = (steps - trainer.global_step) * trainer.accumulate_grad_batches / batches
+    begun = f" from step {trainer.global_step:,} on" if trainer.global_step else ""
+    length = f"length: {steps:,} steps,{begun} {epochs:.3g} epochs of {batches:,} batches{early}"
+    return length + (late if warmup_steps >= steps else "")
 
 
 def _seconds_waited(trainer: L.Trainer) -> float:
