@@ -26,7 +26,7 @@ from tinyformer.checkpoint import (
 )
 from tinyformer.errors import ArgumentError
 
-STORED = {"choices": {}, "values": {"seed": 3}, "classes": {}}
+STORED = {"choices": {}, "values": {"seed": 3}, "classes": {}, "deleted": []}
 
 
 def whole(network=None):

@@ -25,7 +25,7 @@ from tinyformer.files import atomic_write
 KEY, FORMAT = "tinyformer", 1
 """The key of what we add to Lightning's checkpoint, and the version of its format."""
 
-PARTS = {"choices": dict, "values": dict, "classes": dict, "tokenizer": str | None, "facts": dict}
+PARTS = {"choices": dict, "values": dict, "classes": dict, "deleted": list, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
 
 FACTS = {
@@ -127,7 +127,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if problem := _unusable_weight(weights):
         raise ArgumentError("path", str(path), problem)
     ours = raw[KEY]
-    stored = {name: ours[name] for name in ("choices", "values", "classes")}
+    stored = {name: ours[name] for name in ("choices", "values", "classes", "deleted")}
     others = ours["tokenizer"], ours["facts"], raw["global_step"], ours.get("trained_on")
     return Checkpoint(path, weights, stored, *others)
 

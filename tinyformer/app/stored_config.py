@@ -84,7 +84,8 @@ def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> 
     base = _leaves(_base(chosen))
     values: Plain = {}
     classes: Plain = {}
-    for path, value in _leaves({name: config[name] for name in (*AXES, *SECTIONS) if name in config}).items():
+    leaves = _leaves({name: config[name] for name in (*AXES, *SECTIONS) if name in config})
+    for path, value in leaves.items():
         key, is_own = ".".join(path), base.get(path, ...) != value
         if key in OWN or value == "???":
             continue
@@ -96,7 +97,9 @@ def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> 
                 values[key] = value_of(key)
         elif is_own or not path[-1].startswith("_"):
             values[key] = value
-    return {"choices": chosen, "values": values, "classes": classes}
+    owners = {path[:-1] for path in leaves}
+    deleted = [".".join(path) for path in base if path not in leaves and path[:-1] in owners and path[-1][0] != "_"]
+    return {"choices": chosen, "values": values, "classes": classes, "deleted": deleted}
 
 
 def admit_config(checkpoint: Checkpoint, trust: Trust = lambda key, name: False) -> Plain:
@@ -125,6 +128,11 @@ def admit_config(checkpoint: Checkpoint, trust: Trust = lambda key, name: False)
         _set_class(config, key, name, checkpoint.path, trust)
     for key, value in values.items():
         _set_value(config, key, value, classes, checkpoint.path, trust)
+    for key in checkpoint.stored["deleted"]:
+        *parents, last = _split(key, checkpoint.path)
+        value = _node(config, parents, key, checkpoint.path).pop(last, {})
+        if isinstance(value, dict) or parents[:1] in ([], ["model"]) or last.startswith("_"):
+            _refuse(checkpoint.path, key, "cannot be deleted by a checkpoint")
     if config["tokenizer"].get("path") == "???":  # the checkpoint itself contains the tokenizer
         config["tokenizer"] = dict(_group("tokenizer", "byte"))
     _require_sizes_of_weights(config["model"], choices["network"], checkpoint)
