@@ -52,6 +52,7 @@ OVERRIDES = [
     ["attention=gqa", "attention.num_kv_heads=2", "attention.window=[16,16,null,8]", "seed=5", "deterministic=true"],
     ["position=rotary", "position.relative=null", "block.attention_residual.skip=[1,0,1,0.5]", "model.d_ff=100"],
     ["task=classification", "task.labels=[no,yes,'$5 {or} 6']", "task.readout.pooling=cls", "data.batch_size=3"],
+    ["position=none", "position.relative={_target_: tinyformer.nn.ALiBi, _partial_: true}"],
     ["norm._target_=tinyformer.nn.RMSNorm", "~norm.bias", "~attention.dropout"],
     ["attention.score=additive", "attention.ablated_heads=[[0,1],[2,3]]", "model.pruned_heads=[[1,1]]"],
 ]
@@ -176,6 +177,12 @@ def test_a_users_class_brings_plain_arguments() -> None:
     stored["values"]["position.relative._args_"] = [1]
     with pytest.raises(ArgumentError, match="_args_"):
         admit_config(checkpoint(stored), lambda key, name: True)
+
+
+def test_a_node_or_a_size_cannot_be_deleted() -> None:
+    for key in ("model.d_model", "norm", "norm._target_", "position.relative", "norm.nowhere", 3):
+        with pytest.raises(ArgumentError):
+            admit_config(checkpoint(describe_config(composed("position=rotary")) | {"deleted": [key]}))
 
 
 def test_keys_are_names_and_nothing_can_be_built_from_them() -> None:

@@ -97,8 +97,9 @@ def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> 
                 values[key] = value_of(key)
         elif is_own or not path[-1].startswith("_"):
             values[key] = value
-    owners = {path[:-1] for path in leaves}
-    deleted = [".".join(path) for path in base if path not in leaves and path[:-1] in owners and path[-1][0] != "_"]
+    nodes = {path[:-1] for path in leaves}
+    lacking = (path for path in base if path[:-1] in nodes and path not in leaves.keys() | nodes)
+    deleted = [".".join(path) for path in lacking if not path[-1].startswith("_")]
     return {"choices": chosen, "values": values, "classes": classes, "deleted": deleted}
 
 

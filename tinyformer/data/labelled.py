@@ -78,6 +78,8 @@ class LabelledDataModule(SourceDataModule[PreparedExamples]):
         if len(self.labels) < 2:
             reason = f"all examples have the label {self.labels[0]}; there must be at least two classes"
             raise ArgumentError("source", self.name, reason)
+        if prepared.texts_per_example == 2 and self.tokenizer.has_segments:
+            _warn(f"{self.name}: token_type_ids are left out: the tokens of both texts of a pair have type 0.")
         self.splits = {name: self._split(prepared, name) for name in prepared.streams}
         self._names = {name: [prepared.names[i] for i in np.unique(prepared.labels[name])] for name in self.splits}
         for name in prepared.without_labels:

@@ -134,7 +134,9 @@ def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
                 rows_of(outcomes[name]), verdict_of(outcomes[name]), _made_by(outcomes[name])
             except (AttributeError, LookupError, TypeError, ValueError) as error:
                 works = f"remove it, and `tinyformer findings {name}` measures it again"
-                raise ConfigError(f"--results={format_value(folder)}: {path} is no result of a finding; {works}.") from error
+                raise ConfigError(
+                    f"--results={format_value(folder)}: {path} is no result of a finding; {works}."
+                ) from error
     return outcomes
 
 
