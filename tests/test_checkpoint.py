@@ -26,7 +26,7 @@ from tinyformer.checkpoint import (
 )
 from tinyformer.errors import ArgumentError
 
-STORED = {"choices": {}, "values": {"seed": 3}, "classes": {}}
+STORED = {"choices": {}, "values": {"seed": 3}, "classes": {}, "deleted": []}
 
 
 def whole(network=None):
@@ -93,8 +93,8 @@ def test_a_file_of_another_kind(tmp_path):
         path.write_bytes(contents)
         assert "not a checkpoint" in error_of(path)
     state = {"state_dict": {}, "global_step": 1}
-    ours = {"config": {}, "tokenizer": "", "facts": {}}
-    for contents in (state, [1, 2], torch.zeros(3), state | {KEY: {"config": {}}}, {KEY: ours}, state | {KEY: 3}):
+    ours = {**STORED, "tokenizer": "", "facts": {}}
+    for contents in (state, [1, 2], torch.zeros(3), state | {KEY: STORED}, {KEY: ours}, state | {KEY: 3}):
         torch.save(contents, path)
         assert "was not written by tinyformer" in error_of(path)
 

@@ -25,12 +25,8 @@ from tinyformer.files import atomic_write
 KEY, FORMAT = "tinyformer", 1
 """The key of what we add to Lightning's checkpoint, and the version of its format."""
 
-PARTS = {"choices": dict, "values": dict, "classes": dict, "tokenizer": str | None, "facts": dict}
-OLD_PARTS = {"config": dict, "tokenizer": str | None, "facts": dict}
-"""The parts of format 1 and of files from before it, with their types."""
-
-KEPT = ("tokenizer", "facts")
-"""The parts that both formats have."""
+PARTS = {"choices": dict, "values": dict, "classes": dict, "deleted": list, "tokenizer": str | None, "facts": dict}
+"""The parts of a checkpoint, with their types."""
 
 FACTS = {
     **{"precision": str | int, "data_fingerprint": str | None, "content": str | None},
@@ -131,10 +127,9 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if problem := _unusable_weight(weights):
         raise ArgumentError("path", str(path), problem)
     ours = raw[KEY]
-    parts = PARTS if ours.get("format", 0) else OLD_PARTS
-    stored = {name: ours[name] for name in parts if name not in KEPT}
-    kept = ours["tokenizer"], ours["facts"], raw["global_step"], ours.get("trained_on")
-    return Checkpoint(path, weights, stored, *kept)
+    stored = {name: ours[name] for name in ("choices", "values", "classes", "deleted")}
+    others = ours["tokenizer"], ours["facts"], raw["global_step"], ours.get("trained_on")
+    return Checkpoint(path, weights, stored, *others)
 
 
 def load_newest(folder: Path) -> Checkpoint:
@@ -177,18 +172,17 @@ def _malformation(raw: Any) -> str | None:
     foreign = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
     if not isinstance(raw, dict) or not isinstance(ours := raw.get(KEY), dict):
         return foreign
-    version = ours.get("format", 0)
+    version = ours.get("format", FORMAT)
     if not isinstance(version, int) or version > FORMAT:
         return f"is of format {_shown(version)}, but this version of tinyformer reads only up to {FORMAT}; update it"
-    parts = PARTS if version else OLD_PARTS
-    if not {"state_dict", "global_step"} <= raw.keys() or not parts.keys() <= ours.keys():
+    if not {"state_dict", "global_step"} <= raw.keys() or not PARTS.keys() <= ours.keys():
         return foreign
     step, state = raw["global_step"], raw["state_dict"]
     if type(step) is not int or not 0 <= step < 2**63:
         return f"is malformed: its global_step is {_shown(step)}, not a number of steps"
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         return "is malformed: its state_dict is not a mapping from names to weights"
-    for name, kind in parts.items():
+    for name, kind in PARTS.items():
         if not isinstance(ours[name], kind):
             return f"is malformed: its {name} is a {type(ours[name]).__name__}"
     found = ours.get("trained_on")
@@ -250,21 +244,6 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, s
     contents["trained_on"] = checkpoint.trained_on
     with atomic_write(path) as temporary:
         torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
-
-
-def rewrite_checkpoint(old: Path, new: Path, stored: dict[str, Any]) -> None:
-    """Write a checkpoint anew, atomically, with another description of its config.
-
-    Args:
-        old: the checkpoint, which `load_checkpoint` has read.
-        new: the file to write.
-        stored: see `save_network`.
-    """
-    raw = torch.load(old, map_location="cpu", weights_only=True)
-    raw[KEY] = {name: part for name, part in raw[KEY].items() if name not in PARTS | OLD_PARTS or name in KEPT}
-    raw[KEY] |= {"format": FORMAT, **stored}
-    with atomic_write(new) as temporary:
-        torch.save(raw, temporary)
 
 
 def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:

@@ -9,6 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from tinyformer.app.config import register_resolvers
+from tinyformer.app.stored_config import describe_config
 from tinyformer.app.stored_run import offer_stored_run
 from tinyformer.checkpoint import KEY
 
@@ -29,7 +30,7 @@ def store(tmp_path):
     def write(*overrides, change=lambda config: None, name="last.ckpt"):
         config = OmegaConf.to_container(composed("train", *overrides), resolve=False)
         change(config)
-        contents = {"config": config, "tokenizer": "{}", "facts": {}}
+        contents = {**describe_config(config), "tokenizer": "{}", "facts": {}}
         model, layer = config["model"], "network.encoder.layers.{}.norm.weight"
         state = {layer.format(index): torch.ones(1) for index in range(model["num_layers"])}
         state["network.encoder.token_embedding.weight"] = torch.ones(1, model["d_model"])

@@ -12,39 +12,29 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from omegaconf import OmegaConf
 from programs import SMALL, TEXT, Program, Trained
 
 import tinyformer
 from tinyformer.app import start
 from tinyformer.app.config import config_dir
 from tinyformer.app.scores import register_score
-from tinyformer.app.stored_config import admit_config
-from tinyformer.checkpoint import load_checkpoint
 from tinyformer.compare.__main__ import main as compare_runs
 from tinyformer.convert.exporting import export_model
 from tinyformer.errors import ArgumentError
 
-CALL = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
+CALL: dict[str, Any] = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
-COPY = {"_target_": "shutil.copyfile", "src": "book.txt", "dst": "it-ran"}
 
 
-def joined(config: dict[str, Any]) -> None:
-    """Two texts that are an interpolation together."""
-    config |= {"x1": "$", "x2": CREATE}
-    config["network"]["_args_"] = ["${x1}${x2}"]
-
-
-ATTACKS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a text joined by Hydra": joined,
-    "an interpolation": lambda config: config["model"].update(d_ff=f"${CREATE}"),
-    "a node for a value": lambda config: config["model"].update(pruned_heads=CALL),
-    "a node in a list": lambda config: config["model"].update(pruned_heads=[CALL]),
-    "another class": lambda config: config["norm"].update(COPY),
-    "a class of the network": lambda config: config["network"].update(CALL),
-    "an argument of the readout": lambda config: config["task"]["readout"].update(tied=CALL),
-    "a score": lambda config: config["attention"].update(score="torch.utils.collect_env.run"),
+ATTACKS: dict[str, dict[str, dict[str, Any]]] = {
+    "a text joined by Hydra": {"values": {"x1": "$", "x2": CREATE, "network._args_": ["${x1}${x2}"]}},
+    "an interpolation": {"values": {"model.d_ff": f"${CREATE}"}},
+    "a node for a value": {"values": {"model.pruned_heads": CALL}},
+    "a node in a list": {"values": {"model.pruned_heads": [CALL]}},
+    "another class": {"classes": {"norm": "shutil.copyfile"}, "values": {"norm.src": "book.txt", "norm.dst": "it-ran"}},
+    "a class of the network": {"classes": {"network": CALL["_target_"]}, "values": {"network._args_": CALL["_args_"]}},
+    "an argument of the readout": {"values": {"task.readout.tied": CALL}},
+    "a score": {"values": {"attention.score": "torch.utils.collect_env.run"}},
 }
 
 
@@ -53,13 +43,8 @@ ATTACKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 )
 def test_a_checkpoint_runs_nothing(attack: str, program: Program, trained: Trained, book: Path) -> None:
     raw = torch.load(trained.last, weights_only=True)
-    config = admit_config(load_checkpoint(trained.last))
-    ATTACKS[attack](config)
-    raw["tinyformer"] = {
-        "config": config,
-        "tokenizer": raw["tinyformer"]["tokenizer"],
-        "facts": raw["tinyformer"]["facts"],
-    }
+    for part, values in ATTACKS[attack].items():
+        raw["tinyformer"][part] |= values
     torch.save(raw, "evil.ckpt")
     for script, words in (
         ("evaluate.py", "checkpoint=evil.ckpt data.files=book.txt"),
@@ -224,27 +209,6 @@ def test_a_class_that_the_command_names_is_made(program: Program, book: Path, mo
     assert program("train.py", "resume=run trainer.max_steps=6 norm._target_=ours_here.Norm").code == 0
     model = tinyformer.load("run/checkpoints/last.ckpt", trusted=["ours_here.Norm"])
     assert type(model.network.encoder.layers[0].attention_norm).__name__ == "Norm"
-
-
-def test_a_file_of_an_earlier_version_is_upgraded(program: Program, trained: Trained, book: Path) -> None:
-    from tinyformer.convert.__main__ import main
-
-    raw = torch.load(trained.last, weights_only=True)
-    config = OmegaConf.to_container(OmegaConf.create(admit_config(load_checkpoint(trained.last))))
-    config["data"]["files"] = "book.txt"
-    ours = raw.pop("tinyformer")
-    kept = ("tokenizer", "facts", "random_state", "trained_on")
-    raw["tinyformer"] = {"config": config, **{part: ours[part] for part in kept}}
-    torch.save(raw, "old.ckpt")
-    assert main(["upgrade", "old.ckpt", "new.ckpt"]) == 0
-    written = torch.load("new.ckpt", weights_only=True)["tinyformer"]
-    assert written.keys() == ours.keys()
-    for part in ("format", "values", "classes", "tokenizer", "facts"):
-        assert written[part] == ours[part], part
-    assert main(["upgrade", "old.ckpt", "new.ckpt"]) == 2
-    for file in ("old.ckpt", "new.ckpt"):
-        ended = program("evaluate.py", f"checkpoint={file} data.files=book.txt hydra.run.dir={file}-evaluated")
-        assert ended.code == 0, ended.err
 
 
 @pytest.mark.slow

@@ -383,6 +383,14 @@ def test_a_page_says_what_was_changed_after_the_measurement(change: str) -> None
     assert CHANGED in page([finding.model_copy(update=CHANGES[change])], outcomes, "findings")
 
 
+def test_a_result_that_is_none_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = json.loads((ROOT / "docs/pages/findings/heads.json").read_text(encoding="utf-8"))
+    for text in ('{"name":', "[]", "{}", json.dumps(whole | {"runs": []}), json.dumps(whole | {"measured": [1]})):
+        (tmp_path / "heads.json").write_text(text)
+        assert main(["--results", str(tmp_path)]) == 2
+        assert "heads.json is no result of a finding; remove it" in capsys.readouterr().err, text
+
+
 def test_every_finding_is_broken_once() -> None:
     assert list(BROKEN) == finding_names()
 

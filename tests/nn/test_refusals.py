@@ -103,6 +103,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder(vocab_size=0), "vocab_size=0: must be at least 1; vocab_size=256 works."),
     (lambda: encoder(d_model=0), "d_model=0: must be at least 1; d_model=128 works."),
     (lambda: encoder(max_seq_len=0), "max_seq_len=0: must be at least 1; max_seq_len=128 works."),
+    (lambda: RotaryPosition(0, 8), "max_seq_len=0: must be at least 1; max_seq_len=256 works."),
     (lambda: encoder(dropout=2.0), "dropout=2.0: must be between 0 and 1; dropout=0.1 works."),
     (
         lambda: encoder()(torch.zeros(1, 5, dtype=torch.long)),

@@ -27,7 +27,7 @@ from training.runs import QUIET, make_data, make_module, make_trainer
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-STORED = {"choices": {"model": "nano"}, "values": {"seed": 3}, "classes": {}}
+STORED = {"choices": {"model": "nano"}, "values": {"seed": 3}, "classes": {}, "deleted": []}
 CONTENTS = {"format": FORMAT, **STORED, "tokenizer": "{}", "facts": {"precision": "32-true"}}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import hydra_value, text_of
-from tinyformer.app.stored_config import admit_config, describe_config, differing_values, repeatable_classes
+from tinyformer.app.stored_config import admit_config, differing_values, repeatable_classes
 from tinyformer.app.stored_overrides import is_swept
 from tinyformer.checkpoint import Checkpoint, load_checkpoint
 from tinyformer.errors import argument_path
@@ -51,21 +51,20 @@ def inherit_architecture(arguments: Sequence[str]) -> list[str]:
         if given[key] != fixed[key]:
             own = f"{key}={fixed[key]}"
             raise ConfigError(f"{key}={given[key]}: the checkpoint of init_from={file} has {own}; leave {key}= out.")
-    return [*(f"{key}={value}" for key, value in inherited.items() if key not in given), *arguments]
+    return [*inherited, *arguments]
 
 
-def _architecture(checkpoint: Checkpoint, given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The values of a checkpoint's architecture by key, as one types them, and those that cannot be overridden."""
+def _architecture(checkpoint: Checkpoint, given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The overrides of a checkpoint's architecture that are not given, and the values that cannot be overridden."""
     config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
-    stored = describe_config(config, checkpoint.stored.get("choices"))
-    choices = {axis: choice for axis in AXES if (choice := stored["choices"][axis]) is not None}
+    stored = checkpoint.stored
+    choices = {axis: choice for axis in AXES if (choice := stored["choices"].get(axis)) is not None}
     values: dict[str, Any] = {
         key: value
         for key, value in differing_values(stored).items()
         if key.partition(".")[0] in AXES and key.rpartition(".")[2] not in OF_TRAINING
     }
     sizes = {key: config["model"][key.partition(".")[2]] for key in SIZES}
-    return (
-        {key: hydra_value(value) for key, value in (choices | values).items()},
-        {key: hydra_value(value) for key, value in (choices | sizes).items()},
-    )
+    inherited = [f"{key}={hydra_value(value)}" for key, value in (choices | values).items() if key not in given]
+    inherited += [f"~{key}" for key in stored["deleted"] if key.partition(".")[0] in AXES and f"~{key}" not in given]
+    return inherited, {key: hydra_value(value) for key, value in (choices | sizes).items()}

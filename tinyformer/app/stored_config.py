@@ -34,9 +34,6 @@ AXES = (
 )
 """The axes that a checkpoint stores; an evaluation chooses trainer, logger, callbacks and the others itself."""
 
-DEFAULTS: dict[str, str | None] = {"cross_attention": None, "network": "transformer"}
-"""The choices of axes that checkpoints of earlier versions do not mention."""
-
 OPTIONAL = ("cross_attention",)
 """Axes that a config may lack."""
 
@@ -57,9 +54,6 @@ POSITIONS = ("position.absolute", "position.relative")
 
 DERIVED = ("data", "tokenizer", "network")
 """Nodes in which a checkpoint cannot set a key that our YAML computes, only the keys that it is computed from."""
-
-MAX_KEYS = 10_000
-"""Maximum number of keys of a config."""
 
 KINDS = {"seed": int, "deterministic": bool}
 """The types of values that are not arguments of a class, so that no signature checks them."""
@@ -86,7 +80,27 @@ def describe_config(config: Plain, choices: Mapping[str, Any] | None = None) -> 
 
     known = {axis: choice for axis, choice in (choices or {}).items() if choice in choices_of(axis)}
     known |= {axis: None for axis in OPTIONAL if config.get(axis) is None}
-    return _describe(config, known, value_of)
+    chosen = {axis: known[axis] if axis in known else _most_similar(axis, config.get(axis)) for axis in AXES}
+    base = _leaves(_base(chosen))
+    values: Plain = {}
+    classes: Plain = {}
+    leaves = _leaves({name: config[name] for name in (*AXES, *SECTIONS) if name in config})
+    for path, value in leaves.items():
+        key, is_own = ".".join(path), base.get(path, ...) != value
+        if key in OWN or value == "???":
+            continue
+        if path[-1] == "_target_":
+            if is_own:
+                classes[".".join(path[:-1])] = value
+        elif _is_interpolation(value):
+            if is_own:
+                values[key] = value_of(key)
+        elif is_own or not path[-1].startswith("_"):
+            values[key] = value
+    nodes = {path[:-1] for path in leaves}
+    lacking = (path for path in base if path[:-1] in nodes and path not in leaves.keys() | nodes)
+    deleted = [".".join(path) for path in lacking if not path[-1].startswith("_")]
+    return {"choices": chosen, "values": values, "classes": classes, "deleted": deleted}
 
 
 def admit_config(checkpoint: Checkpoint, trust: Trust = lambda key, name: False) -> Plain:
@@ -100,18 +114,7 @@ def admit_config(checkpoint: Checkpoint, trust: Trust = lambda key, name: False)
         UntrustedTargetError: the checkpoint names a class of another package that the user has not named.
         ArgumentError: it contains a key that our YAML does not have, or a value that is not plain or is too large.
     """
-    try:
-        return _admit(checkpoint, trust)
-    except RecursionError:
-        return _refuse(checkpoint.path, "config", "is nested too deeply")
-
-
-def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
-    stored = checkpoint.stored
-    if "choices" not in stored:  # files from before format 1 contain the unresolved config itself
-        stored = _describe(stored["config"], {}, lambda key: _refuse(checkpoint.path, key, "is an interpolation"))
-    choices, values, classes = (stored[part] for part in ("choices", "values", "classes"))
-    choices = DEFAULTS | choices
+    choices, values, classes = (checkpoint.stored[part] for part in ("choices", "values", "classes"))
     for axis in AXES:
         choice = choices.get(axis)
         if choice is None and axis in OPTIONAL:
@@ -119,13 +122,18 @@ def _admit(checkpoint: Checkpoint, trust: Trust) -> Plain:
         if not isinstance(choice, str) or choice not in choices_of(axis):
             shown = repr(choice[:100]) if isinstance(choice, str) else f"a {type(choice).__name__}"
             _refuse(checkpoint.path, axis, f"is {shown}, which is not a choice of this axis")
-    if (choices["network"] == "encoder_decoder") != (choices["cross_attention"] is not None):
+    if (choices["network"] == "encoder_decoder") != (choices.get("cross_attention") is not None):
         _refuse(checkpoint.path, "cross_attention", "does not belong to its network")
     config = _base(choices)
     for key, name in classes.items():
         _set_class(config, key, name, checkpoint.path, trust)
     for key, value in values.items():
         _set_value(config, key, value, classes, checkpoint.path, trust)
+    for key in checkpoint.stored["deleted"]:
+        *parents, last = _split(key, checkpoint.path)
+        value = _node(config, parents, key, checkpoint.path).pop(last, {})
+        if isinstance(value, dict) or parents[:1] in ([], ["model"]) or last.startswith("_"):
+            _refuse(checkpoint.path, key, "cannot be deleted by a checkpoint")
     if config["tokenizer"].get("path") == "???":  # the checkpoint itself contains the tokenizer
         config["tokenizer"] = dict(_group("tokenizer", "byte"))
     _require_sizes_of_weights(config["model"], choices["network"], checkpoint)
@@ -168,37 +176,8 @@ def describe_again(config: Plain, checkpoint: Checkpoint) -> Plain:
 
 def recorded_sources(checkpoint: Checkpoint) -> Plain:
     """What the run of a checkpoint read, by the keys of `SOURCES`, where that differs from our YAML."""
-    stored = checkpoint.stored if "choices" in checkpoint.stored else _describe(checkpoint.stored["config"], {}, str)
-    ours = _leaves({"data": _group("data", stored["choices"]["data"])})
-    values = stored["values"]
+    ours, values = _leaves({"data": _group("data", checkpoint.stored["choices"]["data"])}), checkpoint.stored["values"]
     return {key: values[key] for key in SOURCES if values.get(key) not in (None, ours.get(tuple(key.split("."))))}
-
-
-def _describe(config: Any, choices: Mapping[str, str | None], value_of: Callable[[str], Any]) -> Plain:
-    """See `describe_config`; `value_of` resolves the value of a key."""
-    config = config if isinstance(config, Mapping) else {}
-    chosen = {
-        axis: choices[axis] if axis in choices else _most_similar(axis, config.get(axis))
-        for axis in AXES
-        if axis not in OPTIONAL or axis in config
-    }
-    chosen = DEFAULTS | chosen
-    base = _leaves(_base(chosen))
-    values: Plain = {}
-    classes: Plain = {}
-    for path, value in _leaves({name: config[name] for name in (*AXES, *SECTIONS) if name in config}).items():
-        key, is_own = ".".join(path), base.get(path, ...) != value
-        if key in OWN or value == "???":
-            continue
-        if path[-1] == "_target_":
-            if is_own:
-                classes[".".join(path[:-1])] = value
-        elif _is_interpolation(value):
-            if is_own:
-                values[key] = value_of(key)
-        elif is_own or not path[-1].startswith("_"):
-            values[key] = value
-    return {"choices": chosen, "values": values, "classes": classes}
 
 
 def _set_class(config: Plain, key: Any, name: Any, path: Path, trust: Trust) -> None:
@@ -288,16 +267,13 @@ def _leaves(node: Any, path: tuple[str, ...] = ()) -> Leaves:
     leaves: Leaves = {}
     for key, value in node.items():
         leaves |= _leaves(value, (*path, str(key)))
-        if len(leaves) > MAX_KEYS:
-            raise RecursionError  # shared nodes can make more keys than the file has bytes
     return leaves
 
 
 def _base(choices: Mapping[str, str | None]) -> Plain:
     """The unresolved config that our YAML files compose for some choices."""
     primary = _file("train")
-    known = DEFAULTS | dict(choices)
-    nodes = {axis: _group(axis, choice) for axis in AXES if (choice := known[axis]) is not None}
+    nodes = {axis: _group(axis, choice) for axis in AXES if (choice := choices.get(axis)) is not None}
     return copy.deepcopy(nodes | {name: primary[name] for name in SECTIONS})
 
 

@@ -1,7 +1,7 @@
 """Convert Hugging Face models: `python -m tinyformer.convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
 
 GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian; `tinyformer/interop` maps their weights and config fields to
-ours. It also rewrites checkpoints of earlier versions: `… upgrade old.ckpt new.ckpt`.
+ours.
 """
 
 import argparse
@@ -33,8 +33,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m tinyform
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Import and export Hugging Face's GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian; "
-        "upgrade checkpoints.",
+        description="Import and export Hugging Face's GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian.",
     )
     directions = parser.add_subparsers(dest="direction", required=True)
     importer = directions.add_parser("hf", help="turn a Hugging Face folder into a checkpoint for evaluate.py")
@@ -43,9 +42,6 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     exporter = directions.add_parser("export", help="turn a checkpoint into a folder that transformers loads")
     exporter.add_argument("checkpoint", type=Path, metavar="FILE.ckpt", help="the checkpoint of a run")
     exporter.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
-    upgrader = directions.add_parser("upgrade", help="write a checkpoint of an earlier version in the current format")
-    upgrader.add_argument("old", type=Path, metavar="OLD.ckpt", help="the checkpoint")
-    upgrader.add_argument("new", type=Path, metavar="NEW.ckpt", help="the file to write")
     return parser
 
 
@@ -57,11 +53,6 @@ def _convert(options: argparse.Namespace) -> None:
 
         with option_names(source="DIR_OR_NAME", name="DIR_OR_NAME", folder="DIR_OR_NAME", path="OUT.ckpt"):
             lines = import_model(options.source, options.checkpoint, CONFIG_DIR)
-    elif options.direction == "upgrade":
-        from tinyformer.convert.upgrading import upgrade
-
-        with option_names(path="OLD.ckpt", new="NEW.ckpt"):
-            lines = upgrade(options.old, options.new)
     else:
         from tinyformer.convert.exporting import export_model
 

@@ -64,6 +64,9 @@ class LabelledDataModule(RowDataModule):
             reason = f"all examples have the label {self.labels[0]}; there must be at least two classes"
             raise ArgumentError("source", self.name, reason)
         labels = {name: open_rows(prepared.folder, name)["label"].to_pylist() for name in prepared.splits}
+        has_pairs = any(len(rows.offsets) - 1 > len(labels[name]) for name, rows in prepared.splits.items())
+        if has_pairs and self.tokenizer.has_segments:
+            _warn(f"{self.name}: token_type_ids are left out: the tokens of both texts of a pair have type 0.")
         self.splits = {name: self._split(stream, labels[name]) for name, stream in prepared.splits.items()}
         self._names = {name: sorted(set(labels[name]), key=natural_order) for name in labels}
         for name in prepared.facts["without_labels"]:

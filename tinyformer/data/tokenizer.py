@@ -157,6 +157,12 @@ class TextTokenizer:
         known = {self.eos_id, self.mask_id, *added, *self.around[0], *self.around[1]} - {self.unk_id}
         return {i for i in known if i is not None}
 
+    @cached_property
+    def has_segments(self) -> bool:
+        """Whether the tokens of the second text of a pair have a type of their own, as in BERT."""
+        is_bert = isinstance(self._tokenizer.model, models.WordPiece) and self._tokenizer.post_processor is not None
+        return is_bert and 1 in self._tokenizer.encode("a", "a").type_ids
+
     def missing_ids(self, vocab_size: int) -> list[int]:
         """The ids below `vocab_size`, the number of embeddings of a model, that have no token."""
         return sorted({*range(vocab_size)} - {*self._tokenizer.get_vocab(with_added_tokens=True).values()})

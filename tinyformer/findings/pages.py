@@ -121,9 +121,23 @@ def refuse_links(folder: Path, names: Sequence[str]) -> None:
 
 
 def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
-    """What was measured last, by the name of the finding."""
-    paths = {name: folder / f"{name}.json" for name in names}
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
+    """What was measured last, by the name of the finding.
+
+    Raises:
+        ConfigError: a file is not what `write_outcome` writes.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        if (path := folder / f"{name}.json").exists():
+            try:
+                outcomes[name] = json.loads(path.read_text(encoding="utf-8"))
+                rows_of(outcomes[name]), verdict_of(outcomes[name]), _made_by(outcomes[name])
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                works = f"remove it, and `tinyformer findings {name}` measures it again"
+                raise ConfigError(
+                    f"--results={format_value(folder)}: {path} is no result of a finding; {works}."
+                ) from error
+    return outcomes
 
 
 def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: str) -> str:
@@ -232,18 +246,11 @@ def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str
         rows = [[check.name, band(check.model_dump())] for check in finding.checks]
         lines += _table(["to be measured", "band"], rows)
     else:
-        last = outcome["runs"][-1]
         before = f", measured {BEFORE}" if is_before_split(outcome) else ""
         lines += [f"**{verdict_of(outcome).capitalize()}{before}.**", ""]
         lines += _table(COLUMNS, rows_of(outcome))
         lines += ["", f"![{finding.title}]({folder}/{finding.name}.png)", ""]
-        machine, versions = last["machine"], last["versions"]
-        commits = list(dict.fromkeys(str(run["commit"]) for run in outcome["runs"]))
-        lines += [
-            f"{len(outcome['runs'])} runs, {outcome['seconds']:.0f} s in all, on {machine['name']} with "
-            f"{machine['threads']} thread(s) of {machine['cpus']} cores; torch {versions['torch']}, "
-            f"{last['time']}, commit {', '.join(commits)}."
-        ]
+        lines += [_made_by(outcome)]
         if not is_current(finding, outcome):
             lines += ["", CHANGED]
     lines += [
@@ -253,6 +260,17 @@ def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str
         f"*What would refute it:* {finding.refuted_by.strip()}",
     ]
     return [*lines, "", finding.notes.strip()] if finding.notes else lines
+
+
+def _made_by(outcome: Outcome) -> str:
+    """When, where and by which code its runs were made."""
+    last = outcome["runs"][-1]
+    machine, commits = last["machine"], dict.fromkeys(str(run["commit"]) for run in outcome["runs"])
+    return (
+        f"{len(outcome['runs'])} runs, {outcome['seconds']:.0f} s in all, on {machine['name']} with "
+        f"{machine['threads']} thread(s) of {machine['cpus']} cores; torch {last['versions']['torch']}, "
+        f"{last['time']}, commit {', '.join(commits)}."
+    )
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -70,7 +70,6 @@ class SinusoidalPosition(_Fp32Tables):
         if d_model % 2:
             reason = "must be even for sinusoidal positional encodings"
             raise ArgumentError("d_model", d_model, reason, {"d_model": d_model + 1})
-        require_at_most(MAX_TABLE // d_model, {"max_seq_len": 256}, max_seq_len=max_seq_len)
         self.scale = math.sqrt(d_model)
         self.max_seq_len = max_seq_len
         angles = _angles(max_seq_len, d_model, base)
@@ -131,7 +130,6 @@ class RotaryPosition(RelativePosition):
         if head_dim % 2:
             reason = "must be even for rotary positional encodings"
             raise ArgumentError("head_dim", head_dim, reason, {"head_dim": head_dim + 1})
-        require_at_most(MAX_TABLE // head_dim, {"max_seq_len": 256}, max_seq_len=max_seq_len)
         self.max_seq_len = max_seq_len
         angles = _angles(max_seq_len, head_dim, base)
         cos, sin = angles.cos().float(), angles.sin().float()
@@ -302,6 +300,8 @@ def _alibi_slopes(num_heads: int) -> list[float]:
 
 def _angles(max_seq_len: int, dim: int, base: float) -> Float[Tensor, "max_seq_len half_dim"]:
     """Position times frequency, for dim / 2 frequencies from 1 down to 1 / base, in radians."""
+    require_at_least(1, {"max_seq_len": 256}, max_seq_len=max_seq_len)
+    require_at_most(MAX_TABLE // dim, {"max_seq_len": 256}, max_seq_len=max_seq_len)
     # In fp32 the angle at position 10,000 would be wrong by 1e-3 radians.
     frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     return torch.outer(torch.arange(max_seq_len, dtype=torch.float64), frequencies)
