@@ -266,7 +266,7 @@ class Mean(nn.Module):
         return self.proj(x.cumsum(1) / torch.arange(1, x.shape[1] + 1).unsqueeze(1))
 """
 NO_HEADS = "attention=Mean: is no BaseAttention, so it has no heads."
-HEADS, MAPS = "analysis=heads", "analysis=maps analysis.importance=false"
+OF_HEADS, OF_MAPS = "analysis=heads", "analysis=maps analysis.importance=false"
 
 
 @pytest.mark.slow
@@ -276,9 +276,9 @@ HEADS, MAPS = "analysis=heads", "analysis=maps analysis.importance=false"
         (
             "tokenizer=byte",
             "telemetry left out: attention='Mean': is no BaseAttention",
-            {HEADS: NO_HEADS, MAPS: NO_HEADS},
+            {OF_HEADS: NO_HEADS, OF_MAPS: NO_HEADS},
         ),
-        ("task=seq2seq tokenizer=byte", "logs run/metrics.csv, attention/heads.csv", {HEADS: "", MAPS: ""}),
+        ("task=seq2seq tokenizer=byte", "logs run/metrics.csv, attention/heads.csv", {OF_HEADS: "", OF_MAPS: ""}),
     ],
     ids=["causal", "seq2seq"],
 )
