@@ -93,3 +93,19 @@ def test_a_character_arrives_with_the_last_of_its_bytes():
     arrived = [(len(consumed), piece) for piece in tokenizer.pieces(ids)]
     assert arrived == [(2, "é"), (6, "👋"), (7, "a")]
     assert list(tokenizer.pieces([0x61, 0xF0, 0x9F, 0x62, 0xF0])) == ["a", "\ufffdb", "\ufffd"]
+
+
+def test_only_a_bert_has_segments():
+    vocabulary = {"a": 0, "[CLS]": 1, "[SEP]": 2}
+    template = "[CLS] $A [SEP] $B:1 [SEP]:1"
+    special = [("[CLS]", 1), ("[SEP]", 2)]
+    for model, pair, has_segments in (
+        (models.WordPiece(vocabulary, unk_token="a"), template, True),
+        (models.WordPiece(vocabulary, unk_token="a"), template.replace(":1", ":0"), False),
+        (models.WordPiece(vocabulary, unk_token="a"), None, False),
+        (models.WordLevel(vocabulary, unk_token="a"), template, False),
+    ):
+        tokenizer = Tokenizer(model)
+        if pair:
+            tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair=pair, special_tokens=special)
+        assert TextTokenizer(tokenizer).has_segments == has_segments
