@@ -16,12 +16,9 @@ class FolderGuard(Callback):
     """Ends the program if the folder that Hydra is about to write into is used, or contains links of a stranger.
 
     Hydra turns an error in a callback into a warning, so this one reports it and exits.
-
-    Attributes:
-        replaced: the files that Hydra replaces before a job can refuse the command.
     """
 
-    replaced: ClassVar[dict[Path, bytes]] = {}
+    replaced: ClassVar[dict[Path, bytes]] = {}  # by Hydra, before a job can refuse the command
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the folder of a run or an evaluation."""

@@ -33,9 +33,7 @@ from tinyformer.app.sample import check_generation, refuse_prompts
 from tinyformer.app.scores import register_score
 from tinyformer.app.start import keep_vocabulary, load_start, make_starting_network, prepare_data
 from tinyformer.app.stored_config import describe_config
-from tinyformer.app.summary import (
-    describe_non_finite,
-)
+from tinyformer.app.summary import describe_non_finite
 from tinyformer.app.trainer import (
     Settings,
     choose_kernels,

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tinyformer.checkpoint import KEY, load_raw, random_state, restore_random_state
@@ -95,13 +95,9 @@ class Checkpoints(Checkpoint):
             checkpoint[KEY]["other_random_states"] = states[1:]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the random state until the first step, since the construction of data loaders draws random numbers.
-
-        The patience of early stopping is that of the config, though Lightning saves it with the state.
-        """
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for callback in callbacks:
-            if isinstance(callback, EarlyStopping) and callback.state_key in checkpoint["callbacks"]:
+        """Keep the random state until the first step, since the construction of data loaders draws random numbers."""
+        for callback in trainer.early_stopping_callbacks:  # Lightning saves the patience, which the config may change
+            if callback.state_key in checkpoint["callbacks"]:
                 checkpoint["callbacks"][callback.state_key]["patience"] = callback.patience
         states = [checkpoint[KEY]["random_state"], *checkpoint[KEY].get("other_random_states", [])]
         if trainer.global_rank < len(states):  # a process that the saved run did not have starts from its seed

@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks import Timer
 
 from tinyformer.analysis.costs import TrainingFlops, batch_sizes
 from tinyformer.batch import IGNORED
@@ -214,9 +214,8 @@ class Report(L.Callback):
 def _describe_length(trainer: L.Trainer, warmup_steps: int) -> str:
     """The length in optimizer steps and epochs, and what the schedule makes of that."""
     steps, batches = num_steps(trainer), int(trainer.num_training_batches)
-    limits = {"trainer.max_time": Timer, "early stopping": EarlyStopping}
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    ends = " or ".join(name for name, kind in limits.items() if any(isinstance(each, kind) for each in callbacks))
+    timers = any(isinstance(each, Timer) for each in trainer.callbacks)  # type: ignore[attr-defined]
+    ends = " or ".join(["trainer.max_time"] * timers + ["early stopping"] * bool(trainer.early_stopping_callbacks))
     if steps is None:
         return f"length: not known, and the learning rate does not decay{ends and f'; {ends} ends it'}"
     early = f"; {ends} may end it earlier, with a learning rate that has not decayed" if ends else ""
