@@ -107,7 +107,7 @@ def test_importance_is_the_mean_absolute_gradient_of_the_pairs():
 @torch.no_grad()
 def test_a_pruned_checkpoint_computes_the_gated_model_and_decodes(tmp_path, num_kv_heads):
     def save(pruned, path):
-        stored = {"choices": {}, "values": {"model.pruned_heads": pruned.pruned_heads()}, "classes": {}}
+        stored = {"choices": {}, "values": {"model.pruned_heads": pruned.pruned_heads()}, "classes": {}, "deleted": []}
         save_network(path, pruned, Checkpoint(path, {}, {}, "{}", {}, 7), stored)
 
     network = loud_encoder_decoder(num_kv_heads=num_kv_heads)

@@ -17,7 +17,7 @@ from tinyformer.nn import Attention, ScaledDotScore, TokenReadout, Transformer, 
 
 
 def save(path, network):
-    stored = {"choices": {}, "values": {"model.pruned_heads": network.pruned_heads()}, "classes": {}}
+    stored = {"choices": {}, "values": {"model.pruned_heads": network.pruned_heads()}, "classes": {}, "deleted": []}
     save_network(path, network, Checkpoint(path, {}, {}, "{}", {"precision": "32-true"}, 7), stored)
 
 
