@@ -105,21 +105,6 @@ def test_text_of_the_training_split_is_never_scored_as_held_out(program: Program
         assert results["data"][results["split"]]["left_out"].keys() == {"characters of the run's training split"}
 
 
-def test_nothing_is_held_out_for_a_checkpoint_that_does_not_say_what_it_was_trained_on(
-    program: Program, trained: Trained
-) -> None:
-    raw = torch.load(trained.last, weights_only=True)
-    del raw["tinyformer"]["trained_on"], raw["tinyformer"]["facts"]["content"]  # as before both were stored
-    torch.save(raw, "old.ckpt")
-    for split in ("", "split=test"):
-        ended = program("evaluate.py", "checkpoint=old.ckpt data.files=book.txt", split)
-        assert ended.err.startswith("Error: checkpoint=old.ckpt: an earlier version wrote it without saying"), ended.err
-        assert ended.err.endswith("; split=all works.\n")
-    ended = program("evaluate.py", "checkpoint=old.ckpt data.files=book.txt split=all hydra.run.dir=whole")
-    assert "; not the data and splits of the run, which may have been trained on some of them\n" in ended.out
-    assert results_of("whole")["val/num_bytes"] == len(BOOK)
-
-
 def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:
     Path("prompt.txt").write_text("In line 3")
     greedy = "generate.temperature=0 generate.num_tokens=12"

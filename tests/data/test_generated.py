@@ -222,11 +222,3 @@ def test_training_accuracy_is_that_of_the_saved_model_on_the_training_sums(progr
         assert ended.err.startswith(f"Error: {change}: would make other splits, with sequences that the checkpoint may")
     ended = program("evaluate.py", evaluate, "seed=5")
     assert (ended.code, "not the data and splits of the run" in ended.out) == (0, False), ended.err
-    # Earlier versions drew the sequences by the seed of the run.
-    raw = torch.load("run/checkpoints/last.ckpt", weights_only=True)
-    del raw["tinyformer"]["facts"]["content"]
-    raw["tinyformer"]["values"]["seed"] = 3
-    torch.save(raw, "old.ckpt")
-    ended = program("evaluate.py", "checkpoint=old.ckpt")
-    assert ended.err.startswith("Error: data.split_seed=0: "), ended.err
-    assert "data.split_seed=3 works" in ended.err

@@ -29,22 +29,15 @@ def prepare_data(
         invocation: what the command line says in addition to the config.
 
     Raises:
-        ArgumentError: the run has trained on all of the text; the checkpoint does not say on what it has trained; or
-            there is no such split.
+        ArgumentError: the run has trained on all of the text, or there is no such split.
     """
     data, tokenizer = make_data(config, invocation.choices), tokenizer_of(checkpoint, "checkpoint")
     with argument_path("datamodule"):
         is_own = reads_own_data(data, checkpoint)
         split = config.split or ("validation" if is_own or not data.scored_whole else "all")
         whole, known = split == "all", checkpoint.trained_on
-        is_old = checkpoint.facts.get("data_fingerprint") is not None and "content" not in checkpoint.facts
         if isinstance(data, GeneratedDataModule):
-            require_own_draw(config, data, stored, stored["seed"] if is_old else None)
-        elif is_old and config.split not in ("train", "all"):
-            reason = (
-                "an earlier version wrote it without saying which text it was trained on, so that none can be held out"
-            )
-            raise ArgumentError("checkpoint", checkpoint.path, reason, {"split": "all"})
+            require_own_draw(config, data, stored)
         without = None if known is None or split == "train" or (is_own and not whole) else known.numpy().view(np.uint64)
         data.without = without
         # The run's own data may already be in the cache, tokenised by its tokenizer.
@@ -58,14 +51,13 @@ def prepare_data(
     return data, split
 
 
-def require_own_draw(config: DictConfig, data: DataModule, stored: dict[str, Any], seed: int | None) -> None:
+def require_own_draw(config: DictConfig, data: DataModule, stored: dict[str, Any]) -> None:
     """Refuse to draw other sequences of the run's kind than it has: some of them may be those that it was trained on.
 
     Args:
         config: the config of the evaluation.
         data: its data, which are generated.
         stored: the unresolved config of the checkpoint's run.
-        seed: of a run of an earlier version, the seed of its sequences.
 
     Raises:
         ArgumentError: the fraction or the seed that divides them differs from the run's.
@@ -73,8 +65,7 @@ def require_own_draw(config: DictConfig, data: DataModule, stored: dict[str, Any
     if stored["data"]["module"]["_target_"].rpartition(".")[2] != type(data).__name__:
         return
     for name in ("split_seed", "train_fraction"):
-        value = config.data.get(name)
-        of_run = seed if name == "split_seed" and seed is not None else stored["data"].get(name)
+        value, of_run = config.data.get(name), stored["data"].get(name)
         if value != of_run:
             reason = "would make other splits, with sequences that the checkpoint may have been trained on"
             raise ArgumentError(name, value, reason, {name: of_run})
