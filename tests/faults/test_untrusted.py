@@ -154,7 +154,6 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "callbacks": lambda raw: raw["callbacks"].update(Report=[3]),
     "callbacks ": lambda raw: raw["callbacks"]["Report"]["total"].update(seconds={}),
     "optimizer": lambda raw: raw.update(optimizer_states=[{}]),
-    "best": lambda raw: raw["callbacks"]["Checkpoints"].update(best_value=[3]),
 }
 
 

@@ -51,7 +51,7 @@ def _root(parent: list[int], i: int) -> int:
     return i
 
 
-def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[tuple[int, int]]:
+def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[list[int]]:
     """Pairs of documents that link all those with a run in common."""
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     ids = np.fromiter(chain.from_iterable(words), np.uint64, lengths.sum())
@@ -72,7 +72,7 @@ def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[tuple[int
 
 def _linked(
     runs: UInt64[np.ndarray, " runs"], documents: Int[np.ndarray, " runs"], most_common: int
-) -> list[tuple[int, int]]:
+) -> list[list[int]]:
     """For each run, the pairs of successive documents that have it, unless it is in too many."""
     order = np.lexsort((documents, runs))
     runs, documents = runs[order], documents[order]
