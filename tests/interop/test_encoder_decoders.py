@@ -272,7 +272,7 @@ def test_the_post_processor_decides_what_is_around_a_text(variant: str, name: st
     rows = SpecialTokens(decoder_start=9).around(ours.tokenizer)
     lengths = np.array([[2, 1]]) + rows.num_added
     targets = pa.chunked_array([["b"]])
-    ids, begins = np.array([4, 0, 1, 4, 1]), np.array([[0, 3]])
+    ids, begins = np.array([4, 0, 1, 4, 1], np.uint16), np.array([[0, 3]])
     split = PairSplit(ids, begins, lengths, targets, ours.tokenizer, rows, 0, 0, 0, 0, 0)
     source, target = (tokenizer(text)["input_ids"] for text in ("a b", "b"))
     batch = Pairs(split)[0]
