@@ -78,7 +78,8 @@ def test_an_editable_install_is_found_from_the_folder_above_the_clone(tmp_path: 
     subprocess.run([sys.executable, "-c", build], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    ask = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); import tinyformer; print(tinyformer.__file__)"
+    find = "from importlib.util import find_spec; print(find_spec('tinyformer').origin)"
+    ask = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); {find}"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "-S", "-c", ask]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
