@@ -29,6 +29,7 @@ from programs import ROOT, Ended, Program, results_of
 
 from tinyformer.__main__ import PROGRAMS
 from tinyformer.app.config import register_resolvers
+from tinyformer.app.keys import readable
 from tinyformer.findings.files import finding_names, read_finding
 from tinyformer.findings.pages import BEFORE, is_before_split, is_current, overview, page, read_outcomes
 from tinyformer.nn import LACKS, Feature
@@ -117,7 +118,8 @@ class Setting(NamedTuple):
 def settings_of(arguments: list[str]) -> dict[str, Setting]:
     """The overrides of a command by their keys."""
     settings = {}
-    for override in OverridesParser.create().parse_overrides([word for word in arguments if word != "-m"]):
+    words = readable([word for word in arguments if word != "-m"], is_sweep="-m" in arguments)
+    for override in OverridesParser.create().parse_overrides(words):
         key, value, text = override.get_key_element(), override.value(), override.input_line
         if override.is_sweep_override():
             value, text = next(override.sweep_iterator()), f"{key}={next(override.sweep_string_iterator())}"

@@ -159,10 +159,10 @@ def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
         raise ConfigError(f"hydra.mode={node.mode.name}: {_ONE_RUN}.")
     folder = Path(node.run.dir)
     refuse_foreign_files(folder, "hydra.run.dir")
-    if config.resume is None:
-        require_unused(relative_path(folder))
     if not any(word.lstrip("+").startswith("hydra.run.dir=") for word in words):
         node.run.dir = str(_unused(folder))
+    elif config.resume is None:
+        require_unused(relative_path(folder))
     return config, HydraContext(loader, Callbacks(config))
 
 
