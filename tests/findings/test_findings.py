@@ -229,7 +229,7 @@ def finding_of(place: Place, *words: str, text: str = MINE) -> int:
 
 @pytest.mark.slow
 def test_a_finding_with_a_class_of_ones_own_continues_where_it_was_killed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place.folder)
     monkeypatch.syspath_prepend(place.folder)
@@ -237,10 +237,10 @@ def test_a_finding_with_a_class_of_ones_own_continues_where_it_was_killed(
     text = MINE.replace("[model.num_layers=2]", "[model.num_layers=2, attention.score=own_score.Mine]")
     own = "attention.score=own_score.Mine"
     assert finding_of(place, text=text) == 2
-    assert f"mine.yaml: says {own}, which calls 'own_score.Mine'" in capsys.readouterr().err
+    assert f"mine.yaml: says {own}, which calls 'own_score.Mine'" in capfd.readouterr().err
     assert not Path("runs").exists()
     assert finding_of(place, own, "seed=1", text=text) == 2
-    assert "seed=1: no file of these findings has this override." in capsys.readouterr().err
+    assert "seed=1: no file of these findings has this override." in capfd.readouterr().err
     assert finding_of(place, own, text=text) == 0
     for path in [*Path("runs").glob("*/ended.json"), *Path("runs").glob("*/results.json")]:
         path.unlink()  # as if each was killed after its last checkpoint
