@@ -7,14 +7,9 @@ import torch
 from torch import nn
 
 from nn.attention_cases import MASKS, ON_CPU, TRAINABLE, error, make_mask
-from nn.variants import NAMES, make
-from tinyformer.errors import ArgumentError
-from tinyformer.nn import Attention, AttentionMask, LatentAttention, RotaryPosition
-from tinyformer.nn.cache import LayerCache
+from tinyformer.nn import Attention, AttentionMask, RotaryPosition
 
 CAUSAL = AttentionMask(causal=True)
-APART = [name for name in NAMES if not any(part in name for part in ("mla", "window", "local_gaussian"))]
-"""Variants of cross-attention whose values can have a source of their own."""
 
 
 def randomised(attention: Attention, seed: int = 0) -> Attention:
@@ -82,60 +77,8 @@ def test_parity_of_cross_attention_with_multihead_attention(mask):
     masks = {"context": context, "context_mask": described}
     assert error(attention(x, **masks), expected) <= 1e-5
     assert error(attention.weights(x, **masks), weights) <= 1e-5
-    # Values from a third sequence, forward and backward.
-    value, upstream = tokens(seq=9, seed=4).requires_grad_(), tokens(seq=4, seed=5)
-    other, same = as_torch(attention)(x, context, value, average_attn_weights=False, **torch_masks(described, 4, 9))
-    out = attention(x, **masks, value=value)
-    assert error(out, other) <= 1e-5
-    assert error(attention.weights(x, **masks, value=value), same) <= 1e-5
-    (ours,), (theirs,) = (torch.autograd.grad(one, value, upstream) for one in (out, other))
-    assert error(ours, theirs) <= 1e-5
     # The mask of the queries' sequence does not apply to the context.
     assert torch.equal(attention(x, AttentionMask(True, torch.tensor([1, 2])), **masks), attention(x, **masks))
-
-
-@pytest.mark.parametrize("name", APART)
-@torch.no_grad()
-def test_values_of_another_sequence_are_those_that_v_proj_would_see(name):
-    attention, x, context, value = make(name), tokens(seq=4), tokens(seq=9, seed=3), tokens(seq=9, seed=4)
-    found, cache, same = attention(x, context=context, value=value), LayerCache(), attention(x, context=context)
-    weights = attention.weights(x, context=context)
-    assert torch.equal(attention(x, context=context, value=context), same)
-    parts = [attention(part, context=context, value=value, cache=cache) for part in x.split([1, 3], dim=1)]
-    assert error(torch.cat(parts, dim=1), found) <= 1e-5
-    # Once the cache holds the keys and values, their sources have no influence.
-    assert error(attention(x, context=value, value=context, cache=cache), found) <= 1e-5
-    assert torch.equal(attention.weights(x, context=context, value=value), weights)
-    attention.v_proj.register_forward_pre_hook(lambda module, inputs: (value,))
-    assert torch.equal(attention(x, context=context), found)
-    assert error(found, same) > 0.1
-
-
-@torch.no_grad()
-def test_a_cache_of_a_sequence_holds_the_values_of_another():
-    attention = randomised(Attention(32, 4, 2, position=partial(RotaryPosition, 16)))
-    x, value = tokens(), tokens(seed=4)
-    expected, cache = attention(x, CAUSAL, value=value), LayerCache()
-    pairs = zip(x.split([3, 1, 3], dim=1), value.split([3, 1, 3], dim=1), strict=True)
-    parts = [attention(part, CAUSAL, cache=cache, value=own) for part, own in pairs]
-    assert error(torch.cat(parts, dim=1), expected) <= 1e-5
-
-
-class OneSource(Attention):
-    """Attention of a user, who did not think of `value`."""
-
-    def project(self, x, context=None, cache=None):
-        return super().project(x, context, cache)
-
-
-def test_values_of_another_sequence_have_its_keys_and_a_projection():
-    x, context = tokens(seq=4), tokens(seq=9)
-    with pytest.raises(ArgumentError, match=r"^value\.shape=\(2, 4, 32\): must have .* the keys' source, \(2, 9, 32\)"):
-        Attention(32, 4)(x, context=context, value=x)
-    for module in (LatentAttention(32, 4), OneSource(32, 4)):
-        reason = f"must be None: keys and values of {type(module).__name__} have one source; value=None works"
-        with pytest.raises(ArgumentError, match=f"^value='…': {reason}"):
-            module(x, context=context, value=context)
 
 
 @pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk-norm"])

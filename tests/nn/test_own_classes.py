@@ -125,7 +125,7 @@ SHOWN = {cls.__name__: partial(cls, D_MODEL, 4) for cls in (Sigmoid, Linear, Sha
 def test_the_weights_that_are_shown_give_the_output(name):
     attention = (SHOWN[name] if name in SHOWN else factory(name))().eval()
     for x, mask in ((tokens(), CAUSAL), (tokens(2), AttentionMask(True, torch.tensor([11, 6])))):
-        call = attention.call_point(attention._call(x, mask, None, None, None, None))
+        call = attention.call_point(attention.call(x, mask))
         weights = attention.maps_of_call(call).weights
         heads = attention.apply_weights(weights, call.qkv, is_cross=False)
         heads = heads if attention.output_gate is None else attention.output_gate(heads, x)

@@ -1,11 +1,9 @@
 """Multi-head, grouped-query and multi-query attention.
 
-`BaseAttention.forward` projects tokens to queries, keys and values, attends, gates the heads and projects back;
-`Attention.project` makes queries, keys and values with their positions. `attend` is softmax(q kᵀ / √head_dim) v: its
-definition opens `kernels.eager`, and the options that change it are in `softmax`.
+`BaseAttention.forward` projects tokens to queries, keys and values, attends, gates the heads and projects back. The
+definition of `attend`, softmax(q kᵀ / √head_dim) v, opens `kernels.eager`; the options that change it are in `softmax`.
 """
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,7 +35,6 @@ class AttentionCall(NamedTuple):
     """The inputs of attention in one forward pass of a layer.
 
     Attributes:
-        qkv: queries, keys and values.
         mask: which of these keys each query may attend to.
         is_cross: whether the keys belong to another sequence.
         num_behind: number of cached tokens outside the window of every query, which are not among the keys.
@@ -54,8 +51,7 @@ class AttentionCall(NamedTuple):
 class BaseAttention(SoftmaxAttention):
     """Attention without its projections, which a subclass makes: those that `project` uses, and `o_proj`.
 
-    The rows of `q_proj`, `k_proj` and `v_proj` and the columns of `o_proj` are ordered by head, which `prune_heads`
-    relies on.
+    Rows of `q_proj`, `k_proj` and `v_proj` and columns of `o_proj` are ordered by head: `prune_heads` relies on it.
 
     Args:
         d_model: width of the residual stream.
@@ -63,7 +59,6 @@ class BaseAttention(SoftmaxAttention):
         gate: whether each token gates each head's output, see `OutputGate`.
         ablated_heads: `[layer, head]` pairs of the whole model whose heads output zero; see `ablated_in_layer`.
         layer_index: index of the layer, from 0.
-        num_layers: number of layers.
         kind: the kind of attention in an encoder–decoder, see `KINDS`.
     """
 
@@ -94,7 +89,6 @@ class BaseAttention(SoftmaxAttention):
         ablated = ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind)
         self.head_gate = HeadGate(num_heads, ablated)
         self.call_point = nn.Identity()  # its hooks see each `AttentionCall`, and may replace it
-        self._projects_values_apart = "value" in inspect.signature(self.project).parameters
 
     def forward(
         self,
@@ -103,7 +97,6 @@ class BaseAttention(SoftmaxAttention):
         context: Float[Tensor, "batch k_seq d_model"] | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
-        value: Float[Tensor, "batch v_seq d_model"] | None = None,
     ) -> Float[Tensor, "batch q_seq d_model"]:
         """Attend from each token of `x` to the tokens that the mask allows.
 
@@ -114,22 +107,18 @@ class BaseAttention(SoftmaxAttention):
             context_mask: which tokens of the context each token of `x` may attend to; None for all.
             cache: keys and values of the tokens before `x`; those of `x` are appended. In cross-attention, the keys and
                 values of the context, which are projected if the cache is empty.
-            value: source of the values, a vector for each key; None for the source of the keys. A cache that holds a
-                context holds its values, too: then neither `context` nor `value` is projected again.
 
         Raises:
-            ArgumentError: the cache holds tokens before `x`, and the mask is not causal; or `value` has another shape
-                than the source of the keys, or this kind of attention has one source for keys and values.
+            ArgumentError: the cache holds tokens before `x`, and the mask is not causal.
         """
-        call = self.call_point(self._call(x, mask, context, context_mask, cache, value))
+        call = self.call_point(self.call(x, mask, context, context_mask, cache))
         if call.weights is None:
             heads = self.attend(call.qkv, call.mask, call.is_cross)
         else:
             heads = self.apply_weights(call.weights, call.qkv, call.is_cross)
         if self.output_gate is not None:
             heads = self.output_gate(heads, x)
-        heads = self.head_gate(heads)
-        return self.o_proj(heads.transpose(1, 2).flatten(-2))
+        return self.o_proj(self.head_gate(heads).transpose(1, 2).flatten(-2))
 
     @abstractmethod
     def project(
@@ -140,10 +129,8 @@ class BaseAttention(SoftmaxAttention):
     ) -> QKV:
         """Queries, keys and values, normalised and positioned.
 
-        Queries pass through `transform_queries` before positions rotate them. With a cache, `cache.extend(...,
-        window=self.window)` appends the new keys and values to the earlier ones; keys and values of a context are
-        projected into an empty cache, and read from it afterwards. A subclass whose values can have another source than
-        its keys takes it as a further argument, `value`.
+        Queries pass through `transform_queries` before positions rotate them. `cache.extend(..., window=self.window)`
+        appends keys and values to those of earlier tokens; a context is projected into an empty cache, and read later.
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
@@ -160,8 +147,7 @@ class BaseAttention(SoftmaxAttention):
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
         """The attention maps of `attend`, one per softmax, without dropout."""
-        q, k, _ = qkv
-        return self.softmax_maps(q, k, mask, is_cross, rows)
+        return self.softmax_maps(qkv.q, qkv.k, mask, is_cross, rows)
 
     def ablated(self) -> list[bool]:
         """Whether each head is ablated, in every row; analyses leave such heads out, or name them."""
@@ -172,64 +158,33 @@ class BaseAttention(SoftmaxAttention):
         """Whether the head of each map is ablated."""
         return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
 
-    def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "batch maps q_seq k_seq"]:
-        """The exact attention weights of `forward`, given its arguments, whichever kernel it runs; without dropout."""
-        return self.maps(*args, **kwargs).weights
+    def weights(
+        self, *args: Any, cache: LayerCache | None = None, **kwargs: Any
+    ) -> Float[Tensor, "batch maps q_seq k_seq"]:
+        """The exact attention weights of `forward`, given its arguments, without dropout; the cache is not changed."""
+        return self.maps_of_call(self.call(*args, cache=cache and cache.copy(), **kwargs)).weights
 
-    def maps(
+    def maps_of_call(self, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
+        """The attention weights of a call and their logits, for all queries or those at `rows`; see `exact_maps`."""
+        return exact_maps(self, call, rows)
+
+    def call(
         self,
         x: Float[Tensor, "batch q_seq d_model"],
         mask: AttentionMask | None = None,
         context: Float[Tensor, "batch k_seq d_model"] | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
-        value: Float[Tensor, "batch v_seq d_model"] | None = None,
-        rows: Int[Tensor, " rows"] | None = None,
-    ) -> AttentionMaps:
-        """The attention weights of `forward` and their logits, for all queries or those at the indices `rows`.
-
-        The cache is not changed. Cached tokens outside the layer's window have weight 0.
-        """
-        call = self._call(x, mask, context, context_mask, cache.copy() if cache is not None else None, value)
-        return self.maps_of_call(call, rows)
-
-    def maps_of_call(self, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
-        """The attention maps of a call, see `exact_maps`; keys that the cache has dropped get weight 0."""
-        return exact_maps(self, call, rows)
-
-    def _call(
-        self,
-        x: Tensor,
-        mask: AttentionMask | None,
-        context: Tensor | None,
-        context_mask: AttentionMask | None,
-        cache: LayerCache | None,
-        value: Tensor | None,
     ) -> AttentionCall:
-        """The queries, keys and values of a forward pass, and the mask of these keys, limited to the layer's window."""
+        """The inputs of attention in `forward`, given its arguments: the mask is limited to the layer's window."""
         is_cross = context is not None
-        of_values: dict[str, Any] = {} if value is None else {"value": self._source_of_values(value, x, context)}
         mask = ((context_mask if is_cross else mask) or AttentionMask()).within(self.window)
         mask = self.head_map.mask_of_left(mask)
-        if cache is None or is_cross:
-            return AttentionCall(self.project(x, context, cache, **of_values), mask, is_cross, num_behind=0)
-        if cache.length and not mask.causal:
+        if cache is not None and cache.length and not is_cross and not mask.causal:
             reason = "must be True: cached tokens do not attend to new ones"
             raise ArgumentError("mask.causal", False, reason, {"causal": True})
-        num_behind = cache.num_behind(self.window)
-        qkv = self.project(x, None, cache, **of_values)
-        return AttentionCall(qkv, mask.without_first(num_behind), is_cross, num_behind)
-
-    def _source_of_values(self, value: Tensor, x: Tensor, context: Tensor | None) -> Tensor:
-        """The source of the values, checked; see `forward`."""
-        if not self._projects_values_apart:
-            reason = f"must be None: keys and values of {type(self).__name__} have one source"
-            raise ArgumentError("value", "…", reason, {"value": None})
-        keys = x if context is None else context
-        if value.shape != keys.shape:
-            reason = f"must have the shape of the keys' source, {tuple(keys.shape)}"
-            raise ArgumentError("value.shape", tuple(value.shape), reason)
-        return value
+        num_behind = 0 if cache is None or is_cross else cache.num_behind(self.window)
+        return AttentionCall(self.project(x, context, cache), mask.without_first(num_behind), is_cross, num_behind)
 
 
 class Attention(BaseAttention):
@@ -241,14 +196,11 @@ class Attention(BaseAttention):
     between them is grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
 
     Args:
-        d_model: width of the residual stream.
-        num_heads: query heads.
         num_kv_heads: key and value heads; None for `num_heads`.
         head_dim: size of each query and key; None for d_model / num_heads.
         v_head_dim: size of each value, and so of each head's output; None for `head_dim`.
         qk_norm: divide each query and key by its root mean square, with a learned scale for each dimension (Henry et
             al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
-        bias: whether the projections have biases.
         options: of `BaseAttention`.
     """
 
@@ -280,7 +232,6 @@ class Attention(BaseAttention):
         x: Float[Tensor, "batch q_seq d_model"],
         context: Float[Tensor, "batch k_seq d_model"] | None = None,
         cache: LayerCache | None = None,
-        value: Float[Tensor, "batch v_seq d_model"] | None = None,
     ) -> QKV:
         """Queries, keys and values, normalised and positioned."""
         q = self.transform_queries(self.q_norm(split_heads(self.q_proj(x), self.head_dim)))
@@ -289,7 +240,7 @@ class Attention(BaseAttention):
             return QKV(q.to(v.dtype), k, v)
         source = x if context is None else context
         k = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
-        v = split_heads(self.v_proj(source if value is None else value), self.v_head_dim)
+        v = split_heads(self.v_proj(source), self.v_head_dim)
         if context is None:
             offset = cache.length if cache else 0
             q, k = self.position.rotate(q, offset), self.position.rotate(k, offset)
