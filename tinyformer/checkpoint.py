@@ -141,18 +141,18 @@ def load_newest(folder: Path) -> Checkpoint:
     Raises:
         ArgumentError: none is intact; the error is that of `last.ckpt`.
     """
-    found, errors = [], []
+    intact, errors = [], []
     for name in (LAST, PREVIOUS, BEST):
         try:
-            found.append(load_checkpoint(folder / name))
+            intact.append(load_checkpoint(folder / name))
         except ArgumentError as error:
             errors.append(error)
         else:
             if name == LAST:
                 break
-    if not found:
+    if not intact:
         raise errors[0]
-    return max(found, key=lambda checkpoint: checkpoint.step)
+    return max(intact, key=lambda checkpoint: checkpoint.step)
 
 
 def _not_a_file(path: Path) -> ArgumentError:
@@ -185,8 +185,8 @@ def _malformation(raw: Any) -> str | None:
     for name, kind in PARTS.items():
         if not isinstance(ours[name], kind):
             return f"is malformed: its {name} is a {type(ours[name]).__name__}"
-    found = ours.get("trained_on")
-    if found is not None and not (isinstance(found, Tensor) and found.dtype == torch.int64 and found.ndim == 1):
+    rows = ours.get("trained_on")
+    if rows is not None and not (isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.ndim == 1):
         return "is malformed: its trained_on is no list of fingerprints"
     for name, fact_kind in FACTS.items():
         if name in ours["facts"] and not isinstance(ours["facts"][name], fact_kind):
@@ -267,17 +267,17 @@ def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: st
     Raises:
         ArgumentError: names or shapes differ; the reason names the first difference.
     """
-    own, stored = (
+    expected, stored = (
         {name: weight for name, weight in weights.items() if name.startswith(within)}
         for weights in (network.state_dict(), checkpoint.weights)
     )
     changed = [
-        f"{name} has shape {list(stored[name].shape)} there and {list(own[name].shape)} here"
-        for name in own
-        if name in stored and own[name].shape != stored[name].shape
+        f"{name} has shape {list(stored[name].shape)} there and {list(expected[name].shape)} here"
+        for name in expected
+        if name in stored and expected[name].shape != stored[name].shape
     ]
-    missing = [f"it lacks {name}" for name in sorted(own.keys() - stored.keys())]
-    extra = [f"it also has {name}" for name in sorted(stored.keys() - own.keys())]
+    missing = [f"it lacks {name}" for name in sorted(expected.keys() - stored.keys())]
+    extra = [f"it also has {name}" for name in sorted(stored.keys() - expected.keys())]
     if differences := [*changed, *missing, *extra]:
         reason = f"does not fit this model: {differences[0]}; model, attention, position, block and tokenizer must be "
         raise ArgumentError("checkpoint", str(checkpoint.path), f"{reason}those of its run")
@@ -296,12 +296,12 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: b
     Raises:
         ArgumentError: the encoders differ; see `require_fitting`.
     """
-    own, weights = network.state_dict(), dict(checkpoint.weights)
+    initial, weights = network.state_dict(), dict(checkpoint.weights)
     if not with_readout:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(READOUT_PREFIX)}
-        weights |= {name: tensor for name, tensor in own.items() if name.startswith(READOUT_PREFIX)}
-    embedding = own[EMBEDDING]
-    for name, tensor in own.items():
+        weights |= {name: tensor for name, tensor in initial.items() if name.startswith(READOUT_PREFIX)}
+    embedding = initial[EMBEDDING]
+    for name, tensor in initial.items():
         is_vocabulary = tensor.shape == embedding.shape and name in weights
         if is_vocabulary and weights[name].shape[1:] == tensor.shape[1:]:
             is_tied = tensor.data_ptr() == embedding.data_ptr()

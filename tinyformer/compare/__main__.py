@@ -53,10 +53,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 def _show(options: argparse.Namespace) -> None:
     with option_names(folders="RUN", metric="--metric", by="--by", out="--out"):
-        found = find_runs(options.runs, CONFIG_DIR)
-        comparison = compare([read_run(path) for path in found.finished], options.metric, options.by)
+        folders = find_runs(options.runs, CONFIG_DIR)
+        comparison = compare([read_run(path) for path in folders.finished], options.metric, options.by)
         out = folder_for(options.runs, options.out)
-    notes = notes_on(comparison, found)
+    notes = notes_on(comparison, folders)
     stem = out / f"compare_{options.metric.replace('/', '_')}"
     csv, picture = stem.with_suffix(".csv"), stem.with_suffix(".png")
     with option_names(out="--out"):

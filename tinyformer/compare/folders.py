@@ -48,8 +48,8 @@ class Run:
 
 
 @dataclass
-class Found:
-    """The runs below some folders.
+class RunFolders:
+    """The folders of runs that `find_runs` finds.
 
     Attributes:
         finished: folders of runs with a `results.json`.
@@ -64,7 +64,7 @@ class Found:
     not_started: dict[Path, int] = field(default_factory=dict)
 
 
-def find_runs(folders: Sequence[Path], config_dir: Path) -> Found:
+def find_runs(folders: Sequence[Path], config_dir: Path) -> RunFolders:
     """Find all runs in and below some folders; a run that is found twice counts once.
 
     Args:
@@ -74,19 +74,19 @@ def find_runs(folders: Sequence[Path], config_dir: Path) -> Found:
     Raises:
         ArgumentError: a folder does not exist, or holds no finished run.
     """
-    found, seen = Found(), set()
+    runs, seen = RunFolders(), set()
     for folder in folders:
         if not folder.is_dir():
             raise ArgumentError("folders", folder, *_nothing_there("does not exist"))
         for path in [folder, *(Path(parent, name) for parent, names, _ in _walk(folder) for name in names)]:
             if path.resolve() not in seen:
                 seen.add(path.resolve())
-                _sort_in(path, found, config_dir)
-    if not found.finished:
-        others = f", but {len(found.unfinished)} unfinished" if found.unfinished else ""
+                _sort_in(path, runs, config_dir)
+    if not runs.finished:
+        others = f", but {len(runs.unfinished)} unfinished" if runs.unfinished else ""
         reason = f"has no finished run (which has a results.json){others}"
         raise ArgumentError("folders", folders[0] if len(folders) == 1 else folders, *_nothing_there(reason))
-    return found
+    return runs
 
 
 def read_run(path: Path) -> Run:
@@ -138,18 +138,18 @@ def _walk(folder: Path) -> Iterable[tuple[str, list[str], list[str]]]:
         yield parent, names, files
 
 
-def _sort_in(path: Path, found: Found, config_dir: Path) -> None:
+def _sort_in(path: Path, runs: RunFolders, config_dir: Path) -> None:
     overrides, sweep = path / ".hydra" / "overrides.yaml", path / "multirun.yaml"
     is_finished = (path / "results.json").is_file()
     if overrides.is_file() and any(str(entry).startswith("checkpoint=") for entry in _read(overrides, list)):
-        found.evaluations.append(path)
+        runs.evaluations.append(path)
     elif is_finished or overrides.is_file():
-        (found.finished if is_finished else found.unfinished).append(path)
+        (runs.finished if is_finished else runs.unfinished).append(path)
     elif sweep.is_file():
         started = sum(1 for _ in path.glob("*/.hydra"))
         num_jobs = _num_jobs(_read(sweep), config_dir)
         if num_jobs > started:
-            found.not_started[path] = num_jobs - started
+            runs.not_started[path] = num_jobs - started
 
 
 def _num_jobs(multirun: dict[str, Any], config_dir: Path) -> int:

@@ -4,22 +4,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tinyformer.compare.folders import Found, Run
+from tinyformer.compare.folders import Run, RunFolders
 from tinyformer.compare.grouping import Comparison, as_typed, number
 
 MOST_NAMED = 6
 
 
-def notes_on(comparison: Comparison, found: Found) -> list[str]:
+def notes_on(comparison: Comparison, folders: RunFolders) -> list[str]:
     """Notes on missing runs, missing numbers, repeated seeds and runs that are not comparable.
 
     Args:
         comparison: the comparison of the finished runs.
-        found: all runs in the folders.
+        folders: the folders of all runs, those without results included.
     """
     runs = [run for row in comparison.rows for run in row.runs]
     return [
-        *_absent(found),
+        *_absent(folders),
         *_without_number(comparison, runs),
         *_repeated(comparison),
         *_unlike(comparison, runs),
@@ -27,17 +27,17 @@ def notes_on(comparison: Comparison, found: Found) -> list[str]:
     ]
 
 
-def _absent(found: Found) -> Iterator[str]:
-    num_runs = len(found.finished) + len(found.unfinished)
-    if found.unfinished:
+def _absent(folders: RunFolders) -> Iterator[str]:
+    num_runs = len(folders.finished) + len(folders.unfinished)
+    if folders.unfinished:
         yield (
-            f"{len(found.unfinished)} of {num_runs} runs have no results.json (failed, stopped or still running): "
-            f"{_named(found.unfinished)}."
+            f"{len(folders.unfinished)} of {num_runs} runs have no results.json (failed, stopped or still running): "
+            f"{_named(folders.unfinished)}."
         )
-    for sweep, count in found.not_started.items():
+    for sweep, count in folders.not_started.items():
         yield f"{count} more runs of {sweep}/multirun.yaml were not started."
-    if found.evaluations:
-        yield f"Evaluations are not runs and were left out: {_named(found.evaluations)}."
+    if folders.evaluations:
+        yield f"Evaluations are not runs and were left out: {_named(folders.evaluations)}."
 
 
 def _without_number(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
@@ -75,16 +75,16 @@ def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
 
 def _matched(comparison: Comparison) -> Iterator[str]:
     for row in comparison.rows:
-        found = [run.results["matched"] for run in row.runs if isinstance(run.results.get("matched"), dict)]
+        matches = [run.results["matched"] for run in row.runs if isinstance(run.results.get("matched"), dict)]
         solved = {
-            (f"{one.get('by')}={one.get('size')}", own, str(one.get("quantity")), target)
-            for one in found
-            if isinstance(own := one.get("number"), int) and isinstance(target := one.get("target"), int)
+            (f"{match.get('by')}={match.get('size')}", count, str(match.get("quantity")), target)
+            for match in matches
+            if isinstance(count := match.get("number"), int) and isinstance(target := match.get("target"), int)
         }
-        for size, own, quantity, target in sorted(solved):
+        for size, count, quantity, target in sorted(solved):
             setting = " ".join(f"{key}={value}" for key, value in row.settings.items()) or "all"
             name = quantity.removeprefix("num_").replace("_", " ").replace("flops", "FLOPs")
-            yield f"{setting}: {size} was solved for {own:,} {name}, to match {target:,}."
+            yield f"{setting}: {size} was solved for {count:,} {name}, to match {target:,}."
 
 
 def _named(paths: Iterable[Path]) -> str:

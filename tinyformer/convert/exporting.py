@@ -63,18 +63,19 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
     checkpoint = load_checkpoint(path)
     with argument_path(passed={"path": "checkpoint"}):
         config = admit_config(checkpoint, lambda key, name: True)  # classes are compared by name, never instantiated
-    own = OmegaConf.create(_with_sizes(checkpoint, config))
-    written = OmegaConf.to_container(own, resolve=False)
-    function = _function_of(own)
+    sized = OmegaConf.create(_with_sizes(checkpoint, config))
+    written = OmegaConf.to_container(sized, resolve=False)
+    function = _function_of(sized)
     # A network of another class differs in a single argument, its class, and would count as the nearest.
     kind = function["network"]["_target_"]
     families = [family for family in FAMILIES if network_class(config_dir, family) == kind] or FAMILIES
-    candidates = [_as_family(family, own, function, config_dir) for family in families]
+    candidates = [_as_family(family, sized, function, config_dir) for family in families]
     family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
     if lacking := _relevant(differences):
+        setting = f"{_key(lacking[0], written)}={_shown(lacking[0].value)}"
         raise ConfigError(
-            f"{_key(lacking[0], written)}={_shown(lacking[0].own)} has no counterpart in {family.name}, the nearest of "
-            f"{FAMILY_NAMES}: there it is {_shown(lacking[0].other)}."
+            f"{setting} has no counterpart in {family.name}, the nearest of {FAMILY_NAMES}: there it is "
+            f"{_shown(lacking[0].other)}."
         )
     network = meta_network(config)
     resolved: Any = OmegaConf.to_container(OmegaConf.create(config).model, resolve=True)
@@ -88,7 +89,7 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
         del weights[family.name_of(OUTPUT, depths)]
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
     write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
-    left_out = sorted({f"{_key(one, written)}={_shown(one.own)}" for one in differences if one.name in TRAINING_ONLY})
+    left_out = sorted({f"{_key(d, written)}={_shown(d.value)}" for d in differences if d.name in TRAINING_ONLY})
     return [
         f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}.",
         *(
@@ -100,7 +101,7 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
 
 
 def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
-    """A checkpoint's config; sizes that are null in it are read off the weights."""
+    """A checkpoint's config, with the sizes that are null in it taken from the weights."""
     weights, model = checkpoint.weights, dict(config["model"])
     # A feed-forward network without `up_proj` is a user's class, which no family has anyway.
     up = weights.get("encoder.layers.0.feed_forward.up_proj.weight", weights[EMBEDDING])
@@ -110,16 +111,15 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 
 
 def _as_family(
-    family: Family, own: DictConfig, function: Plain, config_dir: Path
+    family: Family, sized: DictConfig, function: Plain, config_dir: Path
 ) -> tuple[Family, Fields, Plain, list[Difference]]:
-    """The fields of a family that come nearest to a config, the config that they describe, and how the two differ."""
-    fields = family.describe({one.ours: _plain(OmegaConf.select(own, one.ours)) for one in family.fields})
+    """The fields of a family that come closest to a config, the config that they describe, and their differences."""
+    fields = family.describe({field.ours: _plain(OmegaConf.select(sized, field.ours)) for field in family.fields})
     config = compose_family(config_dir, family, family.settings(fields))
     return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
 
 
 def _plain(value: Any) -> Any:
-    """A value of a config as plain containers."""
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
@@ -132,11 +132,11 @@ def _function_of(config: DictConfig) -> Plain:
 def _relevant(differences: Sequence[Difference]) -> list[Difference]:
     """The differences that change the function in evaluation; a bias that the model lacks is exported as zeros."""
     harmless = (*WITHOUT_EFFECT, *TRAINING_ONLY)
-    return [one for one in differences if one.name not in harmless and not _is_bias_of_zeros(one)]
+    return [d for d in differences if d.name not in harmless and not _is_bias_of_zeros(d)]
 
 
 def _is_bias_of_zeros(difference: Difference) -> bool:
-    return (difference.name, difference.own, difference.other) == ("bias", False, True)
+    return (difference.name, difference.value, difference.other) == ("bias", False, True)
 
 
 def _key(difference: Difference, written: Any) -> str:

@@ -106,7 +106,7 @@ def _require_known_tokens(settings: Plain, source: str) -> None:
 
 @contextlib.contextmanager
 def _field_names(folder: Path) -> Iterator[None]:
-    """Make errors about the fields of a `config.json` name the file."""
+    """Name the file in errors about the fields of a `config.json`."""
     try:
         yield
     except ArgumentError as error:
@@ -115,10 +115,10 @@ def _field_names(folder: Path) -> Iterator[None]:
 
 
 def _family_of(fields: Fields, folder: Path) -> Family:
-    of_type = [one for one in FAMILIES if one.model_type == fields.get("model_type")]
-    family = next((one for one in of_type if one.covers(fields)), None)
+    of_type = [family for family in FAMILIES if family.model_type == fields.get("model_type")]
+    family = next((family for family in of_type if family.covers(fields)), None)
     if family is None:
-        supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(one.model_type for one in FAMILIES))})"
+        supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
         reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
         raise ArgumentError("source", folder, reason)
     return family

@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A backend's attempt at a problem; `wrong` says what is wrong with its solution, if anything."""
+    """The kernel and the errors of a backend on a problem; `wrong` says what is wrong with the solution, if anything."""
 
     kernel: str
     errors: Errors
@@ -118,7 +118,7 @@ def make_problem(variant: Variant, mask: str, shape: Shape, device: torch.device
 
 
 def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
-    """The cell with everything except the speed."""
+    """Fill in the status, the kernel and the errors of a cell; its time is measured afterwards."""
     backend = BACKENDS[cell.backend]
     training, inference = problem.case(dtype), problem.case(dtype, gradient=False)
     refusal = backend.refusal(training)
@@ -203,7 +203,7 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
 
 
 def _judged(cell: Cell, slowdown: float, compared: Mapping[str, float]) -> Cell:
-    """Auto's choice with its slowdown."""
+    """The cell of the backend that `auto` chose, which fails if it is much slower than the fastest."""
     fastest = min(compared, key=compared.__getitem__)
     slow = f"is chosen by auto but takes {slowdown:.2f} times as long as {fastest}"
     return replace(cell, slowdown=slowdown, failure=slow if slowdown > MAX_SLOWDOWN else cell.failure)

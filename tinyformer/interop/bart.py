@@ -38,7 +38,7 @@ def read_weights(weights: Weights) -> Weights:
 
 
 def write_weights(weights: Weights) -> Weights:
-    """The reverse, with zeros in the rows before the first position."""
+    """Add rows of zeros before the first position, and give the bias of the logits its name in the family."""
     tables = {name: torch.nn.functional.pad(weights[name], (0, 0, NUM_BEFORE, 0)) for name in POSITIONS}
     return _write_bias(join_embedding(weights | tables))
 
@@ -50,12 +50,12 @@ def read_marian_weights(weights: Weights) -> Weights:
 
 
 def write_marian_weights(weights: Weights) -> Weights:
-    """Move the bias of the logits back."""
+    """Give the bias of the logits its name in the family."""
     return _write_bias(join_embedding(weights))
 
 
 def read_marian_fields(fields: Fields) -> Fields:
-    """Fill in the default, no scale, which is refused: unscaled embeddings would be outweighed by the positions."""
+    """Fill in the default of `scale_embedding`, which is refused: positions would outweigh unscaled embeddings."""
     return read_tokens({"scale_embedding": False} | fields)
 
 

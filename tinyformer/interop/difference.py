@@ -14,34 +14,34 @@ class Difference:
     Args:
         path: the dotted path of the node.
         name: the name of the value in the node.
-        own: the value of one config.
-        other: the value of the other config.
+        value: its value in the first config.
+        other: its value in the second config.
     """
 
     path: str
     name: str
-    own: Any
+    value: Any
     other: Any
 
 
-def find_differences(own: dict[str, Any], other: dict[str, Any], path: str = "") -> Iterator[Difference]:
+def find_differences(node: dict[str, Any], other: dict[str, Any], path: str = "") -> Iterator[Difference]:
     """The differences between two resolved nodes; arguments that are not given have their defaults.
 
     Args:
-        own: a node, whose targets are imported only if the other node has the same ones.
+        node: a node, whose targets are imported only if the other node has the same ones.
         other: the node of the other config, which is trusted.
         path: the dotted path of both.
     """
-    if own.get("_target_") != other.get("_target_"):
-        yield Difference(path, "_target_", own.get("_target_"), other.get("_target_"))
+    if node.get("_target_") != other.get("_target_"):
+        yield Difference(path, "_target_", node.get("_target_"), other.get("_target_"))
         return
-    own, other = _with_defaults(own), _with_defaults(other)
-    for name in sorted(own.keys() | other.keys()):
-        ours, theirs = own.get(name), other.get(name)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            yield from find_differences(ours, theirs, f"{path}.{name}" if path else name)
-        elif ours != theirs:
-            yield Difference(path, name, ours, theirs)
+    node, other = _with_defaults(node), _with_defaults(other)
+    for name in sorted(node.keys() | other.keys()):
+        value, other_value = node.get(name), other.get(name)
+        if isinstance(value, dict) and isinstance(other_value, dict):
+            yield from find_differences(value, other_value, f"{path}.{name}" if path else name)
+        elif value != other_value:
+            yield Difference(path, name, value, other_value)
 
 
 def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
         if "__init__" in kind.__dict__
         for parameter in inspect.signature(kind).parameters.values()
     ]
-    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     full = {name: _plain(value) for name, value in (defaults | node).items()}
     if full.get("head_dim", 0) is None and full.get("num_heads") and full.get("d_model"):
         full["head_dim"] = full["d_model"] // full["num_heads"]
@@ -65,5 +65,5 @@ def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A tuple as a list, as configs hold it."""
+    """A tuple as a list, since configs hold lists."""
     return list(value) if isinstance(value, tuple) else value

@@ -63,13 +63,13 @@ def spread_embedding(weights: Weights) -> Weights:
     known = next((weights[name] for name in (SHARED, *OF_STACKS, OUTPUT) if name in weights), None)
     if known is None:
         return weights
-    own = dict.fromkeys(OF_STACKS, known) | weights
-    if all(own[name].shape == known.shape and torch.equal(own[name], known) for name in OF_STACKS):
-        own.pop(SHARED, None)
-    return own
+    spread = dict.fromkeys(OF_STACKS, known) | weights
+    if all(spread[name].shape == known.shape and torch.equal(spread[name], known) for name in OF_STACKS):
+        spread.pop(SHARED, None)
+    return spread
 
 
 def join_embedding(weights: Weights) -> Weights:
-    """The reverse: one embedding for both stacks."""
+    """Store the embedding of both stacks once, as `SHARED`."""
     others = {name: tensor for name, tensor in weights.items() if name not in OF_STACKS}
     return others | {SHARED: weights[OF_STACKS[0]]}

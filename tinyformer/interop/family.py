@@ -94,7 +94,7 @@ class Field:
     def _is_of_kind(self, value: Any) -> bool:
         is_kind = isinstance(value, KINDS[self.kind][1]) and isinstance(value, bool) is (self.kind is bool)
         if self.kind is list:
-            return is_kind and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+            return is_kind and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
         return is_kind and (self.kind is not float or abs(value) <= sys.float_info.max)  # JSON in Python has NaN
 
 
@@ -115,7 +115,7 @@ class Module:
     by_head: bool = False
 
     def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Their name and ours for the weight and the bias in every layer."""
+        """The name in the family, and our names, of the weight and the bias of every layer."""
         stack = self.ours[0].partition(".")[0]
         for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
@@ -123,7 +123,7 @@ class Module:
                 yield f"{self.theirs.format(layer)}.{part}", ours
 
     def read(self, tensor: Tensor, num_heads: int) -> Sequence[Tensor]:
-        """Our tensors from theirs."""
+        """Split a tensor of the family into our tensors."""
         if not tensor.ndim:
             return [tensor]
         if self.by_head and len(tensor) % (num_heads * len(self.ours)) == 0:  # otherwise it does not fit the network
@@ -131,7 +131,7 @@ class Module:
         return self._transpose(tensor).chunk(len(self.ours))
 
     def write(self, tensors: Sequence[Tensor], num_heads: int) -> Tensor:
-        """Their tensor from ours."""
+        """Join our tensors to a tensor of the family."""
         if self.by_head:
             return torch.stack([tensor.unflatten(0, (num_heads, -1)) for tensor in tensors], dim=1).flatten(0, 2)
         return self._transpose(torch.cat(list(tensors))).contiguous()
@@ -141,7 +141,7 @@ class Module:
 
 
 def unchanged(values: dict[str, Any]) -> dict[str, Any]:
-    """The values as they are: the default, since the tables suffice for most families."""
+    """The same values: most families need no more than their tables."""
     return values
 
 
@@ -202,21 +202,21 @@ class Family:
                 # No value that works: with another one, the weights would compute another function.
                 raise ArgumentError(f"fields.{name}", value, "changes what the model computes and is not supported")
         read: dict[str, tuple[str, Any]] = {}
-        for one in self.fields:
-            if (value := one.read(fields)) is None:
+        for entry in self.fields:
+            if (value := entry.read(fields)) is None:
                 continue
-            first, known = read.setdefault(one.ours, (one.theirs, value))
+            first, known = read.setdefault(entry.ours, (entry.theirs, value))
             if value != known:
                 reason = f"must be {known}, as {first} is: both stacks have the same size here"
-                raise ArgumentError(f"fields.{one.theirs}", value, reason)
+                raise ArgumentError(f"fields.{entry.theirs}", value, reason)
         return dict(self.values) | {key: value for key, (_, value) in read.items()}
 
     def describe(self, values: Mapping[str, Any]) -> Fields:
         """The fields of a `config.json` from values of our config by key; fields without a value are left out."""
         written = {
-            one.theirs: None if values.get(one.ours) is None else one.write(values[one.ours])
-            for one in self.fields
-            if one.nullable or values.get(one.ours) is not None
+            entry.theirs: None if values.get(entry.ours) is None else entry.write(values[entry.ours])
+            for entry in self.fields
+            if entry.nullable or values.get(entry.ours) is not None
         }
         return {"architectures": [self.architecture], "model_type": self.model_type, **self.write_fields(written)}
 
@@ -238,7 +238,7 @@ class Family:
         return weights, sorted(remaining)
 
     def write(self, weights: Weights, depths: Depths, num_heads: int) -> Weights:
-        """The weights under their names."""
+        """The weights under the names of the family."""
         written = {
             theirs: module.write([weights[name] for name in ours], num_heads)
             for module in self.modules
@@ -248,7 +248,7 @@ class Family:
         return {self._full(name): tensor for name, tensor in self.write_weights(written).items()}
 
     def name_of(self, ours: str, depths: Depths) -> str:
-        """Their name for the tensor that contains one of our weights."""
+        """The name in the family of the tensor that contains one of our weights."""
         pairs = (pair for module in self.modules for pair in module.names(depths))
         return self._full(next((theirs for theirs, names in pairs if ours in names), ours))
 

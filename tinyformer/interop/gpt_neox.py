@@ -19,7 +19,7 @@ def read_fields(fields: Fields) -> Fields:
 
 
 def write_fields(fields: Fields) -> Fields:
-    """The reverse, for newer and for older versions of `transformers`."""
+    """Store the parameters of rotary positions under the names that older and newer `transformers` read."""
     fields = {"rope_theta": DEFAULTS["rotary_emb_base"]} | write_rope(fields)
     fields["rope_parameters"] = fields["rope_parameters"] | {"partial_rotary_factor": 1.0}
     return fields | {"rotary_pct": 1.0, "rotary_emb_base": fields["rope_theta"], "use_parallel_residual": False}

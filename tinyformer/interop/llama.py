@@ -100,9 +100,9 @@ MISTRAL = replace(
     architecture="MistralForCausalLM",
     fields=(
         *(
-            replace(one, default=OTHER_DEFAULTS.get(one.theirs, one.default))
-            for one in LLAMA.fields
-            if one.theirs not in ("attention_bias", "mlp_bias")
+            replace(field, default=OTHER_DEFAULTS.get(field.theirs, field.default))
+            for field in LLAMA.fields
+            if field.theirs not in ("attention_bias", "mlp_bias")
         ),
         Field("sliding_window", "attention.window", int, 4096, nullable=True),
     ),

@@ -158,8 +158,10 @@ T5_GATED = replace(
     name="T5 v1.1",
     groups={**T5.groups, "feed_forward": "swiglu"},
     fields=tuple(
-        replace(one, default="gated-gelu", choices=GATED_ACTIVATIONS) if one.theirs == "feed_forward_proj" else one
-        for one in T5.fields
+        replace(field, default="gated-gelu", choices=GATED_ACTIVATIONS)
+        if field.theirs == "feed_forward_proj"
+        else field
+        for field in T5.fields
     ),
     modules=_modules((".wi",)),
     covers=is_gated,

@@ -53,12 +53,12 @@ class EncoderDecoder(Network):
     ) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
-        own, other = tuple(decoder.token_embedding.weight.shape), tuple(encoder.token_embedding.weight.shape)
-        if own[1] != other[1]:
-            raise ArgumentError("decoder", own[1], f"must have the width of the encoder, {other[1]}")
+        shape, encoder_shape = (tuple(stack.token_embedding.weight.shape) for stack in (decoder, encoder))
+        if shape[1] != encoder_shape[1]:
+            raise ArgumentError("decoder", shape[1], f"must have the width of the encoder, {encoder_shape[1]}")
         if shared_embedding:
-            if own != other:
-                sizes = f"encoder and decoder have embeddings of the shapes {other} and {own}"
+            if shape != encoder_shape:
+                sizes = f"encoder and decoder have embeddings of the shapes {encoder_shape} and {shape}"
                 raise ArgumentError("shared_embedding", True, sizes, {"shared_embedding": False})
             decoder.token_embedding = encoder.token_embedding
         with argument_path("readout"):
@@ -135,13 +135,16 @@ class EncoderDecoder(Network):
 
     def attentions_by_kind(self) -> dict[str, list[BaseAttention]]:
         """The attention modules, from the first layer to the last, of "encoder", "decoder" and "cross", if any."""
-        own, cross = "attention", "cross_attention"
-        kinds = {"encoder": (self.encoder, own), "decoder": (self.decoder, own), "cross": (self.decoder, cross)}
-        found = {
+        kinds = {
+            "encoder": (self.encoder, "attention"),
+            "decoder": (self.decoder, "attention"),
+            "cross": (self.decoder, "cross_attention"),
+        }
+        by_kind = {
             kind: [part for layer in stack.layers for part in attentions_in(getattr(layer, name))]
             for kind, (stack, name) in kinds.items()
         }
-        return {kind: layers for kind, layers in found.items() if layers}
+        return {kind: layers for kind, layers in by_kind.items() if layers}
 
     def attentions(self) -> list[BaseAttention]:
         """The attention modules of the encoder, of the decoder, and its cross-attention."""
@@ -158,6 +161,6 @@ class EncoderDecoder(Network):
 
     def attention_paths(self) -> list[tuple[str, ...]]:
         """The attention of the blocks, or the decoder's cross-attention."""
-        own = {"cross": ("decoder", "cross_attention")}
+        paths = {"cross": ("decoder", "cross_attention")}
         kinds = self.attentions_by_kind().items()
-        return [own.get(kind, (kind, "block", "attention")) for kind, layers in kinds for _ in layers]
+        return [paths.get(kind, (kind, "block", "attention")) for kind, layers in kinds for _ in layers]

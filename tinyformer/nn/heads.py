@@ -28,7 +28,7 @@ KINDS = ("encoder", "decoder", "cross")
 def not_a_head(
     argument: str, head: Sequence[int | str], num_layers: int, num_heads: int, kind: str | None = None
 ) -> ArgumentError:
-    """The error for an argument that holds anything but the address of a head.
+    """The error for an argument that is not the address of a head.
 
     Args:
         argument: the argument.
