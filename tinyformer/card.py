@@ -129,7 +129,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
 
 
 def _batch_costs(config: DictConfig, sized: DictConfig) -> dict[str, Any]:
-    """The fields of the `BatchCosts` of a config; `sized` is the config with the size of the vocabulary."""
+    """The costs of a training step; `sized` is the config with the size of the vocabulary filled in."""
     from hydra.utils import instantiate
 
     from tinyformer.analysis.memory import count_batch

@@ -170,7 +170,7 @@ def _steps(
 
 
 class _Decoder:
-    """A model with the KV cache of the texts so far.
+    """A model and the KV cache of the texts that it continues.
 
     Args:
         network: the model.
@@ -185,7 +185,7 @@ class _Decoder:
 
     @torch.no_grad()
     def next_logits(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch vocab_size"]:
-        """The logits of the token after these; the cache may hold all but the last of them."""
+        """The logits of the token that follows `tokens`, of which the cache may hold all but the last."""
         encoder, seq = self.network.encoder, tokens.shape[1]
         if not self.use_cache or seq > encoder.max_seq_len:
             self.cache, unread = None, tokens[:, -encoder.max_seq_len :]

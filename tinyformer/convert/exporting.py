@@ -140,7 +140,6 @@ def _is_bias_of_zeros(difference: Difference) -> bool:
 
 
 def _key(difference: Difference, written: Any) -> str:
-    """The config key of a difference."""
     try:
         return key_of(written, f"{difference.path}.{difference.name}").removesuffix("._target_")
     except KeyError:  # the checkpoint's config leaves the argument to its default

@@ -29,11 +29,11 @@ class Shape:
 
     @property
     def d_model(self) -> int:
-        """The width of a model whose heads share it."""
+        """The width of the model: that of a head times `NUM_HEADS`."""
         return NUM_HEADS * self.head_dim
 
     def limited(self, variant: Variant) -> "Shape":
-        """The shape, or a shorter one where the variant bounds the sequence."""
+        """The shape, with a sequence of at most the length that the variant allows."""
         return replace(self, seq=min(self.seq, variant.max_seq or self.seq))
 
 
@@ -43,7 +43,7 @@ at a length of several blocks of keys, between which a fused kernel rescales its
 
 
 def _lengths(rows: int, seq: int, device: torch.device) -> torch.Tensor:
-    """Two thirds of the keys are real; in the last row, none is."""
+    """The number of keys that are not padding: two thirds of each row, none in the last row."""
     return torch.tensor([2 * seq // 3] * (rows - 1) + [0], device=device)
 
 
@@ -68,7 +68,7 @@ assert tuple(MASKS) == MASK_NAMES
 
 
 def factory_of(variant: Variant) -> Callable[..., BaseAttention]:
-    """A variant as a factory of its sizes, as in `factory_of(variant)(d_model, num_heads)`."""
+    """A function that makes the attention module of a variant, called with `d_model` and `num_heads`."""
     options = dict(variant.options)
     if "position" in options:
         kind, arguments = options["position"]

@@ -99,7 +99,7 @@ class Problem:
         self._well_conditioned: dict[torch.dtype, list[bool]] = {}
 
     def _drawn(self, seed: int) -> list[Tensor]:
-        """A gradient of the output, and the inputs."""
+        """Random values for the gradient of the output and for the inputs."""
         random = torch.Generator().manual_seed(seed)
         return [torch.randn(size, generator=random).to(self.device) for size in self._sizes]
 
@@ -136,7 +136,6 @@ class Problem:
         return Solution(output.detach(), gradients)
 
     def errors(self, backend: Backend, solution: Solution, dtype: torch.dtype) -> Errors:
-        """The errors of a backend's solution."""
         exact = self.exact if not self.module.dropout else self._exact_without(self._dropped(backend, dtype))
         return solution.errors(exact, self.well_conditioned(dtype), self.gradient_sizes)
 
@@ -158,11 +157,11 @@ class Problem:
     def gradient_sizes(self) -> list[float]:
         """The largest absolute value of each gradient, over the inputs of all seeds."""
         others = [self.solve(ORACLE, torch.float64, seed=seed) for seed in SEEDS[1:]]
-        of_each = zip(*(solution.gradients for solution in (self.exact, *others)), strict=True)
-        return [max(gradient.abs().max().item() for gradient in of_one) for of_one in of_each]
+        by_leaf = zip(*(solution.gradients for solution in (self.exact, *others)), strict=True)
+        return [max(gradient.abs().max().item() for gradient in gradients) for gradients in by_leaf]
 
     def eager_errors(self, dtype: torch.dtype) -> Errors:
-        """The errors of eager in the same dtype: the yardstick."""
+        """The errors of eager in the same dtype, which those of other backends are compared with."""
         if dtype not in self._eager_errors:
             self._eager_errors[dtype] = self.errors(ORACLE, self.solve(ORACLE, dtype), dtype)
         return self._eager_errors[dtype]
@@ -180,7 +179,7 @@ class Problem:
         return self.solve(replace(ORACLE, compute=compute), torch.float64)
 
     def _dropped(self, backend: Backend, dtype: torch.dtype) -> Tensor:
-        """Which weights a backend drops with the seed, read off its output for unit vectors as values.
+        """The weights that a backend drops with the seed, determined by its outputs for unit vectors as values.
 
         A kernel's random numbers do not depend on the values, so it dropped the same weights in its solution.
         """

@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The kernel and the errors of a backend on a problem; `wrong` says what is wrong with the solution, if anything."""
+    """The kernel and the errors of a backend on a problem; `wrong` says why its solution is wrong, if it is."""
 
     kernel: str
     errors: Errors
@@ -181,7 +181,7 @@ def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
 
 
 def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> list[Cell]:
-    """The cells with their times, and with the verdict on auto's choice."""
+    """Measure the time and memory of the correct cells, and judge the choice of `auto`."""
     chosen, device = select_backend("auto", problem.case(dtype)).name, problem.device.type
     correct = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
     passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}

@@ -74,9 +74,9 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     """
     names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
     if names is None:
-        if found := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
+        if model := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
             reason = (
-                f"{found} is not supported without a tokenizer.json, which "
+                f"{model} is not supported without a tokenizer.json, which "
                 "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers writes"
             )
             raise ArgumentError("folder", str(folder), reason)

@@ -107,7 +107,7 @@ class AttentionMask:
         return replace(self, window=window)
 
     def without_first(self, num_keys: int) -> "AttentionMask":
-        """This mask without the first keys, as in a cache with a window."""
+        """This mask without its first keys, which a cache with a window has dropped."""
         if not num_keys:
             return self
         allowed = self.allowed
@@ -122,7 +122,7 @@ class AttentionMask:
         )
 
     def for_last(self, k_seq: int) -> "AttentionMask":
-        """This mask for the last query alone, from which neither causality nor a window of all keys hides anything."""
+        """This mask for the last query alone: causality, or a window of `k_seq` or more, hides no key from it."""
         is_wide = self.window is None or k_seq <= self.window
         return replace(self, causal=False, window=None) if self.causal and is_wide else self
 
@@ -208,7 +208,7 @@ class AttentionMask:
 
 
 def _pattern(allowed: Bool[Tensor, "batch num_heads #q_seq #k_seq"], q_seq: int, k_seq: int) -> MaskMod:
-    """The condition of a mask of any pattern, whose last query is at the position of the last key."""
+    """The mask modification of `allowed`, checked; the last query is at the position of the last key."""
     if any(size not in (1, whole) for size, whole in zip(allowed.shape[2:], (q_seq, k_seq), strict=True)):
         reason = f"must have {q_seq} queries and {k_seq} keys, or 1 for all of them"
         raise ArgumentError("allowed.shape", tuple(allowed.shape), reason)
