@@ -27,8 +27,8 @@ CONFIG_DIR, CONFIG_NAME = config_dir(), "card"
 AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm")
 
 Card: TypeAlias = dict[str, Any]
-"""The overrides of a variant, the fields of its `Costs`, and those of its `BatchCosts` as `batch`, as plain containers;
-`batch` is None without one."""
+"""A card as plain containers: the overrides of a variant, the fields of its `Costs`, and in `batch` the fields of its
+`BatchCosts`, or None without a batch."""
 
 GPT2_VOCAB_SIZE = 50_257
 """Used in place of the tokenizer's vocabulary size where `model.vocab_size` is null."""

@@ -38,8 +38,8 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for part in ("layers", "position"))
-"""Prefixes of the names of weights: of all in a file, of those of the readout within the network, which depend on the
-task, and of those that do not depend on the vocabulary."""
+"""Prefixes in the names of weights: of all weights in a file; within the network, of the readout, which depends on the
+task, and of the weights that do not depend on the vocabulary."""
 
 MAX_PARTS = 10
 """Maximum number of dots in the name of a class; Python imports nested packages recursively."""
@@ -53,7 +53,7 @@ class UntrustedTargetError(ArgumentError):
     Args:
         path: the checkpoint.
         location: the dotted key in the config, such as "norm._target_".
-        target: what it names.
+        target: the class or function.
     """
 
     def __init__(self, path: Path, location: str, target: Any) -> None:
@@ -69,7 +69,7 @@ class Checkpoint:
     Args:
         path: the file.
         weights: the network's weights by name.
-        stored: what it says of the run's config, which is not trusted; see `app.stored_config`.
+        stored: the description of the run's config, which is not trusted; see `app.stored_config`.
         tokenizer: the text of `tokenizer.json`; None for a model without a tokenizer.
         facts: `precision`, `data_fingerprint`, `content` and `train/num_tokens` of the run.
         step: optimizer steps taken.
@@ -235,7 +235,7 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, s
 
     Args:
         path: the file.
-        network: its weights are stored.
+        network: the network whose weights are stored.
         checkpoint: the original, which provides tokenizer, facts and step.
         stored: the description of its config; see `app.stored_config.describe_config`.
     """

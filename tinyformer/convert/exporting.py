@@ -41,7 +41,7 @@ WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "auto
 """Arguments that do not change the function of a trained network."""
 
 TRAINING_ONLY = ("dropout",)
-"""Arguments that change it in training only."""
+"""Arguments that change the function in training only."""
 
 
 def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:

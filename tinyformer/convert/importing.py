@@ -94,7 +94,7 @@ def _require_known_tokens(settings: Plain, source: str) -> None:
     """Refuse special tokens that the vocabulary does not have.
 
     Raises:
-        ArgumentError: there is one.
+        ArgumentError: the id of a special token is not in the vocabulary.
     """
     keys = {key: key.rpartition(".")[2] for key in settings if key.startswith("model.special_tokens.")}
     try:

@@ -50,7 +50,7 @@ def read_config(folder: Path) -> Fields:
     """The fields of a folder's `config.json`, and those of `generation_config.json` that name special tokens.
 
     Raises:
-        ArgumentError: the former does not exist, or one of them cannot be read.
+        ArgumentError: `config.json` does not exist, or a file cannot be read.
     """
     if not (folder / CONFIG).is_file():
         reason = f"has no {CONFIG}; a folder written by save_pretrained of transformers has one"

@@ -95,8 +95,8 @@ class EncoderDecoder(Network):
 
         Args:
             source: token ids of the source.
-            source_mask: the tokens of the source that each of them may attend to; all of them by default. Its
-                `lengths` hide padding from the decoder, too.
+            source_mask: which tokens of the source each of them may attend to; None for all. Its `lengths` hide padding
+                from the decoder, too.
 
         Raises:
             ArgumentError: the mask has documents, which the decoder could not tell apart.
@@ -118,9 +118,9 @@ class EncoderDecoder(Network):
         """The logits of the next token at each position of the target, given the encoded source.
 
         Args:
-            tokens: token ids of the target so far; with a cache, those that it does not hold.
+            tokens: token ids of the target so far; with a cache, only those that are not in it.
             context: the encoded source.
-            mask: the tokens of the target that each of them may attend to; by default, itself and those before it.
+            mask: which tokens of the target each of them may attend to; causal if None.
             cache: KV cache of the preceding tokens, extended by these, and of the source, which is projected once.
             targets: the token to predict at each position, or `IGNORED`. If given, the mean cross-entropy in nats is
                 returned, see `Transformer.forward`.

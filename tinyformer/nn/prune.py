@@ -84,7 +84,8 @@ def prune_model(network: Network, pruned_heads: Sequence[Sequence[str | int]]) -
 
 
 RESIDUALS = {(): "encoder.block.attention_residual", ("cross",): "decoder.block.cross_attention_residual"}
-"""The argument of the attention's residual connection, for the kinds of attention that share it with no other kind."""
+"""The residual connection around each kind of attention. Encoder and decoder share that of their self-attention, which
+cannot be removed for one of them alone."""
 
 
 def _without_attention(emptied: Collection[Address], layers: Collection[Address]) -> dict[str, list[int]]:
