@@ -15,8 +15,7 @@ from tinyformer.batch import IGNORED
 from tinyformer.data.loader import EpochLoader
 from tinyformer.hardware import compute_dtype, peak_memory
 from tinyformer.tasks import Batch
-from tinyformer.training.loops import num_steps
-from tinyformer.training.module import TrainingModule, sum_over_processes
+from tinyformer.training.module import TrainingModule, num_steps, sum_over_processes
 from tinyformer.training.peak import Peak, matmul_peak
 
 
