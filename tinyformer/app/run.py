@@ -14,8 +14,9 @@ from tinyformer.app.trainer import Settings
 from tinyformer.data import DataModule
 from tinyformer.nn import Network
 from tinyformer.tasks import Task
-from tinyformer.training import AttentionTelemetry, TrainingModule
-from tinyformer.training.callbacks import Checkpoints, FiniteCheck, Report, TrainingScores
+from tinyformer.training import AttentionTelemetry, FiniteCheck, TrainingModule, TrainingScores
+from tinyformer.training.callbacks.checkpoints import Checkpoints
+from tinyformer.training.callbacks.report import Report
 
 
 @dataclass

@@ -13,7 +13,8 @@ from tinyformer.data.base import shortened
 from tinyformer.files import atomic_write, relative_path
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
-from tinyformer.training.callbacks import NonFiniteStep, Report
+from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.callbacks.report import Report
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

@@ -52,13 +52,10 @@ from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Task
 from tinyformer.training import TrainingModule
-from tinyformer.training.callbacks import (
-    Checkpoints,
-    Interrupted,
-    NonFiniteStep,
-    Report,
-    StepProgress,
-)
+from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.callbacks.progress import StepProgress
+from tinyformer.training.callbacks.report import Report
 from tinyformer.training.weights_memory import find_memory_shortage
 
 
