@@ -48,6 +48,7 @@ from tinyformer.app.trainer import (
 from tinyformer.app.training_run import check_config
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, require_fitting
 from tinyformer.data import DataModule
+from tinyformer.data.base import count
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.files import relative_path
 from tinyformer.hardware import describe_device
@@ -302,7 +303,7 @@ def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dic
     pictures = [path for c in callbacks if isinstance(c, AttentionTelemetry) for path in c.paths]
     print_summary(
         {
-            "checkpoint": f"{relative_path(run.checkpoint.path)}, after {results['steps']:,} steps",
+            "checkpoint": f"{relative_path(run.checkpoint.path)}, after {count(results['steps'], 'step')}",
             "parameters": f"{results['num_parameters']:,}",
             "device": f"{results['device']}, {results['precision']}",
             "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
