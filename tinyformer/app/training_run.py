@@ -121,22 +121,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     if invocation.in_python:
         require_one_process(trainer)
     kernel = ", ".join(sorted(set(kernels))) or "its own"
-    return Run(
-        config,
-        folder,
-        invocation,
-        start,
-        settings,
-        data,
-        task,
-        network,
-        kernel,
-        warning,
-        module,
-        loggers,
-        trainer,
-        matched,
-    )
+    parts = (config, folder, settings, data, task, network, kernel, module, loggers, trainer)
+    return Run(*parts, invocation, start, warning, matched)
 
 
 def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
