@@ -224,7 +224,8 @@ def fit(run: Run) -> None:
             f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
         ) from error
     if not run.trainer.global_step:
-        raise ConfigError(f"trainer.max_time={run.config.trainer.get('max_time')}: ended before the first step.")
+        limit = format_value(run.settings.arguments.get("max_time"))
+        raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
 
 
 def leave_process_group(run: Run) -> None:
