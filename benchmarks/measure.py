@@ -33,7 +33,7 @@ from tinyformer.batch import Batch
 from tinyformer.doctor.exactness import kernel_among, profiled_events
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
-from tinyformer.training.callbacks import StepProgress
+from tinyformer.training.callbacks.progress import StepProgress
 
 PLAIN = "plain PyTorch loop, our network"
 CLOSE_LOSSES = 0.02

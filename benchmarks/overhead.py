@@ -29,7 +29,7 @@ from tinyformer.app.config import Invocation
 from tinyformer.app.run import Run
 from tinyformer.app.training_run import set_up
 from tinyformer.training import TrainingModule
-from tinyformer.training.callbacks import StepProgress
+from tinyformer.training.callbacks.progress import StepProgress
 
 SMALLEST = [
     "model.num_layers=1",

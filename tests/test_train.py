@@ -143,11 +143,11 @@ def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers
 
 
 def test_epochs_end_as_steps_do(program: Program, book: Path) -> None:
-    settings = f"{SMALL} {TEXT} trainer.limit_train_batches=3 trainer.log_every_n_steps=1"
-    for run, limit in {"epochs": "trainer.max_epochs=2 trainer.max_steps=-1", "steps": "trainer.max_steps=6"}.items():
+    settings = f"{SMALL} {TEXT} trainer.limit_train_batches=6 trainer.log_every_n_steps=1"
+    for run, limit in {"epochs": "trainer.max_epochs=1 trainer.max_steps=-1", "steps": "trainer.max_steps=6"}.items():
         ended = program("train.py", settings, limit, f"hydra.run.dir={run}")
         assert ended.code == 0, ended.err
-        assert "length: 6 steps, 2 epochs of 3 batches\n" in ended.out
+        assert "length: 6 steps, 1 epoch of 6 batches\n" in ended.out
         assert "schedule.warmup_steps=100: the run of 6 steps ends before its peak learning rate.\n" in ended.out
     weights = weights_of("steps")
     assert all(torch.equal(value, weights[name]) for name, value in weights_of("epochs").items())

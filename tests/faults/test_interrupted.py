@@ -1,6 +1,7 @@
 """Runs that are killed, and checkpoints that are damaged: nothing that was whole is lost."""
 
 import csv
+import math
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,25 +72,47 @@ class Killed(BaseException):
     pass
 
 
+KILLED = {
+    "classifier": (  # its best checkpoint is chosen by accuracy
+        "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2",
+        ("best.ckpt", "last.ckpt"),
+    ),
+    "language model": (f"{TEXT} generate.temperature=0", ("results.json",)),
+}
+"""Data of a run, and files: the first write that a kill prevents is that of the last of them to be there."""
+
+
 @pytest.mark.slow
-def test_a_classifier_killed_between_any_two_writes_ends_as_an_unbroken_one(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", KILLED)
+def test_a_run_killed_between_any_two_writes_ends_as_an_unbroken_one(
+    kind: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its best checkpoint is chosen by accuracy."""
+    """A row that is appended to `metrics.csv` is cut short."""
     rows = [f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(200)]
     Path("reviews.csv").write_text("text,label\n" + "".join(rows))
-    texts = "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2"
-    command = f"{SMALL} {CONSTANT} {texts} trainer.val_check_interval=2 trainer.max_steps=6 trainer.log_every_n_steps=1"
+    data, begun = KILLED[kind]
+    command = f"{SMALL} {CONSTANT} {data} trainer.val_check_interval=2 trainer.max_steps=6 trainer.log_every_n_steps=1"
     assert program("train.py", command, "hydra.run.dir=unbroken").code == 0
-    replace, written, left = os.replace, [], -1
+    replace, opened, written, left = os.replace, Path.open, [], math.inf
 
-    def counted(source: str, target: str) -> None:
+    def is_killed(target: str | Path) -> bool:
         nonlocal left
-        if left == 0:
-            raise Killed
         left -= 1
         written.append(Path(target).name)
+        return left < 0  # a killed process writes nothing more, whatever its handlers do here
+
+    def counted(source: str, target: str) -> None:
+        if is_killed(target):
+            raise Killed
         replace(source, target)
+
+    def appended(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        file = opened(path, mode, *arguments, **options)
+        if mode == "a" and path.name == "metrics.csv" and is_killed(path):
+            file.write("6,0." * (left == -1))
+            file.close()
+            raise Killed
+        return file
 
     def measured(run: str) -> tuple[dict[str, object], list[list[str]]]:
         timed = ("throughput", "telemetry", "seconds", "memory")
@@ -97,14 +121,16 @@ def test_a_classifier_killed_between_any_two_writes_ends_as_an_unbroken_one(
         return {key: value for key, value in results_of(run).items() if not key.startswith(timed)}, logged
 
     monkeypatch.setattr(files.os, "replace", counted)
+    monkeypatch.setattr(Path, "open", appended)
     assert program("train.py", command, "hydra.run.dir=run").code == 0
-    first, last = written.index("last.ckpt"), len(written)
+    first, last = max(map(written.index, begun)), len(written) - written[::-1].index("results.json")
+    assert kind != "classifier" or "metrics.csv" in written[first:last]
     for number in range(first, last):
         shutil.rmtree("run")
         left = number
         with pytest.raises(Killed):
             program("train.py", command, "hydra.run.dir=run")
-        left = -1
+        left = math.inf
         assert program("train.py", "resume=run").code == 0
         assert measured("run") == measured("unbroken"), written[number]
         best = [load_checkpoint(f"{run}/checkpoints/best.ckpt").step for run in ("run", "unbroken")]

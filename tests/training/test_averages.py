@@ -13,7 +13,7 @@ from tinyformer.data.loader import EpochLoader
 from tinyformer.nn import ClassReadout, SpanReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, TrainingModule, WarmupCosine
-from tinyformer.training.callbacks import Report
+from tinyformer.training.callbacks.report import Report
 from training.runs import QUIET, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation_step")

@@ -20,7 +20,10 @@ from tinyformer.data import Windows, loader
 from tinyformer.hardware import peak_memory
 from tinyformer.tasks import Seq2Seq
 from tinyformer.training import AdamW, RunCSVLogger, TrainingModule, WarmupCosine
-from tinyformer.training.callbacks import Checkpoints, Interrupted, Report, StepProgress, progress, report
+from tinyformer.training.callbacks import progress, report
+from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.progress import StepProgress
+from tinyformer.training.callbacks.report import Report
 from tinyformer.training.peak import Peak
 from training.runs import QUIET, make_data, make_module, make_trainer
 

@@ -14,7 +14,9 @@ from tinyformer.checkpoint import load_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask
 from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, RunCSVLogger
-from tinyformer.training.callbacks import Checkpoints, NonFiniteStep, Report
+from tinyformer.training.callbacks.checkpoints import Checkpoints
+from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.callbacks.report import Report
 from training.runs import QUIET, make_data, make_module, make_trainer
 from training.test_callbacks import CONTENTS
 

@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from tinyformer import files
 from tinyformer.checkpoint import load_checkpoint, load_newest
-from tinyformer.training.callbacks import Checkpoints, Interrupted, Report
+from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.report import Report
 from tinyformer.training.checkpoint_io import WholeCheckpointIO
 from training.runs import QUIET, TEXT, make_data, make_module, make_trainer
 from training.test_callbacks import CONTENTS

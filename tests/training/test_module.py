@@ -10,7 +10,7 @@ import torch
 from tinyformer.data import CharTokenizer, TokenSplit
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW, RunCSVLogger, WarmupCosine
-from tinyformer.training.callbacks import Report
+from tinyformer.training.callbacks.report import Report
 from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning as L
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import Analysis, Findings
@@ -25,6 +23,7 @@ from tinyformer.app.parts import (
     require_known_tokens,
     require_network_of,
 )
+from tinyformer.app.run import Parts
 from tinyformer.app.sample import describe_prompts, print_generated, refuse_prompts
 from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import (
@@ -37,7 +36,6 @@ from tinyformer.app.summary import (
     write_results,
 )
 from tinyformer.app.trainer import (
-    Settings,
     choose_kernels,
     forward_context,
     make_callbacks,
@@ -47,13 +45,12 @@ from tinyformer.app.trainer import (
 )
 from tinyformer.app.training_run import check_config
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, require_fitting
-from tinyformer.data import DataModule
+from tinyformer.data.base import count
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.files import relative_path
 from tinyformer.hardware import describe_device
 from tinyformer.nn import LearnedPosition, Network
-from tinyformer.tasks import Task
-from tinyformer.training import AttentionTelemetry, TrainingModule
+from tinyformer.training import TrainingModule
 
 SPLITS = ("train", "validation", "test", "all")
 
@@ -122,22 +119,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     loggers, callbacks = make_loggers(config, folder, network, invocation.is_sweep), make_callbacks(config)
     trainer = scoring_trainer(settings, folder, loggers, callbacks, settings.arguments.get("profiler"))
     kernel = ", ".join(sorted(set(kernels))) or "its own"
-    return Evaluation(
-        config,
-        folder,
-        checkpoint,
-        stored,
-        settings,
-        data,
-        split,
-        task,
-        network,
-        kernel,
-        analysis,
-        module,
-        loggers,
-        trainer,
-    )
+    parts = (config, folder, settings, data, task, network, kernel, module, loggers, trainer)
+    return Evaluation(*parts, checkpoint, stored, split, analysis)
 
 
 def require_positions(network: Network, checkpoint: Checkpoint) -> None:
@@ -176,40 +159,20 @@ def check_score(config: DictConfig) -> None:
 
 
 @dataclass
-class Evaluation:
-    """The parts of an evaluation.
+class Evaluation(Parts):
+    """An evaluation before it computes anything.
 
     Args:
-        config: the config, with what the evaluation has set in it.
-        folder: the folder of the evaluation.
         checkpoint: the checkpoint.
         stored: the unresolved config of the network as it is evaluated, for checkpoints of pruned copies.
-        settings: device, precision and the trainer's arguments.
-        data: the tokens.
         split: the split that is scored.
-        task: the task.
-        network: the model.
-        kernel: the attention kernels of its layers.
         analysis: the analysis, if one is chosen.
-        module: Lightning's module.
-        loggers: the loggers.
-        trainer: Lightning's trainer, with all callbacks.
     """
 
-    config: DictConfig
-    folder: Path
     checkpoint: Checkpoint
     stored: dict[str, Any]
-    settings: Settings
-    data: DataModule
     split: str
-    task: Task
-    network: Network
-    kernel: str
     analysis: Analysis | None
-    module: TrainingModule
-    loggers: list[Logger]
-    trainer: L.Trainer
 
     @property
     def is_scored(self) -> bool:
@@ -298,11 +261,10 @@ def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dic
     path, split = run.folder / "results.json", run.data.splits[run.split]
     write_results(path, results | {"sample": None})
     (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
-    callbacks: list[L.Callback] = run.trainer.callbacks  # type: ignore[attr-defined]
-    pictures = [path for c in callbacks if isinstance(c, AttentionTelemetry) for path in c.paths]
+    pictures = [picture for callback in run.telemetry for picture in callback.paths]
     print_summary(
         {
-            "checkpoint": f"{relative_path(run.checkpoint.path)}, after {results['steps']:,} steps",
+            "checkpoint": f"{relative_path(run.checkpoint.path)}, after {count(results['steps'], 'step')}",
             "parameters": f"{results['num_parameters']:,}",
             "device": f"{results['device']}, {results['precision']}",
             "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",

@@ -98,6 +98,8 @@ def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
         return f"{key}: there is no such key here; {program} has it."
     hint = _other_choice(key, config_dir)
     if not hint and key in keys:
+        if "already" in message:
+            return f"+{key}: adds a key that is there already; without the + it is set."
         parent = key.rpartition(".")[0]
         return f"{key}: there is no such key any more; an earlier override removes it or replaces {parent}."
     hint = hint or nearest(key, [*keys, *_keys_of_choices(key, config_dir)])

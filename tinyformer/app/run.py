@@ -1,4 +1,4 @@
-"""The parts of a training run, which `training_run` makes, and `run_results` summarises at its end."""
+"""The parts of a run: `training_run` and `evaluation_run` make them, `run_results` summarises them at its end."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,50 +14,65 @@ from tinyformer.app.trainer import Settings
 from tinyformer.data import DataModule
 from tinyformer.nn import Network
 from tinyformer.tasks import Task
-from tinyformer.training import AttentionTelemetry, TrainingModule
-from tinyformer.training.callbacks import Checkpoints, FiniteCheck, Report, TrainingScores
+from tinyformer.training import AttentionTelemetry, FiniteCheck, TrainingModule, TrainingScores
+from tinyformer.training.callbacks.checkpoints import Checkpoints
+from tinyformer.training.callbacks.report import Report
 
 
 @dataclass
-class Run:
-    """The parts of a training run before its first step.
+class Parts:
+    """What a training run and an evaluation are made of.
 
     Args:
-        config: the config, with what the run has set in it.
-        folder: the folder of the run.
-        invocation: what the command line says in addition to the config.
-        start: the checkpoint that the run starts from, if any.
+        config: the config, with what has been set in it since.
+        folder: the folder of its files.
         settings: device, precision and the trainer's arguments.
         data: the tokens.
         task: the task.
         network: the model.
         kernel: the attention kernels of its layers.
-        warning: a sentence if the attention weights will not fit into memory.
         module: Lightning's module.
         loggers: the loggers.
         trainer: Lightning's trainer, with all callbacks.
-        matched: the size that was solved for, if any.
     """
 
     config: DictConfig
     folder: Path
-    invocation: Invocation
-    start: Start | None
     settings: Settings
     data: DataModule
     task: Task
     network: Network
     kernel: str
-    warning: str | None
     module: TrainingModule
     loggers: list[Logger]
     trainer: L.Trainer
-    matched: Matched | None
 
     @property
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of the trainer."""
         return self.trainer.callbacks  # type: ignore[attr-defined]
+
+    @property
+    def telemetry(self) -> list[AttentionTelemetry]:
+        """The callbacks that measure heads."""
+        return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
+
+
+@dataclass
+class Run(Parts):
+    """A training run before its first step.
+
+    Args:
+        invocation: what the command line says in addition to the config.
+        start: the checkpoint that the run starts from, if any.
+        warning: a sentence if the attention weights will not fit into memory.
+        matched: the size that was solved for, if any.
+    """
+
+    invocation: Invocation
+    start: Start | None
+    warning: str | None
+    matched: Matched | None
 
     @property
     def report(self) -> Report:
@@ -68,11 +83,6 @@ class Run:
     def checkpoints(self) -> Checkpoints:
         """The callback that saves the run."""
         return next(callback for callback in self.callbacks if isinstance(callback, Checkpoints))
-
-    @property
-    def telemetry(self) -> list[AttentionTelemetry]:
-        """The callbacks that measure heads."""
-        return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
 
     @property
     def training_scores(self) -> dict[str, float]:

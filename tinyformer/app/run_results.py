@@ -24,10 +24,7 @@ from tinyformer.app.summary import (
     telemetry_results,
     write_results,
 )
-from tinyformer.app.trainer import (
-    forward_context,
-    scoring_trainer,
-)
+from tinyformer.app.trainer import forward_context, scoring_trainer
 from tinyformer.checkpoint import load_checkpoint, load_weights
 from tinyformer.data import DataModule
 from tinyformer.files import relative_path
@@ -110,7 +107,7 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
     """Write `results.json`, print the summary and a text sample."""
     results, splits, limit = make_results(run, scores), run.data.splits, run.settings.limit
     path, folder = run.folder / "results.json", relative_path(run.folder)
-    write_results(path, results | {"sample": None})
+    write_results(path, results)  # without the sample, whose absence tells a resumed run that it was killed before
     pictures = [picture for callback in run.telemetry for picture in callback.paths]
     events = [event for callback in run.telemetry for event in callback.detector.events]
     max_seq_len = run.network.max_seq_len
@@ -138,8 +135,9 @@ def summarise(run: Run, scores: Scores) -> dict[str, Any]:
             "wandb": wandb_location(run.loggers),
         }
     )
+    results["sample"] = None
     if run.task.generates:
         with forward_context(run.trainer, run.network):
             results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data)
-        write_results(path, results)
+    write_results(path, results)
     return results

@@ -125,9 +125,10 @@ def continue_job(config: DictConfig, folder: Path) -> bool:
 
 
 def _scored_steps(folder: Path) -> int | None:
-    """The number of steps in the results of a run; None if it was not scored."""
+    """The number of steps in the results of a run; None if it was not scored, or killed before its sample."""
     try:
-        steps = json.loads((folder / "results.json").read_text(encoding="utf-8"))["steps"]
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        steps = results["steps"] if "sample" in results else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return steps if isinstance(steps, int) else None

@@ -9,11 +9,12 @@ from typing import Any
 from tinyformer.analysis import Event
 from tinyformer.app.errors import printable
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
-from tinyformer.data.base import shortened
+from tinyformer.data.base import count, shortened
 from tinyformer.files import atomic_write, relative_path
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
-from tinyformer.training.callbacks import NonFiniteStep, Report
+from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.callbacks.report import Report
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -101,11 +102,6 @@ def is_partial(limit: float | None) -> bool:
     return limit is not None and not (isinstance(limit, float) and limit == 1.0)
 
 
-def count(number: int, noun: str) -> str:
-    """A number with its noun, as in "2 documents"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def speed_results(report: Report) -> dict[str, Any]:
     """The part of `results.json` about speed; null for what was not measured, as in a run without a report."""
     total, peak = report.total, report.peak
@@ -123,7 +119,7 @@ def describe_speed(report: Report, steps: int) -> str:
     """The lines of the summary about speed."""
     total, peak = report.total, report.peak
     rate = f"{total.tokens_per_second:,.0f} tokens/s" if total.tokens else "not measured"
-    speed = f"{rate}, {steps:,} steps in {report.seconds:.0f} s"
+    speed = f"{rate}, {count(steps, 'step')} in {report.seconds:.0f} s"
     if peak is None:
         return speed
     memory, share = report.latest["throughput/memory_gb"], f"{100 * total.mfu(peak):.0f} % of {peak}"
@@ -154,7 +150,7 @@ def describe_telemetry(results: dict[str, Any], telemetry: Sequence[AttentionTel
         return f"left out: {refusals[0]}"
     number, seconds = sum(callback.num_measurements for callback in telemetry), results["telemetry/seconds"]
     share = results["telemetry/share"]
-    spent = f"{seconds:.2f} s for {number} measurements"
+    spent = f"{seconds:.2f} s for {count(number, 'measurement')}"
     return spent if share is None else f"{100 * share:.1f} % of training time ({spent})"
 
 

@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import (
     LSFEnvironment,
@@ -49,8 +50,16 @@ WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
 """Arguments of Lightning's trainer that a run reads itself."""
 
-EXAMPLES = {"max_steps": 2000, "max_epochs": 1, "accumulate_grad_batches": 1, "log_every_n_steps": 10}
-"""Arguments of Lightning's trainer that must be at least 1, each with a value that works."""
+POSITIVE: dict[str, tuple[int, str]] = {
+    "max_steps": (2000, "must be at least 1, or -1 for no limit"),
+    "max_epochs": (1, "must be at least 1, or -1 for no limit"),
+    "accumulate_grad_batches": (1, "must be at least 1"),
+    "log_every_n_steps": (10, "must be at least 1"),
+    "val_check_interval": (100, "must be above 0: batches, or a fraction of an epoch"),
+    "limit_train_batches": (1, "must be above 0, batches or a fraction of them"),
+    "limit_val_batches": (1, "must be above 0, batches or a fraction of them: each validation writes the checkpoints"),
+}
+"""Arguments of Lightning's trainer that must be above 0, each with a value that works, and the reason."""
 
 CHOSEN = (
     *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),
@@ -142,19 +151,15 @@ def make_settings(config: DictConfig) -> Settings:
     arguments: dict[str, Any] = OmegaConf.to_container(config.trainer, resolve=True)  # type: ignore[assignment]
     if missing := [name for name in NEEDED if name not in arguments]:
         raise ConfigError(f"trainer.{missing[0]} is needed; leave ~trainer.{missing[0]} out.")
-    for name, value in arguments.items():
-        if not (name == "precision" and value == "auto"):
-            check_value(L.Trainer, name, value, f"trainer.{name}")
     with argument_path("trainer"):
-        for name, example in EXAMPLES.items():
-            value, unlimited = arguments.get(name), name.startswith("max_")
-            if value is not None and value < 1 and not (unlimited and value == -1):
-                reason = "must be at least 1" + (", or -1 for no limit" if unlimited else "")
+        _check_time(arguments.get("max_time"))
+        for name, value in arguments.items():
+            if not (name == "precision" and value == "auto"):
+                check_value(L.Trainer, name, value, f"trainer.{name}")
+        for name, (example, reason) in POSITIVE.items():
+            value = arguments.get(name)
+            if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
                 raise ArgumentError(name, value, reason, {name: example})
-        interval = arguments.get("val_check_interval")
-        if isinstance(interval, int | float) and interval <= 0:
-            reason = "must be above 0: batches, or a fraction of an epoch"
-            raise ArgumentError("val_check_interval", interval, reason, {"val_check_interval": 100})
         _refuse_arguments(arguments)
         if (arguments.get("num_nodes") or 1) > 1 and not _is_in_cluster():
             reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
@@ -163,8 +168,9 @@ def make_settings(config: DictConfig) -> Settings:
         if strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
             reason = "starts processes with a copy of the run, which cannot be made"
             raise ArgumentError("strategy", strategy, reason, {"strategy": "ddp"})
-        if arguments.get("profiler") is not None:
-            require_choice("profiler", arguments["profiler"], PROFILERS)
+        for name, choices in (("profiler", PROFILERS), ("gradient_clip_algorithm", ("norm", "value"))):
+            if arguments.get(name) is not None:
+                require_choice(name, arguments[name], choices)
         device = resolve_device(arguments["accelerator"])
     require_choice("matmul_precision", config.matmul_precision, MATMUL_PRECISIONS)
     torch.set_float32_matmul_precision(config.matmul_precision)
@@ -174,14 +180,19 @@ def make_settings(config: DictConfig) -> Settings:
     return Settings(arguments, device)
 
 
+def _check_time(limit: Any) -> None:
+    """Refuse what is not a time in a sentence about it: Lightning's are about the arguments of `timedelta`."""
+    try:
+        Timer(limit)
+    except (AttributeError, TypeError, MisconfigurationException) as error:
+        reason = "must be days, hours, minutes and seconds as DD:HH:MM:SS, or a mapping of some of these"
+        raise ArgumentError("max_time", limit, reason, {"max_time": "00:00:30:00"}) from error
+
+
 def _refuse_arguments(arguments: dict[str, Any]) -> None:
     """Refuse arguments of Lightning's trainer that would not do in a run what Lightning documents."""
     for name in sorted(arguments.keys() & CHOSEN):
         raise ArgumentError(name, arguments[name], "is chosen by the run; remove it")
-    for name in ("limit_train_batches", "limit_val_batches"):
-        if arguments.get(name) == 0:
-            reason = "must be above 0, batches or a fraction of them: each validation writes the checkpoints"
-            raise ArgumentError(name, 0, reason, {name: 1})
     for name, (accepted, reason) in REFUSED.items():
         if arguments.get(name) not in (None, accepted):
             raise ArgumentError(name, arguments[name], reason, {name: accepted})

@@ -52,13 +52,10 @@ from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Task
 from tinyformer.training import TrainingModule
-from tinyformer.training.callbacks import (
-    Checkpoints,
-    Interrupted,
-    NonFiniteStep,
-    Report,
-    StepProgress,
-)
+from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.callbacks.progress import StepProgress
+from tinyformer.training.callbacks.report import Report
 from tinyformer.training.weights_memory import find_memory_shortage
 
 
@@ -124,22 +121,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     if invocation.in_python:
         require_one_process(trainer)
     kernel = ", ".join(sorted(set(kernels))) or "its own"
-    return Run(
-        config,
-        folder,
-        invocation,
-        start,
-        settings,
-        data,
-        task,
-        network,
-        kernel,
-        warning,
-        module,
-        loggers,
-        trainer,
-        matched,
-    )
+    parts = (config, folder, settings, data, task, network, kernel, module, loggers, trainer)
+    return Run(*parts, invocation, start, warning, matched)
 
 
 def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +224,8 @@ def fit(run: Run) -> None:
             f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
         ) from error
     if not run.trainer.global_step:
-        raise ConfigError(f"trainer.max_time={run.config.trainer.get('max_time')}: ended before the first step.")
+        limit = format_value(run.settings.arguments.get("max_time"))
+        raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
 
 
 def leave_process_group(run: Run) -> None:

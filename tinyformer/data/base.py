@@ -265,6 +265,12 @@ class DataModule(lightning.LightningDataModule):
         return self.trainer.world_size if self.trainer is not None else 1
 
 
+def count(number: float, noun: str) -> str:
+    """A number with its noun, as in "1 batch", "2.5 epochs" or "2,000 documents"."""
+    shown = f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    return f"{shown} {noun}{'' if shown == '1' else 'es' if noun.endswith('tch') else 's'}"
+
+
 def shortened(names: Sequence[str]) -> str:
     """The first two names, and the number of the others."""
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

@@ -12,7 +12,6 @@ from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
-from tinyformer.training.loops import num_steps
 from tinyformer.training.schedules import Schedule
 
 
@@ -61,9 +60,10 @@ class TrainingModule(L.LightningModule):
         self.factor: Tensor | float = 1.0
 
     def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
-        """Count the targets of a batch."""
+        """Count the targets of a batch, and remove the gradients of the step before if it begins the next one."""
         self.targets = self.task.num_targets(batch).sum(dtype=self.sum_dtype)
         if not self.step_targets:
+            self.zero_grad()
             self.unit = sum_over_processes(self.targets).clamp(min=1) / self.trainer.world_size
         self.step_targets.append(self.targets)
 
@@ -72,6 +72,9 @@ class TrainingModule(L.LightningModule):
         loss = self.task.loss(self.network, batch)
         is_alone = self.trainer.accumulate_grad_batches == self.trainer.world_size == 1
         return loss if is_alone else loss * (self.targets / self.unit)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        """Do nothing: Lightning counts the batches of a step anew in each epoch; see `on_train_batch_start`."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Turn the accumulated sum of gradients into a mean, before clipping and before callbacks read it, and step."""
@@ -151,6 +154,11 @@ class TrainingModule(L.LightningModule):
     def step(self) -> int:
         """Optimizer steps that the weights have been trained for."""
         return max(self.first_step, self.global_step)
+
+
+def num_steps(trainer: L.Trainer) -> int | None:
+    """The length of a run in optimizer steps; None if it is not known."""
+    return trainer.max_steps if trainer.max_steps >= 0 else None
 
 
 def sum_over_processes(values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from tinyformer.checkpoint import KEY, load_raw, random_state, restore_random_state
 from tinyformer.errors import ArgumentError
+from tinyformer.training.module import TrainingModule
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Ctrl-C, and what a scheduler or a closed terminal sends."""
@@ -68,8 +69,7 @@ class Checkpoints(Checkpoint):
         self.signal_number: int | None = None
         self.random_state: dict[str, Any] | None = None
         self.handlers: dict[int, Callable[..., Any] | int | None] = {}
-        self.step_before, self.is_due = -1, False
-        self.num_begun = 0
+        self.is_due, self.num_begun = False, 0
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""
@@ -119,7 +119,6 @@ class Checkpoints(Checkpoint):
     ) -> None:
         """Restore the random state of the saved run before the first batch."""
         self.num_begun += 1
-        self.step_before = trainer.global_step
         if self.random_state is not None:
             restore_random_state(self.random_state)
             self.random_state = None
@@ -131,13 +130,14 @@ class Checkpoints(Checkpoint):
 
         Nothing is saved for a resumption while gradients are accumulated, since a checkpoint does not contain them.
         """
-        if trainer.global_step > self.step_before:
-            signal_number = self._signal_of_any_process(trainer)
-            if signal_number or self.is_due:
-                self.is_due = False
-                trainer.save_checkpoint(self.last)
-            if signal_number:
-                raise Interrupted(signal_number)
+        if cast(TrainingModule, pl_module).step_targets:
+            return
+        signal_number = self._signal_of_any_process(trainer)
+        if signal_number or self.is_due:
+            self.is_due = False
+            trainer.save_checkpoint(self.last)
+        if signal_number:
+            raise Interrupted(signal_number)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save checkpoints."""
@@ -148,7 +148,7 @@ class Checkpoints(Checkpoint):
         if self._is_best(value := float(trainer.callback_metrics[self.monitor])):
             self.best_value = value
             trainer.save_checkpoint(self.best)
-        self.is_due = trainer.global_step == self.step_before  # gradients have been accumulated since the last step
+        self.is_due = bool(cast(TrainingModule, pl_module).step_targets)  # gradients are accumulated
         if not self.is_due:
             trainer.save_checkpoint(self.last)
 

@@ -28,6 +28,7 @@ from tinyformer.analysis import (
 )
 from tinyformer.beam_search import Beam
 from tinyformer.data import DataModule, Pairs, PairSplit
+from tinyformer.data.base import count
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.training.module import TrainingModule
 
@@ -81,7 +82,7 @@ class TextProbing:
         with trainer.precision_plugin.forward_context():
             maps = capture_weights(cast(Transformer, module.network), tokens, mask)
         names = [list(map(head_label, map_names(layer))) for layer in module.network.attentions()]
-        title, ablated = f"Attention maps after {module.step:,} steps", ablated_maps(module.network)
+        title, ablated = f"Attention maps after {count(module.step, 'step')}", ablated_maps(module.network)
         return {"step": head_maps([layer[0] for layer in maps], self.labels, title, names, ablated=ablated)}
 
 
@@ -126,7 +127,7 @@ class PairProbing:
             kind: head_maps(
                 [layer[0] for layer in captured[kind]],
                 axes[kind].queries,
-                f"{kind.capitalize()} attention maps after {module.step:,} steps",
+                f"{kind.capitalize()} attention maps after {count(module.step, 'step')}",
                 [list(map(head_label, map_names(layer))) for layer in layers],
                 axes[kind].keys,
                 sides_of(kind),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tinyformer.training.callbacks.report import Report
-from tinyformer.training.loops import num_steps
+from tinyformer.training.module import num_steps
 
 NOTEBOOK_INTERVAL = 0.5
 """Seconds between two updates of the bar in a notebook, each of which sends a message to the browser."""

@@ -12,11 +12,11 @@ from lightning.pytorch.callbacks import Timer
 
 from tinyformer.analysis.costs import TrainingFlops, batch_sizes
 from tinyformer.batch import IGNORED
+from tinyformer.data.base import count
 from tinyformer.data.loader import EpochLoader
 from tinyformer.hardware import compute_dtype, peak_memory
 from tinyformer.tasks import Batch
-from tinyformer.training.loops import num_steps
-from tinyformer.training.module import TrainingModule, sum_over_processes
+from tinyformer.training.module import TrainingModule, num_steps, sum_over_processes
 from tinyformer.training.peak import Peak, matmul_peak
 
 
@@ -213,17 +213,18 @@ class Report(L.Callback):
 
 def _describe_length(trainer: L.Trainer, warmup_steps: int) -> str:
     """The length in optimizer steps and epochs, and what the schedule makes of that."""
-    steps, batches = num_steps(trainer), int(trainer.num_training_batches)
+    steps = num_steps(trainer)
     timers = any(isinstance(each, Timer) for each in trainer.callbacks)  # type: ignore[attr-defined]
     ends = " or ".join(["trainer.max_time"] * timers + ["early stopping"] * bool(trainer.early_stopping_callbacks))
     if steps is None:
         return f"length: not known, and the learning rate does not decay{ends and f'; {ends} ends it'}"
     early = f"; {ends} may end it earlier, with a learning rate that has not decayed" if ends else ""
-    late = f"\nschedule.warmup_steps={warmup_steps}: the run of {steps:,} steps ends before its peak learning rate."
+    length, batches = count(steps, "step"), int(trainer.num_training_batches)
     epochs = (steps - trainer.global_step) * trainer.accumulate_grad_batches / batches
     begun = f" from step {trainer.global_step:,} on" if trainer.global_step else ""
-    length = f"length: {steps:,} steps,{begun} {epochs:.3g} epochs of {batches:,} batches{early}"
-    return length + (late if warmup_steps >= steps else "")
+    late = f"\nschedule.warmup_steps={warmup_steps}: the run of {length} ends before its peak learning rate."
+    described = f"length: {length},{begun} {count(epochs, 'epoch')} of {count(batches, 'batch')}{early}"
+    return described + (late if warmup_steps >= steps else "")
 
 
 def _seconds_waited(trainer: L.Trainer) -> float:

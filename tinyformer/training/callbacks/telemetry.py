@@ -23,6 +23,7 @@ from tinyformer.analysis import (
     measure_maps,
     split_name,
 )
+from tinyformer.data.base import count
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.nn import EncoderDecoder
 from tinyformer.nn.maps import NoMapsError
@@ -142,7 +143,7 @@ class AttentionTelemetry(L.Callback):
                 measures.values,
                 MEANINGS | CROSS_MEANINGS,
                 [list(map(head_label, layer)) for layer in measures.names],
-                f"Measures of each head after {step:,} steps",
+                f"Measures of each head after {count(step, 'step')}",
                 list(map(layer_label, measures.layers)),
                 self.probing.num_keys,
                 ablated_maps(pl_module.network),

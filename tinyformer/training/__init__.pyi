@@ -1,0 +1,21 @@
+from .callbacks.finite import FiniteCheck
+from .callbacks.telemetry import AttentionTelemetry
+from .callbacks.training_scores import TrainingScores
+from .loggers import RunCSVLogger, RunWandbLogger
+from .module import TrainingModule
+from .optimizers import AdamW, MuonWithAdamW
+from .schedules import InverseSquareRoot, WarmupCosine, WarmupStableDecay
+
+__all__ = [
+    "AdamW",
+    "AttentionTelemetry",
+    "FiniteCheck",
+    "InverseSquareRoot",
+    "MuonWithAdamW",
+    "RunCSVLogger",
+    "RunWandbLogger",
+    "TrainingModule",
+    "TrainingScores",
+    "WarmupCosine",
+    "WarmupStableDecay",
+]
