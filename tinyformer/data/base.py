@@ -1,7 +1,7 @@
 """Lightning data modules: the base of all, and the base of those that read a source."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,11 +15,12 @@ from tinyformer.batch import Batch
 from tinyformer.data.cache import LeftOut, Prepared, Recipe
 from tinyformer.data.loader import EpochLoader
 from tinyformer.data.share import share
-from tinyformer.data.similar_lengths import EvaluationBatches, Rows
+from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
 from tinyformer.data.sources import SPLITS, Source, in_use
 from tinyformer.data.text_files import LocalFiles
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
+from tinyformer.data.windows import Rows
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 from tinyformer.text_paths import hidden_files
 
@@ -379,13 +380,13 @@ class SourceDataModule(DataModule):
         prepared = self._recipe(whole).open(self.cache_dir)
         return prepared is not None and prepared.tokenizer.fingerprint == tokenizer.fingerprint
 
-    def _require_rows(self, split: str, number: int) -> None:
-        """Refuse to evaluate on an empty split.
+    def _require_rows(self, split: str) -> None:
+        """Refuse an empty split.
 
         Raises:
             ArgumentError: it is empty.
         """
-        if number:
+        if self.splits[split].num_tokens:
             return
         argument = f"{split}_fraction"
         if self._held_out.get(argument):
@@ -408,6 +409,7 @@ class RowDataModule(SourceDataModule):
     kind: type  # of sources that have such rows
     lacking: str  # what other sources lack, for errors
     recipe: type[Recipe]
+    rows: Callable[[Any], Rows]  # of a split
     varying_length = True
 
     def __init__(
@@ -432,6 +434,18 @@ class RowDataModule(SourceDataModule):
     @abstractmethod
     def _order(self, split: str) -> Int64[np.ndarray, " rows"]:
         """A number for each row of a split, by which similar lengths are found."""
+
+    def _rows(self, split: str) -> Rows:
+        self._require_rows(split)
+        return self.rows(self.splits[split])
+
+    def _training_rows(self, epoch: int) -> Rows:
+        """The training rows of an epoch."""
+        return self._rows("train")
+
+    def _training_loader(self, **settings: Any) -> SimilarLengthLoader:
+        self._require_rows("train")
+        return SimilarLengthLoader(self._training_rows, self._order("train"), **settings)
 
     def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
         return share(EvaluationBatches(self._rows(split), self._order(split), self.batch_size), None, rank, world_size)

@@ -11,10 +11,11 @@ from tinyformer.data.base import RowDataModule
 from tinyformer.data.cache import Prepared, open_rows
 from tinyformer.data.documents import natural_order
 from tinyformer.data.example_cache import ExampleRecipe
-from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit, truncate
+from tinyformer.data.examples import Examples, LabelledSplit, truncate
 from tinyformer.data.sources import LabelledSource, Source
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
+from tinyformer.data.windows import Rows
 from tinyformer.errors import ArgumentError
 
 
@@ -37,7 +38,7 @@ class LabelledDataModule(RowDataModule):
     splits: dict[str, LabelledSplit]
     row = "example"
     kind, lacking = LabelledSource, "its texts have no class labels; docstrings and files with a label column do"
-    recipe = ExampleRecipe
+    recipe, rows = ExampleRecipe, Examples
 
     def __init__(
         self,
@@ -97,13 +98,12 @@ class LabelledDataModule(RowDataModule):
             num_truncated,
         )
 
-    def _training_loader(self, **settings: Any) -> ExampleLoader:
-        return ExampleLoader(self.splits["train"], token_dropout=self._token_dropout, **settings)
+    def _training_rows(self, epoch: int) -> Examples:
+        return Examples(self.splits["train"], self._token_dropout, (self.seed, epoch))
 
-    def _rows(self, split: str) -> Examples:
-        self._require_rows(split, self.splits[split].num_documents)
+    def _rows(self, split: str) -> Rows:
         self._require_known_labels(split)
-        return Examples(self.splits[split])
+        return super()._rows(split)
 
     def _order(self, split: str) -> Int64[np.ndarray, " examples"]:
         return self.splits[split].lengths

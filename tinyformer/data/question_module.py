@@ -10,7 +10,7 @@ from jaxtyping import Int64
 
 from tinyformer.data.base import RowDataModule
 from tinyformer.data.cache import Prepared, Recipe, open_rows
-from tinyformer.data.questions import EXTRA_TOKENS, QuestionLoader, Questions, QuestionSplit, QuestionTexts, token_spans
+from tinyformer.data.questions import EXTRA_TOKENS, Questions, QuestionSplit, QuestionTexts, token_spans
 from tinyformer.data.sources import QuestionSource, Source
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
@@ -53,7 +53,7 @@ class QuestionDataModule(RowDataModule):
     document = "question"
     kind = QuestionSource
     lacking = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
-    recipe = QuestionRecipe
+    recipe, rows = QuestionRecipe, Questions
 
     def __init__(
         self,
@@ -91,14 +91,6 @@ class QuestionDataModule(RowDataModule):
             ).cut(self.seq_len, self._max_question_length, self._stride)
             for name, stream in prepared.splits.items()
         }
-
-    def _training_loader(self, **settings: Any) -> QuestionLoader:
-        self._require_rows("train", self.splits["train"].num_documents)
-        return QuestionLoader(self.splits["train"], **settings)
-
-    def _rows(self, split: str) -> Questions:
-        self._require_rows(split, self.splits[split].num_documents)
-        return Questions(self.splits[split])
 
     def _judged(self, split: str) -> Int64[np.ndarray, " windows"]:
         """The windows that hold the answer, and those of questions without one; all where there are none of these.
