@@ -3,12 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning
 import numpy as np
 import torch
-from jaxtyping import Int, Int64, UInt, UInt64
+from jaxtyping import Int, Int64, UInt64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
@@ -17,6 +17,7 @@ from tinyformer.data.loader import EpochLoader
 from tinyformer.data.share import share
 from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
 from tinyformer.data.sources import SPLITS, Source, in_use
+from tinyformer.data.stream import Split
 from tinyformer.data.text_files import LocalFiles
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
@@ -26,41 +27,6 @@ from tinyformer.text_paths import hidden_files
 
 SAMPLE_SEED = 0
 """The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""
-
-
-@runtime_checkable
-class Split(Protocol):
-    """What every kind of split has."""
-
-    @property
-    def ids(self) -> UInt[np.ndarray, " tokens"]:
-        """All of its tokens."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of the raw text in UTF-8."""
-        ...
-
-    @property
-    def num_unknown(self) -> int:
-        """Number of `<unk>` tokens."""
-        ...
-
-    @property
-    def num_documents(self) -> int:
-        """Number of texts, or of examples."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of scored tokens."""
-        ...
-
-    @property
-    def num_targets(self) -> int:
-        """Number of tokens that a model reads in one pass over the split."""
-        ...
 
 
 class DataModule(lightning.LightningDataModule):

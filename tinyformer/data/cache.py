@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,7 +57,7 @@ TRAINED_ON = "trained_on.npy"
 
 
 @dataclass(frozen=True)
-class Recipe(ABC):
+class Recipe:
     """Everything that determines the tokenised splits of a source.
 
     Args:
@@ -75,11 +74,13 @@ class Recipe(ABC):
         without: fingerprints of the text on which a model was trained, which is left out of all splits but "train".
 
     Attributes:
+        method: the source's method that loads the rows.
         keep_whole: see `hold_out`.
         compared: see `hold_out`; by these columns, rows are recognised, too.
         classes: see `hold_out`.
     """
 
+    method: ClassVar[str]
     keep_whole: ClassVar[bool] = True
     compared: ClassVar[tuple[str, ...]] = ()
     classes: ClassVar[str | None] = None
@@ -213,9 +214,9 @@ class Recipe(ABC):
         if "train" in splits and (found := fingerprints_of_all(self._compared(splits["train"]))) is not None:
             np.save(folder / TRAINED_ON, found)
 
-    @abstractmethod
     def _load(self) -> dict[str, datasets.Dataset]:
         """The rows of the source's splits."""
+        return getattr(self.source, self.method)()
 
     def _texts(self, rows: datasets.Dataset) -> Iterator[str]:
         """The texts of rows to tokenise, in order."""

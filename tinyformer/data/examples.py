@@ -8,13 +8,13 @@ from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
 from tinyformer.data.near_copies import splitmix64
-from tinyformer.data.stream import TokenSplit
+from tinyformer.data.stream import Split, TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.windows import Rows
 
 
 @dataclass(frozen=True)
-class LabelledSplit:
+class LabelledSplit(Split):
     """The examples of one split: sequences `[eos, *text]`, or `[eos, *first, eos, *second]`, and their classes.
 
     Attributes:
@@ -51,11 +51,6 @@ class LabelledSplit:
     def num_tokens(self) -> int:
         """Number of tokens of all sequences."""
         return len(self.ids)
-
-    @property
-    def num_targets(self) -> int:
-        """Number of tokens that a model reads in one pass over the examples."""
-        return self.num_tokens
 
     @property
     def label_counts(self) -> dict[str, int]:

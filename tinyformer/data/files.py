@@ -10,6 +10,7 @@ import unicodedata
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -194,14 +195,6 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any
         ) from error
 
 
-def _read_csv(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    return _read_table(file, layout, ",")
-
-
-def _read_tsv(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    return _read_table(file, layout, "\t")
-
-
 def parse_json(file: Path) -> Any:
     """The one value of a JSON file.
 
@@ -253,8 +246,8 @@ def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
 
 READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {
     ".txt": _read_text,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": partial(_read_table, usual=","),
+    ".tsv": partial(_read_table, usual="\t"),
     ".json": _read_json,
     ".jsonl": _read_json,
     ".parquet": _read_parquet,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import torch
@@ -15,7 +14,7 @@ from tinyformer.data.cache import Prepared, Recipe, open_rows
 from tinyformer.data.documents import TEXTS
 from tinyformer.data.sources import PairSource, Source
 from tinyformer.data.special_tokens import PairTokens, SpecialTokens
-from tinyformer.data.stream import TokenSplit
+from tinyformer.data.stream import Split, TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
 from tinyformer.data.windows import Rows
@@ -28,17 +27,14 @@ TooLong = Literal["truncate", "skip", "error"]
 class PairRecipe(Recipe):
     """Everything that determines the tokenised pairs of a `PairSource`."""
 
-    compared = TEXTS
+    method, compared = "load_pairs", TEXTS
 
     def _parts(self) -> list[Any]:
         return [*super()._parts(), *cast(PairSource, self.source).pair_columns]
 
-    def _load(self) -> dict[str, datasets.Dataset]:
-        return cast(PairSource, self.source).load_pairs()
-
 
 @dataclass(frozen=True)
-class PairSplit:
+class PairSplit(Split):
     """The pairs of one split.
 
     Attributes:

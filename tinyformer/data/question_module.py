@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import numpy as np
@@ -21,10 +21,8 @@ from tinyformer.errors import ArgumentError, require_at_least
 class QuestionRecipe(Recipe):
     """Everything that determines the tokenised questions of a `QuestionSource`."""
 
+    method = "load_questions"
     compared = ("pair",)  # else training would have questions about held-out contexts
-
-    def _load(self) -> dict[str, datasets.Dataset]:
-        return cast(QuestionSource, self.source).load_questions()
 
     def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
         columns = (list(rows[column]) for column in ("pair", "answers", "starts"))

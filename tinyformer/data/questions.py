@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
 from tinyformer.data.squad import Question, from_questions
+from tinyformer.data.stream import Split
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.windows import Rows
 
@@ -70,7 +71,7 @@ class QuestionTexts:
 
 
 @dataclass(frozen=True)
-class QuestionSplit(QuestionTexts):
+class QuestionSplit(QuestionTexts, Split):
     """The questions of one split, each in one or several windows, as a model reads them.
 
     A window is the sequence `[eos, *question, eos, *part]`, where the part is a piece of the context. The parts of a
@@ -114,11 +115,6 @@ class QuestionSplit(QuestionTexts):
     def num_tokens(self) -> int:
         """Number of tokens of all windows."""
         return int(self.sizes.sum())
-
-    @property
-    def num_targets(self) -> int:
-        """Number of tokens that a model reads in one pass over the windows."""
-        return self.num_tokens
 
     @property
     def is_answerable(self) -> Bool[np.ndarray, " questions"]:
