@@ -176,6 +176,14 @@ def test_prepared_examples_are_opened_again(make):
     assert shorter.splits["train"].num_truncated > 50
 
 
+def test_a_model_of_single_texts_is_not_given_pairs_nor_the_reverse(make):
+    single, pairs = list(reviews(40)), [(text, "so", label) for text, label in reviews(40)]
+    for rows, num_texts in ((single, 1), (pairs, 2)):
+        assert [make(train=rows, num_texts=n).prepare() for n in (None, num_texts)] == [None, None]
+        with pytest.raises(ArgumentError, match=r"^source='labelled': has .* texts, and the model classifies "):
+            make(train=rows, num_texts=3 - num_texts).prepare()
+
+
 def test_two_epochs_drop_different_tokens(make):
     data = make(train=list(reviews(40)), token_dropout=0.5, validation_fraction=0, test_fraction=0)
     data.prepare()

@@ -45,6 +45,7 @@ class DataModule(lightning.LightningDataModule):
         fingerprint: after `prepare`, identifies the content of all splits.
         name: short name, for the summary.
         labels: after `prepare`, the names of the classes; None where there are none.
+        num_texts: after `prepare`, the number of texts of a labelled example; None where there are none.
         files: after `prepare`, the names of the files of each split, where data are read from files.
         num_hidden: after `prepare`, the number of hidden files in their folders, which are not read.
         left_out: after `prepare`, what each split leaves out; see `LeftOut`.
@@ -63,6 +64,7 @@ class DataModule(lightning.LightningDataModule):
     fingerprint: str
     name: str
     labels: list[str] | None = None
+    num_texts: int | None = None
     files: dict[str, list[str]]
     num_hidden = 0
     left_out: LeftOut

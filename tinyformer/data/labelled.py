@@ -12,7 +12,7 @@ from tinyformer.data.cache import Prepared, open_rows
 from tinyformer.data.documents import natural_order
 from tinyformer.data.example_cache import ExampleRecipe
 from tinyformer.data.examples import Examples, LabelledSplit, truncate
-from tinyformer.data.sources import LabelledSource, Source
+from tinyformer.data.sources import LabelledSource, Source, in_use
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.data.windows import Rows
@@ -28,6 +28,7 @@ class LabelledDataModule(RowDataModule):
         seq_len: maximum number of tokens of a sequence; longer ones are truncated.
         batch_size: examples in a batch, on each device.
         labels: names of the classes, for a model that was trained on them; None: those of the training split.
+        num_texts: number of texts of an example, for a model that was trained on such; None: that of the data.
         token_dropout: probability that a token is masked in training, see `Examples`.
         settings: further arguments of `RowDataModule`.
 
@@ -48,6 +49,7 @@ class LabelledDataModule(RowDataModule):
         batch_size: int,
         *,
         labels: list[str] | None = None,
+        num_texts: int | None = None,
         token_dropout: float | int = 0.0,
         **settings: Any,
     ) -> None:
@@ -57,7 +59,7 @@ class LabelledDataModule(RowDataModule):
             raise ArgumentError("token_dropout", token_dropout, reason, {"token_dropout": 0.3})
         if labels is not None and not len(labels) == len(set(labels)) >= 2:
             raise ArgumentError("labels", labels, "must be at least two different names", {"labels": ["no", "yes"]})
-        self._given_labels, self._token_dropout = labels, float(token_dropout)
+        self._given_labels, self._token_dropout, self._given_num_texts = labels, float(token_dropout), num_texts
 
     def _take(self, prepared: Prepared, whole: bool) -> None:
         self.labels = self._given_labels or prepared.facts["classes"]
@@ -66,6 +68,12 @@ class LabelledDataModule(RowDataModule):
             raise ArgumentError("source", self.name, reason)
         labels = {name: open_rows(prepared.folder, name)["label"].to_pylist() for name in prepared.splits}
         has_pairs = any(len(rows.offsets) - 1 > len(labels[name]) for name, rows in prepared.splits.items())
+        self.num_texts = 2 if has_pairs else 1
+        if self._given_num_texts not in (None, self.num_texts):
+            kinds = ("pairs of texts", "single texts") if has_pairs else ("single texts", "pairs of texts")
+            columns = getattr(in_use(self.source), "text_columns", ())
+            works = {"source.text_column": columns[0]} if len(columns) == 2 else {}
+            raise ArgumentError("source", self.name, f"has {kinds[0]}, and the model classifies {kinds[1]}", works)
         if has_pairs and self.tokenizer.has_segments:
             _warn(f"{self.name}: token_type_ids are left out: the tokens of both texts of a pair have type 0.")
         self.splits = {name: self._split(stream, labels[name]) for name, stream in prepared.splits.items()}
