@@ -24,7 +24,7 @@ from tinyformer.data.tokenizer_recipes import TokenizerRecipe
 from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
 from tinyformer.errors import argument_path
 
-_NO_TEXT = "without text (empty, null or cut short)"
+_NO_TEXT, _TRAINED_ON = "without text (empty, null or cut short)", "trained_on.npy"
 
 _FORMAT = 4  # increase it when the same input would give other files
 
@@ -51,9 +51,6 @@ class Prepared:
     fingerprint: str
     trained_on: UInt64[np.ndarray, " fingerprints"] | None
     facts: dict[str, Any]
-
-
-TRAINED_ON = "trained_on.npy"
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ class Recipe:
                 return None
             splits = {name: open_split(folder, name, counts) for name, counts in facts.pop("splits").items()}
             tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
-            trained_on = np.load(folder / TRAINED_ON) if (folder / TRAINED_ON).exists() else None
+            trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
             return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
             return None
@@ -212,7 +209,7 @@ class Recipe:
         (folder / "tokenizer.json").write_text(tokenizer.to_json())
         (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
         if "train" in splits and (found := fingerprints_of_all(self._compared(splits["train"]))) is not None:
-            np.save(folder / TRAINED_ON, found)
+            np.save(folder / _TRAINED_ON, found)
 
     def _load(self) -> dict[str, datasets.Dataset]:
         """The rows of the source's splits."""

@@ -156,7 +156,7 @@ class TextFiles(LocalFiles):
         """`of_splits`, for rows that are not divided into documents."""
         if self.separator is not None:
             reason = "divides texts into documents, but not rows with labels or pairs, which are whole"
-            raise ArgumentError("separator", self.separator, reason, {"separator": None})
+            raise ArgumentError("separator", self.separator.replace("\n", r"\n"), reason, {"separator": None})
         return self.of_splits
 
     def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
