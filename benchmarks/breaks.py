@@ -169,10 +169,10 @@ BREAKS = (
     ),
     Break(
         "the_same_tokens_dropped_in_each_epoch",
-        "data/examples.py",
-        "Examples(self._split, self._token_dropout, (self._seed, epoch))",
-        "Examples(self._split, self._token_dropout, (self._seed,))",
-        ("tests/data/test_examples.py",),
+        "data/labelled.py",
+        "self._token_dropout, (self.seed, epoch))",
+        "self._token_dropout, (self.seed,))",
+        ("tests/data/test_labelled.py",),
     ),
     Break(
         "max_tokens_forgets_what_is_held_out",

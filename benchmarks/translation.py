@@ -84,7 +84,7 @@ def translate(model: Model, sources: Sequence[str], beam: Beam, use_cache: bool 
         for rows in torch.tensor(alike).split(MAX_HYPOTHESES // beam.beams):
             source = torch.tensor([prompts[row] for row in rows])
             lengths = torch.full_like(rows, length)
-            found = beam_search(network, source, lengths, PairTokens(end, end), beam, most, use_cache)
+            found = beam_search(network, source, lengths, PairTokens(end, end, (end,)), beam, most, use_cache)
             outputs |= zip(rows.tolist(), map(tokenizer.decode, found), strict=True)
     return [outputs[row] for row in range(len(sources))]
 

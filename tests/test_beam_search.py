@@ -14,7 +14,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.nn import EncoderDecoder
 
 END = 7
-TOKENS = PairTokens(END, END)
+TOKENS = PairTokens(END, END, (END,))
 
 
 def score(network: EncoderDecoder, source: Tensor, target: list[int], beam: Beam) -> float:

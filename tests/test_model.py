@@ -94,6 +94,13 @@ def test_special_tokens_can_be_spelled_out_and_a_classifier_reads_pairs(paths, m
     torch.testing.assert_close(classifier.logits(pair), classifier.logits(ids))
     torch.testing.assert_close(classifier.loss(pair, ["no"]), classifier.loss(ids, ["no"]))
     assert classifier.attention(pair)[0].tokens == ["<eos>", "a", "b", "<eos>", "c"]
+    for num_texts, texts in ((1, pair), (2, "d"), (2, ("ab", "c")), (None, [("ab", "c", "d")])):
+        classifier.task.num_texts = num_texts
+        with pytest.raises(
+            ArgumentError, match=r"^texts=.* or token ids of shape \(batch, seq\); texts=.* works\.$"
+        ) as raised:
+            classifier.logits(texts)
+        assert classifier.logits(raised.value.works["texts"]).shape[1] == 3
     with pytest.raises(ArgumentError, match="must be a text, a list of texts, or token ids"):
         model.logits(pair)
 

@@ -95,7 +95,11 @@ def test_a_classifier_learns_and_is_tested_with_its_best_weights(program: Progra
     assert results_of("best")["test/loss"] == pytest.approx(results["test/loss"], abs=1e-5)
     assert results_of("last")["test/loss"] != pytest.approx(results["test/loss"], abs=1e-4)
     assert read_table("best/confusion.csv") == read_table("run/confusion.csv")
-    # A label that the model does not have.
+    # A pair of texts, and a label that the model does not have.
+    ended = program(
+        "evaluate.py", "checkpoint=run/checkpoints/best.ckpt data.files=reviews analysis=maps analysis.text=[a,b]"
+    )
+    assert (ended.code, "analysis.text=[a,b]: must be one text;" in ended.err) == (2, True), ended.err
     Path("other.csv").write_text("text,label\nfine,1\nodd,perhaps\n")
     ended = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=other.csv")
     assert (ended.code, "perhaps" in ended.err) == (2, True), ended.err

@@ -274,17 +274,12 @@ class Model(Inspected):
             require_token_ids("texts", texts, self.network.encoder.vocab_size)
             return texts.tolist()
         texts = [texts] if isinstance(texts, str) else texts
-        takes_pairs, works = isinstance(self.task, Classification), {"texts": SOME_TEXTS}
-        if not isinstance(texts, Sequence) or not texts or not all(_is_text(text, takes_pairs) for text in texts):
-            pairs = ", a list of texts or of (first, second)" if takes_pairs else ", a list of texts"
-            raise ArgumentError("texts", texts, f"must be a text{pairs}, or token ids of shape (batch, seq)", works)
+        if not isinstance(texts, Sequence) or not texts or not all(map(self.task.takes, texts)):
+            kinds = {1: "a text, a list of texts", 2: "a list of pairs of texts, (first, second)"}
+            kind = kinds.get(self.task.num_texts or 0, "a text, a list of texts or of (first, second)")
+            works = {"texts": [tuple(SOME_TEXTS)] if self.task.num_texts == 2 else SOME_TEXTS}
+            raise ArgumentError("texts", texts, f"must be {kind}, or token ids of shape (batch, seq)", works)
         return self.tokenizer.read(texts)
-
-
-def _is_text(text: Any, takes_pairs: bool) -> bool:
-    """Whether something is a text, or a pair of texts where there may be pairs."""
-    is_pair = takes_pairs and isinstance(text, tuple) and len(text) == 2 and all(isinstance(one, str) for one in text)
-    return is_pair or isinstance(text, str)
 
 
 def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:

@@ -30,7 +30,7 @@ PAIRS = [
 
 def pair_of(source, target):
     ids = TOKENIZER.encode_batch([source, target])
-    return TokenPair.of(*ids, PairTokens(EOS, EOS), 32)
+    return TokenPair.of(*ids, PairTokens(EOS, EOS, (EOS,)), 32)
 
 
 @pytest.mark.parametrize(("source", "target", "words"), PAIRS)

@@ -129,7 +129,7 @@ def test_a_pruned_checkpoint_computes_the_gated_model_and_decodes(tmp_path, num_
     torch.testing.assert_close(pair_subject(smaller).losses().nats, expected.nats, rtol=1e-5, atol=1e-5)
     assert found.scalars["analysis/pruned_loss"] == pytest.approx(expected.mean)
     assert (subject.task.logits(smaller, batch) - logits).abs().max() < 1e-5 * logits.abs().max()
-    special = PairTokens(EOS, EOS)
+    special = PairTokens(EOS, EOS, (EOS,))
     search = partial(beam_search, smaller, batch["source"], batch["source_lengths"], special, Beam(2), 8)
     assert search(use_cache=True) == search(use_cache=False)
 
@@ -241,7 +241,7 @@ def test_the_pair_that_is_shown(tmp_path, settings, source, target, line):
     assert cross["keys"] == [*source, "<eos>"]
     if target is None:
         ids = torch.tensor([[*TOKENIZER.encode(source), EOS]])
-        (found_ids,) = beam_search(network, ids, torch.tensor([4]), PairTokens(EOS, EOS), subject.task.beam)
+        (found_ids,) = beam_search(network, ids, torch.tensor([4]), PairTokens(EOS, EOS, (EOS,)), subject.task.beam)
         assert cross["queries"] == TOKENIZER.token_strings([*found_ids, EOS])[: network.max_seq_len]
     else:
         assert cross["queries"] == [*target, "<eos>"][: settings.get("num_tokens")]

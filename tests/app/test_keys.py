@@ -81,14 +81,14 @@ WORDS = [
 """Texts and names of files, many of which Hydra's grammar cannot read, or reads as something else."""
 
 
-@pytest.mark.parametrize("key", ["data.files", "generate.prompt", "resume", "init_from", "++hydra.run.dir"])
+@pytest.mark.parametrize("key", ["data.files", "generate.prompt", "analysis.text", "resume", "++hydra.run.dir"])
 def test_a_path_and_a_text_need_no_quotes_beside_those_of_the_shell(key):
     assert [read(f"{key}={text}") for text in WORDS] == WORDS
     for text in [*WORDS, "[a]"]:
         (word,) = readable([f"{key}={text}"])
         assert readable([word]) == [word]
         assert text_of(word) == text or text == "[a]"
-    is_list = key in ("data.files", "generate.prompt")
+    is_list = key in ("data.files", "generate.prompt", "analysis.text")
     assert read(f"{key}=[a, é (1)]") == (["a", "é (1)"] if is_list else "[a, é (1)]")
     assert read(f"{key}=null") is None
     assert read(f"{key}=${{oc.env:HOME}}/é") == "${oc.env:HOME}/é"

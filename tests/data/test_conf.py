@@ -23,6 +23,7 @@ RUN = [
     "+model.max_seq_len=64",
     "+model.special_tokens={_target_:tinyformer.data.SpecialTokens}",
     "+task.labels=null",
+    "+task.num_texts=null",
     "+task.masking=null",
 ]
 

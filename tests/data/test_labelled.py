@@ -4,6 +4,7 @@ import random
 from itertools import chain
 
 import pytest
+import torch
 
 from tinyformer.data import ByteTokenizer, LabelledDataModule
 from tinyformer.data.documents import from_columns
@@ -173,3 +174,22 @@ def test_prepared_examples_are_opened_again(make):
     shorter = prepared(make(source=source, seq_len=8))  # another length needs no other tokens
     assert source.loads == 1
     assert shorter.splits["train"].num_truncated > 50
+
+
+def test_a_model_of_single_texts_is_not_given_pairs_nor_the_reverse(make):
+    single, pairs = list(reviews(40)), [(text, "so", label) for text, label in reviews(40)]
+    for rows, num_texts in ((single, 1), (pairs, 2)):
+        assert [make(train=rows, num_texts=n).prepare() for n in (None, num_texts)] == [None, None]
+        with pytest.raises(ArgumentError, match=r"^source='labelled': has .* texts, and the model classifies "):
+            make(train=rows, num_texts=3 - num_texts).prepare()
+
+
+def test_two_epochs_drop_different_tokens(make):
+    data = make(train=list(reviews(40)), token_dropout=0.5, validation_fraction=0, test_fraction=0)
+    data.prepare()
+    loader, texts = data.train_dataloader(), []
+    for _ in range(2):
+        rows = {int(row): ids for batch in loader for row, ids in zip(batch["rows"], batch["inputs"], strict=True)}
+        lengths = data.splits["train"].lengths
+        texts.append(torch.cat([rows[row][1 : lengths[row]] for row in range(40)]) == data.tokenizer.mask_id)
+    assert (texts[0] != texts[1]).double().mean() == pytest.approx(0.5, abs=0.1)

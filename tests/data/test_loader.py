@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinyformer.data import ByteTokenizer, ExampleLoader, LabelledSplit, ResumableLoader
+from tinyformer.data import ByteTokenizer, Examples, LabelledSplit, ResumableLoader, SimilarLengthLoader
 
 from .streams import split_of
 
@@ -24,7 +24,7 @@ def example_loader(**changes):
     tokenizer = ByteTokenizer().build([]).with_mask()
     ids, labels = np.arange(1000, 1000 + offsets[-1], dtype=np.uint32), np.zeros(len(lengths), np.int64)
     split = LabelledSplit(ids, offsets, labels, ["a"], tokenizer, 1, 0, 0)
-    return ExampleLoader(split, batch_size=4, token_dropout=0.5, seed=3, **changes)
+    return SimilarLengthLoader(lambda epoch: Examples(split, 0.5, (3, epoch)), split.lengths, 4, seed=3, **changes)
 
 
 def first_targets(batches):

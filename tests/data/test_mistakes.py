@@ -115,6 +115,7 @@ def repeated() -> bytes:
     return file.getvalue()
 
 
+TWO = {"columns": ["text", "label"]}
 FILES = [
     ("none.txt", None, {}, "files='.*none.txt': the file does not exist; name a text file, e.g. book.txt"),
     ("", None, {}, "files='.*': the folder contains no .txt, .csv, .* file"),
@@ -143,12 +144,17 @@ FILES = [
         {"text_column": ["a", "b", "c"]},
         r"text_column=\['a', 'b', 'c'\]: must be one column, or",
     ),
+    ("a.csv", b"text^label\nx^1\n", {}, r"text_column='text': .* is text\^label; .* write one of , ; \| or a tab"),
+    ("a.csv", b"x^1\n", TWO, r"files=.*: its first row is one field, x\^1, but there are 2 .*; write one of , ; \|"),
 ]
 L = {"label_column": "label"}
 LABELS = [
     ("a.csv", b"text,label\nx,1\n", {}, "label_column=None: .* needs the column .*; label_column='label' works"),
     ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*row 2 has 3 fields, but .* 2 columns \(text, label\)"),
     ("a.csv", b"Good,1\n", L, r"text_column='text': .* is Good, 1; .* header row; columns=\['text', 'label'\] works"),
+    ("a.csv", b"text^label\nx^1\n", L, r"text_column='text': .* write one of , ; \| or a tab between them\.$"),
+    ("a.csv", b"x^1\n", L | TWO, r"files=.*: its first row is one field, x\^1, but .*; write one of , ; \|"),
+    ("a.csv", b"text,label\nx,1\n", L | {"separator": "x"}, "separator='x': .* labels .*; separator=None works"),
     ("a.txt", b"text", L, "label_column='label': .*a.txt has no columns; .csv"),
     ("a.jsonl", b'{"text": "x", "label": ["a", "b"]}', L, r"label_column='label': .*a.jsonl holds \['a', 'b'\] there"),
     ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}', L, "label_column='label': row 2 of .* has no such column"),
@@ -163,7 +169,11 @@ LABELS = [
 
 
 HEADER = r"source_column='source': .* is uno, one, 3; .* header row; columns=\['source', 'target', 'column_3'\] works"
-PAIRS = [("a.tsv", b"uno\tone\t3\n", {}, HEADER), ("a.csv", b"source\nuno\n", {}, "target_column=.*it has source")]
+PAIRS = [
+    ("a.tsv", b"uno\tone\t3\n", {}, HEADER),
+    ("a.csv", b"source\nuno\n", {}, "target_column=.*it has source"),
+    ("a.csv", b"source,target\nuno,one\n", {"separator": "x"}, "separator='x': .* pairs.*; separator=None works"),
+]
 
 
 @pytest.mark.parametrize(("method", "rows"), [("load", FILES), ("load_examples", LABELS), ("load_pairs", PAIRS)])

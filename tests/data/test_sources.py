@@ -171,6 +171,7 @@ def test_the_delimiter_is_found(tmp_path):
 def test_a_separator_divides_documents(tmp_path):
     write(tmp_path, {"a.txt": "one\n<|end|>\r\ntwo\n\n three<|end|>\n", "b.jsonl": '{"text": "x<|end|>y"}'})
     assert texts_of(str(tmp_path), separator="<|end|>") == {"train": ["one", "two\n\n three", "x", "y"]}
+    assert texts_of(str(tmp_path / "b.jsonl"), separator="") == {"train": ["x<|end|>y"]}
     assert texts_of(str(tmp_path / "a.txt"), separator=r"\n\n") == {"train": ["one\n<|end|>\ntwo", " three<|end|>"]}
 
 

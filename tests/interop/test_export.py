@@ -149,7 +149,7 @@ REFERENCES = values(
     task.objective.pseudo_perplexity_tokens task.datamodule model.num_encoder_layers model.shared_embedding
     block.cross_attention_residual.skip block.cross_attention_residual.branch model.readout_bias model.scaled_readout
     model.special_tokens.eos model.special_tokens.decoder_start model.special_tokens.bos
-    model.special_tokens.forced_bos model.special_tokens.suppressed
+    model.special_tokens.forced_bos model.special_tokens.suppressed task.num_texts
     """
 )
 """Keys that only refer to another key, or do not concern the network."""

@@ -21,7 +21,7 @@ from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
-from tinyformer.tasks import Classification, Task
+from tinyformer.tasks import Task
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
@@ -113,15 +113,17 @@ class Subject:
             argument: the argument that holds it.
 
         Raises:
-            ArgumentError: there are none or too many texts, the model reads no pairs, or see `TextTokenizer.read`.
+            ArgumentError: the model does not read as many texts in a row, or see `TextTokenizer.read`.
         """
         if not text:
             raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
-        is_pair = not isinstance(text, str)
-        if is_pair and (len(text) != 2 or not isinstance(self.task, Classification)):
-            raise ArgumentError(argument, list(text), "must be one text; a classifier also takes a pair of two")
+        row: Any = text if isinstance(text, str) else tuple(text)
+        if not self.task.takes(row):
+            kind = {1: "one text", 2: "two texts, since the model classifies pairs"}.get(self.task.num_texts or 0)
+            works = {argument: ["A cat.", "A dog."] if self.task.num_texts == 2 else "A cat."}
+            raise ArgumentError(argument, text, f"must be {kind or 'one text, or two for a pair'}", works)
         with argument_path(passed={"text": argument}):
-            return self.tokenizer.read([(text[0], text[1]) if is_pair else str(text)], around)[0]
+            return self.tokenizer.read([row], around)[0]
 
     def head_grid(self, values: Sequence[float], title: str, label: str, diverging: bool = False) -> Figure:
         """The values of `head_pairs` in a grid, see `charts.head_grid`; ablated heads are hatched."""

@@ -50,7 +50,7 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
 def _readable(key: str, value: str, is_sweep: bool) -> str:
     """A value in Hydra's grammar."""
     is_text = TEXTS.fullmatch(key)
-    takes_list = not is_text or key.endswith(("files", "prompt", "column"))
+    takes_list = not is_text or key.endswith(("files", "prompt", "column", "analysis.text"))
     try:
         override = parsed(f"k={value}")
     except ValueError:

@@ -50,8 +50,9 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     Raises:
         ConfigError: `task.objective` is not a task, or needs other data.
     """
-    if config.task.labels is None:
-        config.task.labels = data.labels
+    for key in ("labels", "num_texts"):
+        if key in config.task and config.task[key] is None:
+            config.task[key] = getattr(data, key)
     task = instantiate(config.task.objective, _convert_="all")
     if not isinstance(task, Task):
         raise ConfigError(f"task.objective: {type(task).__name__} is no subclass of tinyformer.tasks.Task.")

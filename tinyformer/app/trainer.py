@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.app.checks import check_value
 from tinyformer.app.errors import ConfigError
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
-from tinyformer.data.base import Split
+from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.memory import keep_freed_memory

@@ -92,7 +92,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     settings = make_settings(config)
     compiled = compile_arguments(config, settings)
     data = prepare_data(config, start, invocation, settings.device)
-    stored["task"]["labels"] = data.labels
+    stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
     task = make_task(config, data)
     require_network_of(task, config)
     refuse_prompts(config.generate, task)

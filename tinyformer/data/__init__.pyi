@@ -5,7 +5,7 @@ from .dates import Dates
 from .docstring_questions import DocstringQuestions
 from .docstrings import Docstrings
 from .example_cache import ExampleRecipe
-from .examples import ExampleLoader, Examples, LabelledSplit
+from .examples import Examples, LabelledSplit
 from .hub_dataset import HubDataset
 from .induction import InductionDataModule
 from .labelled import LabelledDataModule
@@ -14,11 +14,12 @@ from .masking import MaskedWindows, Masker, Masking
 from .modular_addition import ModularAdditionDataModule
 from .module import TextDataModule, TokenDataModule
 from .near_copies import near_copy_groups
-from .pairs import PairDataModule, PairLoader, PairRecipe, Pairs, PairSplit
+from .pairs import PairDataModule, PairRecipe, Pairs, PairSplit
 from .pydoc import Pydoc
 from .question_module import QuestionDataModule, QuestionRecipe
-from .questions import QuestionLoader, Questions, QuestionSplit, QuestionTexts, tokenise_questions
+from .questions import Questions, QuestionSplit, QuestionTexts, tokenise_questions
 from .recall import RecallDataModule
+from .similar_lengths import SimilarLengthLoader
 from .sources import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source
 from .special_tokens import PairTokens, SpecialTokens
 from .splits import hold_out
@@ -49,7 +50,6 @@ __all__ = [
     "DocstringQuestions",
     "Docstrings",
     "EpochLoader",
-    "ExampleLoader",
     "ExampleRecipe",
     "Examples",
     "HubDataset",
@@ -66,7 +66,6 @@ __all__ = [
     "ModularAdditionDataModule",
     "Pack",
     "PairDataModule",
-    "PairLoader",
     "PairRecipe",
     "PairSource",
     "PairSplit",
@@ -76,7 +75,6 @@ __all__ = [
     "Pydoc",
     "Question",
     "QuestionDataModule",
-    "QuestionLoader",
     "QuestionRecipe",
     "QuestionSource",
     "QuestionSplit",
@@ -84,6 +82,7 @@ __all__ = [
     "Questions",
     "RecallDataModule",
     "ResumableLoader",
+    "SimilarLengthLoader",
     "Source",
     "SpecialTokens",
     "SquadFiles",

@@ -1,65 +1,32 @@
 """Lightning data modules: the base of all, and the base of those that read a source."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning
 import numpy as np
 import torch
-from jaxtyping import Int, Int64, UInt, UInt64
+from jaxtyping import Int, Int64, UInt64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
 from tinyformer.data.cache import LeftOut, Prepared, Recipe
 from tinyformer.data.loader import EpochLoader
 from tinyformer.data.share import share
-from tinyformer.data.similar_lengths import EvaluationBatches, Rows
+from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
 from tinyformer.data.sources import SPLITS, Source, in_use
+from tinyformer.data.stream import Split
 from tinyformer.data.text_files import LocalFiles
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
+from tinyformer.data.windows import Rows
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 from tinyformer.text_paths import hidden_files
 
 SAMPLE_SEED = 0
 """The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""
-
-
-@runtime_checkable
-class Split(Protocol):
-    """What every kind of split has."""
-
-    @property
-    def ids(self) -> UInt[np.ndarray, " tokens"]:
-        """All of its tokens."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of the raw text in UTF-8."""
-        ...
-
-    @property
-    def num_unknown(self) -> int:
-        """Number of `<unk>` tokens."""
-        ...
-
-    @property
-    def num_documents(self) -> int:
-        """Number of texts, or of examples."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of scored tokens."""
-        ...
-
-    @property
-    def num_targets(self) -> int:
-        """Number of tokens that a model reads in one pass over the split."""
-        ...
 
 
 class DataModule(lightning.LightningDataModule):
@@ -78,6 +45,7 @@ class DataModule(lightning.LightningDataModule):
         fingerprint: after `prepare`, identifies the content of all splits.
         name: short name, for the summary.
         labels: after `prepare`, the names of the classes; None where there are none.
+        num_texts: after `prepare`, the number of texts of a labelled example; None where there are none.
         files: after `prepare`, the names of the files of each split, where data are read from files.
         num_hidden: after `prepare`, the number of hidden files in their folders, which are not read.
         left_out: after `prepare`, what each split leaves out; see `LeftOut`.
@@ -96,6 +64,7 @@ class DataModule(lightning.LightningDataModule):
     fingerprint: str
     name: str
     labels: list[str] | None = None
+    num_texts: int | None = None
     files: dict[str, list[str]]
     num_hidden = 0
     left_out: LeftOut
@@ -385,13 +354,13 @@ class SourceDataModule(DataModule):
         prepared = self._recipe(whole).open(self.cache_dir)
         return prepared is not None and prepared.tokenizer.fingerprint == tokenizer.fingerprint
 
-    def _require_rows(self, split: str, number: int) -> None:
-        """Refuse to evaluate on an empty split.
+    def _require_rows(self, split: str) -> None:
+        """Refuse an empty split.
 
         Raises:
             ArgumentError: it is empty.
         """
-        if number:
+        if self.splits[split].num_tokens:
             return
         argument = f"{split}_fraction"
         if self._held_out.get(argument):
@@ -414,6 +383,7 @@ class RowDataModule(SourceDataModule):
     kind: type  # of sources that have such rows
     lacking: str  # what other sources lack, for errors
     recipe: type[Recipe]
+    rows: Callable[[Any], Rows]  # of a split
     varying_length = True
 
     def __init__(
@@ -438,6 +408,18 @@ class RowDataModule(SourceDataModule):
     @abstractmethod
     def _order(self, split: str) -> Int64[np.ndarray, " rows"]:
         """A number for each row of a split, by which similar lengths are found."""
+
+    def _rows(self, split: str) -> Rows:
+        self._require_rows(split)
+        return self.rows(self.splits[split])
+
+    def _training_rows(self, epoch: int) -> Rows:
+        """The training rows of an epoch."""
+        return self._rows("train")
+
+    def _training_loader(self, **settings: Any) -> SimilarLengthLoader:
+        self._require_rows("train")
+        return SimilarLengthLoader(self._training_rows, self._order("train"), **settings)
 
     def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
         return share(EvaluationBatches(self._rows(split), self._order(split), self.batch_size), None, rank, world_size)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +24,7 @@ from tinyformer.data.tokenizer_recipes import TokenizerRecipe
 from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
 from tinyformer.errors import argument_path
 
-_NO_TEXT = "without text (empty, null or cut short)"
+_NO_TEXT, _TRAINED_ON = "without text (empty, null or cut short)", "trained_on.npy"
 
 _FORMAT = 4  # increase it when the same input would give other files
 
@@ -54,11 +53,8 @@ class Prepared:
     facts: dict[str, Any]
 
 
-TRAINED_ON = "trained_on.npy"
-
-
 @dataclass(frozen=True)
-class Recipe(ABC):
+class Recipe:
     """Everything that determines the tokenised splits of a source.
 
     Args:
@@ -75,11 +71,13 @@ class Recipe(ABC):
         without: fingerprints of the text on which a model was trained, which is left out of all splits but "train".
 
     Attributes:
+        method: the source's method that loads the rows.
         keep_whole: see `hold_out`.
         compared: see `hold_out`; by these columns, rows are recognised, too.
         classes: see `hold_out`.
     """
 
+    method: ClassVar[str]
     keep_whole: ClassVar[bool] = True
     compared: ClassVar[tuple[str, ...]] = ()
     classes: ClassVar[str | None] = None
@@ -189,7 +187,7 @@ class Recipe(ABC):
                 return None
             splits = {name: open_split(folder, name, counts) for name, counts in facts.pop("splits").items()}
             tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
-            trained_on = np.load(folder / TRAINED_ON) if (folder / TRAINED_ON).exists() else None
+            trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
             return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
             return None
@@ -211,11 +209,11 @@ class Recipe(ABC):
         (folder / "tokenizer.json").write_text(tokenizer.to_json())
         (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
         if "train" in splits and (found := fingerprints_of_all(self._compared(splits["train"]))) is not None:
-            np.save(folder / TRAINED_ON, found)
+            np.save(folder / _TRAINED_ON, found)
 
-    @abstractmethod
     def _load(self) -> dict[str, datasets.Dataset]:
         """The rows of the source's splits."""
+        return getattr(self.source, self.method)()
 
     def _texts(self, rows: datasets.Dataset) -> Iterator[str]:
         """The texts of rows to tokenise, in order."""

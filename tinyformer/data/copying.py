@@ -32,10 +32,8 @@ class CopyDataModule(RandomDataModule):
         min_length: the smallest n.
         max_length: the largest n in training and validation.
         max_test_length: the largest n in the test split.
-        num_sequences: number of training sequences in an epoch.
-        num_validation_sequences: number of sequences of the validation split, and of the test split.
         fresh: whether each epoch has training sequences of its own.
-        settings: further arguments of `GeneratedDataModule`.
+        settings: further arguments of `RandomDataModule`; the test split is as large as the validation split.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -51,8 +49,6 @@ class CopyDataModule(RandomDataModule):
         min_length: int,
         max_length: int,
         max_test_length: int,
-        num_sequences: int,
-        num_validation_sequences: int,
         fresh: bool = True,
         **settings: Any,
     ) -> None:
@@ -75,9 +71,7 @@ class CopyDataModule(RandomDataModule):
             _num_tokens(max_length),
             max_seq_len=max_seq_len,
             symbols=symbols,
-            identity=[self.name, _FORMAT, symbols, self._lengths, num_sequences, num_validation_sequences, fresh],
-            num_sequences=num_sequences,
-            num_validation_sequences=num_validation_sequences,
+            identity=[self.name, _FORMAT, symbols, self._lengths],
             fresh=fresh,
             **settings,
         )

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 
 from tinyformer.data.cache import Recipe
 from tinyformer.data.documents import natural_order
-from tinyformer.data.sources import SPLITS, LabelledSource
+from tinyformer.data.sources import SPLITS
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
 
@@ -20,10 +20,7 @@ _LONGEST = 2**20  # characters of a text that are kept: more than a model reads,
 class ExampleRecipe(Recipe):
     """Everything that determines the tokenised examples of a `LabelledSource`."""
 
-    classes = "label"
-
-    def _load(self) -> dict[str, datasets.Dataset]:
-        return cast(LabelledSource, self.source).load_examples()
+    method, classes = "load_examples", "label"
 
     def _divide(self, own: dict[str, datasets.Dataset]) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
         """The splits that have labels, and facts about them: see `Recipe._divide`.

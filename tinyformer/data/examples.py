@@ -1,7 +1,6 @@
 """Labelled token sequences, and batches of them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -9,13 +8,13 @@ from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
 from tinyformer.data.near_copies import splitmix64
-from tinyformer.data.similar_lengths import SimilarLengthLoader
-from tinyformer.data.stream import TokenSplit
+from tinyformer.data.stream import Split, TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.windows import Rows
 
 
 @dataclass(frozen=True)
-class LabelledSplit:
+class LabelledSplit(Split):
     """The examples of one split: sequences `[eos, *text]`, or `[eos, *first, eos, *second]`, and their classes.
 
     Attributes:
@@ -52,11 +51,6 @@ class LabelledSplit:
     def num_tokens(self) -> int:
         """Number of tokens of all sequences."""
         return len(self.ids)
-
-    @property
-    def num_targets(self) -> int:
-        """Number of tokens that a model reads in one pass over the examples."""
-        return self.num_tokens
 
     @property
     def label_counts(self) -> dict[str, int]:
@@ -110,7 +104,7 @@ def truncate(
     return stream.ids[positions], offsets, num_cut
 
 
-class Examples(torch.utils.data.Dataset):
+class Examples(Rows):
     """Batches of the examples of a split.
 
     Token dropout replaces tokens by the tokenizer's mask token, each with the same probability, except the first of a
@@ -160,27 +154,3 @@ class Examples(torch.utils.data.Dataset):
     def _dropped(self, positions: Int64[np.ndarray, "batch seq"]) -> Bool[np.ndarray, "batch seq"]:
         # The element of a SplitMix64 sequence at each position, which does not depend on those before.
         return splitmix64(self._key + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) < self._threshold
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
-
-
-class ExampleLoader(SimilarLengthLoader):
-    """Batches of training examples of similar length, every example once an epoch.
-
-    Args:
-        split: the examples, at least one for each rank.
-        batch_size: maximum number of examples in a batch, on each rank.
-        token_dropout: see `Examples`.
-        seed: determines the order and the dropped tokens, together with the epoch.
-        settings: further arguments of `SimilarLengthLoader`.
-    """
-
-    def __init__(
-        self, split: LabelledSplit, batch_size: int, *, token_dropout: float = 0.0, seed: int = 0, **settings: Any
-    ) -> None:
-        super().__init__(split.lengths, batch_size, seed=seed, **settings)
-        self._split, self._token_dropout = split, token_dropout
-
-    def _rows(self, epoch: int) -> Examples:
-        return Examples(self._split, self._token_dropout, (self._seed, epoch))

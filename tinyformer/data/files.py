@@ -10,6 +10,7 @@ import unicodedata
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,13 @@ class Layout:
                 reason, works = f"{place} has no such column; it has {', '.join(existing)[:500]}", {}
                 if from_header and not {*self.selected} & {*existing}:
                     reason = f"{place} has no such column: its first row, which names the columns, is "
-                    reason += f"{', '.join(existing)[:500]}; for a file without a header row"
-                    others = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
-                    works = {"columns": [*self.selected, *others]}
+                    reason += f"{', '.join(existing)[:500]}"
+                    if len(existing) == 1:
+                        reason += "; if these are several fields, write one of , ; | or a tab between them"
+                    if len(existing) >= len(self.selected):
+                        reason += "; for a file without a header row"
+                        others = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
+                        works = {"columns": [*self.selected, *others]}
                 raise self.error(column, reason, works)
 
     def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
@@ -178,6 +183,9 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any
         layout.require_columns(file, names, from_header=layout.columns is None)
         selected = [names.index(column) for column in layout.selected]
         for number, line in enumerate(filter(None, lines), start=1):
+            if layout.columns and number == len(line) == 1 < len(names):
+                reason = f"its first row is one field, {line[0]:.500}, but there are {len(names)} columns "
+                raise _error(file, f"{reason}({', '.join(names)}); write one of , ; | or a tab between fields")
             if len(line) > len(names):
                 raise _error(
                     file,
@@ -192,14 +200,6 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any
             "as plain characters",
             quoted=False,
         ) from error
-
-
-def _read_csv(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    return _read_table(file, layout, ",")
-
-
-def _read_tsv(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    return _read_table(file, layout, "\t")
 
 
 def parse_json(file: Path) -> Any:
@@ -253,8 +253,8 @@ def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
 
 READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {
     ".txt": _read_text,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": partial(_read_table, usual=","),
+    ".tsv": partial(_read_table, usual="\t"),
     ".json": _read_json,
     ".jsonl": _read_json,
     ".parquet": _read_parquet,

@@ -175,6 +175,7 @@ class RandomDataModule(GeneratedDataModule):
         num_sequences: number of training sequences in an epoch.
         num_validation_sequences: number of validation sequences.
         fresh: whether each epoch has training sequences of its own; else longer runs repeat them in another order.
+        identity: see `GeneratedDataModule`.
         settings: further arguments of `GeneratedDataModule`.
 
     Raises:
@@ -188,13 +189,14 @@ class RandomDataModule(GeneratedDataModule):
         num_sequences: int,
         num_validation_sequences: int,
         fresh: bool = False,
+        identity: list[Any],
         **settings: Any,
     ) -> None:
         numbers = {"num_sequences": num_sequences, "num_validation_sequences": num_validation_sequences}
         require_at_least(1, {"num_sequences": 65_536, "num_validation_sequences": 512}, **numbers)
         require_at_most(MAX_TOKENS // seq_len, dict.fromkeys(numbers, MAX_TOKENS // seq_len), **numbers)
-        super().__init__(seq_len, **settings)
         self._num_sequences = {"train": num_sequences, "validation": num_validation_sequences}
+        super().__init__(seq_len, identity=[*identity, self._num_sequences, fresh], **settings)
         self._fresh = fresh
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """The Hugging Face Hub: which commit a revision names now, and files of models."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -66,20 +67,11 @@ def model_file(path: str, filename: str) -> Path:
         ArgumentError: the repository or the file does not exist, or cannot be reached and was never downloaded.
     """
     try:
-        # Asking first keeps an unreachable Hub quick: `hf_hub_download` alone tries for half a minute and more.
-        resolve(path, None, "model")
-    except HubUnreachableError as unreachable:
-        try:
-            return Path(hf_hub_download(path, filename, local_files_only=True))
-        except EntryNotFoundError:
-            raise unreachable from None
-    try:
         # The plain download (not of the commit) also records what "main" is, for later use offline.
-        return Path(hf_hub_download(path, filename))
+        return _downloaded(path, partial(hf_hub_download, path, filename))
     except EntryNotFoundError as error:
-        raise ArgumentError(
-            "path", path, f"this repository has no {filename}", {"path": "openai-community/gpt2"}
-        ) from error
+        works = {"path": "openai-community/gpt2"}
+        raise ArgumentError("path", path, f"this repository has no {filename}", works) from error
 
 
 def model_folder(path: str, filenames: Sequence[str]) -> Path:
@@ -92,11 +84,16 @@ def model_folder(path: str, filenames: Sequence[str]) -> Path:
     Raises:
         ArgumentError: the repository does not exist, or cannot be reached and was never downloaded.
     """
+    return _downloaded(path, partial(snapshot_download, path, allow_patterns=list(filenames)))
+
+
+def _downloaded(path: str, download: Callable[..., str]) -> Path:
     try:
+        # Asking first keeps an unreachable Hub quick: `hf_hub_download` alone tries for half a minute and more.
         resolve(path, None, "model")
     except HubUnreachableError as unreachable:
         try:
-            return Path(snapshot_download(path, allow_patterns=list(filenames), local_files_only=True))
+            return Path(download(local_files_only=True))
         except EntryNotFoundError:
             raise unreachable from None
-    return Path(snapshot_download(path, allow_patterns=list(filenames)))
+    return Path(download())

@@ -116,7 +116,7 @@ class HubDataset:
         if not streaming and not self.rejoin_splits and not self.document_start:
             return {split: self._text_only(rows) for split, rows in splits.items()}  # remains a memory map
         if not streaming:
-            splits = {split: self._text_columns(rows) for split, rows in splits.items()}
+            splits = {split: self._columns(rows, self.text_columns) for split, rows in splits.items()}
         documents = {
             split: take_characters(join_rows(map(self._text, rows), self.document_start), max_characters)
             for split, rows in splits.items()
@@ -164,7 +164,7 @@ class HubDataset:
         return {split: self._pairs(split, rows) for split, rows in self._open(streaming=False).items()}
 
     def _pairs(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
-        rows = self._columns(rows.flatten(), list(zip(PAIR_ARGUMENTS, self.pair_columns, strict=True)))
+        rows = self._columns(rows.flatten(), self.pair_columns, PAIR_ARGUMENTS)
         pairs = rows.rename_columns(dict(zip(self.pair_columns, TEXTS, strict=True)))
         for number, values in enumerate(iterate_rows(pairs), start=1):
             require_pair(values, self.pair_columns, f"row {number} of the split {split} of {self.path}")
@@ -213,25 +213,24 @@ class HubDataset:
         return datasets.concatenate_datasets([self._text_only(rows), from_columns(label=labels)], axis=1)
 
     def _text_only(self, rows: datasets.Dataset) -> datasets.Dataset:
-        rows = self._text_columns(rows)
+        rows = self._columns(rows, self.text_columns)
         return rows.rename_columns(dict(zip(self.text_columns, TEXTS, strict=False)))
 
-    def _text_columns(self, rows: datasets.Dataset) -> datasets.Dataset:
-        arguments = ["text_column"] * len(self.text_columns)
-        return self._columns(rows, list(zip(arguments, self.text_columns, strict=True)))
-
-    def _columns(self, rows: datasets.Dataset, columns: Sequence[tuple[str, str]]) -> datasets.Dataset:
+    def _columns(
+        self, rows: datasets.Dataset, columns: Sequence[str], arguments: Sequence[str] = ("text_column",) * len(TEXTS)
+    ) -> datasets.Dataset:
         """The columns of texts alone: decoding others could fetch pictures from other servers.
 
         Args:
             rows: the rows.
-            columns: the argument that names each column, and the column.
+            columns: the columns.
+            arguments: the argument that names each of them.
         """
-        for argument, column in columns:
+        for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
             if not _is_text(rows.features[column]):
                 raise self._no_texts(column, argument)
-        return rows.select_columns([column for _, column in columns])
+        return rows.select_columns(list(columns))
 
     def _text(self, row: Mapping[str, Any]) -> str:
         for column in self.text_columns:

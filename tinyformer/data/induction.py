@@ -32,9 +32,7 @@ class InductionDataModule(RandomDataModule):
         num_symbols: number of different symbols.
         min_period: the smallest p.
         max_period: the largest p.
-        num_sequences: number of training sequences; longer runs repeat them in another order.
-        num_validation_sequences: number of validation sequences.
-        settings: further arguments of `GeneratedDataModule`.
+        settings: further arguments of `RandomDataModule`.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -49,8 +47,6 @@ class InductionDataModule(RandomDataModule):
         num_symbols: int,
         min_period: int,
         max_period: int,
-        num_sequences: int,
-        num_validation_sequences: int,
         **settings: Any,
     ) -> None:
         symbols, self._periods = require_symbols("num_symbols", num_symbols, SYMBOLS), (min_period, max_period)
@@ -59,13 +55,10 @@ class InductionDataModule(RandomDataModule):
         if seq_len < needed:
             reason = f"must be at least {needed}, for a block of `max_period`={max_period} and one scored repetition"
             raise ArgumentError("seq_len", seq_len, reason, {"seq_len": needed})
-        numbers = {"train": num_sequences, "validation": num_validation_sequences}
         super().__init__(
             seq_len,
             symbols=symbols,
-            identity=[_FORMAT, symbols, self._periods, numbers, seq_len],
-            num_sequences=num_sequences,
-            num_validation_sequences=num_validation_sequences,
+            identity=[self.name, _FORMAT, symbols, self._periods, seq_len],
             **settings,
         )
 

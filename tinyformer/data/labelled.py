@@ -11,10 +11,11 @@ from tinyformer.data.base import RowDataModule
 from tinyformer.data.cache import Prepared, open_rows
 from tinyformer.data.documents import natural_order
 from tinyformer.data.example_cache import ExampleRecipe
-from tinyformer.data.examples import ExampleLoader, Examples, LabelledSplit, truncate
-from tinyformer.data.sources import LabelledSource, Source
+from tinyformer.data.examples import Examples, LabelledSplit, truncate
+from tinyformer.data.sources import LabelledSource, Source, in_use
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
+from tinyformer.data.windows import Rows
 from tinyformer.errors import ArgumentError
 
 
@@ -27,6 +28,7 @@ class LabelledDataModule(RowDataModule):
         seq_len: maximum number of tokens of a sequence; longer ones are truncated.
         batch_size: examples in a batch, on each device.
         labels: names of the classes, for a model that was trained on them; None: those of the training split.
+        num_texts: number of texts of an example, for a model that was trained on such; None: that of the data.
         token_dropout: probability that a token is masked in training, see `Examples`.
         settings: further arguments of `RowDataModule`.
 
@@ -37,7 +39,7 @@ class LabelledDataModule(RowDataModule):
     splits: dict[str, LabelledSplit]
     row = "example"
     kind, lacking = LabelledSource, "its texts have no class labels; docstrings and files with a label column do"
-    recipe = ExampleRecipe
+    recipe, rows = ExampleRecipe, Examples
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class LabelledDataModule(RowDataModule):
         batch_size: int,
         *,
         labels: list[str] | None = None,
+        num_texts: int | None = None,
         token_dropout: float | int = 0.0,
         **settings: Any,
     ) -> None:
@@ -56,7 +59,7 @@ class LabelledDataModule(RowDataModule):
             raise ArgumentError("token_dropout", token_dropout, reason, {"token_dropout": 0.3})
         if labels is not None and not len(labels) == len(set(labels)) >= 2:
             raise ArgumentError("labels", labels, "must be at least two different names", {"labels": ["no", "yes"]})
-        self._given_labels, self._token_dropout = labels, float(token_dropout)
+        self._given_labels, self._token_dropout, self._given_num_texts = labels, float(token_dropout), num_texts
 
     def _take(self, prepared: Prepared, whole: bool) -> None:
         self.labels = self._given_labels or prepared.facts["classes"]
@@ -65,6 +68,12 @@ class LabelledDataModule(RowDataModule):
             raise ArgumentError("source", self.name, reason)
         labels = {name: open_rows(prepared.folder, name)["label"].to_pylist() for name in prepared.splits}
         has_pairs = any(len(rows.offsets) - 1 > len(labels[name]) for name, rows in prepared.splits.items())
+        self.num_texts = 2 if has_pairs else 1
+        if self._given_num_texts not in (None, self.num_texts):
+            kinds = ("pairs of texts", "single texts") if has_pairs else ("single texts", "pairs of texts")
+            columns = getattr(in_use(self.source), "text_columns", ())
+            works = {"source.text_column": columns[0]} if len(columns) == 2 else {}
+            raise ArgumentError("source", self.name, f"has {kinds[0]}, and the model classifies {kinds[1]}", works)
         if has_pairs and self.tokenizer.has_segments:
             _warn(f"{self.name}: token_type_ids are left out: the tokens of both texts of a pair have type 0.")
         self.splits = {name: self._split(stream, labels[name]) for name, stream in prepared.splits.items()}
@@ -97,13 +106,12 @@ class LabelledDataModule(RowDataModule):
             num_truncated,
         )
 
-    def _training_loader(self, **settings: Any) -> ExampleLoader:
-        return ExampleLoader(self.splits["train"], token_dropout=self._token_dropout, **settings)
+    def _training_rows(self, epoch: int) -> Examples:
+        return Examples(self.splits["train"], self._token_dropout, (self.seed, epoch))
 
-    def _rows(self, split: str) -> Examples:
-        self._require_rows(split, self.splits[split].num_documents)
+    def _rows(self, split: str) -> Rows:
         self._require_known_labels(split)
-        return Examples(self.splits[split])
+        return super()._rows(split)
 
     def _order(self, split: str) -> Int64[np.ndarray, " examples"]:
         return self.splits[split].lengths

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int64
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.windows import Windows
+from tinyformer.data.windows import Rows, Windows
 from tinyformer.errors import ArgumentError
 
 EVALUATION = 0
@@ -106,7 +106,7 @@ class Masker:
         return np.take_along_axis(chance, first, axis=1)
 
 
-class MaskedWindows(torch.utils.data.Dataset):
+class MaskedWindows(Rows):
     """Windows with masked tokens.
 
     Args:
@@ -124,6 +124,3 @@ class MaskedWindows(torch.utils.data.Dataset):
     def __getitems__(self, indices: list[int]) -> Batch:
         """The windows with these indices, as one batch."""
         return self._masker(self._windows.__getitems__(indices), indices, self._epoch)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])

@@ -174,5 +174,5 @@ class TextDataModule(SourceDataModule, TokenDataModule):
         return TextRecipe(self.source, self._tokenizer_recipe, max_tokens=self._max_tokens, **hold_out)
 
     def _rows(self, split: str) -> Windows | MaskedWindows:
-        self._require_rows(split, self.splits[split].num_tokens)
+        self._require_rows(split)
         return super()._rows(split)

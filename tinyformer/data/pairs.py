@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import torch
@@ -13,12 +12,12 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import RowDataModule
 from tinyformer.data.cache import Prepared, Recipe, open_rows
 from tinyformer.data.documents import TEXTS
-from tinyformer.data.similar_lengths import SimilarLengthLoader
 from tinyformer.data.sources import PairSource, Source
 from tinyformer.data.special_tokens import PairTokens, SpecialTokens
-from tinyformer.data.stream import TokenSplit
+from tinyformer.data.stream import Split, TokenSplit
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
+from tinyformer.data.windows import Rows
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TooLong = Literal["truncate", "skip", "error"]
@@ -28,17 +27,14 @@ TooLong = Literal["truncate", "skip", "error"]
 class PairRecipe(Recipe):
     """Everything that determines the tokenised pairs of a `PairSource`."""
 
-    compared = TEXTS
+    method, compared = "load_pairs", TEXTS
 
     def _parts(self) -> list[Any]:
         return [*super()._parts(), *cast(PairSource, self.source).pair_columns]
 
-    def _load(self) -> dict[str, datasets.Dataset]:
-        return cast(PairSource, self.source).load_pairs()
-
 
 @dataclass(frozen=True)
-class PairSplit:
+class PairSplit(Split):
     """The pairs of one split.
 
     Attributes:
@@ -97,7 +93,7 @@ class PairSplit:
         return self.targets[row].as_py()
 
 
-class Pairs(torch.utils.data.Dataset):
+class Pairs(Rows):
     """Batches of the pairs of a split, padded on the right.
 
     A batch has each source (`source`), its length (`source_lengths`), the target as the decoder reads it (`inputs`),
@@ -141,35 +137,6 @@ class Pairs(torch.utils.data.Dataset):
             ids[np.arange(len(ids)), ends + index] = token
         return np.where(place < lengths[:, None], ids, padding)
 
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
-
-
-class PairLoader(SimilarLengthLoader):
-    """Batches of training pairs whose sources and targets are of similar length, every pair once an epoch.
-
-    Args:
-        split: the pairs, at least one for each rank.
-        batch_size: maximum number of pairs in a batch, on each rank.
-        settings: further arguments of `SimilarLengthLoader`.
-    """
-
-    def __init__(self, split: PairSplit, batch_size: int, **settings: Any) -> None:
-        super().__init__(order_of(split), batch_size, **settings)
-        self._pairs = Pairs(split)
-
-    def _rows(self, epoch: int) -> Pairs:
-        return self._pairs
-
-
-def order_of(split: PairSplit) -> Int64[np.ndarray, " pairs"]:
-    """A number by which to sort pairs: the longer of source and target, and then the shorter.
-
-    In this order, 8 % of the tokens in batches of Spanish and English verses are padding; sorted by target, 17 %.
-    """
-    longer, shorter = split.lengths.max(axis=1), split.lengths.min(axis=1)
-    return longer * (int(longer.max(initial=0)) + 1) + shorter
-
 
 class PairDataModule(RowDataModule):
     """Batches of pairs of a source text and its target, such as a sentence and its translation.
@@ -192,7 +159,7 @@ class PairDataModule(RowDataModule):
     splits: dict[str, PairSplit]
     row = document = "pair"
     kind, lacking = PairSource, "has no pairs of a source and a target; files and Hub data sets with two columns do"
-    recipe = PairRecipe
+    recipe, rows = PairRecipe, Pairs
 
     def __init__(
         self,
@@ -253,13 +220,11 @@ class PairDataModule(RowDataModule):
             num_skipped=skips,
         )
 
-    def _training_loader(self, **settings: Any) -> PairLoader:
-        self._require_rows("train", self.splits["train"].num_documents)
-        return PairLoader(self.splits["train"], **settings)
-
-    def _rows(self, split: str) -> Pairs:
-        self._require_rows(split, self.splits[split].num_documents)
-        return Pairs(self.splits[split])
-
     def _order(self, split: str) -> Int64[np.ndarray, " pairs"]:
-        return order_of(self.splits[split])
+        """The longer of source and target, and then the shorter.
+
+        In this order, 8 % of the tokens in batches of Spanish and English verses are padding; sorted by target, 17 %.
+        """
+        lengths = self.splits[split].lengths
+        longer, shorter = lengths.max(axis=1), lengths.min(axis=1)
+        return longer * (int(longer.max(initial=0)) + 1) + shorter

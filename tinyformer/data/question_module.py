@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import numpy as np
@@ -10,7 +10,7 @@ from jaxtyping import Int64
 
 from tinyformer.data.base import RowDataModule
 from tinyformer.data.cache import Prepared, Recipe, open_rows
-from tinyformer.data.questions import EXTRA_TOKENS, QuestionLoader, Questions, QuestionSplit, QuestionTexts, token_spans
+from tinyformer.data.questions import EXTRA_TOKENS, Questions, QuestionSplit, QuestionTexts, token_spans
 from tinyformer.data.sources import QuestionSource, Source
 from tinyformer.data.tokenizer import TextTokenizer
 from tinyformer.data.tokenizer_recipes import TokenizerRecipe
@@ -21,10 +21,8 @@ from tinyformer.errors import ArgumentError, require_at_least
 class QuestionRecipe(Recipe):
     """Everything that determines the tokenised questions of a `QuestionSource`."""
 
+    method = "load_questions"
     compared = ("pair",)  # else training would have questions about held-out contexts
-
-    def _load(self) -> dict[str, datasets.Dataset]:
-        return cast(QuestionSource, self.source).load_questions()
 
     def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
         columns = (list(rows[column]) for column in ("pair", "answers", "starts"))
@@ -53,7 +51,7 @@ class QuestionDataModule(RowDataModule):
     document = "question"
     kind = QuestionSource
     lacking = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
-    recipe = QuestionRecipe
+    recipe, rows = QuestionRecipe, Questions
 
     def __init__(
         self,
@@ -91,14 +89,6 @@ class QuestionDataModule(RowDataModule):
             ).cut(self.seq_len, self._max_question_length, self._stride)
             for name, stream in prepared.splits.items()
         }
-
-    def _training_loader(self, **settings: Any) -> QuestionLoader:
-        self._require_rows("train", self.splits["train"].num_documents)
-        return QuestionLoader(self.splits["train"], **settings)
-
-    def _rows(self, split: str) -> Questions:
-        self._require_rows(split, self.splits[split].num_documents)
-        return Questions(self.splits[split])
 
     def _judged(self, split: str) -> Int64[np.ndarray, " windows"]:
         """The windows that hold the answer, and those of questions without one; all where there are none of these.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +10,10 @@ import torch
 from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
-from tinyformer.data.similar_lengths import SimilarLengthLoader
 from tinyformer.data.squad import Question, from_questions
+from tinyformer.data.stream import Split
 from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.windows import Rows
 
 EXTRA_TOKENS = 2
 """Tokens of a window beside those of question and context: `eos` before each."""
@@ -71,7 +71,7 @@ class QuestionTexts:
 
 
 @dataclass(frozen=True)
-class QuestionSplit(QuestionTexts):
+class QuestionSplit(QuestionTexts, Split):
     """The questions of one split, each in one or several windows, as a model reads them.
 
     A window is the sequence `[eos, *question, eos, *part]`, where the part is a piece of the context. The parts of a
@@ -115,11 +115,6 @@ class QuestionSplit(QuestionTexts):
     def num_tokens(self) -> int:
         """Number of tokens of all windows."""
         return int(self.sizes.sum())
-
-    @property
-    def num_targets(self) -> int:
-        """Number of tokens that a model reads in one pass over the windows."""
-        return self.num_tokens
 
     @property
     def is_answerable(self) -> Bool[np.ndarray, " questions"]:
@@ -235,7 +230,7 @@ def _with_offsets(
             yield row, offsets
 
 
-class Questions(torch.utils.data.Dataset):
+class Questions(Rows):
     """Batches of the windows of a split, padded on the right with `eos`.
 
     A batch has, beside the tokens of each window (`inputs`) and their number (`lengths`), where its part of the context
@@ -275,23 +270,3 @@ class Questions(torch.utils.data.Dataset):
         arrays |= {"answerable": self._is_answerable[rows], "rows": windows}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return tensors  # type: ignore[return-value]
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
-
-
-class QuestionLoader(SimilarLengthLoader):
-    """Batches of training windows of similar length, every window once an epoch.
-
-    Args:
-        split: the questions, with at least one window for each rank.
-        batch_size: maximum number of windows in a batch, on each rank.
-        settings: further arguments of `SimilarLengthLoader`.
-    """
-
-    def __init__(self, split: QuestionSplit, batch_size: int, **settings: Any) -> None:
-        super().__init__(split.sizes, batch_size, **settings)
-        self._questions = Questions(split)
-
-    def _rows(self, epoch: int) -> Questions:
-        return self._questions

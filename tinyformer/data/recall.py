@@ -30,10 +30,8 @@ class RecallDataModule(RandomDataModule):
         num_pairs: D, the number of pairs, and of queries.
         num_keys: number of different keys.
         num_values: number of different values.
-        num_sequences: number of training sequences in an epoch.
-        num_validation_sequences: number of validation sequences.
         fresh: whether each epoch has training sequences of its own.
-        settings: further arguments of `GeneratedDataModule`.
+        settings: further arguments of `RandomDataModule`.
 
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
@@ -48,8 +46,6 @@ class RecallDataModule(RandomDataModule):
         num_pairs: int,
         num_keys: int,
         num_values: int,
-        num_sequences: int,
-        num_validation_sequences: int,
         fresh: bool = True,
         **settings: Any,
     ) -> None:
@@ -67,12 +63,7 @@ class RecallDataModule(RandomDataModule):
         super().__init__(
             seq_len,
             symbols=symbols,
-            identity=[
-                *(self.name, _FORMAT, symbols, self._numbers, num_sequences, num_validation_sequences, fresh),
-                seq_len,
-            ],
-            num_sequences=num_sequences,
-            num_validation_sequences=num_validation_sequences,
+            identity=[self.name, _FORMAT, symbols, self._numbers, seq_len],
             fresh=fresh,
             **settings,
         )

@@ -1,7 +1,6 @@
 """Batches of rows of similar length, so that little of them is padding."""
 
-from abc import abstractmethod
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -9,21 +8,9 @@ from jaxtyping import Int64
 
 from tinyformer.batch import Batch
 from tinyformer.data.loader import EpochLoader
+from tinyformer.data.windows import Rows
 
 _POOL = 50  # batches whose rows are sorted by length together
-
-
-@runtime_checkable
-class Rows(Protocol):
-    """Rows of a split, of which any can be put into a batch, padded to the longest of them."""
-
-    def __len__(self) -> int:
-        """The number of rows."""
-        ...
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """The rows with these indices as one batch."""
-        ...
 
 
 class SimilarLengthLoader(EpochLoader):
@@ -33,6 +20,7 @@ class SimilarLengthLoader(EpochLoader):
     step the batches of all ranks have similar lengths, so that no rank waits long for another.
 
     Args:
+        rows_of: returns the rows of an epoch, given its number.
         lengths: of the rows, at least one for each rank.
         batch_size: maximum number of rows in a batch, on each rank.
         seed: determines the order, together with the epoch.
@@ -44,6 +32,7 @@ class SimilarLengthLoader(EpochLoader):
 
     def __init__(
         self,
+        rows_of: Callable[[int], Rows],
         lengths: Int64[np.ndarray, " rows"],
         batch_size: int,
         *,
@@ -53,20 +42,17 @@ class SimilarLengthLoader(EpochLoader):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._lengths, self._seed, self._rank, self._world_size = lengths, seed, rank, world_size
+        self._rows_of, self._lengths, self._seed = rows_of, lengths, seed
+        self._rank, self._world_size = rank, world_size
         # Rounded up so that all rows are read; but each batch must have a row on every rank.
         length = min(-(-len(lengths) // (batch_size * world_size)), len(lengths) // world_size)
         super().__init__(length, num_workers, pin_memory)
 
-    @abstractmethod
-    def _rows(self, epoch: int) -> Any:
-        """The rows in this epoch."""
-
-    def _epoch(self, epoch: int) -> tuple[Any, list[list[int]]]:
+    def _epoch(self, epoch: int) -> tuple[Rows, list[list[int]]]:
         generator = np.random.default_rng((self._seed, epoch))
         pool = min(_POOL, max(self._length // 4, 1))  # else few batches would be the same ones in each epoch
         steps = group_by_length(self._lengths, self._length, pool, generator)
-        return self._rows(epoch), [step[self._rank :: self._world_size].tolist() for step in steps]
+        return self._rows_of(epoch), [step[self._rank :: self._world_size].tolist() for step in steps]
 
 
 def group_by_length(

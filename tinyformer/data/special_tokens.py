@@ -11,14 +11,14 @@ from tinyformer.errors import ArgumentError, require_at_least
 class PairTokens:
     """The ids of the tokens around sources and targets, and of those that are never generated.
 
-    A source is `before text after`. The decoder predicts the same of a target, and reads it one token later, after
+    A source is `before text end`. The decoder predicts the same of a target, and reads it one token later, after
     `start`.
 
     Attributes:
         eos: ends a decoded target.
         start: what the decoder reads first.
+        end: the tokens after every text.
         before: the tokens before every text, such as BART's `<s>`.
-        after: the tokens after every text; None: `eos`.
         forced_bos: what the first token of a decoded target has to be, if anything.
         suppressed: tokens that are never decoded.
         vocab_size: the id from which on none is ever decoded, since there are no such tokens; None: there are.
@@ -26,16 +26,11 @@ class PairTokens:
 
     eos: int
     start: int
+    end: tuple[int, ...]
     before: tuple[int, ...] = ()
-    after: tuple[int, ...] | None = None
     forced_bos: int | None = None
     suppressed: tuple[int, ...] = ()
     vocab_size: int | None = None
-
-    @property
-    def end(self) -> tuple[int, ...]:
-        """The tokens after every text."""
-        return (self.eos,) if self.after is None else self.after
 
     @property
     def num_added(self) -> int:
@@ -128,4 +123,4 @@ class SpecialTokens:
         if tokenizer is not None:
             before, after = tokenizer.around if tokenizer.post_processed else (before, after)
             suppressed, vocab_size = [*suppressed, *tokenizer.missing_ids(tokenizer.vocab_size)], tokenizer.vocab_size
-        return PairTokens(eos, start, tuple(before), tuple(after), self.forced_bos, tuple(suppressed), vocab_size)
+        return PairTokens(eos, start, tuple(after), tuple(before), self.forced_bos, tuple(suppressed), vocab_size)

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import datasets
@@ -139,14 +140,9 @@ def _can_fill(asked: Float[np.ndarray, " splits"], groups: Groups, sizes: Groups
 
 def _cut(train: datasets.Dataset, fractions: Mapping[str, Fraction]) -> dict[str, datasets.Dataset]:
     """Each document, cut into consecutive parts, one for each split."""
-    names = ("train", *fractions)
-    shares = (1 - sum(fractions.values()), *fractions.values())
-    parts: dict[str, list[str]] = {name: [] for name in names}
-    for text in iterate_texts(train):
-        begin, share = 0, Fraction(0)
-        for name, part in zip(names, shares, strict=True):
-            share += part
-            end = int(len(text) * share)
-            parts[name].append(text[begin:end])
-            begin = end
-    return {name: from_texts(texts) for name, texts in parts.items()}
+    texts, shares = list(iterate_texts(train)), (1 - sum(fractions.values()), *fractions.values())
+    bounds = pairwise(accumulate(shares, initial=Fraction(0)))
+    return {
+        name: from_texts(text[int(len(text) * begin) : int(len(text) * end)] for text in texts)
+        for name, (begin, end) in zip(("train", *fractions), bounds, strict=True)
+    }

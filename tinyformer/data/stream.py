@@ -1,6 +1,7 @@
 """Streams of token ids on disk: written once, then memory-mapped."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -18,8 +19,37 @@ from tinyformer.data.tokenizer import TextTokenizer
 _BATCH = 2**21  # characters tokenised at a time: the encodings of two batches take about 1 GB at most
 
 
+class Split(ABC):
+    """The tokens of one split.
+
+    Attributes:
+        ids: all of them.
+        num_bytes: length of the raw text in UTF-8.
+        num_unknown: number of `<unk>` tokens.
+    """
+
+    ids: UInt[np.ndarray, " tokens"]
+    num_bytes: int
+    num_unknown: int
+
+    @property
+    @abstractmethod
+    def num_documents(self) -> int:
+        """Number of texts, or of examples."""
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """Number of scored tokens."""
+
+    @property
+    def num_targets(self) -> int:
+        """Number of tokens that a model reads in one pass over the split."""
+        return self.num_tokens
+
+
 @dataclass(frozen=True)
-class TokenSplit:
+class TokenSplit(Split):
     """The token ids of one split: `eos d1 eos d2 ... eos dn`, one `eos` before each document and none at the end.
 
     Inputs are all ids but the last and targets all but the first, so every token of the text is scored exactly once,

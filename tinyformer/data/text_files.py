@@ -105,7 +105,8 @@ class TextFiles(LocalFiles):
         self.text_columns, self.label_column = one_or_two(text_column), label_column
         self.columns, self.quoted = columns and list(columns), quoted
         self.pair_columns = two_columns(source_column, target_column)
-        self.separator = separator and separator.replace(r"\n", "\n")  # a shell passes on \n as it is typed
+        # A shell passes on \n as it is typed.
+        self.separator = separator.replace(r"\n", "\n") if separator else None
 
     def fingerprint(self) -> str:
         """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
@@ -137,18 +138,26 @@ class TextFiles(LocalFiles):
         """All documents with their labels, in the order of the files.
 
         Raises:
-            ArgumentError: as for `load`; or `label_column` is missing, or only some rows have a label.
+            ArgumentError: as for `load`; or `label_column` is missing, only some rows have a label, or there is a
+                `separator`.
         """
         column = require_label_column(self.label_column, self.text_columns)
-        return {split: self._examples(files, column) for split, files in self.of_splits.items()}
+        return {split: self._examples(files, column) for split, files in self._undivided().items()}
 
     def load_pairs(self) -> dict[str, datasets.Dataset]:
         """All pairs, in the order of the files.
 
         Raises:
-            ArgumentError: as for `load`; or a row lacks its source or its target.
+            ArgumentError: as for `load`; or a row lacks its source or its target, or there is a `separator`.
         """
-        return {split: self._pairs(files) for split, files in self.of_splits.items()}
+        return {split: self._pairs(files) for split, files in self._undivided().items()}
+
+    def _undivided(self) -> dict[str, list[Path]]:
+        """`of_splits`, for rows that are not divided into documents."""
+        if self.separator is not None:
+            reason = "divides texts into documents, but not rows with labels or pairs, which are whole"
+            raise ArgumentError("separator", self.separator.replace("\n", r"\n"), reason, {"separator": None})
+        return self.of_splits
 
     def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
         layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)

@@ -66,16 +66,18 @@ class MaskedTokenizer:
         return self.recipe.build(texts).with_mask()
 
 
+class _Builder:
+    def key(self) -> str:
+        """The name of the recipe and its options."""
+        return repr(self)
+
+
 @dataclass(frozen=True)
-class CharTokenizer:
+class CharTokenizer(_Builder):
     """A token for each character of the training documents; any other character becomes `<unk>`."""
 
     name = "char"
     characters_per_token = 1
-
-    def key(self) -> str:
-        """The name of the recipe, which has no options."""
-        return repr(self)
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
         """The tokenizer whose characters are those of `texts`, sorted by code point."""
@@ -90,15 +92,11 @@ class CharTokenizer:
 
 
 @dataclass(frozen=True)
-class ByteTokenizer:
+class ByteTokenizer(_Builder):
     """A token for each of the 256 bytes of UTF-8, its id the byte's value, and `<eos>`."""
 
     name = "byte"
     characters_per_token = 1
-
-    def key(self) -> str:
-        """The name of the recipe, which has no options."""
-        return repr(self)
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
         """The tokenizer; it does not depend on `texts`."""
@@ -110,7 +108,7 @@ class ByteTokenizer:
 
 
 @dataclass(frozen=True)
-class BPETokenizer:
+class BPETokenizer(_Builder):
     """Byte-level byte-pair encoding, learned on the training documents.
 
     Sennrich et al. 2016, arXiv 1508.07909; on bytes: Radford et al. 2019 (GPT-2).
@@ -131,10 +129,6 @@ class BPETokenizer:
         if self.vocab_size < 257:
             reason = "must be at least 257, for the 256 bytes and <eos>"
             raise ArgumentError("vocab_size", self.vocab_size, reason, {"vocab_size": 2048})
-
-    def key(self) -> str:
-        """The recipe and its `vocab_size`."""
-        return repr(self)
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
         """The tokenizer with the most frequent merges of `texts`."""

@@ -1,5 +1,6 @@
 """Windows of fixed length over a token stream."""
 
+from abc import ABC, abstractmethod
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,7 +15,22 @@ Pack = Literal["concat", "document"]
 PACKS: tuple[str, ...] = get_args(Pack)
 
 
-class Windows(torch.utils.data.Dataset):
+class Rows(torch.utils.data.Dataset, ABC):
+    """Rows of a split, of which any can be put into a batch."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    @abstractmethod
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """The rows with these indices as one batch, padded to the longest of them."""
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+
+class Windows(Rows):
     """Consecutive windows of a split: together they cover every target exactly once, in order.
 
     A window that extends past the end of its text is padded on the right: inputs with `eos`, targets with `IGNORED`;
@@ -87,9 +103,6 @@ class Windows(torch.utils.data.Dataset):
             batch["document_starts"] = torch.from_numpy(document_starts(documents, self._most))
         return batch
 
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
-
 
 def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int32[np.ndarray, " starts"]:
     """Where the documents of rows that are laid end to end begin, and the number of tokens, see `AttentionMask`.
@@ -119,7 +132,7 @@ def _slices(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(numbers, shape, 2 * numbers.strides, writeable=False)[start]
 
 
-class TensorWindows(torch.utils.data.Dataset):
+class TensorWindows(Rows):
     """The windows of `Windows` with `drop_partial`, for a stream held on a device: a batch is one gather there.
 
     Args:
@@ -140,6 +153,3 @@ class TensorWindows(torch.utils.data.Dataset):
         start = torch.as_tensor(indices, device=self._ids.device) * self._seq_len
         ids = self._ids[start[:, None] + self._positions].long()
         return {"inputs": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])

@@ -22,6 +22,7 @@ class Classification(Task):
         labels: the class labels; None only until the data are read.
         label_smoothing: share of the target probability that is spread evenly over all classes during training
             (Szegedy et al. 2015, arXiv 1512.00567).
+        num_texts: see `Task`.
 
     Raises:
         ArgumentError: `label_smoothing` is negative or not below 1.
@@ -32,12 +33,14 @@ class Classification(Task):
     tests_best = True
     unit = "example"
 
-    def __init__(self, labels: Sequence[str] | None, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, labels: Sequence[str] | None, label_smoothing: float = 0.0, num_texts: int | None = None
+    ) -> None:
         if not 0 <= label_smoothing < 1:
             raise ArgumentError(
                 "label_smoothing", label_smoothing, "must be at least 0 and below 1", {"label_smoothing": 0.1}
             )
-        self.labels, self.label_smoothing = list(labels or []), label_smoothing
+        self.labels, self.label_smoothing, self.num_texts = list(labels or []), label_smoothing, num_texts
 
     def mask(self, batch: Batch) -> AttentionMask:
         """A bidirectional mask that hides padding."""

@@ -22,6 +22,7 @@ class Task(ABC):
         higher_is_better: whether a larger value of that metric is better.
         tests_best: whether a run ends by scoring the best weights on the test split, where the data have one.
         unit: what the loss is a mean over, in the singular.
+        num_texts: the number of texts that are read as one row; None: one, or the two of a pair.
         network_class: the class of the networks that it trains.
         needs_masking: whether the data have to mask tokens, see `tinyformer.data.Masking`.
     """
@@ -31,8 +32,14 @@ class Task(ABC):
     higher_is_better: bool = False
     tests_best: bool = False
     unit: str = "token"
+    num_texts: int | None = 1
     network_class: type[Network] = Transformer
     needs_masking: bool = False
+
+    def takes(self, text: object) -> bool:
+        """Whether something is a text, or a pair of texts as a tuple, and the model reads such rows."""
+        texts = (text,) if isinstance(text, str) else text if isinstance(text, tuple) and len(text) == 2 else ()
+        return bool(texts) and self.num_texts in (None, len(texts)) and all(isinstance(one, str) for one in texts)
 
     @abstractmethod
     def mask(self, batch: Batch) -> AttentionMask:
