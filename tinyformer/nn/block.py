@@ -6,14 +6,17 @@ In a decoder that attends to an encoder's output, cross-attention comes between 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.dropout import make_dropout
+from tinyformer.nn.kernels.support import require_possible
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.residual import Residual
+from tinyformer.nn.softmax import SoftmaxAttention
 
 
 class Context(NamedTuple):
@@ -28,6 +31,14 @@ class Context(NamedTuple):
     vectors: Float[Tensor, "batch k_seq d_model"]
     mask: AttentionMask
     cache: LayerCache | None = None
+
+
+def _possible(attention: nn.Module) -> nn.Module:
+    """Refuse what the named backend cannot compute on any device."""
+    for part in attention.modules():
+        if isinstance(part, SoftmaxAttention):
+            require_possible(part.backend, part.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
+    return attention
 
 
 class Block(nn.Module):
@@ -49,6 +60,10 @@ class Block(nn.Module):
         num_layers: number of layers in the model.
         kind: the stack that the layer belongs to, "encoder" or "decoder", in a network that has both; the factories of
             attention are then called with `kind`, too: with this one, or with "cross".
+
+    Raises:
+        ArgumentError: no device can compute the attention by the backend that it names, or a factory refuses an
+            argument.
     """
 
     ends_normalised: bool
@@ -75,14 +90,14 @@ class Block(nn.Module):
         with argument_path("norm"):
             self.attention_norm = norm(d_model)
         with argument_path("attention"):
-            self.attention = attention(**layer, **own)
+            self.attention = _possible(attention(**layer, **own))
         with argument_path("attention_residual"):
             self.attention_residual = attention_residual(**layer)
         self.cross_attention = None
         if cross_attention is not None:
             self.cross_attention_norm = norm(d_model)
             with argument_path("cross_attention"):
-                self.cross_attention = cross_attention(**layer, **cross)
+                self.cross_attention = _possible(cross_attention(**layer, **cross))
             with argument_path("cross_attention_residual"):
                 self.cross_attention_residual = cross_attention_residual(**layer)
             self.cross_mid_point = nn.Identity()  # its hooks see the residual stream after the cross-attention
