@@ -69,7 +69,7 @@ BREAKS = (
     ),
     Break(
         "maps_padded_on_the_wrong_side",
-        "nn/attention.py",
+        "nn/maps.py",
         "F.pad(maps.weights, padding)",
         "F.pad(maps.weights, padding[::-1])",
         ("tests/nn/test_cache.py", "-k", "captured"),
@@ -580,8 +580,8 @@ BREAKS = (
     Break(
         "smaller_of_two_softmaxes",
         "analysis/circuit.py",
-        "name: max(of_layers",
-        "name: min(of_layers",
+        "name: max(of[index]",
+        "name: min(of[index]",
         ("tests/analysis/test_circuit.py",),
     ),
     Break(
@@ -615,8 +615,8 @@ BREAKS = (
     Break(
         "rollout_from_the_last_layer",
         "inspection/text_maps.py",
-        "mixed / mixed.sum(dim=-1, keepdim=True) @ total",
-        "total @ (mixed / mixed.sum(dim=-1, keepdim=True))",
+        "F.normalize(mixed, p=1, dim=-1) @ total",
+        "total @ F.normalize(mixed, p=1, dim=-1)",
         ("tests/inspection/test_text_maps.py",),
     ),
     Break(

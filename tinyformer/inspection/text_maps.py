@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -197,7 +198,7 @@ class TextMaps:
         for layer in layers:
             living = layer.living_heads().float()
             mixed = abs(layer.branch) * living.sum(dim=0) / max(len(living), 1) + abs(layer.skip) * identity
-            total = mixed / mixed.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny) @ total
+            total = F.normalize(mixed, p=1, dim=-1) @ total
         return total
 
     def measures(self) -> Table:
