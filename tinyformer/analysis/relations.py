@@ -199,7 +199,7 @@ class HeadRelations:
         """
         network, task = cast(EncoderDecoder, subject.network), cast(Seq2Seq, subject.task)
         tokens, length = task.special_tokens.around(subject.tokenizer), network.max_seq_len
-        source = self._encode(subject, "text", self.text, tokens.num_added)
+        source, layers = self._encode(subject, "text", self.text, tokens.num_added), network.cross_attentions()
         with subject.precision():
             if self.target is None:
                 pair = decoded_pair(network, source, tokens, task.beam)
@@ -207,10 +207,8 @@ class HeadRelations:
                 target = self._encode(subject, "target", self.target, tokens.num_added)
                 pair = TokenPair.of(source, target, tokens, length).to(subject.batches[0]["inputs"].device)
             maps = capture_pair(network, pair)["cross"].layers
-        cross = [index for index, address in enumerate(subject.addresses) if address[0] == "cross"]
-        layers, addresses = subject.layers, subject.addresses
         predicted, read = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
-        return Read([layers[i] for i in cross], [addresses[i] for i in cross], maps, predicted, read)
+        return Read(layers, [("cross", index) for index in range(len(layers))], maps, predicted, read)
 
     def _encode(self, subject: Subject, argument: str, text: Text, num_special: int) -> list[int]:
         """The tokens of a text.

@@ -53,7 +53,8 @@ class Block(nn.Module):
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
             `num_layers`.
         feed_forward_residual: the same for the feed-forward network.
-        cross_attention: factory of the cross-attention, called like that of the attention; None for none.
+        cross_attention: factory of the cross-attention, called like that of the attention; None for none. Its `forward`
+            takes the tokens' vectors, `context` and `context_mask`.
         cross_attention_residual: factory of the residual connection around it.
         dropout: probability of zeroing an element of a sublayer's output in training.
         layer_index: index of this layer, from 0.
@@ -126,7 +127,8 @@ class Block(nn.Module):
         assert self.cross_attention is not None
         if context is None:
             raise ArgumentError("context", None, "is needed by a block with cross-attention")
-        return self.cross_attention(x, context=context.vectors, context_mask=context.mask, cache=context.cache)
+        cache = {} if context.cache is None else {"cache": context.cache}
+        return self.cross_attention(x, context=context.vectors, context_mask=context.mask, **cache)
 
 
 class PreNormBlock(Block):
