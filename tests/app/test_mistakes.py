@@ -51,6 +51,8 @@ def mistake_in(*overrides: str) -> str:
     [
         ("seed=0", "none"),
         ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer; model.num_heads=4 works."),
+        ("model.num_heads=abc model.d_model=30", "model.num_heads=abc: should be a valid integer; *num_heads=3 works."),
+        ("model.d_model=abc model.num_heads=7", "model.d_model=abc: should be a valid integer."),
         ("optimizer.lr=-1", "optimizer.lr=-1*; optimizer.lr=0.001 works."),
         ("schedule=wsd schedule.decay_fraction=2", "schedule.decay_fraction=2*; schedule.decay_fraction=0.2 works."),
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),
