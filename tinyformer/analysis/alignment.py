@@ -102,13 +102,7 @@ class CrossAlignment:
 
 
 def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2) -> Copied:
-    """The tokens of the words that a target copies from its source, see `CrossAlignment`.
-
-    Args:
-        pair: a source and a target.
-        tokenizer: the tokenizer of both.
-        min_length: the smallest number of characters of a copied word.
-    """
+    """The tokens of the words that a target copies from its source, see `CrossAlignment`."""
     places, rows = (_once(ids[0].tolist(), tokenizer) for ids in (pair.source, pair.predicted))
     found: Copied = []
     for name, to in rows.items():

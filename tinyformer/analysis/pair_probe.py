@@ -50,14 +50,7 @@ class TokenPair(NamedTuple):
 
     @classmethod
     def of(cls, source: Sequence[int], target: Sequence[int], tokens: PairTokens, num_tokens: int) -> "TokenPair":
-        """The pair of two texts, each cut to `num_tokens` tokens, special tokens included.
-
-        Args:
-            source: token ids of the source.
-            target: token ids of the target.
-            tokens: the special tokens around texts.
-            num_tokens: the largest number of tokens of each.
-        """
+        """The pair of two texts, each cut to `num_tokens` tokens, special tokens included."""
         sides = tokens.source(source, num_tokens), tokens.inputs(target), tokens.predicted(target)
         return cls(*(torch.tensor([ids[:num_tokens]]) for ids in sides))
 
@@ -84,12 +77,7 @@ def decoded_pair(
 ) -> TokenPair:
     """A source with the target that the model finds for it, on the network's device.
 
-    Args:
-        network: the model.
-        source: token ids of the source.
-        tokens: the special tokens around texts.
-        beam: the settings of the beam search.
-        num_tokens: the largest number of tokens of each, special tokens included; by default the context length.
+    Each has at most `num_tokens` tokens, special tokens included; by default as many as the context holds.
     """
     device = network.encoder.token_embedding.weight.device
     num_tokens = min(num_tokens or network.max_seq_len, network.max_seq_len)
@@ -131,11 +119,6 @@ def measure_pairs(
     """The measures of every head, combined over the pairs by `Measure.combine`; nan for other kinds of attention.
 
     Each pair has a forward pass of its own, since the lengths differ and padding would be measured.
-
-    Args:
-        network: the model, in training or evaluation mode.
-        pairs: sources and targets, on the network's device.
-        precision: context of the forward passes.
     """
     found = defaultdict[str, list[dict[str, list[list[float]]]]](list)
     with precision:

@@ -211,13 +211,7 @@ class HeadRelations:
         return Read(layers, [("cross", index) for index in range(len(layers))], maps, predicted, read)
 
     def _encode(self, subject: Subject, argument: str, text: Text, num_special: int) -> list[int]:
-        """The tokens of a text.
-
-        Args:
-            subject: the model and its tokenizer.
-            argument: the argument that holds the text.
-            text: the text.
-            num_special: number of special tokens around it.
+        """The tokens of a text, without the special tokens around it.
 
         Raises:
             ArgumentError: with the special tokens, there are more than the model's context holds.
@@ -231,15 +225,7 @@ class HeadRelations:
 
 
 def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: int) -> Related:
-    """The attention of the heads of a layer from one word to another.
-
-    Args:
-        maps: attention weights and logits of one text.
-        queries: the words of the rows.
-        keys: the words of the columns.
-        query: index of the query word.
-        key: index of the key word.
-    """
+    """The attention of the heads of a layer from the word `query` of `queries` to the word `key` of `keys`."""
     visible = (maps.logits[0, 0] > -torch.inf).double()  # the mask is the same for all heads
     even = merge_words(visible / visible.sum(dim=-1, keepdim=True).clamp(min=1), queries, keys)[query]
     weights = merge_words(maps.weights[0].double(), queries, keys)[:, query]

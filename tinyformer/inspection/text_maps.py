@@ -263,10 +263,7 @@ class TextMaps:
         return chart_of_maps([panel], queries.tokens, keys.tokens, [] if axes is None else [axes])
 
     def panel_of(self, address: HeadAddress) -> Panel:
-        """The map of a head, with its title.
-
-        Args:
-            address: the address of the head, see `layer_of`.
+        """The map of a head, with its title; see `layer_of` for the address.
 
         Raises:
             ArgumentError: there is no such head.
