@@ -13,7 +13,7 @@ from torch import Tensor
 from tinyformer.analysis.capture import CapturedMaps, attention_calls
 from tinyformer.analysis.cross_measures import CROSS_MEASURES
 from tinyformer.analysis.measures import MEASURES, combine_inputs, measure_layers
-from tinyformer.analysis.probe import HeadMeasures, ablated_maps, map_names
+from tinyformer.analysis.probe import HeadMeasures, ablated_maps
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import PairTokens, TextTokenizer
@@ -127,12 +127,11 @@ def measure_pairs(
                 tokens = pair.source if kind == "encoder" else pair.target
                 found[kind].append(measure_layers(OF_KIND[kind], maps, tokens))
     kinds = network.attentions_by_kind()
-    names = [map_names(layer) for layers in kinds.values() for layer in layers]
     measured = dict.fromkeys(name for measures in OF_KIND.values() for name in measures)
-    values = {name: [[math.nan] * len(heads) for heads in names] for name in measured}
+    values = {name: [[math.nan] * len(maps) for maps in ablated_maps(network)] for name in measured}
     first = 0
     for kind, layers in kinds.items():
         for name, of_layers in combine_inputs(OF_KIND[kind], found[kind], [1] * len(pairs)).items():
             values[name][first : first + len(layers)] = of_layers
         first += len(layers)
-    return HeadMeasures(names, values, network.layer_names(), ablated_maps(network))
+    return HeadMeasures.of(network, values)

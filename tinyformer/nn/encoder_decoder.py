@@ -151,8 +151,8 @@ class EncoderDecoder(Network):
             NoMapsError: there is none.
         """
         if not (found := self.attentions_by_kind().get("cross")):
-            other = self.decoder.layers[0].cross_attention
-            raise NoMapsError(other, "is no BaseAttention, so it has no heads", "cross_attention")
+            last = self.other_attentions()[-1]
+            raise NoMapsError(last, "is no BaseAttention, so it has no heads", "cross_attention")
         return found
 
     def attentions(self) -> list[BaseAttention]:
