@@ -169,10 +169,10 @@ BREAKS = (
     ),
     Break(
         "the_same_tokens_dropped_in_each_epoch",
-        "data/labelled.py",
-        "self._token_dropout, (self.seed, epoch))",
-        "self._token_dropout, (self.seed,))",
-        ("tests/data/test_labelled.py",),
+        "data/examples.py",
+        "Examples(self._split, self._token_dropout, (self._seed, epoch))",
+        "Examples(self._split, self._token_dropout, (self._seed,))",
+        ("tests/data/test_examples.py",),
     ),
     Break(
         "max_tokens_forgets_what_is_held_out",
@@ -615,8 +615,8 @@ BREAKS = (
     Break(
         "rollout_from_the_last_layer",
         "inspection/text_maps.py",
-        "mixed / mixed.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny) @ total",
-        "total @ (mixed / mixed.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny))",
+        "F.normalize(mixed, p=1, dim=-1) @ total",
+        "total @ F.normalize(mixed, p=1, dim=-1)",
         ("tests/inspection/test_text_maps.py",),
     ),
     Break(

@@ -262,44 +262,56 @@ class Mean(nn.Module):
         super().__init__()
         self.proj = nn.Linear(16, 16)
 
-    def forward(self, x, mask):
+    def forward(self, x, mask=None, context=None, context_mask=None):
+        if context is not None:
+            return self.proj(x + context.mean(1, keepdim=True))
         return self.proj(x.cumsum(1) / torch.arange(1, x.shape[1] + 1).unsqueeze(1))
 """
 NO_HEADS = "attention=Mean: is no BaseAttention, so it has no heads."
 OF_HEADS, OF_MAPS = "analysis=heads", "analysis=maps analysis.importance=false"
+RELATED = "analysis=relations 'analysis.text=7 mice' 'analysis.pairs=[[7,mice]]'"
+SEQ2SEQ, LOGGED = "task=seq2seq tokenizer=byte", "logs run/metrics.csv, attention/heads.csv"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "told", "analyses"),
+    ("axis", "task", "told", "analyses"),
     [
         (
+            "attention",
             "tokenizer=byte",
             "telemetry left out: attention='Mean': is no BaseAttention",
             {OF_HEADS: NO_HEADS, OF_MAPS: NO_HEADS},
         ),
-        ("task=seq2seq tokenizer=byte", "logs run/metrics.csv, attention/heads.csv", {OF_HEADS: "", OF_MAPS: ""}),
+        ("attention", SEQ2SEQ, LOGGED, {OF_HEADS: "", OF_MAPS: ""}),
+        (
+            "cross_attention",
+            SEQ2SEQ,
+            LOGGED,
+            {"analysis=alignment": f"cross_{NO_HEADS}", RELATED: f"cross_{NO_HEADS}", OF_HEADS: "", OF_MAPS: ""},
+        ),
     ],
-    ids=["causal", "seq2seq"],
+    ids=["causal", "seq2seq", "cross"],
 )
 def test_any_module_can_be_the_attention(
-    program: Program, monkeypatch: pytest.MonkeyPatch, task: str, told: str, analyses: dict[str, str]
+    program: Program, monkeypatch: pytest.MonkeyPatch, axis: str, task: str, told: str, analyses: dict[str, str]
 ) -> None:
     monkeypatch.syspath_prepend(Path.cwd())
     Path("plain_mean.py").write_text(MEAN)
     Path("pairs.tsv").write_text("source\ttarget\n" + "".join(f"{n} mice\tmice {n}\n" for n in range(80)))
     data = "data.files=pairs.tsv data.validation_fraction=0.2 data.text_column=source"
-    own = "'attention={_target_: plain_mean.Mean, _partial_: true}'"
+    own = f"'{axis}={{_target_: plain_mean.Mean, _partial_: true}}'"
     ended = program("train.py", SMALL, f"data=text {data} {task} {own} hydra.run.dir=run")
     assert (ended.code, told in " ".join(ended.out.split())) == (0, True), ended
-    trusted = f"checkpoint=run/checkpoints/last.ckpt {data} attention._target_=plain_mean.Mean"
+    trusted = f"checkpoint=run/checkpoints/last.ckpt {data} {axis}._target_=plain_mean.Mean"
     ended = program("evaluate.py", trusted, "hydra.run.dir=scored")
     assert (ended.code, "val loss" in ended.out) == (0, True), ended
     for analysis, refusal in analyses.items():
         ended = program("evaluate.py", trusted, analysis, "hydra.run.dir=evaluated")
         assert (ended.code, refusal in ended.err) == (2 if refusal else 0, True), ended
     if "seq2seq" in task:
-        assert {row["kind"] for name in ("ablation", "maps") for row in table(name)} == {"cross"}
+        others = {"cross"} if axis == "attention" else {"encoder", "decoder"}
+        assert {row["kind"] for name in ("ablation", "maps") for row in table(name)} == others
 
 
 @pytest.mark.slow

@@ -51,6 +51,8 @@ def mistake_in(*overrides: str) -> str:
     [
         ("seed=0", "none"),
         ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer; model.num_heads=4 works."),
+        ("model.num_heads=abc model.d_model=30", "model.num_heads=abc: should be a valid integer; *num_heads=3 works."),
+        ("model.d_model=abc model.num_heads=7", "model.d_model=abc: should be a valid integer."),
         ("optimizer.lr=-1", "optimizer.lr=-1*; optimizer.lr=0.001 works."),
         ("schedule=wsd schedule.decay_fraction=2", "schedule.decay_fraction=2*; schedule.decay_fraction=0.2 works."),
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),
@@ -64,6 +66,8 @@ def mistake_in(*overrides: str) -> str:
         ("norm.eps=-1", "norm.eps=-1: must be at least 0; norm.eps=1e-05 works."),
         ("attention.num_kv_heads=3", "attention.num_kv_heads=3: must divide model.num_heads=2; *"),
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
+        ("attention.window=abc", "attention.window=abc: should be a valid *"),
+        ("+attention.widow=4", "attention.widow: Attention has no argument widow. Did you mean attention.window?"),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
         ("block.attention_residual.skip=[1,1,1]", "block.attention_residual.skip=[1,1,1]: *"),
         ("model.dropout=2 model.embedding_dropout=0", "model.dropout=2: *; model.dropout=0.1 works."),

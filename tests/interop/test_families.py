@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from interop.models import BART, BERT, GPT2, LLAMA, MARIAN, NEOX, T5, transformers
 from tinyformer.errors import ArgumentError
-from tinyformer.interop import FAMILIES, Family
+from tinyformer.interop import FAMILIES
 from tinyformer.interop.bert import OUTPUT, OUTPUT_BIAS, read_weights
-from tinyformer.interop.family import ACTIVATIONS, ANYWHERE, REQUIRED
+from tinyformer.interop.family import ACTIVATIONS, ANYWHERE, REQUIRED, Family
 from tinyformer.interop.gpt_neox import DEFAULTS
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from tokenizers.implementations import ByteLevelBPETokenizer
 
 from interop.models import GPT2, checkpoint_of, theirs, transformers
 from tinyformer.data import ByteTokenizer, TextTokenizer
-from tinyformer.interop import read_tokenizer, tokenizer_files
+from tinyformer.interop.vocabulary import read_tokenizer, tokenizer_files
 
 TEXT = "The cat sees the birds, and Élan's mice see 12 cats. "
 

@@ -211,8 +211,8 @@ class Fading(RelativePosition):
 
 def test_a_modification_that_is_not_additive_is_refused():
     message = "declares its score modification additive, but what it adds depends on the score"
-    with pytest.raises(ArgumentError, match=f"^position='Saturating': {message}"):
-        Attention(D_MODEL, 4, position=Saturating)
+    with pytest.raises(ArgumentError, match=f"^block.attention.position='Saturating': {message}"):
+        network(partial(Attention, D_MODEL, 4, position=Saturating))
     distant = network(partial(Attention, D_MODEL, 4, position=Fading))
     with pytest.raises(ArgumentError, match=f"^encoder.block.attention.position='Fading': {message}"):
         distant.resolve_backends("cpu", torch.float32, CAUSAL)

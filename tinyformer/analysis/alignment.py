@@ -49,6 +49,7 @@ class CrossAlignment:
         if not isinstance(subject.network, EncoderDecoder):
             reason = "analyses the cross-attention of models that were trained with task=seq2seq"
             raise ArgumentError("analysis", "alignment", reason, {"analysis": "heads"})
+        cross = subject.network.cross_attentions()
         pairs = [
             (pair, copied)
             for batch in subject.batches
@@ -64,9 +65,10 @@ class CrossAlignment:
         for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
             assert isinstance(network, EncoderDecoder)
             choosing, tested = (_hits(subject, network, half) for half in halves)
-            ablated = [flag for layer in network.attentions_by_kind()["cross"] for flag in layer.ablated_maps()]
+            layers = network.cross_attentions()
+            ablated = [flag for layer in layers for flag in layer.ablated_maps()]
             chosen = int(torch.cat(choosing).masked_fill(torch.tensor(ablated), -1).argmax())
-            names = [(layer, head) for layer, heads in enumerate(self._names(network)) for head in heads]
+            names = [(number, head) for number, layer in enumerate(layers) for head in map_names(layer)]
             best[name] = (*names[chosen], float(torch.cat(tested)[chosen]))
             shares = zip(torch.cat(choosing).tolist(), torch.cat(tested).tolist(), strict=True)
             rows += [
@@ -90,27 +92,17 @@ class CrossAlignment:
             figures={
                 "alignment": head_grid(
                     of_trained,
-                    [[head_label(head) for head in heads] for heads in self._names(subject.network)],
+                    [[head_label(head) for head in map_names(layer)] for layer in cross],
                     f"Copied tokens that heads of the cross-attention hit, of {counts[1]}",
                     label="share of copied tokens",
-                    ablated=[layer.ablated_maps() for layer in subject.network.attentions_by_kind()["cross"]],
+                    ablated=[layer.ablated_maps() for layer in cross],
                 )
             },
         )
 
-    @staticmethod
-    def _names(network: EncoderDecoder) -> list[list[str]]:
-        return [map_names(layer) for layer in network.attentions_by_kind()["cross"]]
-
 
 def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2) -> Copied:
-    """The tokens of the words that a target copies from its source, see `CrossAlignment`.
-
-    Args:
-        pair: a source and a target.
-        tokenizer: the tokenizer of both.
-        min_length: the smallest number of characters of a copied word.
-    """
+    """The tokens of the words that a target copies from its source, see `CrossAlignment`."""
     places, rows = (_once(ids[0].tolist(), tokenizer) for ids in (pair.source, pair.predicted))
     found: Copied = []
     for name, to in rows.items():

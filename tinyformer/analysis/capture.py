@@ -122,10 +122,6 @@ def capture_attention(
 def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     """The calls of a network's `attentions` in a forward pass in evaluation mode, which ends at the last of them.
 
-    Args:
-        model: the network.
-        inputs: its arguments.
-
     Raises:
         NoMapsError: a layer is no `BaseAttention`, or does not run as one.
     """

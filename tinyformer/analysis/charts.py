@@ -74,15 +74,7 @@ def head_grid(
 def change_grid(
     changes: Mapping[tuple[str, str], float], rows: Sequence[str], columns: Sequence[str], title: str, label: str
 ) -> Figure:
-    """A grid of signed changes, each as a number and a colour, on a scale that is centred on zero.
-
-    Args:
-        changes: the change in each cell, by row and column.
-        rows: the rows, first on top.
-        columns: the columns.
-        title: title of the chart.
-        label: label of the colour bar, with the unit.
-    """
+    """A grid of signed changes by row and column, each as a number and a colour, on a scale that is centred on zero."""
     cells = {(rows.index(row), columns.index(column)): value for (row, column), value in changes.items()}
     return _value_grid(cells, rows, columns, title, label, True)[0]
 
@@ -134,12 +126,7 @@ def _add_colour_bar(figure: Figure, axes: Axes, values: ScalarMappable, label: s
 
 
 def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[str]) -> Figure:
-    """A confusion matrix: number of examples by true class (down) and predicted class (across).
-
-    Args:
-        confusion: the confusion matrix.
-        names: the class labels.
-    """
+    """A confusion matrix: number of examples by true class (down) and predicted class (across)."""
     names = [readable(name, longest=40) for name in names]
     # A cell holds five digits, and the labels on both axes need space.
     side, name_inches = 0.36 * len(names), 0.075 * max(map(len, names))

@@ -177,15 +177,11 @@ def zeros_by_map(subject: Subject, number: int) -> list[Float[Tensor, "{number} 
 
 
 def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], tuple[float, float]]]:
-    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, for each stack.
+    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, for each stack of a network.
 
     In the first, L is the mean loss of the batches' windows, in nats per target. In the second, L is the loss of the
     last target of a window, which has the longest context, and the norm is averaged over windows. Norm layers are left
     out: they belong to the layer, not to the sublayer.
-
-    Args:
-        subject: the batches and their task.
-        network: the network; need not be the subject's.
     """
     sublayers = [
         {
@@ -231,14 +227,10 @@ def _norms_of(groups: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor]) -
 
 
 def gradient_norms(subject: Subject, network: Network) -> list[list[float]]:
-    """The mean over windows of ‖∂L / ∂X‖ for each stack, where X are the embeddings, then the output of each layer.
+    """The mean over windows of ‖∂L / ∂X‖ for each stack of a network, where X are the embeddings or a layer's output.
 
     L is the mean loss of the window, in nats per target. The loss of a window depends on its own stream only, so one
     backward pass gives the gradients of all windows of a batch.
-
-    Args:
-        subject: the batches and their task.
-        network: the network; need not be the subject's.
     """
     stacks = network.stacks()
     totals = [torch.zeros(len(stack.layers) + 1, dtype=torch.float64) for stack in stacks]
@@ -262,9 +254,6 @@ def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
     The first is that of the variance of a row's logits, which grows with the dimension of a head unless the logits are
     scaled (Vaswani et al. 2017, arXiv 1706.03762, footnote 4). The second is that of the trace Σ w (1 - w) of the
     softmax's Jacobian diag(w) - wwᵀ, which vanishes with saturation; with a sink, the w of a row sum to less than 1.
-
-    Args:
-        maps: attention weights and logits of one layer.
     """
     is_visible, weights = maps.logits > -torch.inf, maps.weights.double()
     num_keys = is_visible.sum(dim=-1)

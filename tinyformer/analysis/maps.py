@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.atlas import write_atlas
-from tinyformer.analysis.capture import CapturedMaps
 from tinyformer.analysis.events import head_labels
 from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers
@@ -32,7 +31,6 @@ from tinyformer.analysis.probe import (
     capture_weights,
     head_label,
     make_probes,
-    map_names,
     measure_heads,
 )
 from tinyformer.analysis.scales import EXPLANATIONS
@@ -161,7 +159,10 @@ class HeadMaps:
             captured = capture_weights(cast(Transformer, subject.network), shown, subject.task.mask({"inputs": shown}))
         strings = subject.tokenizer.token_strings(tokens)
         axes = {"": Axes(strings, strings)}
-        measures = self._measures(subject) if text is None else self._measures_of_text(subject, captured, shown)
+        if text is None:
+            measures = self._measures(subject)
+        else:
+            measures = HeadMeasures.of(subject.network, measure_layers(MEASURES | PATTERNS, captured, shown))
         return Shown([weights[0] for weights in captured], axes, measures, _extent(tokens, text))
 
     def _loss(self, subject: Subject) -> str:
@@ -175,12 +176,6 @@ class HeadMaps:
         windows = without_padding(subject.batches)
         probes = make_probes(subject.task, windows, encoder.vocab_size, encoder.max_seq_len, NUM_SEQUENCES, PERIOD)
         return measure_heads(cast(Transformer, subject.network), probes, self.rows, subject.precision())
-
-    def _measures_of_text(self, subject: Subject, captured: CapturedMaps, shown: Tensor) -> HeadMeasures:
-        """`MEASURES` and `PATTERNS` of the maps that are shown."""
-        network, names = subject.network, [map_names(layer) for layer in subject.layers]
-        values = measure_layers(MEASURES | PATTERNS, captured, shown)
-        return HeadMeasures(names, values, network.layer_names(), ablated_maps(network))
 
     def _pair(self, subject: Subject) -> Shown:
         """The maps of a source and its target.

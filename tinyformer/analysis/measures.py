@@ -238,13 +238,7 @@ MEANINGS: dict[str, str] = {name: measure.meaning for name, measure in (MEASURES
 def measure_layers(
     measures: Mapping[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
 ) -> dict[str, list[list[float]]]:
-    """Measures of captured maps: by name, a value for each map of each layer; nan for those of ablated heads.
-
-    Args:
-        measures: measures by name, such as `MEASURES`.
-        maps: the maps of one forward pass.
-        tokens: the tokens of that pass.
-    """
+    """Measures of the maps of a forward pass on `tokens`: by name, a value for each map; nan for ablated heads."""
     assert maps.rows is not None
     if not measures:
         return {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from tinyformer.analysis.capture import CapturedMaps, attention_calls
 from tinyformer.analysis.cross_measures import CROSS_MEASURES
 from tinyformer.analysis.measures import MEASURES, combine_inputs, measure_layers
-from tinyformer.analysis.probe import HeadMeasures, ablated_maps, map_names
+from tinyformer.analysis.probe import HeadMeasures, ablated_maps
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import PairTokens, TextTokenizer
@@ -50,14 +50,7 @@ class TokenPair(NamedTuple):
 
     @classmethod
     def of(cls, source: Sequence[int], target: Sequence[int], tokens: PairTokens, num_tokens: int) -> "TokenPair":
-        """The pair of two texts, each cut to `num_tokens` tokens, special tokens included.
-
-        Args:
-            source: token ids of the source.
-            target: token ids of the target.
-            tokens: the special tokens around texts.
-            num_tokens: the largest number of tokens of each.
-        """
+        """The pair of two texts, each cut to `num_tokens` tokens, special tokens included."""
         sides = tokens.source(source, num_tokens), tokens.inputs(target), tokens.predicted(target)
         return cls(*(torch.tensor([ids[:num_tokens]]) for ids in sides))
 
@@ -84,12 +77,7 @@ def decoded_pair(
 ) -> TokenPair:
     """A source with the target that the model finds for it, on the network's device.
 
-    Args:
-        network: the model.
-        source: token ids of the source.
-        tokens: the special tokens around texts.
-        beam: the settings of the beam search.
-        num_tokens: the largest number of tokens of each, special tokens included; by default the context length.
+    Each has at most `num_tokens` tokens, special tokens included; by default as many as the context holds.
     """
     device = network.encoder.token_embedding.weight.device
     num_tokens = min(num_tokens or network.max_seq_len, network.max_seq_len)
@@ -131,11 +119,6 @@ def measure_pairs(
     """The measures of every head, combined over the pairs by `Measure.combine`; nan for other kinds of attention.
 
     Each pair has a forward pass of its own, since the lengths differ and padding would be measured.
-
-    Args:
-        network: the model, in training or evaluation mode.
-        pairs: sources and targets, on the network's device.
-        precision: context of the forward passes.
     """
     found = defaultdict[str, list[dict[str, list[list[float]]]]](list)
     with precision:
@@ -144,12 +127,11 @@ def measure_pairs(
                 tokens = pair.source if kind == "encoder" else pair.target
                 found[kind].append(measure_layers(OF_KIND[kind], maps, tokens))
     kinds = network.attentions_by_kind()
-    names = [map_names(layer) for layers in kinds.values() for layer in layers]
     measured = dict.fromkeys(name for measures in OF_KIND.values() for name in measures)
-    values = {name: [[math.nan] * len(heads) for heads in names] for name in measured}
+    values = {name: [[math.nan] * len(maps) for maps in ablated_maps(network)] for name in measured}
     first = 0
     for kind, layers in kinds.items():
         for name, of_layers in combine_inputs(OF_KIND[kind], found[kind], [1] * len(pairs)).items():
             values[name][first : first + len(layers)] = of_layers
         first += len(layers)
-    return HeadMeasures(names, values, network.layer_names(), ablated_maps(network))
+    return HeadMeasures.of(network, values)

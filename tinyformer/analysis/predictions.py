@@ -24,14 +24,7 @@ NUM_WORST = 50
 
 @singledispatch
 def analyse_predictions(task: Task, network: Network, batches: Iterable[Batch], split: Any) -> Findings:
-    """Tables and figures of a model's predictions, by the class of the task; none for most tasks.
-
-    Args:
-        task: the task that the network was trained for.
-        network: the model, on the device of the batches.
-        batches: the batches of the split.
-        split: the split.
-    """
+    """Tables and figures of a model's predictions, by the class of the task; none for most tasks."""
     return Findings()
 
 
@@ -76,14 +69,7 @@ def classification_findings(
     texts: Sequence[str],
     names: Sequence[str],
 ) -> Findings:
-    """The confusion matrix, and the examples whose true class has the lowest probability.
-
-    Args:
-        probabilities: predicted probability of each class.
-        labels: true class of each example.
-        texts: the examples.
-        names: the class labels.
-    """
+    """The confusion matrix, and the examples whose true class has the lowest probability."""
     predicted = probabilities.argmax(dim=-1)
     confusion = torch.zeros(len(names), len(names), dtype=torch.long)
     confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)

@@ -120,6 +120,12 @@ class HeadMeasures:
     layers: Sequence[str]
     ablated: Sequence[Sequence[bool]]
 
+    @classmethod
+    def of(cls, network: Network, values: Mapping[str, Sequence[Sequence[float]]]) -> "HeadMeasures":
+        """Measures of all maps of a network, see `values`."""
+        names = [map_names(layer) for layer in network.attentions()]
+        return cls(names, values, network.layer_names(), ablated_maps(network))
+
     def scalars(self) -> dict[str, float]:
         """The finite values by name, such as `attention/layer_00/head_00/entropy`."""
         return {
@@ -181,8 +187,7 @@ def measure_heads(
         measures = {name: measure for name, measure in of_probe.items() if costly or not measure.is_costly}
         found = [measure_layers(measures, captured[number], probes.each[number].tokens) for number in numbers]
         values |= combine_inputs(measures, found, [len(probes.each[number].tokens) for number in numbers])
-    names = [map_names(layer) for layer in network.attentions()]
-    return HeadMeasures(names, values, network.layer_names(), ablated_maps(network))
+    return HeadMeasures.of(network, values)
 
 
 def layer_label(layer: str) -> str:

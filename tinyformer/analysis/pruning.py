@@ -183,12 +183,7 @@ class HeadPruning:
 
 
 def pruning_order(subject: Subject, scores: Sequence[float]) -> list[tuple[int, int]]:
-    """All of `living_heads` except the one with the highest score in each layer, lowest score first.
-
-    Args:
-        subject: the model.
-        scores: the score of each of `head_pairs`.
-    """
+    """All of `living_heads` but the one with the highest of the `head_pairs`' scores in each layer, lowest first."""
     score_of, living = dict(zip(head_pairs(subject.layers), scores, strict=True)), living_heads(subject.layers)
     left = Counter(layer for layer, _ in living)
     order = []

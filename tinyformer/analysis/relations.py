@@ -199,7 +199,7 @@ class HeadRelations:
         """
         network, task = cast(EncoderDecoder, subject.network), cast(Seq2Seq, subject.task)
         tokens, length = task.special_tokens.around(subject.tokenizer), network.max_seq_len
-        source = self._encode(subject, "text", self.text, tokens.num_added)
+        source, layers = self._encode(subject, "text", self.text, tokens.num_added), network.cross_attentions()
         with subject.precision():
             if self.target is None:
                 pair = decoded_pair(network, source, tokens, task.beam)
@@ -207,19 +207,11 @@ class HeadRelations:
                 target = self._encode(subject, "target", self.target, tokens.num_added)
                 pair = TokenPair.of(source, target, tokens, length).to(subject.batches[0]["inputs"].device)
             maps = capture_pair(network, pair)["cross"].layers
-        cross = [index for index, address in enumerate(subject.addresses) if address[0] == "cross"]
-        layers, addresses = subject.layers, subject.addresses
         predicted, read = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
-        return Read([layers[i] for i in cross], [addresses[i] for i in cross], maps, predicted, read)
+        return Read(layers, [("cross", index) for index in range(len(layers))], maps, predicted, read)
 
     def _encode(self, subject: Subject, argument: str, text: Text, num_special: int) -> list[int]:
-        """The tokens of a text.
-
-        Args:
-            subject: the model and its tokenizer.
-            argument: the argument that holds the text.
-            text: the text.
-            num_special: number of special tokens around it.
+        """The tokens of a text, without the special tokens around it.
 
         Raises:
             ArgumentError: with the special tokens, there are more than the model's context holds.
@@ -233,15 +225,7 @@ class HeadRelations:
 
 
 def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: int) -> Related:
-    """The attention of the heads of a layer from one word to another.
-
-    Args:
-        maps: attention weights and logits of one text.
-        queries: the words of the rows.
-        keys: the words of the columns.
-        query: index of the query word.
-        key: index of the key word.
-    """
+    """The attention of the heads of a layer from the word `query` of `queries` to the word `key` of `keys`."""
     visible = (maps.logits[0, 0] > -torch.inf).double()  # the mask is the same for all heads
     even = merge_words(visible / visible.sum(dim=-1, keepdim=True).clamp(min=1), queries, keys)[query]
     weights = merge_words(maps.weights[0].double(), queries, keys)[:, query]

@@ -71,12 +71,7 @@ def residuals_of(network: Network) -> list[Residual]:
 
 @torch.no_grad()
 def rank_by_depth(network: Network, *inputs: Any) -> list[list[tuple[float, float]]]:
-    """For each stack, `distance_to_rank_one` and `token_cosine` of the embeddings and of each layer's output.
-
-    Args:
-        network: the network.
-        inputs: its arguments, without padding.
-    """
+    """For each stack, `distance_to_rank_one` and `token_cosine` of the embeddings and of each layer's output."""
     stacks: list[list[tuple[float, float]]] = [[] for _ in network.stacks()]
 
     def record(ranks: list[tuple[float, float]], layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

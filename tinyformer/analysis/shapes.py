@@ -47,11 +47,6 @@ def block(
     on the query's side of a boundary. The boundary is the one that the least attention crosses, out of at most
     `MAX_BOUNDARIES` with at least a quarter of the sequence, and `MIN_BLOCK` tokens, on each side. Only queries count
     that see keys on both sides, so that a mask alone makes no blocks.
-
-    Args:
-        weights: attention weights.
-        logits: attention logits, -inf where the mask hides the key.
-        q_idx: positions of the queries.
     """
     k_seq = weights.shape[-1]
     least = max(k_seq // 4, MIN_BLOCK)

@@ -105,12 +105,7 @@ class Subject:
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
 
     def tokens_of(self, text: Text, around: bool = True, argument: str = "text") -> list[int]:
-        """The tokens of a text, as the model reads it.
-
-        Args:
-            text: the text.
-            around: whether to add the special tokens around it.
-            argument: the argument that holds it.
+        """The tokens of a text, as the model reads it, or without the special tokens around it.
 
         Raises:
             ArgumentError: the model does not read as many texts in a row, or see `TextTokenizer.read`.
@@ -136,11 +131,7 @@ class Subject:
         return self.losses_within(lambda batch: nullcontext())
 
     def losses_within(self, changed: Callable[[Batch], AbstractContextManager[Any]]) -> "Losses":
-        """The loss of each window while the network is changed.
-
-        Args:
-            changed: makes the context in which the network is changed for a batch.
-        """
+        """The loss of each window in the context that `changed` makes for its batch, where the network differs."""
         pairs = []
         for batch in self.batches:
             with torch.no_grad(), self.precision(), changed(batch):

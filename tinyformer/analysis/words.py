@@ -40,10 +40,6 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer) -> Words:
     A word is a run of letters and digits; it may contain apostrophes. Each Chinese character, each punctuation mark and
     each special token, such as `<eos>`, is a word of its own. White space belongs to the word that follows it, as in
     GPT-2's vocabulary. Words that share a token are one word, such as a bracket and the full stop behind it.
-
-    Args:
-        ids: token ids.
-        tokenizer: their tokenizer.
     """
     special = tokenizer.special_ids
     names: list[str] = []
@@ -67,11 +63,6 @@ def merge_words(
 
     The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens, so that the sums
     of rows are preserved.
-
-    Args:
-        weights: attention maps of tokens.
-        queries: the words of the rows.
-        keys: the words of the columns.
     """
     to_words = _membership(keys, weights)
     from_words = _membership(queries, weights)

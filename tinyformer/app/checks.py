@@ -1,11 +1,12 @@
 """Type checks of a config against the signatures of the classes that its nodes name."""
 
 import difflib
+import functools
 import inspect
 import math
 import pydoc
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,7 +34,7 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
     Raises:
         ConfigError: a class has no such argument, or its type is another.
     """
-    written = OmegaConf.to_container(config, resolve=False)
+    written, example_of = OmegaConf.to_container(config, resolve=False), functools.partial(default_of, choices=choices)
     for path in OBJECTS:
         node = OmegaConf.select(config, path, throw_on_resolution_failure=False)
         if not part and node is not None and (not OmegaConf.is_dict(node) or node.get("_target_") is None):
@@ -47,10 +48,10 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
             _require_factory(function, name, value, f"{path}.{name}")
             key = key_of(written, f"{path}.{name}")
             if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
-                check_value(function, name, value, key, choices)
+                check_value(function, name, value, key, example_of)
 
 
-def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping[str, Any] | None = None) -> None:
+def check_value(function: Any, name: str, value: Any, key: str, example_of: Callable[[str], Any] | None = None) -> None:
     """Check the value of one argument.
 
     Args:
@@ -58,7 +59,7 @@ def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping
         name: the argument.
         value: its value, as plain containers.
         key: the config key of the value.
-        choices: see `check_types`.
+        example_of: gives a value of a key that works; by default, `default_of`.
 
     Raises:
         ConfigError: the function has no such argument, or its type is another.
@@ -75,7 +76,7 @@ def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping
     owner, parameter = parameters[name]
     problem = "must be finite" if _has_non_finite(value) else _type_problem(_type_hint(owner, name), value)
     if problem:
-        example = default_of(key, choices)
+        example = (example_of or default_of)(key)
         if example is None and parameter.default is not parameter.empty:
             example = parameter.default
         cure = "" if example is None else f"; {key}={format_value(example)} works"

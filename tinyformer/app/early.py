@@ -1,5 +1,8 @@
 """Mistakes that a config alone shows, reported before torch and Lightning are imported, which takes seconds."""
 
+import contextlib
+import copy
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -7,11 +10,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from tinyformer.app.checks import check_value, targets
+from tinyformer.app.checks import check_value, default_of, targets
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import ConfigError
-from tinyformer.app.keys import key_of
-from tinyformer.errors import argument_path
+from tinyformer.app.keys import key_of, key_of_argument
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.sizes import head_dim_of, require_sizes
 from tinyformer.text_paths import find_files
 
@@ -30,7 +33,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
     for axis, choice in _needed_axes():
         if config.get(axis) is None:
             raise ConfigError(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}={choice}.")
-    written = OmegaConf.to_container(config, resolve=False)
+    written, example_of = OmegaConf.to_container(config, resolve=False), functools.partial(_example, config, choices)
     for part in PARTS:
         if not OmegaConf.is_dict(OmegaConf.select(config, part, throw_on_resolution_failure=False)):
             continue
@@ -44,9 +47,24 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
             if any(each.default is each.empty and each.name not in arguments for each in parameters):
                 continue  # a factory, which gets the others later
             for name, value in arguments.items():
-                check_value(check, name, value, key_of(written, f"{path}.{name}"), choices)
+                check_value(check, name, value, key_of(written, f"{path}.{name}"), example_of)
             with argument_path(*path.split(".")):
                 check(**arguments)
+
+
+def _example(config: DictConfig, choices: Mapping[str, Any] | None, key: str) -> Any:
+    """The default of a key, or what the check of the sizes proposes if it does not fit the others; None for neither."""
+    trial, example = copy.deepcopy(config), default_of(key, choices)
+    if example is not None:
+        OmegaConf.update(trial, key, example)
+        try:
+            with contextlib.suppress(ConfigError):  # of another value, which is reported next
+                check_early(trial, choices)
+        except ArgumentError as error:
+            written = OmegaConf.to_container(config, resolve=False)
+            works = {(*error.owner, *name.split(".")): value for name, value in error.works.items()}
+            return next((value for path, value in works.items() if key_of_argument(written, path) == key), None)
+    return example
 
 
 def _needed_axes() -> Iterator[tuple[str, str]]:

@@ -120,13 +120,7 @@ def exit_code_of(job: Callable[[], int | None], config_dir: Path, config_name: s
 
 
 def report(error: BaseException, config_dir: Path, config_name: str, with_traceback: bool = False) -> int:
-    """Print an error to stderr: a mistake in at most `MAX_LINES` lines, a bug with its traceback.
-
-    Args:
-        error: the error.
-        config_dir: the folder of the config files.
-        config_name: the primary config, whose keys the message may suggest.
-        with_traceback: whether to print the traceback of mistakes, too.
+    """Print an error to stderr: a mistake in at most `MAX_LINES` lines, a bug (or both, if asked) with its traceback.
 
     Returns:
         The exit code: 2 for a mistake of the user, 1 for a bug.

@@ -29,13 +29,7 @@ EXAMPLES = {
 
 
 def describe_hydra_error(error: BaseException, config_dir: Path, config_name: str) -> str | None:
-    """An error of Hydra or OmegaConf as a sentence; None for any other error.
-
-    Args:
-        error: the error.
-        config_dir: the folder of the config files.
-        config_name: the primary config, whose keys the sentence may suggest.
-    """
+    """An error of Hydra or OmegaConf as a sentence, which may suggest keys of the config; None for any other error."""
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):

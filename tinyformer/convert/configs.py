@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from tinyformer.app.errors import config_keys
 from tinyformer.app.sweep import compose_sweep
-from tinyformer.interop import FAMILIES, Depths, Family
+from tinyformer.interop import FAMILIES
+from tinyformer.interop.family import Depths, Family
 from tinyformer.nn import Network
 
 Plain: TypeAlias = dict[str, Any]

@@ -26,16 +26,12 @@ from tinyformer.convert.configs import (
     network_class,
 )
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.interop import (
-    FAMILIES,
-    Difference,
-    Family,
-    find_differences,
-    special_ids,
-    tokenizer_files,
-    write_folder,
-)
-from tinyformer.interop.family import Fields
+from tinyformer.interop import FAMILIES
+from tinyformer.interop.difference import Difference, find_differences
+from tinyformer.interop.encoder_decoder import special_ids
+from tinyformer.interop.family import Family, Fields
+from tinyformer.interop.folder import write_folder
+from tinyformer.interop.vocabulary import tokenizer_files
 
 WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
 """Arguments that do not change the function of a trained network."""

@@ -22,8 +22,10 @@ from tinyformer.convert.configs import (
 )
 from tinyformer.data import SpecialTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.interop import FAMILIES, Depths, Family, find_folder, read_config, read_tensors, read_tokenizer
-from tinyformer.interop.family import Fields, Weights
+from tinyformer.interop import FAMILIES
+from tinyformer.interop.family import Depths, Family, Fields, Weights
+from tinyformer.interop.folder import find_folder, read_config, read_tensors
+from tinyformer.interop.vocabulary import read_tokenizer
 from tinyformer.nn import Network
 
 

@@ -57,11 +57,7 @@ class Curve(pydantic.BaseModel):
         return of_points or self.runs or list(runs)
 
     def lines(self, records: Sequence[Records]) -> dict[str, list[Line]]:
-        """The line of each seed, by its label in the legend.
-
-        Args:
-            records: of each seed, by the name of the run.
-        """
+        """The line of each seed, by its label in the legend, given the records of each seed."""
         lines: dict[str, list[Line]] = {}
         for of_seed in records:
             drawn = {run: of_seed[run] for run in self.drawn_runs(of_seed)}
@@ -71,12 +67,7 @@ class Curve(pydantic.BaseModel):
 
 
 def by_step(records: Records, **source: Any) -> dict[str, Line]:
-    """A metric or a measure of heads by step, a line for each run.
-
-    Args:
-        records: of the runs.
-        source: as for `Record.series`.
-    """
+    """A metric or a measure of heads by step, a line for each run; see `Record.series`."""
     return {run: record.series(source) for run, record in records.items()}
 
 

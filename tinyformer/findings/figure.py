@@ -20,13 +20,7 @@ WIDE = 1000
 
 
 def draw(measured: Sequence[Measured], curves: Sequence[Curve] = (), records: Sequence[Records] = ()) -> Figure:
-    """The panels of the curves, above one for each quantity.
-
-    Args:
-        measured: the quantities.
-        curves: the curves.
-        records: of each seed, by the name of the run.
-    """
+    """The panels of the curves, given the records of each seed, above one for each quantity."""
     heights = [2.2] * len(curves) + [0.85] * len(measured)
     figure = Figure(figsize=(8, 0.9 + sum(heights)), layout="constrained")
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]

@@ -132,11 +132,7 @@ class Finding(_Checked):
 
 
 def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
-    """Findings whose overrides are data, as those of a run folder are, or repeated on the command line.
-
-    Args:
-        findings: the findings.
-        trusted: what the command line repeats.
+    """Findings whose overrides are data, as those of a run folder are, or repeated on the command line (`trusted`).
 
     Raises:
         ConfigError: an override does more and is not repeated, or no file has what is repeated.
@@ -183,20 +179,12 @@ def _require_runs(name: str, named: Iterable[str], runs: Iterable[str]) -> None:
 
 
 def finding_names(folder: Path | None = None) -> list[str]:
-    """The names of all findings.
-
-    Args:
-        folder: of their files; `conf/finding` by default.
-    """
+    """The names of all findings in a folder, by default `conf/finding`."""
     return sorted(path.stem for path in (folder or config_dir() / "finding").glob("*.yaml"))
 
 
 def read_finding(name: str, folder: Path | None = None) -> Finding:
-    """Read a finding.
-
-    Args:
-        name: the name.
-        folder: of the files; `conf/finding` by default.
+    """Read a finding from a folder, by default `conf/finding`.
 
     Raises:
         ConfigError: there is no such finding, or its file is malformed.

@@ -27,13 +27,7 @@ Outcome: TypeAlias = dict[str, Any]
 
 
 def outcome_of(finding: Finding, measured: Sequence[Measured], runs: list[dict[str, Any]]) -> Outcome:
-    """A finding and what was measured, as plain values.
-
-    Args:
-        finding: the finding.
-        measured: its quantities.
-        runs: when, where and by which code each of its runs was made.
-    """
+    """A finding, what was measured, and when, where and by which code each of its runs was made, as plain values."""
     return {
         "name": finding.name,
         "title": finding.title,
@@ -89,14 +83,7 @@ def shown(value: float) -> str:
 
 
 def write_outcome(finding: Finding, records: Sequence[Records], runs: list[dict[str, Any]], folder: Path) -> Outcome:
-    """Measure a finding; write `NAME.csv`, `NAME.png` and, last, `NAME.json`.
-
-    Args:
-        finding: the finding.
-        records: of each seed, by the name of the run.
-        runs: when, where and by which code each of its runs was made.
-        folder: for the files.
-    """
+    """Measure a finding on the records of each seed; write `NAME.csv`, `NAME.png` and, last, `NAME.json`."""
     measured = measure(finding, records)
     folder.mkdir(parents=True, exist_ok=True)
     outcome = outcome_of(finding, measured, runs)
@@ -141,13 +128,7 @@ def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
 
 
 def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: str) -> str:
-    """The page of all findings, in Markdown.
-
-    Args:
-        findings: all of them.
-        outcomes: what was measured last.
-        folder: of tables and figures, relative to the page.
-    """
+    """The page of all findings, in Markdown, with the folder of tables and figures relative to it."""
     lines = [HEAD, *overview(findings, outcomes, "[{0}](#{0})")]
     for finding in findings:
         lines += ["", *_section(finding, outcomes.get(finding.name), folder)]
@@ -155,13 +136,7 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: s
 
 
 def overview(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], name: str = "{}") -> list[str]:
-    """The table of all findings and verdicts, in Markdown.
-
-    Args:
-        findings: all of them.
-        outcomes: what was measured last.
-        name: how the name of a finding is written.
-    """
+    """The table of all findings and verdicts, in Markdown; `name` formats a name."""
     rows = [
         [name.format(one.name), one.title, verdict_of(outcomes[one.name]) if one.name in outcomes else "unmeasured"]
         for one in findings

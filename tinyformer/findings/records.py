@@ -152,12 +152,7 @@ def require_source(source: Plain) -> None:
 
 
 def read_record(folder: Path, analysed: Path | None = None) -> Record:
-    """Read the files that a run wrote.
-
-    Args:
-        folder: of the run.
-        analysed: of its analysis, if there is one.
-    """
+    """Read the files that a run, and its analysis if there is one, wrote."""
     tables: dict[str, list[dict[str, str]]] = {}
     for at in (analysed, folder) if analysed else (folder,):  # of a name in both, the run's own counts
         tables |= {path.stem: _rows(path) for path in sorted(at.glob("*.csv"))}

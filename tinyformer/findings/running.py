@@ -73,10 +73,6 @@ class PlannedRun:
 def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
     """The runs of a finding, those of the first seed first; each is composed, so that a mistake is found at once.
 
-    Args:
-        finding: the finding.
-        kept: the folder of all runs.
-
     Raises:
         Exception: what Hydra raises about overrides that do not compose.
     """

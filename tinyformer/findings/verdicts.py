@@ -67,12 +67,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def measure(finding: Finding, records: Sequence[Records]) -> list[Measured]:
-    """The quantities of a finding.
-
-    Args:
-        finding: the finding.
-        records: of each seed, by the name of the run.
-    """
+    """The quantities of a finding, given the records of each seed."""
     return [
         Measured(check, tuple(QUANTITIES[check.quantity](of_seed, **check.of) for of_seed in records))
         for check in finding.checks

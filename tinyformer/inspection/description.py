@@ -26,14 +26,7 @@ class Origin(NamedTuple):
 
 
 def describe(name: str, network: Network, task: Task, origin: Origin | None) -> str:
-    """The task, the sizes, the attention and the parameters of a model, and its checkpoint, if it has one.
-
-    Args:
-        name: the first line.
-        network: the model.
-        task: the task that it was trained for.
-        origin: where its weights come from.
-    """
+    """The task, the sizes, the attention and the parameters of a model, and its checkpoint, if it has one."""
     layers = [f"{len(stack.layers)} of width {stack.token_embedding.embedding_dim}" for stack in network.stacks()]
     if len(layers) > 1:
         layers = [f"encoder {layers[0]}", f"decoder {layers[1]}"]

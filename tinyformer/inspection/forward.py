@@ -161,12 +161,6 @@ def _of_tokens(x: Tensor, point: Point, lengths: Mapping[str, Int[Tensor, " batc
 
 
 def without_padding(x: Float[Tensor, "batch ..."], lengths: Int[Tensor, " batch"], dim: int = 1) -> Tensor:
-    """A tensor with zeros at padding.
-
-    Args:
-        x: the tensor.
-        lengths: the number of tokens of each row without padding.
-        dim: the dimension of the tokens.
-    """
+    """A tensor with zeros at padding, given the dimension of the tokens."""
     is_padding = torch.arange(x.shape[dim], device=x.device) >= lengths.unsqueeze(1)
     return x.masked_fill(is_padding.view(len(x), *(1,) * (dim - 1), -1, *(1,) * (x.ndim - dim - 1)), 0.0)

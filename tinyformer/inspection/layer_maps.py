@@ -40,14 +40,7 @@ class LayerMaps:
 
     @classmethod
     def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps, residual: nn.Module | None) -> "LayerMaps":
-        """The maps of a batch of one text, on the CPU.
-
-        Args:
-            layer: the layer.
-            address: its address in the network.
-            maps: its weights and logits, of shape (1, maps, queries, keys).
-            residual: the residual connection around it, usually a `Residual`.
-        """
+        """The maps of a layer for one text, given as (1, maps, queries, keys), and its residual scales."""
         names = [name.removeprefix("0") for name in map_names(layer)]  # for display: 3, not 03
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
         ablated = frozenset(head for head, flag in zip(layer.head_map.ids, layer.ablated(), strict=True) if flag)

@@ -19,15 +19,7 @@ from tinyformer.tasks import Task
 def maps_of_tokens(
     network: Transformer, task: Task, tokenizer: TextTokenizer | None, tokens: Int[Tensor, " seq"], model: str = ""
 ) -> TextMaps:
-    """The attention maps of a token sequence, in evaluation mode.
-
-    Args:
-        network: the model.
-        task: its task, which makes the mask.
-        tokenizer: its tokenizer; None: a token is shown by its id.
-        tokens: token ids, on the network's device, without padding.
-        model: what the model is called in titles.
-    """
+    """The attention maps of a token sequence, in evaluation mode; without a tokenizer, a token is shown by its id."""
     inputs = tokens.unsqueeze(0)
     captured = capture_weights(network, inputs, task.mask({"inputs": inputs}))
     axis = TokenAxis.of(tokens.tolist(), tokenizer)
@@ -38,14 +30,7 @@ def maps_of_tokens(
 def maps_of_pair(
     network: EncoderDecoder, tokenizer: TextTokenizer | None, pair: TokenPair, model: str = ""
 ) -> TextMaps:
-    """The attention maps of a source and its target, of each kind of attention, in evaluation mode.
-
-    Args:
-        network: the model.
-        tokenizer: its tokenizer; None: a token is shown by its id.
-        pair: the source and the target, on the network's device.
-        model: what the model is called in titles.
-    """
+    """The attention maps of a source and its target, of each kind of attention; see `maps_of_tokens`."""
     source, target, predicted = (TokenAxis.of(ids[0].tolist(), tokenizer) for ids in pair)
     axes = {"encoder": (source, source), "decoder": (target, target), "cross": (predicted, source)}
     return TextMaps(_layers(network, capture_pair(network, pair).values()), axes, tokenizer, model)

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -197,7 +198,7 @@ class TextMaps:
         for layer in layers:
             living = layer.living_heads().float()
             mixed = abs(layer.branch) * living.sum(dim=0) / max(len(living), 1) + abs(layer.skip) * identity
-            total = mixed / mixed.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(mixed.dtype).tiny) @ total
+            total = F.normalize(mixed, p=1, dim=-1) @ total
         return total
 
     def measures(self) -> Table:
@@ -262,10 +263,7 @@ class TextMaps:
         return chart_of_maps([panel], queries.tokens, keys.tokens, [] if axes is None else [axes])
 
     def panel_of(self, address: HeadAddress) -> Panel:
-        """The map of a head, with its title.
-
-        Args:
-            address: the address of the head, see `layer_of`.
+        """The map of a head, with its title; see `layer_of` for the address.
 
         Raises:
             ArgumentError: there is no such head.

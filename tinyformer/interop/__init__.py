@@ -7,30 +7,11 @@ tokenizer, and `difference` compares two configs.
 
 from tinyformer.interop.bart import BART, MARIAN
 from tinyformer.interop.bert import BERT
-from tinyformer.interop.difference import Difference, find_differences
-from tinyformer.interop.encoder_decoder import special_ids
-from tinyformer.interop.family import Depths, Family
-from tinyformer.interop.folder import find_folder, read_config, read_tensors, write_folder
+from tinyformer.interop.family import Family
 from tinyformer.interop.gpt2 import GPT2
 from tinyformer.interop.gpt_neox import GPT_NEOX
 from tinyformer.interop.llama import LLAMA, MISTRAL
 from tinyformer.interop.t5 import T5, T5_GATED
-from tinyformer.interop.vocabulary import read_tokenizer, tokenizer_files
 
 FAMILIES: tuple[Family, ...] = (GPT2, GPT_NEOX, LLAMA, MISTRAL, BERT, T5, T5_GATED, BART, MARIAN)
 """All families, in the order in which an export tries them: Mistral is Llama with a sliding window."""
-
-__all__ = [
-    "FAMILIES",
-    "Depths",
-    "Difference",
-    "Family",
-    "find_differences",
-    "find_folder",
-    "read_config",
-    "read_tensors",
-    "read_tokenizer",
-    "special_ids",
-    "tokenizer_files",
-    "write_folder",
-]

@@ -6,14 +6,17 @@ In a decoder that attends to an encoder's output, cross-attention comes between 
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.dropout import make_dropout
+from tinyformer.nn.kernels.support import require_possible
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.residual import Residual
+from tinyformer.nn.softmax import SoftmaxAttention
 
 
 class Context(NamedTuple):
@@ -30,6 +33,14 @@ class Context(NamedTuple):
     cache: LayerCache | None = None
 
 
+def _possible(attention: nn.Module) -> nn.Module:
+    """Refuse what the named backend cannot compute on any device."""
+    for part in attention.modules():
+        if isinstance(part, SoftmaxAttention):
+            require_possible(part.backend, part.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
+    return attention
+
+
 class Block(nn.Module):
     """Base of pre-norm and post-norm blocks: makes the parts of one layer from their factories.
 
@@ -42,13 +53,18 @@ class Block(nn.Module):
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
             `num_layers`.
         feed_forward_residual: the same for the feed-forward network.
-        cross_attention: factory of the cross-attention, called like that of the attention; None for none.
+        cross_attention: factory of the cross-attention, called like that of the attention; None for none. Its `forward`
+            takes the tokens' vectors, `context` and `context_mask`.
         cross_attention_residual: factory of the residual connection around it.
         dropout: probability of zeroing an element of a sublayer's output in training.
         layer_index: index of this layer, from 0.
         num_layers: number of layers in the model.
         kind: the stack that the layer belongs to, "encoder" or "decoder", in a network that has both; the factories of
             attention are then called with `kind`, too: with this one, or with "cross".
+
+    Raises:
+        ArgumentError: no device can compute the attention by the backend that it names, or a factory refuses an
+            argument.
     """
 
     ends_normalised: bool
@@ -75,14 +91,14 @@ class Block(nn.Module):
         with argument_path("norm"):
             self.attention_norm = norm(d_model)
         with argument_path("attention"):
-            self.attention = attention(**layer, **own)
+            self.attention = _possible(attention(**layer, **own))
         with argument_path("attention_residual"):
             self.attention_residual = attention_residual(**layer)
         self.cross_attention = None
         if cross_attention is not None:
             self.cross_attention_norm = norm(d_model)
             with argument_path("cross_attention"):
-                self.cross_attention = cross_attention(**layer, **cross)
+                self.cross_attention = _possible(cross_attention(**layer, **cross))
             with argument_path("cross_attention_residual"):
                 self.cross_attention_residual = cross_attention_residual(**layer)
             self.cross_mid_point = nn.Identity()  # its hooks see the residual stream after the cross-attention
@@ -111,7 +127,8 @@ class Block(nn.Module):
         assert self.cross_attention is not None
         if context is None:
             raise ArgumentError("context", None, "is needed by a block with cross-attention")
-        return self.cross_attention(x, context=context.vectors, context_mask=context.mask, cache=context.cache)
+        cache = {} if context.cache is None else {"cache": context.cache}
+        return self.cross_attention(x, context=context.vectors, context_mask=context.mask, **cache)
 
 
 class PreNormBlock(Block):

@@ -82,7 +82,8 @@ class Encoder(nn.Module):
     @property
     def takes_cache(self) -> bool:
         """Whether the attention of every layer is of a class that keeps keys and values in a cache."""
-        return all(isinstance(layer.attention, BaseAttention) for layer in self.layers)
+        parts = [getattr(layer, name, None) for layer in self.layers for name in ("attention", "cross_attention")]
+        return all(isinstance(part, BaseAttention) for part in parts if part is not None)
 
     def forward(
         self,

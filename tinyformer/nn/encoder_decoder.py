@@ -13,6 +13,7 @@ from tinyformer.nn.decoder import Decoder
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import Address
 from tinyformer.nn.init import init_weights
+from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.network import Network, attentions_in
 from tinyformer.nn.prune import prune_model
@@ -145,6 +146,17 @@ class EncoderDecoder(Network):
             for kind, (stack, name) in kinds.items()
         }
         return {kind: layers for kind, layers in by_kind.items() if layers}
+
+    def cross_attentions(self) -> list[BaseAttention]:
+        """The cross-attention modules, of which there is at least one.
+
+        Raises:
+            NoMapsError: there is none.
+        """
+        if not (found := self.attentions_by_kind().get("cross")):
+            last = self.other_attentions()[-1]
+            raise NoMapsError(last, "is no BaseAttention, so it has no heads", "cross_attention")
+        return found
 
     def attentions(self) -> list[BaseAttention]:
         """The attention modules of the encoder, of the decoder, and its cross-attention."""

@@ -23,8 +23,8 @@ TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 class NoMapsError(ArgumentError):
     """The error for a layer of a class of one's own that has no attention maps."""
 
-    def __init__(self, layer: nn.Module, reason: str) -> None:
-        super().__init__("attention", type(layer).__name__, reason)
+    def __init__(self, layer: nn.Module, reason: str, argument: str = "attention") -> None:
+        super().__init__(argument, type(layer).__name__, reason)
 
 
 def is_own(part: nn.Module) -> bool:

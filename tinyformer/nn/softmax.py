@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.nn.heads import HeadMap
 from tinyformer.nn.kernels.case import AttentionCase
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
-from tinyformer.nn.kernels.support import Backend, require_possible, select_backend
+from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
 from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, ScaledDotScore, Scoring, make_score
@@ -22,16 +21,7 @@ PLANNED_SEQS = (8, 256)
 """Number of tokens in a planned case: when a layer is made, which knows no length of sequences; and at most."""
 
 
-class _CheckedWhenMade(type):
-    """Refuses what the named backend cannot compute on any device, after the `__init__` of a subclass as well."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        layer = super().__call__(*args, **kwargs)
-        require_possible(layer.backend, layer.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
-        return layer
-
-
-class SoftmaxAttention(nn.Module, metaclass=_CheckedWhenMade):
+class SoftmaxAttention(nn.Module):
     """softmax(score(q, k)) v, with the options that change its scores, its mask and its kernel.
 
     Args:
@@ -80,6 +70,7 @@ class SoftmaxAttention(nn.Module, metaclass=_CheckedWhenMade):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ArgumentError("dropout", dropout, "must be at least 0 and below 1", {"dropout": 0.1})
+        require_choice("backend", backend, ("auto", *BACKENDS))
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         self.head_dim, self.v_head_dim = head_dim, v_head_dim or head_dim
         self.position_dim = position_dim or head_dim

@@ -1,20 +1,5 @@
 """Training objectives: the attention mask, the loss and the metrics of a batch."""
 
-from tinyformer.tasks.causal_lm import CausalLM
-from tinyformer.tasks.classification import Classification
-from tinyformer.tasks.masked_lm import MaskedLM
-from tinyformer.tasks.seq2seq import Output, Seq2Seq
-from tinyformer.tasks.span import Prediction, SpanExtraction
-from tinyformer.tasks.task import Batch, Task
+import lazy_loader
 
-__all__ = [
-    "Batch",
-    "CausalLM",
-    "Classification",
-    "MaskedLM",
-    "Output",
-    "Prediction",
-    "Seq2Seq",
-    "SpanExtraction",
-    "Task",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -151,8 +151,8 @@ def unreachable(url: str, seconds: float) -> str | None:
 class RunWandbLogger(WandbLogger):
     """Weights & Biases: online if there is an API key and a network, else offline, and never with a prompt.
 
-    It reads no Git repository around the run and saves no code. Its settings are the user's, not those of the current
-    folder.
+    It reads no Git repository around the run, and saves neither code nor the command line. Its settings are the user's,
+    not those of the current folder.
 
     Args:
         run_dir: the run's folder; wandb writes to its subfolder `wandb`.
@@ -197,8 +197,9 @@ class RunWandbLogger(WandbLogger):
             tags=list(tags or []),
             entity=entity,
             resume=None if self.is_offline else "allow",
-            # Git would run commands that an untrusted repository around the run names in its configuration.
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+            # Git would run commands that an untrusted repository around the run names in its configuration. With the
+            # hardware, the metadata hold the command line, which may contain a secret, and absolute paths.
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, x_disable_meta=True),
             allow_val_change=True,  # of the config, by the command that resumes the run
         )
         del self._wandb_init["anonymous"]  # Lightning passes it, and wandb warns about it

@@ -1,0 +1,18 @@
+from .causal_lm import CausalLM
+from .classification import Classification
+from .masked_lm import MaskedLM
+from .seq2seq import Output, Seq2Seq
+from .span import Prediction, SpanExtraction
+from .task import Batch, Task
+
+__all__ = [
+    "Batch",
+    "CausalLM",
+    "Classification",
+    "MaskedLM",
+    "Output",
+    "Prediction",
+    "Seq2Seq",
+    "SpanExtraction",
+    "Task",
+]
