@@ -169,9 +169,9 @@ BREAKS = (
     ),
     Break(
         "the_same_tokens_dropped_in_each_epoch",
-        "data/examples.py",
-        "Examples(self._split, self._token_dropout, (self._seed, epoch))",
-        "Examples(self._split, self._token_dropout, (self._seed,))",
+        "data/labelled.py",
+        'Examples(self.splits["train"], self._token_dropout, (self.seed, epoch))',
+        'Examples(self.splits["train"], self._token_dropout, (self.seed,))',
         ("tests/data/test_examples.py",),
     ),
     Break(
