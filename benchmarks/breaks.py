@@ -441,7 +441,7 @@ BREAKS = (
     ),
     Break(
         "padding_among_the_tokens_of_an_ablation",
-        "inspection/inspected.py",
+        "inspection/ablation.py",
         "outputs[place < lengths[seq].unsqueeze(1)]",
         "outputs.flatten(0, 1)",
         ("tests/inspection/test_ablated.py", "-k", "mode"),

@@ -66,7 +66,7 @@ def test_smoothed_labels_train_and_do_not_evaluate():
 
 def test_a_text_that_is_too_long_is_cut():
     network, long = loud_encoder_decoder(vocab_size=TOKENIZER.vocab_size), "abcdefgh" * 5
-    whole, cut = Seq2Seq().decode_texts(network, [long, long[: network.max_seq_len - 1]], TOKENIZER)
+    whole, cut = Seq2Seq().generate(network, TOKENIZER, [long, long[: network.max_seq_len - 1]])
     assert whole == cut
 
 

@@ -97,7 +97,7 @@ def print_outputs(
             for name, text in (("source", one.source), ("reference", one.reference), ("output", one.output)):
                 print(indent(f"{name:<10} {text}"))
         return [one.output for one in shown] or None
-    texts = task.decode_texts(network, _prompts(settings), tokenizer)
+    texts = task.generate(network, tokenizer, _prompts(settings))
     for text in texts:
         print(f"\nOutput:\n{indent(text)}")
     return texts if isinstance(settings.prompt, ListConfig) else texts[0]

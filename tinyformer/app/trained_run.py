@@ -34,7 +34,6 @@ from tinyformer.files import import_matplotlib, relative_path
 
 if TYPE_CHECKING:
     from tinyformer.model import Model
-    from tinyformer.seq2seq_model import Seq2SeqModel
 
 PROGRAM = "tinyformer.train"
 
@@ -64,7 +63,7 @@ class TrainedRun:
         return self.folder / "checkpoints" / "best.ckpt"
 
     @functools.cached_property
-    def model(self) -> "Model | Seq2SeqModel":
+    def model(self) -> "Model":
         """The trained model on the CPU, as `tinyformer.load` gives it for `checkpoint`."""
         from tinyformer.loading import load
 

@@ -1,20 +1,21 @@
 """From one sequence to another: translation and summarisation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.batch import Batch
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import Pairs, PairSplit, SpecialTokens, TextTokenizer
 from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.language import TokenTask, perplexity
+from tinyformer.tasks.reading import SOME_TEXTS, Texts, padded, require_token_ids, require_tokenizer, rows_of
 from tinyformer.tasks.text_metrics import text_metrics
 
 MAX_HYPOTHESES = 128
@@ -117,25 +118,94 @@ class Seq2Seq(TokenTask):
         decode = split.tokenizer.decode
         return [Output(split.source(row), split.target(row), decode(decoded[row])) for row in range(number)]
 
-    def decode_texts(
-        self, network: EncoderDecoder, texts: Sequence[str], tokenizer: TextTokenizer, beam: Beam | None = None
+    def generate(
+        self,
+        network: Network,
+        tokenizer: TextTokenizer | None,
+        prompts: str | Sequence[str],
+        beams: int | None = None,
+        length_penalty: float | None = None,
+        length_offset: float | None = None,
     ) -> list[str]:
-        """The targets that a model decodes for some texts; a text that is too long is truncated.
+        """The target that a model decodes for each source; a text that is too long is truncated.
 
         Args:
             network: the model.
-            texts: the sources.
-            tokenizer: the model's.
-            beam: the settings of the beam search; by default `beam` of the task.
+            tokenizer: its tokenizer.
+            prompts: the sources.
+            beams: see `Beam`, also for the next two; None for the setting of `beam`.
+            length_penalty: see `Beam`.
+            length_offset: see `Beam`.
+
+        Raises:
+            ArgumentError: a setting is out of range, or there is no tokenizer.
         """
-        device, tokens = next(network.parameters()).device, self.special_tokens.around(tokenizer)
-        outputs = []
-        for ids in tokenizer.read(texts, around=False):
+        if tokenizer is None:
+            raise ArgumentError("prompts", "…", "the model has no tokenizer; generate_ids takes token ids")
+        settings = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
+        beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
+        tokens = self.special_tokens.around(tokenizer)
+        device, outputs = next(network.parameters()).device, []
+        for ids in tokenizer.read([prompts] if isinstance(prompts, str) else prompts, around=False):
             source = torch.tensor([tokens.source(ids, network.max_seq_len)], device=device)
             lengths = torch.tensor([source.shape[1]], device=device)
-            (target,) = beam_search(network, source, lengths, tokens, beam or self.beam)
+            (target,) = beam_search(cast(EncoderDecoder, network), source, lengths, tokens, beam)
             outputs.append(tokenizer.decode(target))
         return outputs
+
+    def tokenize(
+        self, network: Network, tokenizer: TextTokenizer | None, texts: Texts
+    ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+        """The token ids of sources, with those that begin and end them, see `Task.tokenize`."""
+        tokens = self.special_tokens.around(tokenizer)
+        rows = rows_of(network, tokenizer, texts, around=False)
+        if not isinstance(texts, Tensor):
+            rows = [tokens.predicted(ids) for ids in rows]
+        return padded(network, rows, tokens.eos)
+
+    def read(
+        self,
+        network: Network,
+        tokenizer: TextTokenizer | None,
+        texts: Texts,
+        targets: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
+    ) -> Batch:
+        """Sources and their targets as a batch.
+
+        Args:
+            network: the model.
+            tokenizer: its tokenizer; a model without one takes token ids.
+            texts: the sources.
+            targets: the target of each source, as a text or as token ids without those that begin and end it; by
+                default, what the model decodes, cut to fit into its context.
+
+        Raises:
+            ArgumentError: there is not one target for each source, one is too long, or see `tokenize`.
+        """
+        source, lengths = self.tokenize(network, tokenizer, texts)
+        tokens = self.special_tokens.around(tokenizer)
+        if targets is None:
+            room = network.max_seq_len - len(tokens.inputs([]))
+            sources = ((row[:length].unsqueeze(0), length.view(1)) for row, length in zip(source, lengths, strict=True))
+            decoded = (beam_search(cast(EncoderDecoder, network), *each, tokens) for each in sources)
+            outputs = [target[:room] for (target,) in decoded]
+        else:
+            outputs = _target_ids(network, tokenizer, targets)
+        if len(outputs) != len(source):
+            raise ArgumentError("targets", targets, f"must be {len(source)}, as many as `texts`")
+        inputs, _ = padded(network, [tokens.inputs(ids) for ids in outputs], tokens.eos, "targets")
+        predicted, _ = padded(network, [tokens.predicted(ids) for ids in outputs], IGNORED, "targets")
+        return {"source": source, "source_lengths": lengths, "inputs": inputs, "targets": predicted}
+
+    def read_scored(
+        self,
+        network: Network,
+        tokenizer: TextTokenizer | None,
+        texts: Texts,
+        targets: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
+    ) -> Batch:
+        """Sources and targets, see `read`; targets have to be given."""
+        return self.read(network, tokenizer, texts, () if targets is None else targets)
 
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
         """Accuracy of the next token, and the similarity of decoded targets to their references, for the summary."""
@@ -157,3 +227,22 @@ class Seq2Seq(TokenTask):
 
 LABELS = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
 """How the summary writes the names of metrics."""
+
+
+def _target_ids(network: Network, tokenizer: TextTokenizer | None, targets: Any) -> list[list[int]]:
+    """The token ids of targets, without those that begin and end them; ids are used as they are.
+
+    Raises:
+        ArgumentError: there is no target, the model has no tokenizer for texts, or a token id is unknown.
+    """
+    rows: Any = [targets] if isinstance(targets, str) else targets
+    are_rows = isinstance(rows, Sequence) and len(rows) > 0
+    if are_rows and all(isinstance(text, str) for text in rows):
+        return require_tokenizer(tokenizer).read(rows, around=False)
+    are_rows = are_rows and all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in rows)
+    if not are_rows or not all(type(token) is int for ids in rows for token in ids):
+        reason = "must be a text, a list of texts, or token ids"
+        raise ArgumentError("targets", targets, reason, {"targets": SOME_TEXTS})
+    for ids in rows:
+        require_token_ids("targets", torch.tensor([ids], dtype=torch.long), network.vocab_size)
+    return [list(ids) for ids in rows]

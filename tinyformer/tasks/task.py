@@ -1,7 +1,7 @@
 """The interface of a training objective."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Network, Transformer
+from tinyformer.tasks.reading import Texts, padded, rows_of
 
 
 class Task(ABC):
@@ -59,17 +60,49 @@ class Task(ABC):
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each row, and the number of targets that it sums over."""
 
-    def nats_of_texts(
-        self, network: Network, batch: Batch, mask_id: int | None = None
-    ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of whole texts, and the number of targets of each.
+    def tokenize(
+        self, network: Network, tokenizer: TextTokenizer | None, texts: Texts
+    ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+        """The token ids that the network encodes of some texts, padded on the right, and the length of each.
 
         Args:
             network: the model.
-            batch: the texts, with `lengths`; where the targets are tokens, they are made here.
+            tokenizer: its tokenizer; a model without one takes only token ids.
+            texts: the texts.
+
+        Raises:
+            ArgumentError: there is no text, one is too long, or a token id is unknown.
+        """
+        # A tensor of token ids has no padding, so its value does not matter there.
+        return padded(network, rows_of(network, tokenizer, texts), tokenizer.eos_id if tokenizer else 0)
+
+    def read(self, network: Network, tokenizer: TextTokenizer | None, texts: Texts) -> Batch:
+        """The texts that a user gives, as a batch without targets; a task whose rows have two texts takes both.
+
+        Args and Raises: see `tokenize`.
+        """
+        inputs, lengths = self.tokenize(network, tokenizer, texts)
+        return {"inputs": inputs, "lengths": lengths}
+
+    def read_scored(self, network: Network, tokenizer: TextTokenizer | None, texts: Texts) -> Batch:
+        """The texts that a user gives, as a batch with what the model is to predict; see `read`."""
+        return self.read(network, tokenizer, texts)
+
+    def nats_of_texts(
+        self, network: Network, batch: Batch, mask_id: int | None = None
+    ) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
+        """The negative log-likelihood of each text, and the number of targets that it sums over.
+
+        Args:
+            network: the model.
+            batch: the texts, as `read_scored` makes them.
             mask_id: the id of the mask token, if there is one.
         """
         return self.nats(network, batch)
+
+    def generate(self, network: Network, tokenizer: TextTokenizer | None, prompts: str | Sequence[str]) -> list[str]:
+        """The texts that a model generates; each task that `generates` has settings of its own."""
+        raise NotImplementedError
 
     @abstractmethod
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -1,0 +1,99 @@
+"""The texts that a user gives to a model, as token ids."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import Network
+
+Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | Tensor
+"""A text, a list of texts, of pairs of texts for a classifier of pairs, or token ids of shape (batch, seq)."""
+
+SOME_TEXTS = ["A text", "and another"]
+"""Texts that errors show as an example that works."""
+
+
+def rows_of(
+    network: Network, tokenizer: TextTokenizer | None, texts: Any, takes_pairs: bool = False, around: bool = True
+) -> list[list[int]]:
+    """The token ids of each text; a tensor of token ids is used as it is.
+
+    Args:
+        network: the model, whose vocabulary the ids are from.
+        tokenizer: its tokenizer, if it has one.
+        texts: see `Texts`.
+        takes_pairs: whether there may be pairs of texts.
+        around: whether to add the special tokens around a text.
+
+    Raises:
+        ArgumentError: there is no text, or a token id is unknown, or the model has no tokenizer for texts.
+    """
+    if isinstance(texts, Tensor):
+        require_token_ids("texts", texts, network.vocab_size)
+        return texts.tolist()
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, Sequence) or not texts or not all(_is_text(text, takes_pairs) for text in texts):
+        pairs = ", a list of texts or of (first, second)" if takes_pairs else ", a list of texts"
+        reason = f"must be a text{pairs}, or token ids of shape (batch, seq)"
+        raise ArgumentError("texts", texts, reason, {"texts": SOME_TEXTS})
+    return require_tokenizer(tokenizer).read(texts, around)
+
+
+def require_tokenizer(tokenizer: TextTokenizer | None) -> TextTokenizer:
+    """The tokenizer of a model.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if tokenizer is None:
+        reason = "the model has no tokenizer, so it takes a tensor of token ids of shape (batch, seq)"
+        raise ArgumentError("tokenizer", None, reason)
+    return tokenizer
+
+
+def padded(
+    network: Network, rows: Sequence[Sequence[int]], padding: int, argument: str = "texts"
+) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+    """Token ids on the network's device, padded on the right, and the number of tokens of each row.
+
+    Args:
+        network: the model.
+        rows: the token ids of each row.
+        padding: what follows them.
+        argument: the argument that holds the rows.
+
+    Raises:
+        ArgumentError: a row is empty, or longer than the model's context.
+    """
+    for index, row in enumerate(rows):
+        if not 0 < len(row) <= network.max_seq_len:
+            limit = f"must be 1 to {network.max_seq_len:,} tokens, including the special tokens around a text"
+            raise ArgumentError(f"len({argument}[{index}])", len(row), limit)
+    device = next(network.parameters()).device
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, padding)
+    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
+
+
+def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
+    """Refuse a tensor that does not hold sequences of token ids.
+
+    Raises:
+        ArgumentError: it has another shape or dtype, or an id is not in the vocabulary.
+    """
+    if ids.ndim != 2 or len(ids) == 0:
+        raise ArgumentError(f"{argument}.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
+    if ids.is_floating_point() or ids.is_complex():
+        raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
+    for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
+        raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
+
+
+def _is_text(text: Any, takes_pairs: bool) -> bool:
+    """Whether something is a text, or a pair of texts where there may be pairs."""
+    is_pair = takes_pairs and isinstance(text, tuple) and len(text) == 2 and all(isinstance(one, str) for one in text)
+    return is_pair or isinstance(text, str)
