@@ -142,7 +142,7 @@ class Seq2Seq(TokenTask):
         """
         if tokenizer is None:
             raise ArgumentError("prompts", "…", "the model has no tokenizer; generate_ids takes token ids")
-        settings = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
+        settings: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
         beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
         tokens = self.special_tokens.around(tokenizer)
         device, outputs = next(network.parameters()).device, []
