@@ -440,11 +440,11 @@ BREAKS = (
         ("tests/inspection/test_points.py", "-k", "own_values and relative"),
     ),
     Break(
-        "padding_among_the_tokens_of_an_ablation",
+        "resampled_at_the_first_positions_behind_a_cache",
         "inspection/ablation.py",
-        "outputs[place < lengths[seq].unsqueeze(1)]",
-        "outputs.flatten(0, 1)",
-        ("tests/inspection/test_ablated.py", "-k", "mode"),
+        "first = begins[stack]",
+        "first = 0",
+        ("tests/inspection/test_ablated.py", "-k", "chooses"),
     ),
     Break(
         "text_that_predicts_its_padding",

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer import inspection
+from tinyformer.analysis import Subject
 from tinyformer.batch import Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import TextTokenizer
@@ -203,8 +204,9 @@ class Model:
             heads: (layer, head) pairs, or ("cross", layer, head) with a kind of `encoder`, `decoder` or `cross`; heads
                 keep their numbers when others are pruned.
             mode: what replaces the output of a head at every token: `zero`; its `mean` over the tokens of the texts
-                (Wang et al. 2022, arXiv 2211.00593); `resample`, its output at a token of the texts, drawn at random
-                for each position with a fixed seed (Chan et al. 2022, causal scrubbing).
+                (Wang et al. 2022, arXiv 2211.00593); or `resample`, its output at the same position of another text
+                (Chan et al. 2022, causal scrubbing): one of the texts, drawn at random with a fixed seed, and beyond
+                its end a random token of it. `HeadAblation` has the same modes.
             texts: the texts that the replacement is taken from, without padding; not needed for `zero`.
             others: what the task reads beside them.
             named: the same, by name.
@@ -212,8 +214,9 @@ class Model:
         Raises:
             ArgumentError: there is no such head or mode, or no text where one is needed.
         """
-        batch = None if texts is None else self._batch(texts, *others, **named)
-        with ablated_heads(self.network, self.task, heads, mode, batch):
+        batches = [] if texts is None else [self._batch(texts, *others, **named)]
+        subject = Subject(self.network, batches, self.task, cast(TextTokenizer, self._tokenizer))
+        with ablated_heads(subject, heads, mode):
             yield
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from torch import Tensor
 from inspection.untrained import LABELS, TEXTS, causal, classifier, masked, of_variant, reader, translator
 from tinyformer.analysis.ablation import MODES, mean_outputs
 from tinyformer.errors import ArgumentError
+from tinyformer.generation import Sampling, generate
 from tinyformer.nn import prune_heads
 
 OTHERS = ["dog", "he reads a book"]
@@ -28,26 +29,32 @@ def tokens_of(activation: Tensor, lengths: list[int]) -> Tensor:
 def test_the_mode_chooses_what_replaces_a_head():
     model, lengths = causal(), [8, 2, 10]
     whole = model.run(TEXTS, capture=OUTPUT).activations[OUTPUT]
-    pool = tokens_of(model.run(OTHERS, capture=OUTPUT).activations[OUTPUT], [4, 16])
+    others = model.run(OTHERS, capture=OUTPUT).activations[OUTPUT]
+    pool = tokens_of(others, [4, 16])
     for mode in MODES:
         with model.ablated([(1, 2)], mode=mode, texts=None if mode == "zero" else OTHERS):
             logits, found = model.run(TEXTS, capture=OUTPUT)
-            assert torch.equal(logits, model.logits(TEXTS)) or mode == "resample"  # drawn anew
+            assert torch.equal(logits, model.logits(TEXTS))
         heads = found[OUTPUT]
         assert torch.equal(heads[:, [0, 1, 3]], whole[:, [0, 1, 3]])
         head = tokens_of(heads, lengths)[:, 2]
         if mode == "resample":
-            assert all((pool[:, 2] == output).all(dim=1).any() for output in head)
-            assert len(head.unique(dim=0)) > 5
+            donor = next(row for row in others[:, 2] if torch.equal(row[:4], heads[0, 2, :4]))  # at the same positions
+            assert torch.equal(heads[2, 2, :4], donor[:4])
+            assert all((pool[:, 2] == output).all(dim=1).any() for output in head)  # and then at any
         else:
             expected = pool[:, 2].mean(dim=0) if mode == "mean" else torch.zeros(8)
             torch.testing.assert_close(head, expected.expand_as(head))
     assert factors(model) == ([None] * 2, [None] * 2)
     with model.ablated([(1, 2)], "resample", OTHERS):
-        first = model.logits(TEXTS)
+        first, made = model.logits(TEXTS), model.generate(TEXTS, num_tokens=4, temperature=0)
     for row, length in enumerate(lengths):  # a fixed seed, and a text in a batch is the text alone
         with model.ablated([(1, 2)], "resample", OTHERS):
             torch.testing.assert_close(model.logits(TEXTS[row]), first[row : row + 1, :length])
+    with model.ablated([(1, 2)], "resample", OTHERS):  # at the positions behind those of a cache, too
+        tokens = model.tokenize(TEXTS[0])[0].tolist()
+        new = generate(model.network, tokens, 4, Sampling(0), use_cache=False)[0]
+        assert made[0] == TEXTS[0] + model.tokenizer.continuation(new, after=tokens[0])
 
 
 def test_the_mean_is_that_of_the_analyses():

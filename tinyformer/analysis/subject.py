@@ -51,9 +51,9 @@ class Subject:
     batches: Sequence[Batch]
     task: Task
     tokenizer: TextTokenizer
-    precision: Callable[[], AbstractContextManager[Any]]
-    untrained: Callable[[], Network]
-    save_pruned: Callable[[Network, Path], None]
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+    untrained: Callable[[], Network] | None = None
+    save_pruned: Callable[[Network, Path], None] | None = None
     row: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
 
