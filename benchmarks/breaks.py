@@ -277,7 +277,7 @@ BREAKS = (
     Break(
         "resampled_from_padding",
         "analysis/ablation.py",
-        "torch.where(place < lengths, place,",
+        "torch.where(place < ends, place,",
         "torch.where(place >= 0, place,",
         ("tests/analysis/test_padding.py",),
     ),
@@ -438,6 +438,13 @@ BREAKS = (
         "mix = None if is_cross else self.position.mix(*weights.shape[-2:])",
         "mix = None",
         ("tests/inspection/test_points.py", "-k", "own_values and relative"),
+    ),
+    Break(
+        "padding_among_the_tokens_of_an_ablation",
+        "analysis/ablation.py",
+        ".masked_fill(~is_token[:, None, :, None], 0)",
+        "",
+        ("tests/inspection/test_ablated.py", "-k", "chooses"),
     ),
     Break(
         "resampled_at_the_first_positions_behind_a_cache",
