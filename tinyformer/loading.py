@@ -79,7 +79,7 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
     if isinstance(task, SpanExtraction):
         for name, value in _stored_windows(config, checkpoint).items():
             setattr(task, name, value)
-    return Model(network, tokenizer, task, Origin(stored.path, stored.step))
+    return Model(network, tokenizer, task, Origin(stored.path, stored.step, trusted))
 
 
 def _stored_windows(config: DictConfig, checkpoint: str | Path) -> dict[str, int]:

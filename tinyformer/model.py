@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -11,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer import inspection
-from tinyformer.analysis import Subject
+from tinyformer.analysis import Analysis, Findings, Subject
+from tinyformer.app.evaluation_run import Evaluation, analyse, evaluation_in_python, subject_of
 from tinyformer.batch import Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import TextTokenizer
@@ -311,6 +314,57 @@ class Model:
         task = self._task_of(SpanExtraction, "answers no questions")
         asked = task.ask(self.network, self._tokenizer, questions, contexts, None, stride, "questions")
         return task.answer(self.network, asked)
+
+    def analyse(
+        self, analysis: str | Analysis = "heads", overrides: Sequence[str] = (), folder: str | Path | None = None
+    ) -> Findings:
+        """What `tinyformer evaluate analysis=…` finds on the data of the model's run: tables and figures, by name.
+
+            findings = model.analyse("heads", ["analysis.mode=mean"])
+            columns, rows = findings.tables["ablation"]
+            findings.figures["ablation"]
+
+        The model is analysed as it is, also inside `ablated`.
+
+        Args:
+            analysis: a name of the axis `analysis`, or an analysis, such as `HeadAblation(mode="mean")`.
+            overrides: further words of the command line, such as "split=test" or "data.files=book.txt".
+            folder: where to write what the command line writes; by default, nothing is kept.
+
+        Raises:
+            ConfigError: something in the overrides cannot work, or the analysis does not fit the model.
+            ArgumentError: the model was not loaded from a checkpoint.
+        """
+        words = [f"analysis={analysis}"] if isinstance(analysis, str) else []
+        with self._evaluation([*words, *overrides], folder) as run:
+            run.analysis = run.analysis if isinstance(analysis, str) else analysis
+            findings = analyse(run)
+        findings.files = findings.files if folder else []
+        return findings
+
+    def sample(self, num_windows: int, overrides: Sequence[str] = ()) -> Subject:
+        """The model with a random sample of the validation data of its run, for analyses: `HeadAblation()(model)`.
+
+        Args:
+            num_windows: maximum number of windows, examples or pairs.
+            overrides: see `analyse`.
+
+        Raises:
+            ConfigError: something in the overrides cannot work.
+            ArgumentError: the model was not loaded from a checkpoint.
+        """
+        with self._evaluation(overrides) as run:
+            return subject_of(run, num_windows)
+
+    @contextmanager
+    def _evaluation(self, overrides: Sequence[str], folder: str | Path | None = None) -> Iterator[Evaluation]:
+        """The evaluation of the model on the data of its run."""
+        if self.origin is None:
+            raise ArgumentError("origin", None, "the model was not loaded from a checkpoint, whose data are analysed")
+        with TemporaryDirectory() as unkept:
+            path, _, trusted = self.origin
+            with evaluation_in_python(path, self.network, overrides, Path(folder or unkept), trusted) as run:
+                yield run
 
     def _task_of(self, kind: type[Result], reason: str) -> Result:
         """The task, which has to be of a class.

@@ -18,6 +18,7 @@ from tinyformer.analysis.subject import (
     Findings,
     Losses,
     Subject,
+    Trained,
     head_pairs,
     living_heads,
     naming_ablated,
@@ -203,7 +204,8 @@ class HeadAblation:
         )
         self.mode, self.num_windows, self.num_resamples = mode, num_windows, num_resamples
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         layers, living, base = subject.layers, living_heads(subject.layers), subject.losses()
         changes = dict.fromkeys(head_pairs(layers), Change(0.0, 0.0, 0.0))
         changes |= zip(living, self._changes(subject, base, _single_heads(living)), strict=True)

@@ -30,6 +30,29 @@ Text: TypeAlias = str | Sequence[str]
 """A text, or the two texts of a pair for a classifier."""
 
 
+class Trained(Protocol):
+    """A trained model to analyse, such as `tinyformer.Model`."""
+
+    @property
+    def network(self) -> Network:
+        """The model, in evaluation mode."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """The task that it was trained for."""
+        ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Its tokenizer."""
+        ...
+
+    def sample(self, num_windows: int) -> "Subject":
+        """The model with a random sample of data, of at most as many windows, examples or pairs."""
+        ...
+
+
 @dataclass(frozen=True)
 class Subject:
     """A trained model and the data that it is analysed on.
@@ -56,6 +79,10 @@ class Subject:
     save_pruned: Callable[[Network, Path], None] | None = None
     row: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    def sample(self, num_windows: int) -> "Subject":
+        """The subject itself, whose data are a sample; see `Trained`."""
+        return self
 
     @cached_property
     def layers(self) -> list[BaseAttention]:
@@ -221,7 +248,10 @@ class Findings:
 
 @runtime_checkable
 class Analysis(Protocol):
-    """An analysis of a trained model; each file of `conf/analysis` names one."""
+    """An analysis of a trained model; each file of `conf/analysis` names one, and `Model.analyse` takes one.
+
+    The analyses of this package also take a model, as in `HeadAblation(mode="mean")(model)`; see `Trained`.
+    """
 
     num_windows: int
     """Number of windows, examples or pairs of the evaluated split."""

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from tinyformer.checkpoint import Checkpoint
 
 
-def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
+def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "Checkpoint | None":
     """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`.
 
     Args:
         arguments: the overrides, which then act on it as on a config file.
+        trusted: classes that the checkpoint may use beside those of this package and of the overrides.
 
     Returns:
         The checkpoint; None with options such as `--help` and no checkpoint.
@@ -40,12 +41,12 @@ def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
 
         with argument_path(passed={"path": "checkpoint"}):
             checkpoint = load_checkpoint(paths[-1])
-            config = _inherited(checkpoint, arguments)
+            config = _inherited(checkpoint, arguments, trusted)
     ConfigStore.instance().store(name="stored_run", node=config, package="_global_")
     return checkpoint
 
 
-def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str]) -> dict[str, Any]:
+def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str], trusted: Sequence[str]) -> dict[str, Any]:
     """The config of a checkpoint's run without what the command line replaces.
 
     Raises:
@@ -55,7 +56,7 @@ def _inherited(checkpoint: "Checkpoint", arguments: Sequence[str]) -> dict[str, 
 
     given = {argument.partition("=")[0].lstrip("+"): text_of(argument) for argument in arguments}
     with repeatable_classes():
-        config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
+        config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
     missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
     if missing and "data" not in given:
         words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
