@@ -22,7 +22,6 @@ from tinyformer.checkpoint import KEY
 from tinyformer.data import ByteTokenizer, CharTokenizer, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation import Sampling
-from tinyformer.tasks.reading import rows_of
 
 TINY = (
     *("model.num_layers=2", "model.num_heads=4", "model.d_model=32", "model.max_seq_len=24", "model.init_std=0.3"),
@@ -212,7 +211,9 @@ def test_texts_that_do_not_work(model):
             model.tokenize(texts)
         assert str(caught.value).startswith(message)
     with pytest.raises(ArgumentError, match=r"^texts=.*: must be a text, a list of texts, or token ids"):
-        rows_of(model.network, model.tokenizer, ["a", 3])  # the tests' type checker would catch it in a method
+        TextReader(model.network, model.tokenizer).rows_of(
+            ["a", 3]
+        )  # the tests' type checker would catch it in a method
 
 
 def test_generation_that_does_not_work(paths, model):

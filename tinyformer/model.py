@@ -24,7 +24,7 @@ from tinyformer.inspection.forward import ForwardPass, Replacement, forward_pass
 from tinyformer.inspection.points import Points, points_of
 from tinyformer.nn import EncoderDecoder, Network
 from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
-from tinyformer.tasks.reading import Texts, require_token_ids, require_tokenizer
+from tinyformer.tasks.reading import TextReader, Texts, require_token_ids
 from tinyformer.tasks.span import require_one_window
 
 Result = TypeVar("Result")
@@ -75,7 +75,11 @@ class Model:
         Raises:
             ArgumentError: it has none.
         """
-        return require_tokenizer(self._tokenizer)
+        return self._reader.tokenizer
+
+    @property
+    def _reader(self) -> TextReader:
+        return TextReader(self.network, self._tokenizer)
 
     @property
     def max_seq_len(self) -> int:
@@ -108,7 +112,7 @@ class Model:
         Raises:
             ArgumentError: there is no text, one is too long, or a token id is unknown.
         """
-        return self.task.tokenize(self.network, self._tokenizer, texts)
+        return self.task.tokenize(self._reader, texts)
 
     @torch.no_grad()
     def encode(self, texts: Texts) -> Float[Tensor, "batch seq d_model"]:
@@ -293,7 +297,7 @@ class Model:
         if lengths.shape != source.shape[:1] or not bool(((lengths > 0) & (lengths <= source.shape[1])).all()):
             reason = f"must hold {len(source)} lengths from 1 to {source.shape[1]}"
             raise ArgumentError("lengths", lengths.tolist(), reason)
-        device, tokens = next(self.network.parameters()).device, task.special_tokens.around(self._tokenizer)
+        device, tokens = self._reader.device, task.special_tokens.around(self._tokenizer)
         network, beam = cast(EncoderDecoder, self.network), Beam(beams, length_penalty, length_offset)
         return beam_search(network, source.to(device), lengths.to(device), tokens, beam, max_tokens)
 
@@ -312,7 +316,7 @@ class Model:
                 positive integer, or the model answers no questions.
         """
         task = self._task_of(SpanExtraction, "answers no questions")
-        asked = task.ask(self.network, self._tokenizer, questions, contexts, None, stride, "questions")
+        asked = task.ask(self._reader, questions, contexts, None, stride, "questions")
         return task.answer(self.network, asked)
 
     def analyse(
@@ -387,11 +391,11 @@ class Model:
             ArgumentError: the method does not take as many, or none of this name.
         """
         try:
-            inspect.signature(method).bind(self.network, self._tokenizer, *texts, **named)
+            inspect.signature(method).bind(self._reader, *texts, **named)
         except TypeError as error:
-            takes = ", ".join([*inspect.signature(method).parameters][2:])
+            takes = ", ".join([*inspect.signature(method).parameters][1:])
             raise ArgumentError("task", type(self.task).__name__, f"takes {takes}, and nothing else") from error
-        return method(self.network, self._tokenizer, *texts, **named)
+        return method(self._reader, *texts, **named)
 
     def _require_no_point(self, *others: Any) -> None:
         """Refuse the name of a point in place of a text, as in `run("a text", "logits")`.
@@ -399,7 +403,7 @@ class Model:
         Raises:
             ArgumentError: one of the arguments names points.
         """
-        points, arguments = self.points, [*inspect.signature(self.task.read).parameters][3:]
+        points, arguments = self.points, [*inspect.signature(self.task.read).parameters][2:]
         for argument, names in zip([*arguments, "capture"], others, strict=False):
             several = [names] if isinstance(names, str) else names
             if not isinstance(several, Sequence) or not several:

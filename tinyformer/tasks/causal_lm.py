@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.data import TextTokenizer, TokenSplit
+from tinyformer.data import TokenSplit
 from tinyformer.errors import ArgumentError, require_numbers
 from tinyformer.generation import Sampling, generate
-from tinyformer.nn import AttentionMask, Network, Transformer
+from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.reading import SOME_TEXTS, Texts, require_tokenizer
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts
 
 
 class CausalLM(TokenTask):
@@ -26,17 +26,16 @@ class CausalLM(TokenTask):
         documents, starts = batch.get("documents"), batch.get("document_starts")
         return AttentionMask(causal=True, documents=documents, document_starts=starts)
 
-    def read_scored(self, network: Network, tokenizer: TextTokenizer | None, texts: Texts) -> Batch:
+    def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
         """The texts, with the tokens after the first one as targets; the end of the text is not a target."""
-        batch = self.read(network, tokenizer, texts)
+        batch = self.read(reader, texts)
         inputs = batch["inputs"]
         is_target = torch.arange(inputs.shape[1], device=inputs.device) < batch["lengths"].unsqueeze(1) - 1
         return {**batch, "targets": inputs.roll(-1, dims=1).where(is_target, IGNORED)}
 
     def generate(
         self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
+        reader: TextReader,
         prompts: str | Sequence[str],
         num_tokens: int = 200,
         temperature: float = 0.8,
@@ -47,8 +46,7 @@ class CausalLM(TokenTask):
         """Each prompt with its continuation, up to the end of its document.
 
         Args:
-            network: the model.
-            tokenizer: its tokenizer.
+            reader: the model and its tokenizer.
             prompts: texts of any length; the model sees the last `max_seq_len` tokens.
             num_tokens: how many tokens to sample, at most.
             temperature: 0 takes the most probable token; see `Sampling`, also for the next two.
@@ -59,7 +57,7 @@ class CausalLM(TokenTask):
         Raises:
             ArgumentError: a setting is out of range, or there is no tokenizer.
         """
-        tokenizer = require_tokenizer(tokenizer)
+        network, tokenizer = cast(Transformer, reader.network), reader.tokenizer
         integers = {"num_tokens": num_tokens, "seed": seed} | ({} if top_k is None else {"top_k": top_k})
         require_numbers(int, {"num_tokens": 200, "seed": 0, "top_k": 20}, **integers)
         numbers = {"temperature": temperature} | ({} if top_p is None else {"top_p": top_p})
@@ -69,7 +67,7 @@ class CausalLM(TokenTask):
             raise ArgumentError("prompts", prompts, "must be a text, or a list of texts", {"prompts": SOME_TEXTS})
         rows = tokenizer.read(prompts) if prompts else []
         sampling = Sampling(temperature, top_k, top_p, tokenizer.missing_ids(network.vocab_size))
-        new = generate(cast(Transformer, network), rows, num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
+        new = generate(network, rows, num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
         parts = zip(prompts, rows, new, strict=True)
         return [prompt + tokenizer.continuation(ids, after=row) for prompt, row, ids in parts]
 

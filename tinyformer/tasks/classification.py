@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from tinyformer.batch import Batch
-from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.nn import AttentionMask, Network
-from tinyformer.tasks.reading import Texts, padded, rows_of
+from tinyformer.nn import AttentionMask
+from tinyformer.tasks.reading import TextReader, Texts
 from tinyformer.tasks.task import Task
 
 
@@ -33,6 +32,7 @@ class Classification(Task):
     higher_is_better = True
     tests_best = True
     unit = "example"
+    takes_pairs = True
 
     def __init__(self, labels: Sequence[str] | None, label_smoothing: float = 0.0) -> None:
         if not 0 <= label_smoothing < 1:
@@ -45,32 +45,15 @@ class Classification(Task):
         """A bidirectional mask that hides padding."""
         return AttentionMask(lengths=batch.get("lengths"))
 
-    def tokenize(
-        self, network: Network, tokenizer: TextTokenizer | None, texts: Texts
-    ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """The token ids of texts, or of pairs of texts, see `Task.tokenize`."""
-        rows = rows_of(network, tokenizer, texts, takes_pairs=True)
-        return padded(network, rows, tokenizer.eos_id if tokenizer else 0)
-
     def read_scored(
-        self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
-        texts: Texts,
-        labels: int | str | Sequence[int | str] | None = None,
+        self, reader: TextReader, texts: Texts, labels: int | str | Sequence[int | str] | None = None
     ) -> Batch:
-        """The texts with their labels.
-
-        Args:
-            network: the model.
-            tokenizer: its tokenizer.
-            texts: see `tokenize`.
-            labels: the label of each text, or its index.
+        """The texts with the label of each, or its index.
 
         Raises:
             ArgumentError: there are not as many labels as texts, or one of them is unknown.
         """
-        batch, known = self.read(network, tokenizer, texts), self.labels
+        batch, known = self.read(reader, texts), self.labels
         given, number = [labels] if isinstance(labels, int | str) else labels, len(batch["inputs"])
         if not isinstance(given, Sequence) or len(given) != number:
             works = {"labels": known[:1] * number}
@@ -80,7 +63,7 @@ class Classification(Task):
                 raise ArgumentError("labels", label, "must be a label or its index", {"labels": known[:1]})
             require_choice("labels", label, [*known, *range(len(known))])
         ids = [known.index(label) if isinstance(label, str) else label for label in given]
-        return {**batch, "labels": torch.tensor(ids, device=batch["inputs"].device)}
+        return {**batch, "labels": torch.tensor(ids, device=reader.device)}
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
         """The logits of the classes for each text, in fp32 at least."""

@@ -13,7 +13,7 @@ from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.reading import Texts
+from tinyformer.tasks.reading import TextReader, Texts
 
 
 class MaskedLM(TokenTask):
@@ -69,10 +69,10 @@ class MaskedLM(TokenTask):
         network.train(was_training)
         return {"pseudo_perplexity": perplexity(float(nats.mean())) if len(nats) else None}
 
-    def read_scored(self, network: Network, tokenizer: TextTokenizer | None, texts: Texts) -> Batch:
+    def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
         """The texts, with each of their tokens as a target, except the special ones."""
-        batch = self.read(network, tokenizer, texts)
-        special = torch.tensor(sorted(tokenizer.special_ids if tokenizer else []), device=batch["inputs"].device)
+        batch, tokenizer = self.read(reader, texts), reader.own_tokenizer
+        special = torch.tensor(sorted(tokenizer.special_ids if tokenizer else []), device=reader.device)
         return {**batch, "targets": batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)}
 
     def nats_of_texts(

@@ -1,7 +1,7 @@
 """The texts that a user gives to a model, as token ids."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Int
@@ -18,65 +18,74 @@ SOME_TEXTS = ["A text", "and another"]
 """Texts that errors show as an example that works."""
 
 
-def rows_of(
-    network: Network, tokenizer: TextTokenizer | None, texts: Any, takes_pairs: bool = False, around: bool = True
-) -> list[list[int]]:
-    """The token ids of each text; a tensor of token ids is used as it is.
+class TextReader(NamedTuple):
+    """Makes token ids of the texts that a network reads.
 
-    Args:
-        network: the model, whose vocabulary the ids are from.
-        tokenizer: its tokenizer, if it has one.
-        texts: see `Texts`.
-        takes_pairs: whether there may be pairs of texts.
-        around: whether to add the special tokens around a text.
-
-    Raises:
-        ArgumentError: there is no text, or a token id is unknown, or the model has no tokenizer for texts.
-    """
-    if isinstance(texts, Tensor):
-        require_token_ids("texts", texts, network.vocab_size)
-        return texts.tolist()
-    texts = [texts] if isinstance(texts, str) else texts
-    if not isinstance(texts, Sequence) or not texts or not all(_is_text(text, takes_pairs) for text in texts):
-        pairs = ", a list of texts or of (first, second)" if takes_pairs else ", a list of texts"
-        reason = f"must be a text{pairs}, or token ids of shape (batch, seq)"
-        raise ArgumentError("texts", texts, reason, {"texts": SOME_TEXTS})
-    return require_tokenizer(tokenizer).read(texts, around)
-
-
-def require_tokenizer(tokenizer: TextTokenizer | None) -> TextTokenizer:
-    """The tokenizer of a model.
-
-    Raises:
-        ArgumentError: there is none.
-    """
-    if tokenizer is None:
-        reason = "the model has no tokenizer, so it takes a tensor of token ids of shape (batch, seq)"
-        raise ArgumentError("tokenizer", None, reason)
-    return tokenizer
-
-
-def padded(
-    network: Network, rows: Sequence[Sequence[int]], padding: int, argument: str = "texts"
-) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-    """Token ids on the network's device, padded on the right, and the number of tokens of each row.
-
-    Args:
+    Attributes:
         network: the model.
-        rows: the token ids of each row.
-        padding: what follows them.
-        argument: the argument that holds the rows.
-
-    Raises:
-        ArgumentError: a row is empty, or longer than the model's context.
+        own_tokenizer: its tokenizer; a model without one takes only token ids.
     """
-    for index, row in enumerate(rows):
-        if not 0 < len(row) <= network.max_seq_len:
-            limit = f"must be 1 to {network.max_seq_len:,} tokens, including the special tokens around a text"
-            raise ArgumentError(f"len({argument}[{index}])", len(row), limit)
-    device = next(network.parameters()).device
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, padding)
-    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
+
+    network: Network
+    own_tokenizer: TextTokenizer | None
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ArgumentError: it has none.
+        """
+        if self.own_tokenizer is None:
+            reason = "the model has no tokenizer, so it takes a tensor of token ids of shape (batch, seq)"
+            raise ArgumentError("tokenizer", None, reason)
+        return self.own_tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.network.parameters()).device
+
+    def rows_of(self, texts: Any, takes_pairs: bool = False, around: bool = True) -> list[list[int]]:
+        """The token ids of each text; a tensor of token ids is used as it is.
+
+        Args:
+            texts: see `Texts`.
+            takes_pairs: whether there may be pairs of texts.
+            around: whether to add the special tokens around a text.
+
+        Raises:
+            ArgumentError: there is no text, or a token id is unknown, or the model has no tokenizer for texts.
+        """
+        if isinstance(texts, Tensor):
+            require_token_ids("texts", texts, self.network.vocab_size)
+            return texts.tolist()
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, Sequence) or not texts or not all(_is_text(text, takes_pairs) for text in texts):
+            pairs = ", a list of texts or of (first, second)" if takes_pairs else ", a list of texts"
+            reason = f"must be a text{pairs}, or token ids of shape (batch, seq)"
+            raise ArgumentError("texts", texts, reason, {"texts": SOME_TEXTS})
+        return self.tokenizer.read(texts, around)
+
+    def padded(
+        self, rows: Sequence[Sequence[int]], padding: int, argument: str = "texts"
+    ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+        """Token ids on the network's device, padded on the right, and the number of tokens of each row.
+
+        Args:
+            rows: the token ids of each row.
+            padding: what follows them.
+            argument: the argument that holds the rows.
+
+        Raises:
+            ArgumentError: a row is empty, or longer than the model's context.
+        """
+        for index, row in enumerate(rows):
+            if not 0 < len(row) <= self.network.max_seq_len:
+                limit = f"must be 1 to {self.network.max_seq_len:,} tokens, including the special tokens around a text"
+                raise ArgumentError(f"len({argument}[{index}])", len(row), limit)
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, padding)
+        return ids.to(self.device), torch.tensor([len(row) for row in rows], device=self.device)
 
 
 def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -15,8 +15,11 @@ from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.reading import SOME_TEXTS, Texts, padded, require_token_ids, require_tokenizer, rows_of
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids
 from tinyformer.tasks.text_metrics import text_metrics
+
+Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
+"""A target, a list of targets, or of their token ids without those that begin and end a target."""
 
 MAX_HYPOTHESES = 128
 """The most hypotheses, over all sources of a batch, that are decoded at a time."""
@@ -120,8 +123,7 @@ class Seq2Seq(TokenTask):
 
     def generate(
         self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
+        reader: TextReader,
         prompts: str | Sequence[str],
         beams: int | None = None,
         length_penalty: float | None = None,
@@ -130,8 +132,7 @@ class Seq2Seq(TokenTask):
         """The target that a model decodes for each source; a text that is too long is truncated.
 
         Args:
-            network: the model.
-            tokenizer: its tokenizer.
+            reader: the model and its tokenizer.
             prompts: the sources.
             beams: see `Beam`, also for the next two; None for the setting of `beam`.
             length_penalty: see `Beam`.
@@ -140,72 +141,53 @@ class Seq2Seq(TokenTask):
         Raises:
             ArgumentError: a setting is out of range, or there is no tokenizer.
         """
+        network, tokenizer = cast(EncoderDecoder, reader.network), reader.own_tokenizer
         if tokenizer is None:
             raise ArgumentError("prompts", "…", "the model has no tokenizer; generate_ids takes token ids")
         settings: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
         beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
-        tokens = self.special_tokens.around(tokenizer)
-        device, outputs = next(network.parameters()).device, []
+        tokens, outputs = self.special_tokens.around(tokenizer), []
         for ids in tokenizer.read([prompts] if isinstance(prompts, str) else prompts, around=False):
-            source = torch.tensor([tokens.source(ids, network.max_seq_len)], device=device)
-            lengths = torch.tensor([source.shape[1]], device=device)
-            (target,) = beam_search(cast(EncoderDecoder, network), source, lengths, tokens, beam)
+            source = torch.tensor([tokens.source(ids, network.max_seq_len)], device=reader.device)
+            lengths = torch.tensor([source.shape[1]], device=reader.device)
+            (target,) = beam_search(network, source, lengths, tokens, beam)
             outputs.append(tokenizer.decode(target))
         return outputs
 
-    def tokenize(
-        self, network: Network, tokenizer: TextTokenizer | None, texts: Texts
-    ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+    def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
         """The token ids of sources, with those that begin and end them, see `Task.tokenize`."""
-        tokens = self.special_tokens.around(tokenizer)
-        rows = rows_of(network, tokenizer, texts, around=False)
-        if not isinstance(texts, Tensor):
-            rows = [tokens.predicted(ids) for ids in rows]
-        return padded(network, rows, tokens.eos)
+        tokens, rows = self.special_tokens.around(reader.own_tokenizer), reader.rows_of(texts, around=False)
+        return reader.padded(rows if isinstance(texts, Tensor) else [tokens.predicted(ids) for ids in rows], tokens.eos)
 
-    def read(
-        self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
-        texts: Texts,
-        targets: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
-    ) -> Batch:
+    def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
         """Sources and their targets as a batch.
 
         Args:
-            network: the model.
-            tokenizer: its tokenizer; a model without one takes token ids.
+            reader: the model and its tokenizer.
             texts: the sources.
-            targets: the target of each source, as a text or as token ids without those that begin and end it; by
-                default, what the model decodes, cut to fit into its context.
+            targets: the target of each; by default, what the model decodes, cut to fit into its context.
 
         Raises:
             ArgumentError: there is not one target for each source, one is too long, or see `tokenize`.
         """
-        source, lengths = self.tokenize(network, tokenizer, texts)
-        tokens = self.special_tokens.around(tokenizer)
+        source, lengths = self.tokenize(reader, texts)
+        tokens, network = self.special_tokens.around(reader.own_tokenizer), cast(EncoderDecoder, reader.network)
         if targets is None:
             room = network.max_seq_len - len(tokens.inputs([]))
-            sources = ((row[:length].unsqueeze(0), length.view(1)) for row, length in zip(source, lengths, strict=True))
-            decoded = (beam_search(cast(EncoderDecoder, network), *each, tokens) for each in sources)
+            sources = ((row[None, :length], length.view(1)) for row, length in zip(source, lengths, strict=True))
+            decoded = (beam_search(network, *each, tokens, self.beam) for each in sources)
             outputs = [target[:room] for (target,) in decoded]
         else:
-            outputs = _target_ids(network, tokenizer, targets)
+            outputs = _target_ids(reader, targets)
         if len(outputs) != len(source):
             raise ArgumentError("targets", targets, f"must be {len(source)}, as many as `texts`")
-        inputs, _ = padded(network, [tokens.inputs(ids) for ids in outputs], tokens.eos, "targets")
-        predicted, _ = padded(network, [tokens.predicted(ids) for ids in outputs], IGNORED, "targets")
+        inputs, _ = reader.padded([tokens.inputs(ids) for ids in outputs], tokens.eos, "targets")
+        predicted, _ = reader.padded([tokens.predicted(ids) for ids in outputs], IGNORED, "targets")
         return {"source": source, "source_lengths": lengths, "inputs": inputs, "targets": predicted}
 
-    def read_scored(
-        self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
-        texts: Texts,
-        targets: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
-    ) -> Batch:
+    def read_scored(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
         """Sources and targets, see `read`; targets have to be given."""
-        return self.read(network, tokenizer, texts, () if targets is None else targets)
+        return self.read(reader, texts, () if targets is None else targets)
 
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
         """Accuracy of the next token, and the similarity of decoded targets to their references, for the summary."""
@@ -229,7 +211,7 @@ LABELS = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-
 """How the summary writes the names of metrics."""
 
 
-def _target_ids(network: Network, tokenizer: TextTokenizer | None, targets: Any) -> list[list[int]]:
+def _target_ids(reader: TextReader, targets: Any) -> list[list[int]]:
     """The token ids of targets, without those that begin and end them; ids are used as they are.
 
     Raises:
@@ -238,11 +220,11 @@ def _target_ids(network: Network, tokenizer: TextTokenizer | None, targets: Any)
     rows: Any = [targets] if isinstance(targets, str) else targets
     are_rows = isinstance(rows, Sequence) and len(rows) > 0
     if are_rows and all(isinstance(text, str) for text in rows):
-        return require_tokenizer(tokenizer).read(rows, around=False)
+        return reader.tokenizer.read(rows, around=False)
     are_rows = are_rows and all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in rows)
     if not are_rows or not all(type(token) is int for ids in rows for token in ids):
         reason = "must be a text, a list of texts, or token ids"
         raise ArgumentError("targets", targets, reason, {"targets": SOME_TEXTS})
     for ids in rows:
-        require_token_ids("targets", torch.tensor([ids], dtype=torch.long), network.vocab_size)
+        require_token_ids("targets", torch.tensor([ids], dtype=torch.long), reader.network.vocab_size)
     return [list(ids) for ids in rows]

@@ -16,7 +16,7 @@ from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
-from tinyformer.tasks.reading import SOME_TEXTS, Texts, require_tokenizer
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts
 from tinyformer.tasks.task import Task
 
 NUM_WINDOWS = 32
@@ -91,65 +91,43 @@ class SpanExtraction(Task):
         """A bidirectional mask that hides padding."""
         return AttentionMask(lengths=batch.get("lengths"))
 
-    def read(
-        self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
-        texts: Texts,
-        contexts: str | Sequence[str] | None = None,
-    ) -> Batch:
-        """Questions and their contexts as a batch, in which each window of a context is a row.
+    def read(self, reader: TextReader, texts: Texts, contexts: str | Sequence[str] | None = None) -> Batch:
+        """Questions and the context of each, or one for all, as a batch, in which each window of a context is a row.
 
-        Args:
-            network: the model.
-            tokenizer: its tokenizer.
-            texts: the questions; without contexts, any texts, or token ids.
-            contexts: the context of each question, or one for all.
+        Without contexts, they are any texts, or token ids.
 
         Raises:
             ArgumentError: see `ask`, and `Task.tokenize` where there are no contexts.
         """
         if contexts is None:
-            return super().read(network, tokenizer, texts)
+            return super().read(reader, texts)
         if isinstance(texts, Tensor):
             raise ArgumentError("contexts", contexts, "must be None for token ids, which are used as they are")
-        return _batch_of(self.ask(network, tokenizer, texts, contexts), network)
+        return _batch_of(self.ask(reader, texts, contexts), reader.device)
 
     def read_scored(
         self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
+        reader: TextReader,
         texts: Texts,
         contexts: str | Sequence[str] | None = None,
         answers: str | Sequence[str] | None = None,
     ) -> Batch:
-        """Questions, contexts and answers as a batch, see `read`.
-
-        Args:
-            network: the model.
-            tokenizer: its tokenizer.
-            texts: the questions.
-            contexts: the context of each question, or one for all.
-            answers: the answer to each question, whose first occurrence in the context counts; empty if there is none.
-
-        Raises:
-            ArgumentError: there are not as many answers as questions, a context does not hold its answer, or see `ask`.
-        """
-        return _batch_of(self.ask(network, tokenizer, texts, contexts, [] if answers is None else answers), network)
+        """Questions, contexts and answers as a batch, see `ask`; all have to be given."""
+        answers = [] if answers is None else answers
+        return _batch_of(self.ask(reader, texts, contexts, answers), reader.device)
 
     def nats_of_texts(
         self, network: Network, batch: Batch, mask_id: int | None = None
     ) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
         """The sums over the windows of each question's context."""
         nats, targets = self.nats(network, batch)
-        sums = torch.stack([nats, targets.to(nats.dtype)])
-        sums = sums.new_zeros(2, int(batch["rows"].max()) + 1).index_add(1, batch["rows"], sums)
+        sums = nats.new_zeros(2, int(batch["rows"].max()) + 1)
+        sums.index_add_(1, batch["rows"], torch.stack([nats, targets.to(nats.dtype)]))
         return sums[0], sums[1].to(targets.dtype)
 
     def ask(
         self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
+        reader: TextReader,
         questions: Any,
         contexts: Any,
         answers: Any = None,
@@ -159,18 +137,19 @@ class SpanExtraction(Task):
         """Questions and their contexts, cut into windows as the model reads them.
 
         Args:
-            network: the model.
-            tokenizer: its tokenizer.
+            reader: the model and its tokenizer.
             questions: the questions; long ones are truncated.
             contexts: the context of each question, of any length, or one context for all questions.
-            answers: see `read_scored`; None where they are not needed.
+            answers: the answer to each question, whose first occurrence in the context counts; empty if there is none;
+                None where they are not needed.
             stride: see `tinyformer.data.QuestionTexts.cut`; None for `stride` of the task.
             argument: the name of the argument that holds the questions.
 
         Raises:
-            ArgumentError: a text is empty or no text, there are not as many contexts as questions, or the stride is no
-                positive integer; for answers, see `read_scored`.
+            ArgumentError: a text is empty or no text, there are not as many contexts or answers as questions, a context
+                does not hold its answer, or the stride is no positive integer.
         """
+        network = reader.network
         asked, told = _texts(argument, questions), _texts("contexts", contexts)
         told = told * len(asked) if isinstance(contexts, str) else told
         if len(told) != len(asked):
@@ -189,8 +168,7 @@ class SpanExtraction(Task):
                 raise ArgumentError(f"answers[{index}]", answer, "must be a part of its context")
             texts, starts = ([answer], [context.index(answer)]) if answer else ([], [])
             rows.append(Question(question, context, texts, starts))
-        tokenised = tokenise_questions(rows, require_tokenizer(tokenizer))
-        return tokenised.cut(network.max_seq_len, self.max_question_length, stride)
+        return tokenise_questions(rows, reader.tokenizer).cut(network.max_seq_len, self.max_question_length, stride)
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch 2 seq"]:
         """The scores of each token as the answer's first and last one, in fp32 at least.
@@ -364,9 +342,9 @@ def best_spans(
     return scores, first, first + index % max_length
 
 
-def _batch_of(split: QuestionSplit, network: Network) -> Batch:
-    """All windows of a split as one batch, on the network's device; `rows` are the questions of the windows."""
-    batch, device = Questions(split).__getitems__(list(range(split.num_windows))), next(network.parameters()).device
+def _batch_of(split: QuestionSplit, device: torch.device) -> Batch:
+    """All windows of a split as one batch; `rows` are the questions of the windows."""
+    batch = Questions(split).__getitems__(list(range(split.num_windows)))
     batch["rows"] = torch.from_numpy(split.window_rows)
     return cast(Batch, {name: tensor.to(device) for name, tensor in tensors(batch).items()})
 

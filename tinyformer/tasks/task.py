@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Network, Transformer
-from tinyformer.tasks.reading import Texts, padded, rows_of
+from tinyformer.tasks.reading import TextReader, Texts
 
 
 class Task(ABC):
@@ -25,6 +25,7 @@ class Task(ABC):
         unit: what the loss is a mean over, in the singular.
         network_class: the class of the networks that it trains.
         needs_masking: whether the data have to mask tokens, see `tinyformer.data.Masking`.
+        takes_pairs: whether a text may be a pair of texts.
     """
 
     generates: bool = False
@@ -34,6 +35,7 @@ class Task(ABC):
     unit: str = "token"
     network_class: type[Network] = Transformer
     needs_masking: bool = False
+    takes_pairs: bool = False
 
     @abstractmethod
     def mask(self, batch: Batch) -> AttentionMask:
@@ -60,33 +62,28 @@ class Task(ABC):
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each row, and the number of targets that it sums over."""
 
-    def tokenize(
-        self, network: Network, tokenizer: TextTokenizer | None, texts: Texts
-    ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """The token ids that the network encodes of some texts, padded on the right, and the length of each.
-
-        Args:
-            network: the model.
-            tokenizer: its tokenizer; a model without one takes only token ids.
-            texts: the texts.
+    def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+        """The token ids that a network encodes of some texts, padded on the right, and the length of each.
 
         Raises:
             ArgumentError: there is no text, one is too long, or a token id is unknown.
         """
         # A tensor of token ids has no padding, so its value does not matter there.
-        return padded(network, rows_of(network, tokenizer, texts), tokenizer.eos_id if tokenizer else 0)
+        padding = reader.own_tokenizer.eos_id if reader.own_tokenizer else 0
+        return reader.padded(reader.rows_of(texts, self.takes_pairs), padding)
 
-    def read(self, network: Network, tokenizer: TextTokenizer | None, texts: Texts) -> Batch:
+    def read(self, reader: TextReader, texts: Texts) -> Batch:
         """The texts that a user gives, as a batch without targets; a task whose rows have two texts takes both.
 
-        Args and Raises: see `tokenize`.
+        Raises:
+            ArgumentError: see `tokenize`.
         """
-        inputs, lengths = self.tokenize(network, tokenizer, texts)
+        inputs, lengths = self.tokenize(reader, texts)
         return {"inputs": inputs, "lengths": lengths}
 
-    def read_scored(self, network: Network, tokenizer: TextTokenizer | None, texts: Texts) -> Batch:
+    def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
         """The texts that a user gives, as a batch with what the model is to predict; see `read`."""
-        return self.read(network, tokenizer, texts)
+        return self.read(reader, texts)
 
     def nats_of_texts(
         self, network: Network, batch: Batch, mask_id: int | None = None
@@ -100,7 +97,7 @@ class Task(ABC):
         """
         return self.nats(network, batch)
 
-    def generate(self, network: Network, tokenizer: TextTokenizer | None, prompts: str | Sequence[str]) -> list[str]:
+    def generate(self, reader: TextReader, prompts: str | Sequence[str]) -> list[str]:
         """The texts that a model generates; each task that `generates` has settings of its own."""
         raise NotImplementedError
 
