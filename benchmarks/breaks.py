@@ -277,7 +277,7 @@ BREAKS = (
     Break(
         "resampled_from_padding",
         "analysis/ablation.py",
-        "torch.where(place < lengths, place,",
+        "torch.where(place < ends, place,",
         "torch.where(place >= 0, place,",
         ("tests/analysis/test_padding.py",),
     ),
@@ -441,10 +441,17 @@ BREAKS = (
     ),
     Break(
         "padding_among_the_tokens_of_an_ablation",
-        "inspection/inspected.py",
-        "outputs[place < lengths[seq].unsqueeze(1)]",
-        "outputs.flatten(0, 1)",
-        ("tests/inspection/test_ablated.py", "-k", "mode"),
+        "analysis/ablation.py",
+        ".masked_fill(~is_token[:, None, :, None], 0)",
+        "",
+        ("tests/inspection/test_ablated.py", "-k", "chooses"),
+    ),
+    Break(
+        "resampled_at_the_first_positions_behind_a_cache",
+        "inspection/ablation.py",
+        "first = begins[stack]",
+        "first = 0",
+        ("tests/inspection/test_ablated.py", "-k", "chooses"),
     ),
     Break(
         "text_that_predicts_its_padding",

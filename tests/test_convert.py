@@ -30,7 +30,7 @@ import tinyformer
 from tinyformer.checkpoint import load_checkpoint
 from tinyformer.convert.__main__ import main
 from tinyformer.data import BPETokenizer
-from tinyformer.seq2seq_model import Seq2SeqModel
+from tinyformer.model import Model
 
 Run = Callable[..., Ended]
 
@@ -155,7 +155,7 @@ def test_marian_takes_token_ids(convert: Run) -> None:
     assert "Marian's two SentencePiece models are not read: the tokenizers library cannot load them." in ended.out
     assert "in Python it takes token ids" in ended.out
     ours = tinyformer.load("in.ckpt")
-    assert isinstance(ours, Seq2SeqModel)
+    assert isinstance(ours, Model)
     assert len(ours.generate_ids(tokens(), beams=1)) == 2
     for ask, sentence in (
         (lambda: ours.generate("a text"), "the model has no tokenizer; generate_ids takes token ids"),

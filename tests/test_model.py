@@ -219,7 +219,7 @@ def test_texts_that_do_not_work(model):
             model.tokenize(texts)
         assert str(caught.value).startswith(message)
     with pytest.raises(ArgumentError, match=r"^texts=.*: must be a text, a list of texts, or token ids"):
-        model._rows(["a", 3])  # the type checker of the tests would catch it in a public method
+        model._reader.rows_of(["a", 3])  # the type checker of the tests would catch it in a public method
 
 
 def test_generation_that_does_not_work(paths, model):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
@@ -19,15 +18,12 @@ from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.inspection import Origin
 from tinyformer.model import Model
-from tinyformer.nn import EncoderDecoder, SpanReadout, Transformer
-from tinyformer.seq2seq_model import Seq2SeqModel
-from tinyformer.span_model import SpanModel, is_positive
+from tinyformer.nn import EncoderDecoder, SpanReadout
 from tinyformer.tasks import SpanExtraction
+from tinyformer.tasks.span import is_positive
 
 
-def load(
-    checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()
-) -> Model | Seq2SeqModel:
+def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()) -> Model:
     """Load the model of a checkpoint, in evaluation mode and in the dtype of its weights.
 
     As in `evaluate.py`, the file is not trusted: no code in it runs, and its config may name only classes of this
@@ -75,20 +71,17 @@ def load(
         names = f"{type(network).__name__} and a {type(task).__name__}"
         raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
     require_known_tokens(task, network)
-    origin = Origin(stored.path, stored.step)
-    if isinstance(network, EncoderDecoder):
-        if tokenizer is None and task.special_tokens.eos is None:
-            reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
-            raise ArgumentError("checkpoint", str(checkpoint), reason)
-        return Seq2SeqModel(network.eval(), tokenizer, task, origin)
-    assert isinstance(network, Transformer)
+    if isinstance(network, EncoderDecoder) and tokenizer is None and task.special_tokens.eos is None:
+        reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
+        raise ArgumentError("checkpoint", str(checkpoint), reason)
     if isinstance(task, SpanExtraction):
-        return SpanModel(network, tokenizer, task, **_stored_windows(config, checkpoint), origin=origin)
-    return Model(network, tokenizer, task, origin)
+        for name, value in _stored_windows(config, checkpoint).items():
+            setattr(task, name, value)
+    return Model(network, tokenizer, task, Origin(stored.path, stored.step, trusted))
 
 
-def _stored_windows(config: DictConfig, checkpoint: str | Path) -> dict[str, Any]:
-    """How the run of a checkpoint cut contexts into windows: arguments of `SpanModel`.
+def _stored_windows(config: DictConfig, checkpoint: str | Path) -> dict[str, int]:
+    """How the run of a checkpoint cut contexts into windows: attributes of `SpanExtraction`.
 
     Raises:
         ArgumentError: a value of the file is no positive integer.

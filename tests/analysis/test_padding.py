@@ -114,7 +114,7 @@ def test_resampled_outputs_are_those_of_tokens_of_the_row_before(make):
             is_token = torch.zeros(len(rows), max(map(len, outputs)), dtype=torch.bool)
             for row, of_row in enumerate(outputs):
                 is_token[row, : len(of_row)] = True
-            positions = resampled_positions(is_token)
+            positions = resampled_positions(is_token.sum(dim=1).roll(1), is_token.shape[1])
             for row, one in enumerate(rows):
                 # An index behind the tokens of the row before would raise.
                 other = outputs[row - 1][positions[row, : len(outputs[row])]]
@@ -165,13 +165,12 @@ def test_the_first_example_is_shown_without_padding(tmp_path):
     assert stored(tmp_path / "atlas.html")["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
 
 
-def test_a_longer_row_takes_random_tokens_of_the_row_before():
-    is_token = torch.arange(3000) < torch.tensor([[3000], [3], [3000]])
-    positions = resampled_positions(is_token)
-    place = torch.arange(3000)
-    assert torch.equal(positions[:2], place.expand(2, -1))  # those before are longer
+def test_a_longer_row_takes_random_tokens_of_the_other_row():
+    lengths, place = torch.tensor([3000, 4000, 3]), torch.arange(3000)
+    positions = resampled_positions(lengths, 3000)
+    assert torch.equal(positions[:2], place.expand(2, -1))  # the others are longer
     assert torch.equal(positions[2, :3], place[:3])
     counts = positions[2, 3:].bincount(minlength=3)
     assert len(counts) == 3
     assert (counts - 999).abs().max() < 100  # 26 is the standard deviation
-    assert torch.equal(positions, resampled_positions(is_token))
+    assert torch.equal(positions, resampled_positions(lengths, 3000))

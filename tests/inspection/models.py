@@ -9,8 +9,6 @@ from nn.variants import D_MODEL, factory, prepared
 from tinyformer.data import ByteTokenizer, TextTokenizer
 from tinyformer.model import Model
 from tinyformer.nn import Encoder, FeedForward, LayerNorm, PreNormBlock, SpanReadout, TokenReadout, Transformer
-from tinyformer.seq2seq_model import Seq2SeqModel
-from tinyformer.span_model import SpanModel
 from tinyformer.tasks import CausalLM, Seq2Seq, SpanExtraction, Task
 
 BYTES = ByteTokenizer().build([])
@@ -36,11 +34,13 @@ def model(name: str = "gqa", task: Task | None = None, tokenizer: TextTokenizer 
     return Model(transformer(name, **options), tokenizer, task or CausalLM())
 
 
-def translator(tokenizer: TextTokenizer | None = TOKENIZER, task: Seq2Seq | None = None, **options) -> Seq2SeqModel:
+def translator(tokenizer: TextTokenizer | None = TOKENIZER, task: Seq2Seq | None = None, **options) -> Model:
     """An encoder–decoder of two layers and one, for sequences of up to 16 tokens."""
-    return Seq2SeqModel(loud_encoder_decoder(**options), tokenizer, task or Seq2Seq())
+    return Model(loud_encoder_decoder(**options), tokenizer, task or Seq2Seq())
 
 
-def answerer() -> SpanModel:
+def answerer() -> Model:
     """A model that answers questions."""
-    return SpanModel(transformer(readout=SpanReadout), BYTES, SpanExtraction(), max_question_length=8)
+    task = SpanExtraction()
+    task.max_question_length = 8
+    return Model(transformer(readout=SpanReadout), BYTES, task)

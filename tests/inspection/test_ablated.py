@@ -9,6 +9,7 @@ from torch import Tensor
 from inspection.untrained import LABELS, TEXTS, causal, classifier, masked, of_variant, reader, translator
 from tinyformer.analysis.ablation import MODES, mean_outputs
 from tinyformer.errors import ArgumentError
+from tinyformer.generation import Sampling, generate
 from tinyformer.nn import prune_heads
 
 OTHERS = ["dog", "he reads a book"]
@@ -27,27 +28,33 @@ def tokens_of(activation: Tensor, lengths: list[int]) -> Tensor:
 
 def test_the_mode_chooses_what_replaces_a_head():
     model, lengths = causal(), [8, 2, 10]
-    whole = model.run(TEXTS, OUTPUT).activations[OUTPUT]
-    pool = tokens_of(model.run(OTHERS, OUTPUT).activations[OUTPUT], [4, 16])
+    whole = model.run(TEXTS, capture=OUTPUT).activations[OUTPUT]
+    others = model.run(OTHERS, capture=OUTPUT).activations[OUTPUT]
+    pool = tokens_of(others, [4, 16])
     for mode in MODES:
         with model.ablated([(1, 2)], mode=mode, texts=None if mode == "zero" else OTHERS):
-            logits, found = model.run(TEXTS, OUTPUT)
-            assert torch.equal(logits, model.logits(TEXTS)) or mode == "resample"  # drawn anew
+            logits, found = model.run(TEXTS, capture=OUTPUT)
+            assert torch.equal(logits, model.logits(TEXTS))
         heads = found[OUTPUT]
         assert torch.equal(heads[:, [0, 1, 3]], whole[:, [0, 1, 3]])
         head = tokens_of(heads, lengths)[:, 2]
         if mode == "resample":
-            assert all((pool[:, 2] == output).all(dim=1).any() for output in head)
-            assert len(head.unique(dim=0)) > 5
+            donor = next(row for row in others[:, 2] if torch.equal(row[:4], heads[0, 2, :4]))  # at the same positions
+            assert torch.equal(heads[2, 2, :4], donor[:4])
+            assert all((pool[:, 2] == output).all(dim=1).any() for output in head)  # and then at any
         else:
             expected = pool[:, 2].mean(dim=0) if mode == "mean" else torch.zeros(8)
             torch.testing.assert_close(head, expected.expand_as(head))
     assert factors(model) == ([None] * 2, [None] * 2)
     with model.ablated([(1, 2)], "resample", OTHERS):
-        first = model.logits(TEXTS)
+        first, made = model.logits(TEXTS), model.generate(TEXTS, num_tokens=4, temperature=0)
     for row, length in enumerate(lengths):  # a fixed seed, and a text in a batch is the text alone
         with model.ablated([(1, 2)], "resample", OTHERS):
             torch.testing.assert_close(model.logits(TEXTS[row]), first[row : row + 1, :length])
+    with model.ablated([(1, 2)], "resample", OTHERS):  # at the positions behind those of a cache, too
+        tokens = model.tokenize(TEXTS[0])[0].tolist()
+        new = generate(model.network, tokens, 4, Sampling(0), use_cache=False)[0]
+        assert made[0] == TEXTS[0] + model.tokenizer.continuation(new, after=tokens[0])
 
 
 def test_the_mean_is_that_of_the_analyses():
@@ -55,7 +62,7 @@ def test_the_mean_is_that_of_the_analyses():
     subject = make_subject(model.network)
     tokens = torch.cat([batch["inputs"] for batch in subject.batches])
     with model.ablated([(1, 2)], "mean", tokens):
-        found = model.run("bird", OUTPUT).activations[OUTPUT]
+        found = model.run("bird", capture=OUTPUT).activations[OUTPUT]
     torch.testing.assert_close(found[0, 2], mean_outputs(subject)[1][2].expand(5, 8))
 
 
@@ -93,7 +100,7 @@ def test_an_output_gate_comes_before_the_ablation(backend):
     layer, block = model.network.attentions()[1], model.network.encoder.layers[1]
     parts = ["layers.0.residual_post", "layers.1.attention.values", "layers.1.attention.weights", OUTPUT]
     with model.ablated([(1, 3)]), torch.no_grad():
-        stream, values, weights, outputs = model.run("the cat", parts).activations.values()
+        stream, values, weights, outputs = model.run("the cat", capture=parts).activations.values()
         gate = torch.sigmoid(layer.output_gate.proj(block.attention_norm(stream))).mT.unsqueeze(-1)
         values = values.repeat_interleave(4 // values.shape[1], dim=1)
     expected = weights @ values * gate * torch.tensor([0.0, 1.0, 1.0, 0.0]).view(4, 1, 1)
@@ -102,10 +109,10 @@ def test_an_output_gate_comes_before_the_ablation(backend):
 
 def test_blocks_nest():
     model = causal(ablated_heads=[[1, 3]])
-    mean = tokens_of(model.run(OTHERS, OUTPUT).activations[OUTPUT], [4, 16]).mean(dim=0)
+    mean = tokens_of(model.run(OTHERS, capture=OUTPUT).activations[OUTPUT], [4, 16]).mean(dim=0)
 
     def is_mean_or_zero(heads, ablated):
-        found = model.run(TEXTS, OUTPUT).activations[OUTPUT][0, :, :8]
+        found = model.run(TEXTS, capture=OUTPUT).activations[OUTPUT][0, :, :8]
         for head in heads:
             torch.testing.assert_close(found[head], mean[head].expand(8, 8))
         assert (found[ablated] == 0).all()
@@ -130,10 +137,10 @@ def test_pruned_heads_keep_the_numbers_of_the_others():
     model = causal()
     prune_heads(model.network.attentions()[1], [1])
     with model.ablated([(1, 2)]):
-        heads = model.run(TEXTS, OUTPUT).activations[OUTPUT]
+        heads = model.run(TEXTS, capture=OUTPUT).activations[OUTPUT]
     assert [(heads[:, index] == 0).all().item() for index in range(3)] == [False, True, False]
     with model.ablated([np.unravel_index(6, (2, 4))]):
-        assert torch.equal(model.run(TEXTS, OUTPUT).activations[OUTPUT], heads)
+        assert torch.equal(model.run(TEXTS, capture=OUTPUT).activations[OUTPUT], heads)
     with pytest.raises(ArgumentError, match=r"^heads=\[\[1, 1\]\]: must hold \[layer, head\]"), model.ablated([(1, 1)]):
         pass
 
@@ -147,7 +154,7 @@ MISTAKES = [
     (translator, ([("cross", 1, 1)],), "cross has 1 layers of 4 heads; heads=[['cross', 0, 3]] works."),
     (causal, ([(0, 1)], "median"), "mode='median': must be one of zero, mean, resample."),
     (causal, ([(0, 1)], "mean"), "texts=None: must be given for mode='mean'"),
-    (translator, ([("cross", 0, 1)], "mean", TEXTS), "targets=None: must be a text"),
+    (translator, ([("cross", 0, 1)], "mean", TEXTS, ["un"]), "targets=['un']: must be 3, as many as texts."),
 ]
 
 

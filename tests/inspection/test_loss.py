@@ -67,13 +67,14 @@ def test_the_other_tasks_by_hand():
 
 MISTAKES = [
     (causal, ([""],), "len(texts[0])=1: must be more tokens"),
-    (causal, (TEXTS, LABELS), "labels=['no', 'yes', 'maybe']: must be None: CausalLM has no labels."),
+    (causal, (TEXTS, LABELS), "task='CausalLM': takes texts, and nothing else."),
     (masked, (["a", ""],), "len(texts[1])=1: must be more tokens"),
     (classifier, (TEXTS,), "labels=None: must be 3, one for each text; labels=['no', 'no', 'no'] works."),
     (classifier, (TEXTS, ["no", "yes", "perhaps"]), "labels='perhaps': must be one of no, yes, maybe, 0, 1, 2."),
     (classifier, (TEXTS, [0, 1, 3]), "labels=3: must be one of"),
+    (translator, (TEXTS,), "targets=(): must be a text, a list of texts, or token ids;"),
     (translator, (TEXTS, ["un"]), "targets=['un']: must be 3, as many as texts."),
-    (translator, ("a", "b" * 16), "len(targets[0])=17: must be 1 to 16 tokens, with those that begin and end it."),
+    (translator, ("a", "b" * 16), "len(targets[0])=17: must be 1 to 16 tokens, including the special"),
     (reader, ("who", "a cat", "dog"), "answers[0]='dog': must be a part of its context."),
     (reader, (["who", "who"], "a cat", "cat"), "answers='cat': must be 2 texts, one for each question;"),
     (reader, ("who", "a cat", [["cat"]]), "answers=[['cat']]: must be a text; empty"),

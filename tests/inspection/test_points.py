@@ -92,7 +92,7 @@ def test_uniform_weights_are_the_mean_of_the_values(name, pruned):
     layer = model.network.attentions()[0]
     prune_heads(layer, pruned)
     points = [f"layers.0.attention.{part}" for part in ("values", "output_by_head")]
-    _, found = model.run(TEXTS, points, {"layers.0.attention.weights": uniform})
+    _, found = model.run(TEXTS, capture=points, replace={"layers.0.attention.weights": uniform})
     values, outputs = found.values()
     heads = torch.stack([values[:, kv_head] for kv_head in layer.head_map.kv_heads], dim=1)
     counts = torch.arange(1, 11).view(-1, 1)
@@ -101,7 +101,9 @@ def test_uniform_weights_are_the_mean_of_the_values(name, pruned):
         difference = (1 - layer.factor()) * means
         means = (1 - layer.lambda_init) * layer.head_norm(difference)
     if layer.output_gate is not None:
-        normed = model.network.encoder.layers[0].attention_norm(model.run(TEXTS, "embedding").activations["embedding"])
+        normed = model.network.encoder.layers[0].attention_norm(
+            model.run(TEXTS, capture="embedding").activations["embedding"]
+        )
         means = layer.output_gate(means, normed)
     for row, length in enumerate((8, 2, 10)):
         torch.testing.assert_close(outputs[row, :, :length], means[row, :, :length], atol=1e-5, rtol=1e-4)
@@ -131,42 +133,44 @@ def test_replacements_act_in_the_order_of_the_forward_pass():
     doubled = causal(kind=PostNormBlock)
     with torch.no_grad():
         doubled.network.attentions()[1].q_proj.weight.mul_(2)
-    alone = doubled.run(TEXTS, weights).activations[weights]
-    found = model.run(TEXTS, weights, {weights: lambda w: w.flip(1), queries: lambda q: 2 * q}).activations[weights]
+    alone = doubled.run(TEXTS, capture=weights).activations[weights]
+    found = model.run(
+        TEXTS, capture=weights, replace={weights: lambda w: w.flip(1), queries: lambda q: 2 * q}
+    ).activations[weights]
     torch.testing.assert_close(found, alone.flip(1))
     # A function may run the model itself.
     assert torch.equal(
-        model.run(TEXTS, replace={POINT: lambda _: model.run(TEXTS, POINT).activations[POINT]}).logits,
+        model.run(TEXTS, replace={POINT: lambda _: model.run(TEXTS, capture=POINT).activations[POINT]}).logits,
         model.logits(TEXTS),
     )
     # A function may change its argument in place, which leaves what was captured before as it is.
-    whole = model.run(TEXTS, "*").activations
-    changed = model.run(TEXTS, "*", {"final_norm": lambda x: x.zero_()}).activations
+    whole = model.run(TEXTS, capture="*").activations
+    changed = model.run(TEXTS, capture="*", replace={"final_norm": lambda x: x.zero_()}).activations
     assert (changed["final_norm"] == 0).all()
     assert torch.equal(changed["layers.1.residual_post"], whole["layers.1.residual_post"])
 
 
 def test_a_star_names_points_of_all_layers():
-    model = causal()
-    found = model.run(TEXTS, "layers.*.residual_post", {"layers.*.residual_mid": torch.zeros_like}).activations
+    model, zeros = causal(), {"layers.*.residual_mid": torch.zeros_like}
+    found = model.run(TEXTS, capture="layers.*.residual_post", replace=zeros).activations
     assert list(found) == ["layers.0.residual_post", "layers.1.residual_post"]
-    again = model.run(TEXTS, (), {f"layers.{i}.residual_mid": torch.zeros_like for i in (0, 1)}).logits
-    assert torch.equal(model.run(TEXTS, replace={"layers.*.residual_mid": torch.zeros_like}).logits, again)
+    again = model.run(TEXTS, replace={f"layers.{i}.residual_mid": torch.zeros_like for i in (0, 1)}).logits
+    assert torch.equal(model.run(TEXTS, replace=zeros).logits, again)
 
 
 def test_training_mode_checkpointing_and_bf16():
     model = causal(dropout=0.5)
-    expected = model.run(TEXTS, "*")
+    expected = model.run(TEXTS, capture="*")
     model.network.encoder.checkpoint_activations = True
-    assert torch.equal(model.run(TEXTS, "*").logits, expected.logits)
+    assert torch.equal(model.run(TEXTS, capture="*").logits, expected.logits)
     assert model.network.encoder.checkpoint_activations
     model.network.train()
-    in_training = model.run(TEXTS, "layers.0.attention.weights").activations["layers.0.attention.weights"]
+    in_training = model.run(TEXTS, capture="layers.0.attention.weights").activations["layers.0.attention.weights"]
     torch.testing.assert_close(in_training, expected.activations["layers.0.attention.weights"])  # before dropout
     assert model.network.training
     rounded = causal()
     rounded.network.to(torch.bfloat16)
-    logits, activations = rounded.run(TEXTS, "*")
+    logits, activations = rounded.run(TEXTS, capture="*")
     kinds = {value.dtype for name, value in activations.items() if "weights" not in name}
     assert (kinds, activations["layers.0.attention.weights"].dtype) == ({torch.bfloat16}, torch.float32)
     replaced = rounded.run(TEXTS, replace=activations).logits
@@ -225,18 +229,18 @@ def test_mistakes_are_refused_and_leave_no_hook(mistake):
 def test_an_error_in_a_function_leaves_no_hook():
     model = causal()
     with pytest.raises(ZeroDivisionError):
-        model.run(TEXTS, "*", {POINT: fail})
+        model.run(TEXTS, capture="*", replace={POINT: fail})
     assert hooks(model.network) == 0
 
 
 def test_what_a_class_of_yours_computes_otherwise_is_refused():
     model = Model(network(partial(OtherFormula, 32, 4)), causal().tokenizer, CausalLM())
-    assert not [name for name in model.run(TEXTS, "*").activations if name.endswith("weights")]
+    assert not [name for name in model.run(TEXTS, capture="*").activations if name.endswith("weights")]
     with pytest.raises(ArgumentError, match=r"OtherFormula overrides `?attend`? without `?apply_weights`?"):
         model.run(TEXTS, replace={"layers.1.attention.weights": torch.zeros_like})
     silent = Model(network(factory("mha"), kind=Silent), causal().tokenizer, CausalLM())
     with pytest.raises(ArgumentError, match=r"^capture='layers\.0\.attention\.queries': is not computed"):
-        silent.run(TEXTS, "layers.0.attention.queries")
+        silent.run(TEXTS, capture="layers.0.attention.queries")
     with pytest.raises(ArgumentError, match=r"^replace='layers\.0\.residual_mid': is not computed"):
         silent.run(TEXTS, replace={POINT: torch.zeros_like})
 
@@ -253,7 +257,7 @@ FUNCTIONS = {
 def test_a_function_does_not_let_padding_change_a_text(make, function):
     model = make()
     for point in ("layers.0.residual_mid", "layers.1.residual_post"):
-        together, activations = model.run(TEXTS, point, {point: function})
+        together, activations = model.run(TEXTS, capture=point, replace={point: function})
         for row, text in enumerate(TEXTS):
             alone = model.run(text, replace={point: function}).logits[0]
             torch.testing.assert_close(together[row][: len(alone)], alone, rtol=1e-4, atol=1e-4)
@@ -263,7 +267,7 @@ def test_a_function_does_not_let_padding_change_a_text(make, function):
 def test_a_function_that_takes_whole_batches_sees_zeros_at_padding():
     model, seen = causal(), []
     noise = torch.rand(3, 10, 32)
-    _, found = model.run(TEXTS, POINT, {POINT: lambda x: seen.append(x) or x + noise})
+    _, found = model.run(TEXTS, capture=POINT, replace={POINT: lambda x: seen.append(x) or x + noise})
     assert (seen[-1][1, 2:] == 0).all()
     assert (found[POINT][1, 2:] == 0).all()
     assert torch.equal(found[POINT][2], seen[-1][2] + noise[2])
@@ -287,8 +291,8 @@ COMPILED = """
     plain, model = causal(), causal()
     model.network.compile(backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(model.logits(TEXTS), plain.logits(TEXTS))
-    assert torch.equal(model.run(TEXTS, "*").logits, plain.logits(TEXTS))
-    assert torch.equal(model.run(TEXTS, (), replace).logits, plain.run(TEXTS, (), replace).logits)
+    assert torch.equal(model.run(TEXTS, capture="*").logits, plain.logits(TEXTS))
+    assert torch.equal(model.run(TEXTS, replace=replace).logits, plain.run(TEXTS, replace=replace).logits)
     for mode in ("zero", "mean", "resample"):
         with model.ablated([(0, 1)], mode, TEXTS), plain.ablated([(0, 1)], mode, TEXTS):
             assert torch.equal(model.logits(TEXTS), plain.logits(TEXTS))

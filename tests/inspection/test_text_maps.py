@@ -272,10 +272,10 @@ def test_a_source_alone_has_the_target_that_the_model_decodes():
 @pytest.mark.parametrize(
     ("texts", "targets", "message"),
     [
-        ("a" * 16, None, r"len(texts[0])=17: must be 1 to 16 tokens, with those that begin and end it."),
-        ("a", "b" * 16, r"len(targets[0])=17: must be 1 to 16 tokens, with those that begin and end it."),
+        ("a" * 16, None, r"len(texts[0])=17: must be 1 to 16 tokens, including the special"),
+        ("a", "b" * 16, r"len(targets[0])=17: must be 1 to 16 tokens, including the special"),
         (["a", "b"], ["c"], r"targets=['c']: must be 2, as many as `texts`"),
-        ([], None, r"texts=[]: must be a text, a list of texts, or token ids;"),
+        ([], None, r"texts=[]: must be a text, a list of texts, or token ids"),
         (["a"], [[50]], r"targets=50: token ids go from 0 to 49."),
     ],
 )
@@ -293,7 +293,7 @@ def test_a_question_and_its_context():
     both = some.attention(["Who is it?", "Why?"], "It is Ann.")
     assert torch.equal(both[0][0, 0], maps[0, 0])
     assert torch.equal(some.attention("ab")[0, 0], some.attention(torch.tensor([[256, *b"ab"]]))[0][0, 0])
-    with pytest.raises(ArgumentError, match=r"^len\(contexts\[0\]\)=23: must be at most 22 tokens"):
+    with pytest.raises(ArgumentError, match=r"^num_windows\(contexts\[0\]\)=2: must be 1: at most 22 tokens"):
         some.attention("Who is it?", "a" * 23)
 
 

@@ -12,8 +12,6 @@ from torch import nn
 from tinyformer.data import ByteTokenizer
 from tinyformer.model import Model
 from tinyformer.nn import ClassReadout, SpanReadout, Transformer
-from tinyformer.seq2seq_model import Seq2SeqModel
-from tinyformer.span_model import SpanModel
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
 
 LABELS = ["no", "yes", "maybe"]
@@ -45,10 +43,10 @@ def classifier() -> Model:
     return Model(randomised(model), TOKENIZER, Classification(LABELS))
 
 
-def translator(**options: Any) -> Seq2SeqModel:
-    return Seq2SeqModel(loud_encoder_decoder(**options), TOKENIZER, Seq2Seq())
+def translator(**options: Any) -> Model:
+    return Model(loud_encoder_decoder(**options), TOKENIZER, Seq2Seq())
 
 
-def reader() -> SpanModel:
+def reader() -> Model:
     model = Transformer(make_encoder(vocab_size=257, max_seq_len=24), SpanReadout)
-    return SpanModel(randomised(model), ByteTokenizer().build([]), SpanExtraction(no_answer_threshold=0.0))
+    return Model(randomised(model), ByteTokenizer().build([]), SpanExtraction(no_answer_threshold=0.0))

@@ -34,8 +34,8 @@ from interop.test_vocabulary import their_tokenizer
 from tinyformer.analysis import capture_attention
 from tinyformer.convert.exporting import export_model
 from tinyformer.data import Pairs, PairSplit, SpecialTokens
+from tinyformer.model import Model
 from tinyformer.nn import AttentionMask, EncoderDecoder
-from tinyformer.seq2seq_model import Seq2SeqModel
 
 slow = pytest.mark.slow
 
@@ -175,7 +175,7 @@ def test_greedy_and_beam_search_find_the_same_targets(
     model.save_pretrained(folder)
     checkpoint_of(folder, tmp_path / "in.ckpt")
     ours = tinyformer.load(tmp_path / "in.ckpt")
-    assert isinstance(ours, Seq2SeqModel)
+    assert isinstance(ours, Model)
     special, settings = ours.task.special_tokens, model.generation_config
     assert (special.eos, special.decoder_start) == (settings.eos_token_id, settings.decoder_start_token_id)
     penalty = {} if beams == 1 else {"length_penalty": length_penalty, "early_stopping": False}
@@ -258,7 +258,7 @@ def test_the_post_processor_decides_what_is_around_a_text(variant: str, name: st
     checkpoint_of(tmp_path / "out", tmp_path / "again.ckpt")
     model = model_of(variant)
     for ours in map(tinyformer.load, (tmp_path / "in.ckpt", tmp_path / "again.ckpt")):
-        assert isinstance(ours, Seq2SeqModel)
+        assert isinstance(ours, Model)
         for source, target in (("a b", "b a b"), ("a <mask> b", "b <s> a")):
             ids, labels = (tokenizer(text, return_tensors="pt")["input_ids"] for text in (source, target))
             with torch.no_grad():

@@ -145,7 +145,7 @@ def test_weights_that_replace_themselves_leave_the_logits(own):
 def test_the_maps_of_a_formula_by_hand():
     maps = model_of(Sigmoid).attention("abc")
     layer = model_of(Sigmoid).network.attentions()[0]
-    x = model_of(Sigmoid).run("abc", "embedding").activations["embedding"]
+    x = model_of(Sigmoid).run("abc", capture="embedding").activations["embedding"]
     q, k, _ = layer.project(model_of(Sigmoid).network.encoder.layers[0].attention_norm(x))
     expected = (q @ k.mT / math.sqrt(8) - math.log(4)).sigmoid().tril()
     torch.testing.assert_close(maps.layers[0].weights, expected[0].detach())

@@ -14,6 +14,7 @@ from tinyformer.batch import IGNORED
 from tinyformer.data import ByteTokenizer, CharTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import Seq2Seq
+from tinyformer.tasks.reading import TextReader
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
 
 TOKENIZER = ByteTokenizer().build([])
@@ -66,7 +67,7 @@ def test_smoothed_labels_train_and_do_not_evaluate():
 
 def test_a_text_that_is_too_long_is_cut():
     network, long = loud_encoder_decoder(vocab_size=TOKENIZER.vocab_size), "abcdefgh" * 5
-    whole, cut = Seq2Seq().decode_texts(network, [long, long[: network.max_seq_len - 1]], TOKENIZER)
+    whole, cut = Seq2Seq().generate(TextReader(network, TOKENIZER), [long, long[: network.max_seq_len - 1]])
     assert whole == cut
 
 

@@ -32,7 +32,7 @@ from .pruning import HeadPruning
 from .relations import HeadRelations
 from .residual import ResidualSurgery
 from .seeds import seeds_by_number, seeds_by_setting
-from .subject import Analysis, Findings, Subject, caption
+from .subject import Analysis, Findings, Subject, Trained, caption
 from .words import Words, merge_words, words_of
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "ResidualSurgery",
     "Subject",
     "TokenPair",
+    "Trained",
     "Trait",
     "Words",
     "ablated_maps",

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tinyformer.analysis.capture import running_hooks
 from tinyformer.analysis.padding import queries_by_kind
 from tinyformer.analysis.subject import (
     CHANGE_COLUMNS,
@@ -17,6 +18,7 @@ from tinyformer.analysis.subject import (
     Findings,
     Losses,
     Subject,
+    Trained,
     head_pairs,
     living_heads,
     naming_ablated,
@@ -24,6 +26,8 @@ from tinyformer.analysis.subject import (
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import BaseAttention
+
+Result = TypeVar("Result")
 
 Replacement: TypeAlias = Callable[[Tensor], Tensor]
 """Maps the outputs of a layer's heads, `batch heads seq v_head_dim`, to a replacement that broadcasts to them."""
@@ -61,46 +65,61 @@ def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement
         gate.factors, gate.replacement = before
 
 
-def mean_outputs(subject: Subject) -> list[Tensor]:
-    """The mean output of each head over all tokens, without padding: `heads 1 v_head_dim` for each layer."""
-    sums: list[Tensor] = [torch.zeros(()) for _ in subject.layers]
-    counts = [0] * len(subject.layers)
-    is_token: dict[str, Bool[Tensor, "batch seq"]] = {}
+Outputs: TypeAlias = tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Tensor, "batch seq"]]
+"""The outputs of a layer's heads for a batch, and which of them are those of tokens and not of padding."""
 
-    def record(index: int, kind: str) -> Callable[..., None]:
-        def add(gate: Any, args: tuple[Tensor, ...]) -> None:
-            outputs = args[0].float().masked_fill(~is_token[kind][:, None, :, None], 0)
-            sums[index] = sums[index].to(outputs.device) + outputs.sum(dim=(0, 2))
-            counts[index] += int(is_token[kind].sum())
 
-        return add
+def outputs_by_head(subject: Subject, batch: Batch, reduce: Callable[[Outputs], Result]) -> list[Result]:
+    """The outputs of the heads of each layer for a batch; those of an ablated head are its own, as if it were not.
 
-    layers = enumerate(zip(subject.layers, subject.kinds, strict=True))
-    hooks = [layer.head_gate.register_forward_pre_hook(record(index, kind)) for index, (layer, kind) in layers]
+    Args:
+        subject: the model.
+        batch: the rows.
+        reduce: what is kept of a layer's outputs.
+    """
+    is_token, layers, found = queries_by_kind(batch), subject.network.attentions(), dict[int, Result]()
+
+    def record(index: int, gate: Any, args: tuple[Tensor, ...]) -> None:
+        found[index] = reduce((args[0], is_token[subject.kinds[index]]))
+
+    hooks = [at.head_gate.register_forward_pre_hook(partial(record, index)) for index, at in enumerate(layers)]
     try:
-        for batch in subject.batches:
-            is_token = queries_by_kind(batch)
-            with torch.no_grad(), subject.precision():
-                subject.task.forward(subject.network, batch)
+        with torch.no_grad(), subject.precision(), running_hooks(subject.network):
+            subject.task.forward(subject.network, batch)
     finally:
         for hook in hooks:
             hook.remove()
-    return [(total / count).unsqueeze(1) for total, count in zip(sums, counts, strict=True)]
+    return [found[index] for index in range(len(layers))]
 
 
-def resampled_positions(is_token: Bool[Tensor, "batch seq"], seed: int = 0) -> Int[Tensor, "batch seq"]:
-    """For each position of a row, the position in the previous row whose output replaces its own.
+def mean_outputs(subject: Subject) -> list[Tensor]:
+    """The mean output of each head over all tokens, without padding: `heads 1 v_head_dim` for each layer."""
 
-    It is the same position or, beyond the end of the previous row, that of one of its tokens, drawn at random.
+    def summed(of_layer: Outputs) -> tuple[Tensor, int]:
+        outputs, is_token = of_layer
+        return outputs.float().masked_fill(~is_token[:, None, :, None], 0).sum(dim=(0, 2)), int(is_token.sum())
+
+    of_batches = [outputs_by_head(subject, batch, summed) for batch in subject.batches]
+    layers = (zip(*of_layer, strict=True) for of_layer in zip(*of_batches, strict=True))
+    return [(torch.stack(sums).sum(dim=0) / sum(counts)).unsqueeze(1) for sums, counts in layers]
+
+
+def resampled_positions(
+    lengths: Int[Tensor, " batch"], num_positions: int, seed: int = 0
+) -> Int[Tensor, "batch positions"]:
+    """For each position of a row, the position in another row whose output replaces its own.
+
+    It is the same position or, beyond the end of the other row, that of one of its tokens, drawn at random.
 
     Args:
-        is_token: which positions are tokens; padding is on the right.
+        lengths: the number of tokens of the other row, for each row.
+        num_positions: the number of positions of the rows.
         seed: seed of the draws.
     """
-    lengths = is_token.sum(dim=1).roll(1).clamp(min=1).unsqueeze(1)
-    draws = torch.rand(is_token.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    place = torch.arange(is_token.shape[1], device=is_token.device)
-    return torch.where(place < lengths, place, (draws.to(place.device) * lengths).long())
+    ends, place = lengths.clamp(min=1).unsqueeze(1), torch.arange(num_positions, device=lengths.device)
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.rand(len(lengths), num_positions, generator=generator, dtype=torch.float64)
+    return torch.where(place < ends, place, (draws.to(place.device) * ends).long())
 
 
 def _zero(subject: Subject) -> ReplacementOf:
@@ -119,7 +138,8 @@ def _resample(subject: Subject) -> ReplacementOf:
         raise ArgumentError("mode", "resample", reason, {"mode": "mean"})
 
     def replacement_of(layer: int, batch: Batch) -> Replacement:
-        positions = resampled_positions(queries_by_kind(batch)[subject.kinds[layer]])[:, None, :, None]
+        is_token = queries_by_kind(batch)[subject.kinds[layer]]
+        positions = resampled_positions(is_token.sum(dim=1).roll(1), is_token.shape[1])[:, None, :, None]
         return lambda heads: heads.roll(1, dims=0).take_along_dim(positions, dim=2)
 
     return replacement_of
@@ -167,7 +187,7 @@ class HeadAblation:
             which removes what differs between tokens and keeps the constant part; or `resample`, its output at the
             same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution.
             Where that window is shorter, the output is that of a random token of it; the draw is the same for every
-            head.
+            head. The modes of `tinyformer.Model.ablated` are the same.
         num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
         num_resamples: number of bootstrap resamples of the windows.
 
@@ -184,7 +204,8 @@ class HeadAblation:
         )
         self.mode, self.num_windows, self.num_resamples = mode, num_windows, num_resamples
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         layers, living, base = subject.layers, living_heads(subject.layers), subject.losses()
         changes = dict.fromkeys(head_pairs(layers), Change(0.0, 0.0, 0.0))
         changes |= zip(living, self._changes(subject, base, _single_heads(living)), strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tinyformer.analysis.charts import head_grid
 from tinyformer.analysis.pair_probe import TokenPair, capture_pair, pairs_of
 from tinyformer.analysis.probe import head_label, map_names
-from tinyformer.analysis.subject import Findings, Subject, naming_ablated
+from tinyformer.analysis.subject import Findings, Subject, Trained, naming_ablated
 from tinyformer.analysis.words import words_of
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
@@ -45,7 +45,8 @@ class CrossAlignment:
         require_at_least(1, {"min_length": 2}, min_length=min_length)
         self.num_windows, self.min_length = num_windows, min_length
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         if not isinstance(subject.network, EncoderDecoder):
             reason = "analyses the cross-attention of models that were trained with task=seq2seq"
             raise ArgumentError("analysis", "alignment", reason, {"analysis": "heads"})

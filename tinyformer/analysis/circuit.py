@@ -12,7 +12,7 @@ from tinyformer.analysis.ablation import MODES, ReplacementOf
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
 from tinyformer.analysis.probe import capture_weights
 from tinyformer.analysis.pruning import gated
-from tinyformer.analysis.subject import Findings, Subject, head_pairs, living_heads
+from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import Transformer
@@ -77,7 +77,8 @@ class HeadCircuit:
         self.measures, self.mode, self.num_windows = dict(measures), mode, num_windows
         self.num_sequences, self.period, self.num_draws, self.seed = num_sequences, period, num_draws, seed
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         measured, pairs = self._measured(subject), living_heads(subject.layers)
         found = [pair for pair, values in zip(pairs, measured, strict=True) if self._belongs(values)]
         if not found:

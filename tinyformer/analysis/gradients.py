@@ -17,7 +17,7 @@ from tinyformer.analysis.capture import attention_calls, running_hooks
 from tinyformer.analysis.charts import head_grid, lines
 from tinyformer.analysis.probe import ablated_maps, map_names
 from tinyformer.analysis.residual import Kind, inputs_without_padding, residuals_of, scaled, stack_kinds
-from tinyformer.analysis.subject import Findings, Subject
+from tinyformer.analysis.subject import Findings, Subject, Trained
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMaps, BaseAttention, Network
@@ -60,7 +60,8 @@ class GradientFlow:
             raise ArgumentError("saturated", saturated, "must be at least 0.5 and below 1", {"saturated": 0.99})
         self.num_windows, self.saturated = num_windows, saturated
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         norms, kinds = self._norms(subject), stack_kinds(subject.network)
         shares = self._shares(subject)
         names = [map_names(layer) for layer in subject.layers]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.ablation import head_changes
-from tinyformer.analysis.subject import Findings, Subject, head_pairs, living_heads, naming_ablated
+from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads, naming_ablated
 from tinyformer.errors import require_at_least
 from tinyformer.nn import BaseAttention
 
@@ -66,7 +66,8 @@ class HeadImportance:
         require_at_least(1, {"num_windows": 32}, num_windows=num_windows)
         self.num_windows, self.compare = num_windows, compare
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         layers, pairs, values = subject.layers, head_pairs(subject.layers), head_importance(subject)
         living, importance = living_heads(layers), dict(zip(pairs, values, strict=True))
         columns, ablated = [*subject.address_columns, "head", "importance"], [pair not in living for pair in pairs]

@@ -34,7 +34,7 @@ from tinyformer.analysis.probe import (
     measure_heads,
 )
 from tinyformer.analysis.scales import EXPLANATIONS
-from tinyformer.analysis.subject import Findings, Subject, by_layer
+from tinyformer.analysis.subject import Findings, Subject, Trained, by_layer
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
@@ -103,7 +103,8 @@ class HeadMaps:
         self.text, self.target, self.num_tokens, self.rows = text, target, num_tokens, rows
         self.num_windows, self.needs_gradient = num_windows, importance and text is None
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
         measures = self._with_importance(subject, shown.measures)
         names = [list(map(head_label, layer)) for layer in measures.names]

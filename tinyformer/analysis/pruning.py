@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tinyformer.analysis.ablation import Replacement, ablated, head_changes
 from tinyformer.analysis.charts import lines
 from tinyformer.analysis.importance import head_importance
-from tinyformer.analysis.subject import Findings, Subject, head_pairs, living_heads
+from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import AttentionMask, BaseAttention, Network, prune_heads
@@ -84,7 +84,8 @@ class HeadPruning:
         self.random_orders = random_orders
         self.needs_gradient = order == "importance"
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         layers, living, unit = subject.layers, living_heads(subject.layers), subject.task.unit
         total = len(living)
         num_pruned = self._num_pruned(total, total - len(dict(living)))

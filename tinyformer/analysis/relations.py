@@ -14,7 +14,7 @@ from tinyformer.analysis.capture import attention_calls
 from tinyformer.analysis.pair_probe import TokenPair, capture_pair, decoded_pair
 from tinyformer.analysis.plots import measure_maps
 from tinyformer.analysis.probe import map_names
-from tinyformer.analysis.subject import Findings, Subject, Text
+from tinyformer.analysis.subject import Findings, Subject, Text, Trained
 from tinyformer.analysis.words import Words, merge_words, words_of
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder, Transformer
@@ -94,7 +94,8 @@ class HeadRelations:
         self.text, self.target = text, target
         self.pairs = list(dict.fromkeys((str(query), str(key)) for query, key in pairs))
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         read = self._pair(subject) if isinstance(subject.network, EncoderDecoder) else self._text(subject)
         found = {pair: self._related(read, pair) for pair in self.pairs}
         names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in read.layers), strict=True)

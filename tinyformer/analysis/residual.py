@@ -16,7 +16,7 @@ from torch import Tensor
 from tinyformer.analysis.charts import change_grid, lines
 from tinyformer.analysis.padding import without_padding
 from tinyformer.analysis.pair_probe import pairs_of
-from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject
+from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, Trained
 from tinyformer.errors import require_at_least
 from tinyformer.nn import EncoderDecoder, Network, Residual
 from tinyformer.nn.heads import layer_title
@@ -114,7 +114,8 @@ class ResidualSurgery:
         require_at_least(1, works, num_windows=num_windows, num_resamples=num_resamples)
         self.num_windows, self.num_resamples = num_windows, num_resamples
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
         base, kinds = subject.losses(), stack_kinds(subject.network)
         changes: dict[tuple[str | int, ...], Change] = {}
         for kind, stack in zip(kinds, subject.network.stacks(), strict=True):

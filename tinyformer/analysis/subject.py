@@ -22,12 +22,36 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Task
+from tinyformer.tasks.reading import is_row
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
 
 Text: TypeAlias = str | Sequence[str]
 """A text, or the two texts of a pair for a classifier."""
+
+
+class Trained(Protocol):
+    """A trained model to analyse, such as `tinyformer.Model`."""
+
+    @property
+    def network(self) -> Network:
+        """The model, in evaluation mode."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """The task that it was trained for."""
+        ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Its tokenizer."""
+        ...
+
+    def sample(self, num_windows: int) -> "Subject":
+        """The model with a random sample of data, of at most as many windows, examples or pairs."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,11 +75,15 @@ class Subject:
     batches: Sequence[Batch]
     task: Task
     tokenizer: TextTokenizer
-    precision: Callable[[], AbstractContextManager[Any]]
-    untrained: Callable[[], Network]
-    save_pruned: Callable[[Network, Path], None]
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+    untrained: Callable[[], Network] | None = None
+    save_pruned: Callable[[Network, Path], None] | None = None
     row: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    def sample(self, num_windows: int) -> "Subject":
+        """The subject itself, whose data are a sample; see `Trained`."""
+        return self
 
     @cached_property
     def layers(self) -> list[BaseAttention]:
@@ -113,7 +141,7 @@ class Subject:
         if not text:
             raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
         row: Any = text if isinstance(text, str) else tuple(text)
-        if not self.task.takes(row):
+        if not is_row(row, self.task.num_texts):
             kind = {1: "one text", 2: "two texts, since the model classifies pairs"}.get(self.task.num_texts or 0)
             works = {argument: ["A cat.", "A dog."] if self.task.num_texts == 2 else "A cat."}
             raise ArgumentError(argument, text, f"must be {kind or 'one text, or two for a pair'}", works)
@@ -214,7 +242,10 @@ class Findings:
 
 @runtime_checkable
 class Analysis(Protocol):
-    """An analysis of a trained model; each file of `conf/analysis` names one."""
+    """An analysis of a trained model; each file of `conf/analysis` names one, and `Model.analyse` takes one.
+
+    The analyses of this package also take a model, as in `HeadAblation(mode="mean")(model)`; see `Trained`.
+    """
 
     num_windows: int
     """Number of windows, examples or pairs of the evaluated split."""

@@ -455,11 +455,12 @@ def _compose(*overrides: str) -> tuple[Plain, dict[str, str | None]]:
         return {name: plain[name] for name in STORED if name in plain}, choices
 
 
-def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
+def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "Checkpoint | None":
     """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`.
 
     Args:
         arguments: the overrides, which then act on it as on a config file.
+        trusted: classes that the checkpoint may use beside those of this package and of the overrides.
 
     Returns:
         The checkpoint; None with options such as `--help` and no checkpoint.
@@ -482,7 +483,7 @@ def offer_stored_run(arguments: Sequence[str]) -> "Checkpoint | None":
         given = _given(arguments)
         with argument_path(passed={"path": "checkpoint"}):
             checkpoint = load_checkpoint(paths[-1])
-            config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
+            config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
             missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
             if missing and "data" not in given:
                 words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())

@@ -14,6 +14,7 @@ from pathlib import Path
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.app.config import config_dir
 from tinyformer.app.hydra_errors import describe_hydra_error, raising_module
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.errors import ArgumentError
@@ -60,6 +61,25 @@ def config_keys(config: DictConfig) -> Iterator[None]:
         if node:
             cause.path = (*node[1].split("."), *cause.path)
         raise ConfigError(cause.describe(functools.partial(key_of_argument, written), format_value)) from error
+
+
+@contextlib.contextmanager
+def in_sentences(config_name: str) -> Iterator[None]:
+    """Raise the mistakes of a caller in Python as sentences, as a program prints them.
+
+    Args:
+        config_name: the primary config, such as "train".
+
+    Raises:
+        ConfigError: in place of a mistake; with HYDRA_FULL_ERROR=1 in the environment, caused by it.
+    """
+    try:
+        yield
+    except Exception as error:
+        sentence = describe(error, config_dir(), config_name)
+        if sentence is None:
+            raise
+        raise ConfigError(sentence) from (error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None)
 
 
 @contextlib.contextmanager

@@ -2,19 +2,23 @@
 
 import copy
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.analysis import Analysis, Findings
-from tinyformer.app.admission import AXES, admit_config
-from tinyformer.app.analysis_run import describe_subject, examine, keep_findings, make_subject, run_analysis
+from tinyformer.analysis import Analysis, Findings, Subject
+from tinyformer.app.admission import AXES, admit_config, describe_config, offer_stored_run, recorded_sources
+from tinyformer.app.analysis_run import describe_subject, examine, keep_findings, run_analysis
 from tinyformer.app.config import Invocation
-from tinyformer.app.errors import config_keys
+from tinyformer.app.errors import config_keys, in_sentences
 from tinyformer.app.evaluation_data import prepare_data, reads_own_data
+from tinyformer.app.isolation import keep_hydra, keep_process
+from tinyformer.app.keys import hydra_value
 from tinyformer.app.loggers import closing, make_loggers, wandb_location
 from tinyformer.app.parts import (
     evaluation_mask,
@@ -35,6 +39,7 @@ from tinyformer.app.summary import (
     split_results,
     write_results,
 )
+from tinyformer.app.sweep import compose_run
 from tinyformer.app.trainer import (
     choose_kernels,
     forward_context,
@@ -44,10 +49,10 @@ from tinyformer.app.trainer import (
     set_up_process,
 )
 from tinyformer.app.training_run import check_config
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, require_fitting
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, require_fitting, save_network
 from tinyformer.data.base import count
 from tinyformer.errors import ArgumentError, argument_path, require_choice
-from tinyformer.files import relative_path
+from tinyformer.files import import_matplotlib, relative_path
 from tinyformer.hardware import describe_device
 from tinyformer.nn import LearnedPosition, Network
 from tinyformer.training import TrainingModule
@@ -187,18 +192,63 @@ def analyse(run: Evaluation) -> Findings:
     """The findings of the chosen analysis; none without one."""
     if run.analysis is None:
         return Findings()
-    subject = make_subject(
-        run.config,
-        run.stored,
-        run.checkpoint,
-        run.network,
-        run.task,
-        run.data,
-        run.split,
-        run.analysis.num_windows,
-        run.trainer,
+    return run_analysis(run.analysis, subject_of(run, run.analysis.num_windows), run.folder, run.loggers)
+
+
+def subject_of(run: Evaluation, num_windows: int) -> Subject:
+    """The subject of an analysis: the network, and at most as many windows or pairs of the split."""
+    device, precision = run.trainer.strategy.root_device, run.trainer.precision_plugin
+
+    def placed(network: Network) -> Network:
+        return cast(Network, precision.convert_module(network.to(device).eval()))
+
+    def save_pruned(pruned: Network, path: Path) -> None:
+        own = copy.deepcopy(run.stored)
+        own["model"]["pruned_heads"] = pruned.pruned_heads()
+        overrides = describe_config(own, run.checkpoint.overrides) | recorded_sources(run.checkpoint)
+        save_network(path, pruned, run.checkpoint, overrides)
+
+    batches = run.data.sample(run.split, num_windows)
+    return Subject(
+        network=placed(run.network),
+        batches=[run.trainer.strategy.batch_to_device(batch, device) for batch in batches],
+        task=run.task,
+        tokenizer=run.data.tokenizer,
+        precision=precision.forward_context,
+        untrained=lambda: placed(make_seeded_network(run.config, run.data.tokenizer)),
+        save_pruned=save_pruned,
+        row=run.data.row,
+        facts=describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split),
     )
-    return run_analysis(run.analysis, subject, run.folder, run.loggers)
+
+
+@contextmanager
+def evaluation_in_python(
+    checkpoint: Path, network: Network, overrides: Sequence[str], folder: Path, trusted: Sequence[str] = ()
+) -> Iterator[Evaluation]:
+    """The evaluation of a model in Python, which stays on its device and keeps what the caller has changed in it.
+
+    Args:
+        checkpoint: the file that it was loaded from.
+        network: the model.
+        overrides: the words of the command line of `tinyformer evaluate` beside the checkpoint.
+        folder: the folder of the evaluation.
+        trusted: further classes that the checkpoint may use.
+
+    Raises:
+        ConfigError: something in the overrides cannot work, or does not fit the checkpoint.
+    """
+    device = next(network.parameters()).device.type
+    words = [f"checkpoint={hydra_value(str(checkpoint))}", f"trainer.accelerator={device}", *overrides]
+    with keep_hydra(), in_sentences("evaluate"), keep_process():
+        import_matplotlib()
+        loaded = offer_stored_run(words, trusted)
+        config, invocation = compose_run("evaluate", words)
+        with config_keys(config):
+            run = set_up(config, folder, invocation, loaded)
+            run.network = network
+            with closing(run.loggers):
+                yield run
 
 
 class Scores(NamedTuple):

@@ -15,6 +15,7 @@ from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.generation import Sampling, generate, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
 from tinyformer.tasks import Seq2Seq, Task
+from tinyformer.tasks.reading import TextReader
 
 NUM_OUTPUTS = 3
 """Outputs of a split that are printed."""
@@ -97,7 +98,7 @@ def print_outputs(
             for name, text in (("source", one.source), ("reference", one.reference), ("output", one.output)):
                 print(indent(f"{name:<10} {text}"))
         return [one.output for one in shown] or None
-    texts = task.decode_texts(network, _prompts(settings), tokenizer)
+    texts = task.generate(TextReader(network, tokenizer), _prompts(settings))
     for text in texts:
         print(f"\nOutput:\n{indent(text)}")
     return texts if isinstance(settings.prompt, ListConfig) else texts[0]

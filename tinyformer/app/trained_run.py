@@ -4,7 +4,6 @@ import functools
 import html
 import importlib
 import itertools
-import os
 import signal
 import warnings
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from tinyformer.app.admission import SCORE_KEYS, inherit_architecture, leaves
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
 from tinyformer.app.early import check_early
 from tinyformer.app.entry import remove_unused
-from tinyformer.app.errors import ConfigError, config_keys, describe
+from tinyformer.app.errors import ConfigError, config_keys, describe, in_sentences
 from tinyformer.app.isolation import keep_hydra, keep_process
 from tinyformer.app.keys import readable
 from tinyformer.app.resume import expand_resume, refuse_foreign_files, require_unused
@@ -34,7 +33,6 @@ from tinyformer.files import import_matplotlib, relative_path
 
 if TYPE_CHECKING:
     from tinyformer.model import Model
-    from tinyformer.seq2seq_model import Seq2SeqModel
 
 PROGRAM = "tinyformer.train"
 
@@ -64,7 +62,7 @@ class TrainedRun:
         return self.folder / "checkpoints" / "best.ckpt"
 
     @functools.cached_property
-    def model(self) -> "Model | Seq2SeqModel":
+    def model(self) -> "Model":
         """The trained model on the CPU, as `tinyformer.load` gives it for `checkpoint`."""
         from tinyformer.loading import load
 
@@ -111,14 +109,8 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
             in the environment, the error that caused it is shown, too.
         KeyboardInterrupt: Ctrl-C, or "Interrupt the kernel", stopped the run after its state was saved.
     """
-    with keep_hydra():
-        try:
-            return _run(*_compose(inherit_architecture(expand_resume(_words(overrides)))))
-        except Exception as error:
-            sentence = describe(error, config_dir(), "train")
-            if sentence is None:
-                raise
-            raise ConfigError(sentence) from (error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None)
+    with keep_hydra(), in_sentences("train"):
+        return _run(*_compose(inherit_architecture(expand_resume(_words(overrides)))))
 
 
 def _words(overrides: Sequence[str]) -> list[str]:

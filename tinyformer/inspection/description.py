@@ -1,5 +1,6 @@
 """A trained model in a few lines."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +14,12 @@ class Origin(NamedTuple):
     Attributes:
         checkpoint: the file.
         step: optimizer steps taken.
+        trusted: further classes that the checkpoint may use.
     """
 
     checkpoint: Path
     step: int
+    trusted: Sequence[str] = ()
 
     def __str__(self) -> str:
         """The file within the folder of its run, and the step: "run/last.ckpt, step 144"."""

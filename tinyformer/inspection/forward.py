@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.analysis.capture import running_hooks
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.inspection.points import Point, matching, points_of
 from tinyformer.nn import Network
@@ -164,3 +165,10 @@ def without_padding(x: Float[Tensor, "batch ..."], lengths: Int[Tensor, " batch"
     """A tensor with zeros at padding, given the dimension of the tokens."""
     is_padding = torch.arange(x.shape[dim], device=x.device) >= lengths.unsqueeze(1)
     return x.masked_fill(is_padding.view(len(x), *(1,) * (dim - 1), -1, *(1,) * (x.ndim - dim - 1)), 0.0)
+
+
+def lengths_of(batch: Batch) -> dict[str, Int[Tensor, " batch"]]:
+    """The number of tokens of each row without padding, for "seq" and, if there is a source, for "source_seq"."""
+    if "source" in batch:
+        return {"source_seq": batch["source_lengths"], "seq": (batch["targets"] != IGNORED).sum(dim=1)}
+    return {"seq": batch["lengths"]}

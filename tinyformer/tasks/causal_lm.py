@@ -1,16 +1,19 @@
 """Next-token prediction."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TokenSplit
-from tinyformer.nn import AttentionMask, Network
+from tinyformer.errors import ArgumentError, require_numbers
+from tinyformer.generation import Sampling, generate
+from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks.language import TokenTask, perplexity
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts
 
 
 class CausalLM(TokenTask):
@@ -23,13 +26,50 @@ class CausalLM(TokenTask):
         documents, starts = batch.get("documents"), batch.get("document_starts")
         return AttentionMask(causal=True, documents=documents, document_starts=starts)
 
-    def nats_of_texts(
-        self, network: Network, batch: Batch, mask_id: int | None = None
-    ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of each text after its first token; the end of the text is not a target."""
+    def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
+        """The texts, with the tokens after the first one as targets; the end of the text is not a target."""
+        batch = self.read(reader, texts)
         inputs = batch["inputs"]
         is_target = torch.arange(inputs.shape[1], device=inputs.device) < batch["lengths"].unsqueeze(1) - 1
-        return self.nats(network, {**batch, "targets": inputs.roll(-1, dims=1).where(is_target, IGNORED)})
+        return {**batch, "targets": inputs.roll(-1, dims=1).where(is_target, IGNORED)}
+
+    def generate(
+        self,
+        reader: TextReader,
+        prompts: str | Sequence[str],
+        num_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> list[str]:
+        """Each prompt with its continuation, up to the end of its document.
+
+        Args:
+            reader: the model and its tokenizer.
+            prompts: texts of any length; the model sees the last `max_seq_len` tokens.
+            num_tokens: how many tokens to sample, at most.
+            temperature: 0 takes the most probable token; see `Sampling`, also for the next two.
+            top_k: sample from the k most probable tokens only.
+            top_p: sample from the smallest set of tokens with this total probability.
+            seed: prompt `i` is sampled with the seed `seed + i`, independently of the others.
+
+        Raises:
+            ArgumentError: a setting is out of range, or there is no tokenizer.
+        """
+        network, tokenizer = cast(Transformer, reader.network), reader.tokenizer
+        integers = {"num_tokens": num_tokens, "seed": seed} | ({} if top_k is None else {"top_k": top_k})
+        require_numbers(int, {"num_tokens": 200, "seed": 0, "top_k": 20}, **integers)
+        numbers = {"temperature": temperature} | ({} if top_p is None else {"top_p": top_p})
+        require_numbers(float, {"temperature": 0.8, "top_p": 0.9}, **numbers)
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        if not isinstance(prompts, Sequence) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise ArgumentError("prompts", prompts, "must be a text, or a list of texts", {"prompts": SOME_TEXTS})
+        rows = tokenizer.read(prompts) if prompts else []
+        sampling = Sampling(temperature, top_k, top_p, tokenizer.missing_ids(network.vocab_size))
+        new = generate(network, rows, num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
+        parts = zip(prompts, rows, new, strict=True)
+        return [prompt + tokenizer.continuation(ids, after=row) for prompt, row, ids in parts]
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.

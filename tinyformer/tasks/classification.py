@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from tinyformer.batch import Batch
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import AttentionMask
+from tinyformer.tasks.reading import TextReader, Texts
 from tinyformer.tasks.task import Task
 
 
@@ -45,6 +46,26 @@ class Classification(Task):
     def mask(self, batch: Batch) -> AttentionMask:
         """A bidirectional mask that hides padding."""
         return AttentionMask(lengths=batch.get("lengths"))
+
+    def read_scored(
+        self, reader: TextReader, texts: Texts, labels: int | str | Sequence[int | str] | None = None
+    ) -> Batch:
+        """The texts with the label of each, or its index.
+
+        Raises:
+            ArgumentError: there are not as many labels as texts, or one of them is unknown.
+        """
+        batch, known = self.read(reader, texts), self.labels
+        given, number = [labels] if isinstance(labels, int | str) else labels, len(batch["inputs"])
+        if not isinstance(given, Sequence) or len(given) != number:
+            works = {"labels": known[:1] * number}
+            raise ArgumentError("labels", labels, f"must be {number}, one for each text", works)
+        for label in given:
+            if isinstance(label, bool):
+                raise ArgumentError("labels", label, "must be a label or its index", {"labels": known[:1]})
+            require_choice("labels", label, [*known, *range(len(known))])
+        ids = [known.index(label) if isinstance(label, str) else label for label in given]
+        return {**batch, "labels": torch.tensor(ids, device=reader.device)}
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
         """The logits of the classes for each text, in fp32 at least."""

@@ -13,6 +13,7 @@ from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks.language import TokenTask, perplexity
+from tinyformer.tasks.reading import TextReader, Texts
 
 
 class MaskedLM(TokenTask):
@@ -68,9 +69,15 @@ class MaskedLM(TokenTask):
         network.train(was_training)
         return {"pseudo_perplexity": perplexity(float(nats.mean())) if len(nats) else None}
 
+    def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
+        """The texts, with each of their tokens as a target, except the special ones."""
+        batch, tokenizer = self.read(reader, texts), reader.own_tokenizer
+        special = torch.tensor(sorted(tokenizer.special_ids if tokenizer else []), device=reader.device)
+        return {**batch, "targets": batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)}
+
     def nats_of_texts(
         self, network: Network, batch: Batch, mask_id: int | None = None
-    ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+    ) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
         """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`: each of its `targets` masked in turn."""
         if mask_id is None:
             raise ArgumentError("tokenizer", None, "has no mask token")

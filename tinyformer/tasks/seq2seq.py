@@ -1,21 +1,25 @@
 """From one sequence to another: translation and summarisation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.batch import Batch
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import Pairs, PairSplit, SpecialTokens, TextTokenizer
 from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.language import TokenTask, perplexity
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids
 from tinyformer.tasks.text_metrics import text_metrics
+
+Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
+"""A target, a list of targets, or of their token ids without those that begin and end a target."""
 
 MAX_HYPOTHESES = 128
 """The most hypotheses, over all sources of a batch, that are decoded at a time."""
@@ -117,25 +121,73 @@ class Seq2Seq(TokenTask):
         decode = split.tokenizer.decode
         return [Output(split.source(row), split.target(row), decode(decoded[row])) for row in range(number)]
 
-    def decode_texts(
-        self, network: EncoderDecoder, texts: Sequence[str], tokenizer: TextTokenizer, beam: Beam | None = None
+    def generate(
+        self,
+        reader: TextReader,
+        prompts: str | Sequence[str],
+        beams: int | None = None,
+        length_penalty: float | None = None,
+        length_offset: float | None = None,
     ) -> list[str]:
-        """The targets that a model decodes for some texts; a text that is too long is truncated.
+        """The target that a model decodes for each source; a text that is too long is truncated.
 
         Args:
-            network: the model.
-            texts: the sources.
-            tokenizer: the model's.
-            beam: the settings of the beam search; by default `beam` of the task.
+            reader: the model and its tokenizer.
+            prompts: the sources.
+            beams: see `Beam`, also for the next two; None for the setting of `beam`.
+            length_penalty: see `Beam`.
+            length_offset: see `Beam`.
+
+        Raises:
+            ArgumentError: a setting is out of range, or there is no tokenizer.
         """
-        device, tokens = next(network.parameters()).device, self.special_tokens.around(tokenizer)
-        outputs = []
-        for ids in tokenizer.read(texts, around=False):
-            source = torch.tensor([tokens.source(ids, network.max_seq_len)], device=device)
-            lengths = torch.tensor([source.shape[1]], device=device)
-            (target,) = beam_search(network, source, lengths, tokens, beam or self.beam)
+        network, tokenizer = cast(EncoderDecoder, reader.network), reader.own_tokenizer
+        if tokenizer is None:
+            raise ArgumentError("prompts", "…", "the model has no tokenizer; generate_ids takes token ids")
+        settings: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
+        beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
+        tokens, outputs = self.special_tokens.around(tokenizer), []
+        for ids in tokenizer.read([prompts] if isinstance(prompts, str) else prompts, around=False):
+            source = torch.tensor([tokens.source(ids, network.max_seq_len)], device=reader.device)
+            lengths = torch.tensor([source.shape[1]], device=reader.device)
+            (target,) = beam_search(network, source, lengths, tokens, beam)
             outputs.append(tokenizer.decode(target))
         return outputs
+
+    def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+        """The token ids of sources, with those that begin and end them, see `Task.tokenize`."""
+        tokens, rows = self.special_tokens.around(reader.own_tokenizer), reader.rows_of(texts, around=False)
+        return reader.padded(rows if isinstance(texts, Tensor) else [tokens.predicted(ids) for ids in rows], tokens.eos)
+
+    def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
+        """Sources and their targets as a batch.
+
+        Args:
+            reader: the model and its tokenizer.
+            texts: the sources.
+            targets: the target of each; by default, what the model decodes, cut to fit into its context.
+
+        Raises:
+            ArgumentError: there is not one target for each source, one is too long, or see `tokenize`.
+        """
+        source, lengths = self.tokenize(reader, texts)
+        tokens, network = self.special_tokens.around(reader.own_tokenizer), cast(EncoderDecoder, reader.network)
+        if targets is None:
+            room = network.max_seq_len - len(tokens.inputs([]))
+            sources = ((row[None, :length], length.view(1)) for row, length in zip(source, lengths, strict=True))
+            decoded = (beam_search(network, *each, tokens, self.beam) for each in sources)
+            outputs = [target[:room] for (target,) in decoded]
+        else:
+            outputs = _target_ids(reader, targets)
+        if len(outputs) != len(source):
+            raise ArgumentError("targets", targets, f"must be {len(source)}, as many as `texts`")
+        inputs, _ = reader.padded([tokens.inputs(ids) for ids in outputs], tokens.eos, "targets")
+        predicted, _ = reader.padded([tokens.predicted(ids) for ids in outputs], IGNORED, "targets")
+        return {"source": source, "source_lengths": lengths, "inputs": inputs, "targets": predicted}
+
+    def read_scored(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
+        """Sources and targets, see `read`; targets have to be given."""
+        return self.read(reader, texts, () if targets is None else targets)
 
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
         """Accuracy of the next token, and the similarity of decoded targets to their references, for the summary."""
@@ -157,3 +209,22 @@ class Seq2Seq(TokenTask):
 
 LABELS = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
 """How the summary writes the names of metrics."""
+
+
+def _target_ids(reader: TextReader, targets: Any) -> list[list[int]]:
+    """The token ids of targets, without those that begin and end them; ids are used as they are.
+
+    Raises:
+        ArgumentError: there is no target, the model has no tokenizer for texts, or a token id is unknown.
+    """
+    rows: Any = [targets] if isinstance(targets, str) else targets
+    are_rows = isinstance(rows, Sequence) and len(rows) > 0
+    if are_rows and all(isinstance(text, str) for text in rows):
+        return reader.tokenizer.read(rows, around=False)
+    are_rows = are_rows and all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in rows)
+    if not are_rows or not all(type(token) is int for ids in rows for token in ids):
+        reason = "must be a text, a list of texts, or token ids"
+        raise ArgumentError("targets", targets, reason, {"targets": SOME_TEXTS})
+    for ids in rows:
+        require_token_ids("targets", torch.tensor([ids], dtype=torch.long), reader.network.vocab_size)
+    return [list(ids) for ids in rows]

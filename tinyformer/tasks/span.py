@@ -1,20 +1,22 @@
 """Extractive question answering: the answer to a question is a span of its context."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from tinyformer.batch import Batch
-from tinyformer.data import Questions, QuestionSplit, TextTokenizer
+from tinyformer.batch import Batch, tensors
+from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, tokenise_questions
+from tinyformer.data.files import SURROGATE
 from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import AttentionMask
+from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts
 from tinyformer.tasks.task import Task
 
 NUM_WINDOWS = 32
@@ -53,6 +55,8 @@ class SpanExtraction(Task):
             this, as in SQuAD 2.0; None: it always answers.
 
     Attributes:
+        max_question_length: maximum number of tokens of a question that a user asks; longer ones are truncated.
+        stride: how the context of such a question is cut, see `tinyformer.data.QuestionTexts.cut`.
         predictions: the predictions that `final_metrics` scored last: those of the test split, where a run has one.
 
     Raises:
@@ -67,6 +71,8 @@ class SpanExtraction(Task):
     def __init__(self, max_answer_length: int = 30, no_answer_threshold: float | int | None = None) -> None:
         require_at_least(1, {"max_answer_length": 30}, max_answer_length=max_answer_length)
         self.max_answer_length, self.no_answer_threshold = max_answer_length, no_answer_threshold
+        self.max_question_length: int = 64
+        self.stride: int | None = None
         self.predictions: list[Prediction] = []
 
     def require_answers(self, splits: Mapping[str, QuestionSplit]) -> None:
@@ -84,6 +90,85 @@ class SpanExtraction(Task):
     def mask(self, batch: Batch) -> AttentionMask:
         """A bidirectional mask that hides padding."""
         return AttentionMask(lengths=batch.get("lengths"))
+
+    def read(self, reader: TextReader, texts: Texts, contexts: str | Sequence[str] | None = None) -> Batch:
+        """Questions and the context of each, or one for all, as a batch, in which each window of a context is a row.
+
+        Without contexts, they are any texts, or token ids.
+
+        Raises:
+            ArgumentError: see `ask`, and `Task.tokenize` where there are no contexts.
+        """
+        if contexts is None:
+            return super().read(reader, texts)
+        if isinstance(texts, Tensor):
+            raise ArgumentError("contexts", contexts, "must be None for token ids, which are used as they are")
+        return _batch_of(self.ask(reader, texts, contexts), reader.device)
+
+    def read_scored(
+        self,
+        reader: TextReader,
+        texts: Texts,
+        contexts: str | Sequence[str] | None = None,
+        answers: str | Sequence[str] | None = None,
+    ) -> Batch:
+        """Questions, contexts and answers as a batch, see `ask`; all have to be given."""
+        answers = [] if answers is None else answers
+        return _batch_of(self.ask(reader, texts, contexts, answers), reader.device)
+
+    def nats_of_texts(
+        self, network: Network, batch: Batch, mask_id: int | None = None
+    ) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
+        """The sums over the windows of each question's context."""
+        nats, targets = self.nats(network, batch)
+        sums = nats.new_zeros(2, int(batch["rows"].max()) + 1)
+        sums.index_add_(1, batch["rows"], torch.stack([nats, targets.to(nats.dtype)]))
+        return sums[0], sums[1].to(targets.dtype)
+
+    def ask(
+        self,
+        reader: TextReader,
+        questions: Any,
+        contexts: Any,
+        answers: Any = None,
+        stride: int | None = None,
+        argument: str = "texts",
+    ) -> QuestionSplit:
+        """Questions and their contexts, cut into windows as the model reads them.
+
+        Args:
+            reader: the model and its tokenizer.
+            questions: the questions; long ones are truncated.
+            contexts: the context of each question, of any length, or one context for all questions.
+            answers: the answer to each question, whose first occurrence in the context counts; empty if there is none;
+                None where they are not needed.
+            stride: see `tinyformer.data.QuestionTexts.cut`; None for `stride` of the task.
+            argument: the name of the argument that holds the questions.
+
+        Raises:
+            ArgumentError: a text is empty or no text, there are not as many contexts or answers as questions, a context
+                does not hold its answer, or the stride is no positive integer.
+        """
+        network = reader.network
+        asked, told = _texts(argument, questions), _texts("contexts", contexts)
+        told = told * len(asked) if isinstance(contexts, str) else told
+        if len(told) != len(asked):
+            raise ArgumentError("contexts", contexts, f"must be one text, or {len(asked)}, as many as `{argument}`")
+        given = [""] * len(asked) if answers is None else [answers] if isinstance(answers, str) else answers
+        is_list = isinstance(given, Sequence) and all(isinstance(answer, str) for answer in given)
+        if not is_list or len(given) != len(asked):
+            number = "a text" if len(asked) == 1 else f"{len(asked)} texts, one for each question"
+            raise ArgumentError("answers", answers, f"must be {number}; empty where the context has none")
+        stride = self.stride if stride is None else stride
+        if stride is not None and not is_positive(stride):
+            raise ArgumentError("stride", stride, "must be a positive integer", {"stride": network.max_seq_len // 2})
+        rows = []
+        for index, (question, context, answer) in enumerate(zip(asked, told, given, strict=True)):
+            if answer not in context:
+                raise ArgumentError(f"answers[{index}]", answer, "must be a part of its context")
+            texts, starts = ([answer], [context.index(answer)]) if answer else ([], [])
+            rows.append(Question(question, context, texts, starts))
+        return tokenise_questions(rows, reader.tokenizer).cut(network.max_seq_len, self.max_question_length, stride)
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch 2 seq"]:
         """The scores of each token as the answer's first and last one, in fp32 at least.
@@ -178,7 +263,7 @@ class SpanExtraction(Task):
         batches = EvaluationBatches(Questions(split), split.sizes, NUM_WINDOWS)
         for index in range(len(batches)):
             batch = batches[index]
-            moved: Any = {name: tensor.to(device) for name, tensor in batch.items()}  # type: ignore[attr-defined]
+            moved = cast(Batch, {name: tensor.to(device) for name, tensor in tensors(batch).items()})
             logits = self.logits(network, moved)
             found = best_spans(logits, _in_context(moved), self.max_answer_length)
             columns = (batch["rows"], *found, logits[:, :, 0].sum(dim=1), batch["contexts"])
@@ -255,3 +340,44 @@ def best_spans(
     scores, index = sums.flatten(1).max(dim=1)
     first = index // max_length
     return scores, first, first + index % max_length
+
+
+def _batch_of(split: QuestionSplit, device: torch.device) -> Batch:
+    """All windows of a split as one batch; `rows` are the questions of the windows."""
+    batch = Questions(split).__getitems__(list(range(split.num_windows)))
+    batch["rows"] = torch.from_numpy(split.window_rows)
+    return cast(Batch, {name: tensor.to(device) for name, tensor in tensors(batch).items()})
+
+
+def require_one_window(batch: Batch) -> None:
+    """Refuse a context that a model reads in several windows.
+
+    Raises:
+        ArgumentError: a question of the batch has more than one.
+    """
+    for row, number in enumerate(batch["rows"].bincount().tolist() if "contexts" in batch else ()):
+        if number > 1:
+            first = batch["rows"].tolist().index(row)
+            room = int(batch["lengths"][first] - batch["contexts"][first])
+            reason = f"must be 1: at most {room:,} tokens of a context fit into the model beside this question"
+            raise ArgumentError(f"num_windows(contexts[{row}])", number, reason)
+
+
+def _texts(argument: str, value: Any) -> list[str]:
+    """One text or several.
+
+    Raises:
+        ArgumentError: it is something else, or one of them is empty or cannot be encoded.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not texts or not all(isinstance(one, str) and one.strip() for one in texts):
+        reason = "must be a text, or a list of texts, none of them empty"
+        raise ArgumentError(argument, value, reason, {argument: SOME_TEXTS})
+    if any(map(SURROGATE.search, texts)):
+        raise ArgumentError(argument, value, "holds half of a surrogate pair, which is no text")
+    return list(texts)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a positive integer that fits into 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63

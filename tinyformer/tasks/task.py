@@ -1,7 +1,7 @@
 """The interface of a training objective."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Network, Transformer
+from tinyformer.tasks.reading import TextReader, Texts
 
 
 class Task(ABC):
@@ -35,11 +36,6 @@ class Task(ABC):
     num_texts: int | None = 1
     network_class: type[Network] = Transformer
     needs_masking: bool = False
-
-    def takes(self, text: object) -> bool:
-        """Whether something is a text, or a pair of texts as a tuple, and the model reads such rows."""
-        texts = (text,) if isinstance(text, str) else text if isinstance(text, tuple) and len(text) == 2 else ()
-        return bool(texts) and self.num_texts in (None, len(texts)) and all(isinstance(one, str) for one in texts)
 
     @abstractmethod
     def mask(self, batch: Batch) -> AttentionMask:
@@ -66,17 +62,44 @@ class Task(ABC):
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each row, and the number of targets that it sums over."""
 
+    def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+        """The token ids that a network encodes of some texts, padded on the right, and the length of each.
+
+        Raises:
+            ArgumentError: there is no text, one is too long, or a token id is unknown.
+        """
+        # A tensor of token ids has no padding, so its value does not matter there.
+        padding = reader.own_tokenizer.eos_id if reader.own_tokenizer else 0
+        return reader.padded(reader.rows_of(texts, self.num_texts), padding)
+
+    def read(self, reader: TextReader, texts: Texts) -> Batch:
+        """The texts that a user gives, as a batch without targets; a task whose rows have two texts takes both.
+
+        Raises:
+            ArgumentError: see `tokenize`.
+        """
+        inputs, lengths = self.tokenize(reader, texts)
+        return {"inputs": inputs, "lengths": lengths}
+
+    def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
+        """The texts that a user gives, as a batch with what the model is to predict; see `read`."""
+        return self.read(reader, texts)
+
     def nats_of_texts(
         self, network: Network, batch: Batch, mask_id: int | None = None
-    ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of whole texts, and the number of targets of each.
+    ) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
+        """The negative log-likelihood of each text, and the number of targets that it sums over.
 
         Args:
             network: the model.
-            batch: the texts, with `lengths`; where the targets are tokens, they are made here.
+            batch: the texts, as `read_scored` makes them.
             mask_id: the id of the mask token, if there is one.
         """
         return self.nats(network, batch)
+
+    def generate(self, reader: TextReader, prompts: str | Sequence[str]) -> list[str]:
+        """The texts that a model generates; each task that `generates` has settings of its own."""
+        raise NotImplementedError
 
     @abstractmethod
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -1,0 +1,106 @@
+"""Ablation of the heads of a trained model, in all that it computes inside a block."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from tinyformer.analysis import Subject
+from tinyformer.analysis.ablation import MODES, Outputs, Replacement, ablated, outputs_by_head, resampled_positions
+from tinyformer.analysis.capture import running_hooks
+from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.nn import Network
+from tinyformer.nn.cache import Cache
+from tinyformer.nn.heads import KINDS, not_a_head, plain_address
+
+Head: TypeAlias = Sequence[int | str]
+"""The address of a head: (layer, head), or (kind, layer, head) in an encoder–decoder."""
+
+
+@contextmanager
+def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterator[None]:
+    """Ablate heads inside the block.
+
+    Args:
+        subject: the model, and a batch of the texts from which replacements are computed; none for "zero".
+        heads: their addresses.
+        mode: see `Model.ablated`.
+
+    Raises:
+        ArgumentError: there is no such head or mode, or no batch.
+    """
+    require_choice("mode", mode, MODES)
+    network, by_layer = subject.network, _by_layer(subject.network, heads)
+    if mode != "zero" and not subject.batches:
+        reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"
+        raise ArgumentError("texts", None, reason, {"texts": ["A text", "and another"]})
+    with ExitStack() as blocks:
+        if mode == "resample":
+            replacements: Any = blocks.enter_context(_resampling(subject))
+        else:
+            replacement_of = MODES[mode](subject)
+            replacements = [replacement_of(index, cast(Any, None)) for index in range(len(network.attentions()))]
+        blocks.enter_context(running_hooks(network))  # or each set of heads would be compiled
+        for index, of_layer in by_layer.items():
+            blocks.enter_context(ablated(network.attentions()[index], of_layer, replacements[index]))
+        yield
+
+
+@contextmanager
+def _resampling(subject: Subject) -> Iterator[list[Replacement]]:
+    """The replacements in each layer by the outputs of one of the subject's rows, drawn at random with a fixed seed.
+
+    All rows that the model reads have the same replacement, so that those of a text do not depend on the texts that it
+    is read with.
+    """
+    (batch,) = subject.batches
+    row = int(torch.randint(len(batch["inputs"]), (), generator=torch.Generator().manual_seed(0)))
+    stacks, begins = subject.network.stacks(), dict[nn.Module, int]()
+
+    def begin(stack: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Note the position at which a forward pass begins: behind the tokens of a cache."""
+        caches = (given for given in (*args, *named.values()) if isinstance(given, Cache))
+        begins[stack] = next((cache.length for cache in caches), 0)
+
+    def replacement(stack: nn.Module, of_layer: Outputs) -> Replacement:
+        outputs, length = of_layer[0][row], of_layer[1][row].sum()
+        positions = resampled_positions(length.view(1), subject.network.max_seq_len)[0]
+
+        def at_positions(heads: Tensor) -> Tensor:
+            first = begins[stack]
+            return outputs[:, positions[first : first + heads.shape[2]]].expand_as(heads)
+
+        return at_positions
+
+    kept = outputs_by_head(subject, batch, lambda of_layer: of_layer)
+    hooks = [stack.register_forward_pre_hook(begin, with_kwargs=True) for stack in stacks]
+    try:
+        yield [
+            replacement(stacks[0 if kind == "encoder" else -1], of_layer)
+            for kind, of_layer in zip(subject.kinds, kept, strict=True)
+        ]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _by_layer(network: Network, heads: Sequence[Head]) -> dict[int, list[int]]:
+    """The indices of heads within their layers, by the index of the layer in `Network.attentions`."""
+    layers, addresses = network.attentions(), network.layer_addresses()
+    found: dict[int, list[int]] = {}
+    if not isinstance(heads, Sequence):
+        raise ArgumentError("heads", heads, "must be a list of heads", {"heads": [(*addresses[0], 0)]})
+    for entry in heads:
+        head = plain_address(entry if isinstance(entry, Sequence) else [entry])
+        *address, number = head or (None,)
+        is_known = all(type(part) in (int, str) for part in head) and tuple(address) in addresses
+        index = addresses.index(tuple(address)) if is_known else None
+        if index is None or number not in layers[index].head_map.ids:
+            kinds = [kind for kind in KINDS if (kind, 0) in addresses]
+            kind = next((kind for kind in kinds if kind in head), kinds[0]) if kinds else None
+            of_kind = [layer for own, layer in zip(addresses, layers, strict=True) if kind in (None, own[0])]
+            raise not_a_head("heads", list(head), len(of_kind), of_kind[-1].num_heads, kind)
+        found.setdefault(index, []).append(layers[index].head_map.ids.index(cast(int, number)))
+    return found

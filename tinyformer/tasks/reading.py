@@ -1,0 +1,109 @@
+"""The texts that a user gives to a model, as token ids."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import Network
+
+Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | Tensor
+"""A text, a list of texts, of pairs of texts for a classifier of pairs, or token ids of shape (batch, seq)."""
+
+SOME_TEXTS = ["A text", "and another"]
+"""Texts that errors show as an example that works."""
+
+
+class TextReader(NamedTuple):
+    """Makes token ids of the texts that a network reads.
+
+    Attributes:
+        network: the model.
+        own_tokenizer: its tokenizer; a model without one takes only token ids.
+    """
+
+    network: Network
+    own_tokenizer: TextTokenizer | None
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ArgumentError: it has none.
+        """
+        if self.own_tokenizer is None:
+            reason = "the model has no tokenizer, so it takes a tensor of token ids of shape (batch, seq)"
+            raise ArgumentError("tokenizer", None, reason)
+        return self.own_tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.network.parameters()).device
+
+    def rows_of(self, texts: Any, num_texts: int | None = 1, around: bool = True) -> list[list[int]]:
+        """The token ids of each text; a tensor of token ids is used as it is.
+
+        Args:
+            texts: see `Texts`.
+            num_texts: see `Task`.
+            around: whether to add the special tokens around a text.
+
+        Raises:
+            ArgumentError: there is no text, or a token id is unknown, or the model has no tokenizer for texts.
+        """
+        if isinstance(texts, Tensor):
+            require_token_ids("texts", texts, self.network.vocab_size)
+            return texts.tolist()
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, Sequence) or not texts or not all(is_row(text, num_texts) for text in texts):
+            kinds = {1: "a text, a list of texts", 2: "a list of pairs of texts, (first, second)"}
+            kind = kinds.get(num_texts or 0, "a text, a list of texts or of (first, second)")
+            works = {"texts": [tuple(SOME_TEXTS)] if num_texts == 2 else SOME_TEXTS}
+            raise ArgumentError("texts", texts, f"must be {kind}, or token ids of shape (batch, seq)", works)
+        return self.tokenizer.read(texts, around)
+
+    def padded(
+        self, rows: Sequence[Sequence[int]], padding: int, argument: str = "texts"
+    ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+        """Token ids on the network's device, padded on the right, and the number of tokens of each row.
+
+        Args:
+            rows: the token ids of each row.
+            padding: what follows them.
+            argument: the argument that holds the rows.
+
+        Raises:
+            ArgumentError: a row is empty, or longer than the model's context.
+        """
+        for index, row in enumerate(rows):
+            if not 0 < len(row) <= self.network.max_seq_len:
+                limit = f"must be 1 to {self.network.max_seq_len:,} tokens, including the special tokens around a text"
+                raise ArgumentError(f"len({argument}[{index}])", len(row), limit)
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, padding)
+        return ids.to(self.device), torch.tensor([len(row) for row in rows], device=self.device)
+
+
+def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
+    """Refuse a tensor that does not hold sequences of token ids.
+
+    Raises:
+        ArgumentError: it has another shape or dtype, or an id is not in the vocabulary.
+    """
+    if ids.ndim != 2 or len(ids) == 0:
+        raise ArgumentError(f"{argument}.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
+    if ids.is_floating_point() or ids.is_complex():
+        raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
+    for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
+        raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
+
+
+def is_row(text: object, num_texts: int | None) -> bool:
+    """Whether something is a text, or a pair of texts as a tuple, and has as many texts as a row; see `Task`."""
+    texts = (text,) if isinstance(text, str) else text if isinstance(text, tuple) and len(text) == 2 else ()
+    return bool(texts) and num_texts in (None, len(texts)) and all(isinstance(one, str) for one in texts)
