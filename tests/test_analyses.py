@@ -4,16 +4,21 @@ import csv
 import json
 import runpy
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.core.global_hydra import GlobalHydra
 from matplotlib.image import imread
 from programs import ROOT, SMALL, Program
 from wandb_file import read_history
 
+import tinyformer
+from tinyformer.analysis import HeadAblation
+from tinyformer.app.errors import ConfigError
 from tinyformer.checkpoint import load_checkpoint
 
 ANALYSES = ("heads", "importance", "prune", "residual", "gradients", "maps")
@@ -166,6 +171,34 @@ def test_an_analysis(program: Program, checkpoint_of: Checkpoints, sharing: str,
     for name in PICTURES.get(analysis, [analysis]):
         assert min(imread(f"evaluated/{name}.png").shape[:2]) > 100
     CHECKS[analysis](program, checkpoint, sharing, results)
+
+
+@pytest.mark.slow
+def test_python_finds_what_the_command_line_writes(program: Program, checkpoint_of: Checkpoints) -> None:
+    checkpoint = checkpoint_of("attention=gqa")
+    model, data = tinyformer.load(checkpoint), [own_data(checkpoint)]
+    for analysis, options in (("heads", ["analysis.mode=resample"]), ("gradients", []), ("prune", []), ("maps", [])):
+        evaluate(program, checkpoint, f"analysis={analysis}", *options)
+        written = {path.name: path.read_bytes() for path in Path("evaluated").glob("*.[ph][nt][gm]*")}
+        state = torch.get_rng_state()
+        found = model.analyse(analysis, [*options, *data], folder="python")
+        assert torch.equal(torch.get_rng_state(), state)
+        assert written == {name: Path("python", name).read_bytes() for name in written}
+        for name, (columns, rows) in found.tables.items():
+            assert [[*row.values()] for row in table(name)] == [list(map(str, row)) for row in rows]
+            assert [*table(name)[0]] == columns
+        shutil.rmtree("python")
+        shutil.rmtree("evaluated")
+    evaluated = HeadAblation("resample")(model.sample(32, data))
+    assert evaluated.tables == model.analyse(HeadAblation("resample"), data).tables
+    columns, rows = model.analyse("heads", data).tables["ablation"]
+    with model.ablated([(0, 1)]):  # the model as it is
+        loss = model.analyse("heads", data).scalars["analysis/loss"]
+    assert loss == pytest.approx(rows[1][columns.index("loss")], abs=1e-5)
+    with pytest.raises(ConfigError, match=r"^analysis\.mode=x: must be one of zero, mean, resample\.$"):
+        model.analyse("heads", ["analysis.mode=x", *data])
+    with pytest.raises(ConfigError, match=r"a checkpoint's paths are not followed; add data\.files="):
+        HeadAblation()(model)
 
 
 def test_relations_between_words(program: Program, checkpoint_of: Checkpoints) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from tinyformer.app.admission import admit_config
 from tinyformer.app.checks import check_types
@@ -74,21 +74,10 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
     if isinstance(network, EncoderDecoder) and tokenizer is None and task.special_tokens.eos is None:
         reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
         raise ArgumentError("checkpoint", str(checkpoint), reason)
-    if isinstance(task, SpanExtraction):
-        for name, value in _stored_windows(config, checkpoint).items():
+    for name in ("max_question_length", "stride") if has_spans else ():  # as the run cut contexts into windows
+        if (value := OmegaConf.select(config, f"data.{name}")) is not None:
+            if not is_positive(value):
+                reason = f"its data.{name}={value!r:.60} is no positive integer"
+                raise ArgumentError("checkpoint", str(checkpoint), reason)
             setattr(task, name, value)
     return Model(network, tokenizer, task, Origin(stored.path, stored.step, trusted))
-
-
-def _stored_windows(config: DictConfig, checkpoint: str | Path) -> dict[str, int]:
-    """How the run of a checkpoint cut contexts into windows: attributes of `SpanExtraction`.
-
-    Raises:
-        ArgumentError: a value of the file is no positive integer.
-    """
-    names = [name for name in ("max_question_length", "stride") if OmegaConf.select(config, f"data.{name}") is not None]
-    found = {name: OmegaConf.select(config, f"data.{name}") for name in names}
-    for name, value in found.items():
-        if not is_positive(value):
-            raise ArgumentError("checkpoint", str(checkpoint), f"its data.{name}={value!r:.60} is no positive integer")
-    return found

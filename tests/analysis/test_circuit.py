@@ -18,8 +18,7 @@ from tinyformer.analysis import (
     measure_layers,
     repeated_tokens,
 )
-from tinyformer.analysis.ablation import MODES, losses_without
-from tinyformer.analysis.pruning import gated
+from tinyformer.analysis.ablation import MODES, gated, losses_without
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import DifferentialAttention
 

@@ -14,10 +14,9 @@ from analysis.atlas_pages import stored
 from analysis.pair_subjects import ADDRESSES, EOS, LENGTHS, loud_encoder_decoder, pair_subject
 from analysis.subjects import TOKENIZER, columns_of
 from tinyformer.analysis import HeadAblation, HeadImportance, HeadMaps, HeadPruning, ResidualSurgery, pairs_of
-from tinyformer.analysis.ablation import losses_without
+from tinyformer.analysis.ablation import gated, losses_without
 from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.pair_probe import capture_pair, measure_pairs
-from tinyformer.analysis.pruning import gated
 from tinyformer.analysis.residual import distance_to_rank_one, token_cosine
 from tinyformer.batch import IGNORED
 from tinyformer.beam_search import Beam, beam_search

@@ -1,7 +1,7 @@
 """Head ablation: the change of the loss without a head."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -25,7 +25,7 @@ from tinyformer.analysis.subject import (
 )
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.nn import BaseAttention
+from tinyformer.nn import BaseAttention, Network
 
 Result = TypeVar("Result")
 
@@ -63,6 +63,26 @@ def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement
         yield
     finally:
         gate.factors, gate.replacement = before
+
+
+@contextmanager
+def gated(
+    network: Network,
+    heads: Sequence[tuple[int, int]],
+    replacement_of: Callable[[int], Replacement | None] = lambda layer: None,
+) -> Iterator[None]:
+    """Ablate some of `head_pairs` inside the block.
+
+    Args:
+        network: the model.
+        heads: for each ablated head, the index of its layer and its index within the layer.
+        replacement_of: makes the replacement in a layer, given its index; None for zero, the default.
+    """
+    with ExitStack() as stack:
+        for index, layer in enumerate(network.attentions()):
+            if of_layer := [head for at, head in heads if at == index]:
+                stack.enter_context(ablated(layer, of_layer, replacement_of(index)))
+        yield
 
 
 Outputs: TypeAlias = tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Tensor, "batch seq"]]

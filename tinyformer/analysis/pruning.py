@@ -5,15 +5,15 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from tinyformer.analysis.ablation import Replacement, ablated, head_changes
+from tinyformer.analysis.ablation import gated, head_changes
 from tinyformer.analysis.charts import lines
 from tinyformer.analysis.importance import head_importance
 from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads
@@ -209,25 +209,6 @@ def _at_random_line(baselines: Mapping[str, Mapping[int, float]], num_pruned: in
     """The line of the summary on random orders, if there are any."""
     losses = ", ".join(f"{curve[num_pruned]:.4f}" for curve in baselines.values())
     return {"  at random": f"{losses} with as many heads pruned in random orders"} if losses else {}
-
-
-@contextmanager
-def gated(
-    network: Network,
-    heads: Sequence[tuple[int, int]],
-    replacement_of: Callable[[int], Replacement | None] = lambda layer: None,
-) -> Iterator[None]:
-    """Ablate some of `head_pairs` inside the block.
-
-    Args:
-        network: the model.
-        heads: for each ablated head, the index of its layer and its index within the layer.
-        replacement_of: makes the replacement in a layer, given its index; None for zero, the default.
-    """
-    with ExitStack() as stack:
-        for index, layer in enumerate(network.attentions()):
-            stack.enter_context(ablated(layer, [head for at, head in heads if at == index], replacement_of(index)))
-        yield
 
 
 def _own_part(layers: Sequence[BaseAttention]) -> tuple[str, nn.Module]:

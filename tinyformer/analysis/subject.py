@@ -35,23 +35,14 @@ class Trained(Protocol):
     """A trained model to analyse, such as `tinyformer.Model`."""
 
     @property
-    def network(self) -> Network:
-        """The model, in evaluation mode."""
-        ...
-
+    def network(self) -> Network: ...
     @property
-    def task(self) -> Task:
-        """The task that it was trained for."""
-        ...
-
+    def task(self) -> Task: ...
     @property
-    def tokenizer(self) -> TextTokenizer:
-        """Its tokenizer."""
-        ...
+    def tokenizer(self) -> TextTokenizer: ...
 
     def sample(self, num_windows: int) -> "Subject":
         """The model with a random sample of data, of at most as many windows, examples or pairs."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -255,7 +246,6 @@ class Analysis(Protocol):
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         """Analyse a model; files are written to the folder."""
-        ...
 
 
 def head_pairs(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:

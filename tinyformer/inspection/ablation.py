@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tinyformer.analysis import Subject
-from tinyformer.analysis.ablation import MODES, Outputs, Replacement, ablated, outputs_by_head, resampled_positions
+from tinyformer.analysis.ablation import MODES, Outputs, Replacement, gated, outputs_by_head, resampled_positions
 from tinyformer.analysis.capture import running_hooks
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import Network
@@ -32,7 +32,7 @@ def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterato
         ArgumentError: there is no such head or mode, or no batch.
     """
     require_choice("mode", mode, MODES)
-    network, by_layer = subject.network, _by_layer(subject.network, heads)
+    network, pairs = subject.network, _pairs_of(subject.network, heads)
     if mode != "zero" and not subject.batches:
         reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"
         raise ArgumentError("texts", None, reason, {"texts": ["A text", "and another"]})
@@ -43,8 +43,7 @@ def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterato
             replacement_of = MODES[mode](subject)
             replacements = [replacement_of(index, cast(Any, None)) for index in range(len(network.attentions()))]
         blocks.enter_context(running_hooks(network))  # or each set of heads would be compiled
-        for index, of_layer in by_layer.items():
-            blocks.enter_context(ablated(network.attentions()[index], of_layer, replacements[index]))
+        blocks.enter_context(gated(network, pairs, replacements.__getitem__))
         yield
 
 
@@ -86,10 +85,10 @@ def _resampling(subject: Subject) -> Iterator[list[Replacement]]:
             hook.remove()
 
 
-def _by_layer(network: Network, heads: Sequence[Head]) -> dict[int, list[int]]:
-    """The indices of heads within their layers, by the index of the layer in `Network.attentions`."""
+def _pairs_of(network: Network, heads: Sequence[Head]) -> list[tuple[int, int]]:
+    """The index of each head's layer in `Network.attentions`, and its own within the layer."""
     layers, addresses = network.attentions(), network.layer_addresses()
-    found: dict[int, list[int]] = {}
+    pairs = []
     if not isinstance(heads, Sequence):
         raise ArgumentError("heads", heads, "must be a list of heads", {"heads": [(*addresses[0], 0)]})
     for entry in heads:
@@ -102,5 +101,5 @@ def _by_layer(network: Network, heads: Sequence[Head]) -> dict[int, list[int]]:
             kind = next((kind for kind in kinds if kind in head), kinds[0]) if kinds else None
             of_kind = [layer for own, layer in zip(addresses, layers, strict=True) if kind in (None, own[0])]
             raise not_a_head("heads", list(head), len(of_kind), of_kind[-1].num_heads, kind)
-        found.setdefault(index, []).append(layers[index].head_map.ids.index(cast(int, number)))
-    return found
+        pairs.append((index, layers[index].head_map.ids.index(cast(int, number))))
+    return pairs

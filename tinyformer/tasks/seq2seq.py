@@ -1,6 +1,6 @@
 """From one sequence to another: translation and summarisation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -141,18 +141,21 @@ class Seq2Seq(TokenTask):
         Raises:
             ArgumentError: a setting is out of range, or there is no tokenizer.
         """
-        network, tokenizer = cast(EncoderDecoder, reader.network), reader.own_tokenizer
+        tokenizer = reader.own_tokenizer
         if tokenizer is None:
             raise ArgumentError("prompts", "…", "the model has no tokenizer; generate_ids takes token ids")
         settings: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
         beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
-        tokens, outputs = self.special_tokens.around(tokenizer), []
-        for ids in tokenizer.read([prompts] if isinstance(prompts, str) else prompts, around=False):
-            source = torch.tensor([tokens.source(ids, network.max_seq_len)], device=reader.device)
-            lengths = torch.tensor([source.shape[1]], device=reader.device)
-            (target,) = beam_search(network, source, lengths, tokens, beam)
-            outputs.append(tokenizer.decode(target))
-        return outputs
+        texts, tokens = [prompts] if isinstance(prompts, str) else prompts, self.special_tokens.around(tokenizer)
+        sources = [tokens.source(ids, reader.network.max_seq_len) for ids in tokenizer.read(texts, around=False)]
+        return list(map(tokenizer.decode, self._decoded(reader, sources, beam)))
+
+    def _decoded(self, reader: TextReader, sources: Sequence[Sequence[int]], beam: Beam) -> Iterator[list[int]]:
+        """The token ids of the target of each source, without those that begin and end it."""
+        tokens, network = self.special_tokens.around(reader.own_tokenizer), cast(EncoderDecoder, reader.network)
+        for ids in sources:
+            source, length = (torch.tensor(each, device=reader.device) for each in ([ids], [len(ids)]))
+            yield from beam_search(network, source, length, tokens, beam)
 
     def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
         """The token ids of sources, with those that begin and end them, see `Task.tokenize`."""
@@ -171,12 +174,11 @@ class Seq2Seq(TokenTask):
             ArgumentError: there is not one target for each source, one is too long, or see `tokenize`.
         """
         source, lengths = self.tokenize(reader, texts)
-        tokens, network = self.special_tokens.around(reader.own_tokenizer), cast(EncoderDecoder, reader.network)
+        tokens = self.special_tokens.around(reader.own_tokenizer)
         if targets is None:
-            room = network.max_seq_len - len(tokens.inputs([]))
-            sources = ((row[None, :length], length.view(1)) for row, length in zip(source, lengths, strict=True))
-            decoded = (beam_search(network, *each, tokens, self.beam) for each in sources)
-            outputs = [target[:room] for (target,) in decoded]
+            room = reader.network.max_seq_len - len(tokens.inputs([]))
+            sources = [row[:length].tolist() for row, length in zip(source, lengths, strict=True)]
+            outputs = [target[:room] for target in self._decoded(reader, sources, self.beam)]
         else:
             outputs = _target_ids(reader, targets)
         if len(outputs) != len(source):
