@@ -56,7 +56,7 @@ def test_ablating_a_head_equals_zeroing_its_part_of_the_output_projection(backen
     base = subject.losses().mean
     for index, layer in enumerate(network.attentions()):
         for head in range(4):
-            (found,) = losses_without(subject, [(index, [head])])
+            (found,) = losses_without(subject, [[(index, head)]])
             weight = layer.o_proj.weight.detach().clone()
             with torch.no_grad():
                 layer.o_proj.weight[:, 8 * head : 8 * head + 8] = 0
@@ -80,7 +80,7 @@ def test_the_mode_chooses_what_replaces_a_head(mode):
     hook = change_inputs(layer.o_proj, replaced)
     expected = subject.losses()
     hook.remove()
-    (found,) = losses_without(subject, [(1, [2])], mode)
+    (found,) = losses_without(subject, [[(1, 2)]], mode)
     torch.testing.assert_close(found.nats, expected.nats, rtol=1e-5, atol=1e-5)
     assert abs(found.mean - subject.losses().mean) > 1e-3
     # The findings are those of the mode.
@@ -100,7 +100,7 @@ def test_findings_of_heads_and_groups(num_kv_heads):
     kv_head = {4: (0, 1, 2, 0, 1, 2, 3), 2: (0, 1, 1, 0, 0, 1, 1), 1: (0,) * 7}
     assert table["kv_head"] == kv_head[num_kv_heads]
     assert table["change"] == pytest.approx(head_changes(subject))
-    expected = [losses.change_from(base, 200) for losses in losses_without(subject, [(0, [1]), (1, [3])])]
+    expected = [losses.change_from(base, 200) for losses in losses_without(subject, [[(0, 1)], [(1, 3)]])]
     assert (table["low"][1], table["high"][6]) == (expected[0].low, expected[1].high)
     assert [a - b for a, b in zip(table["loss"], table["change"], strict=True)] == pytest.approx([base.mean] * 7)
     assert found.scalars == {"analysis/loss": base.mean}
@@ -111,5 +111,5 @@ def test_findings_of_heads_and_groups(num_kv_heads):
     if groups:
         shared = columns_of(found.tables["kv_groups"])
         assert shared["heads"] == groups
-        (last,) = losses_without(subject, [(1, [int(head) for head in groups[-1].split()])])
+        (last,) = losses_without(subject, [[(1, int(head)) for head in groups[-1].split()]])
         assert shared["change"][-1] == pytest.approx(last.mean - base.mean)

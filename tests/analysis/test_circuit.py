@@ -77,7 +77,7 @@ def test_heads_are_replaced_as_in_an_ablation_of_a_layer(tmp_path, mode):
     of_heads = columns_of(HeadCircuit({"self": 1e-6})(subject, tmp_path).tables["circuit_heads"])["self"]
     best = max(range(8), key=of_heads.__getitem__)
     found = HeadCircuit({"self": of_heads[best]}, mode=mode)(subject, tmp_path)
-    (expected,) = losses_without(subject, [(best // 4, [best % 4])], mode)
+    (expected,) = losses_without(subject, [[(best // 4, best % 4)]], mode)
     assert found.scalars["analysis/without_circuit/loss"] == pytest.approx(expected.mean, rel=1e-5)
 
 

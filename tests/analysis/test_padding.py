@@ -106,7 +106,7 @@ def test_mean_outputs_are_over_tokens(make):
 def test_resampled_outputs_are_those_of_tokens_of_the_row_before(make):
     subject = make()
     for index, layer in enumerate(subject.layers):
-        (found,) = losses_without(subject, [(index, [1])], "resample")
+        (found,) = losses_without(subject, [[(index, 1)]], "resample")
         expected = []
         for batch in subject.batches:
             rows = list(alone(batch))

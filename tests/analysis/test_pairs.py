@@ -81,7 +81,7 @@ def test_groups_that_share_keys_and_values():
     subject = pair_subject(loud_encoder_decoder(num_kv_heads=2))
     table = columns_of(HeadAblation(num_resamples=2)(subject, Path()).tables["kv_groups"])
     assert (table["kind"][-1], table["layer"][-1], table["heads"][-2:]) == ("cross", 0, ("0 1", "2 3"))
-    (last,) = losses_without(subject, [(3, [2, 3])])
+    (last,) = losses_without(subject, [[(3, 2), (3, 3)]])
     assert table["loss"][-1] == pytest.approx(last.mean)
 
 

@@ -29,11 +29,14 @@ from tinyformer.nn import BaseAttention, Network
 
 Result = TypeVar("Result")
 
+Heads: TypeAlias = Sequence[tuple[int, int]]
+"""Some of `head_pairs`: the index of each head's layer, and its index within the layer."""
+
 Replacement: TypeAlias = Callable[[Tensor], Tensor]
 """Maps the outputs of a layer's heads, `batch heads seq v_head_dim`, to a replacement that broadcasts to them."""
 
-ReplacementOf: TypeAlias = Callable[[int, Batch], Replacement | None]
-"""Makes the replacement in a layer, given its index and a batch; None for zero."""
+ReplacementOf: TypeAlias = Callable[[Batch, int], Replacement | None]
+"""Makes the replacement for a batch in a layer, given its index; None for zero."""
 
 
 @contextmanager
@@ -68,16 +71,10 @@ def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement
 @contextmanager
 def gated(
     network: Network,
-    heads: Sequence[tuple[int, int]],
+    heads: Heads,
     replacement_of: Callable[[int], Replacement | None] = lambda layer: None,
 ) -> Iterator[None]:
-    """Ablate some of `head_pairs` inside the block.
-
-    Args:
-        network: the model.
-        heads: for each ablated head, the index of its layer and its index within the layer.
-        replacement_of: makes the replacement in a layer, given its index; None for zero, the default.
-    """
+    """Ablate heads inside the block, with a replacement by the index of the layer; None for zero."""
     with ExitStack() as stack:
         for index, layer in enumerate(network.attentions()):
             if of_layer := [head for at, head in heads if at == index]:
@@ -143,12 +140,12 @@ def resampled_positions(
 
 
 def _zero(subject: Subject) -> ReplacementOf:
-    return lambda layer, batch: None
+    return lambda batch, layer: None
 
 
 def _mean(subject: Subject) -> ReplacementOf:
     means = mean_outputs(subject)
-    return lambda layer, batch: lambda heads: means[layer].to(heads.dtype)
+    return lambda batch, layer: lambda heads: means[layer].to(heads.dtype)
 
 
 def _resample(subject: Subject) -> ReplacementOf:
@@ -157,7 +154,7 @@ def _resample(subject: Subject) -> ReplacementOf:
         reason = f"needs at least two {row}s in every batch, since the output of another {row} replaces the head's"
         raise ArgumentError("mode", "resample", reason, {"mode": "mean"})
 
-    def replacement_of(layer: int, batch: Batch) -> Replacement:
+    def replacement_of(batch: Batch, layer: int) -> Replacement:
         is_token = queries_by_kind(batch)[subject.kinds[layer]]
         positions = resampled_positions(is_token.sum(dim=1).roll(1), is_token.shape[1])[:, None, :, None]
         return lambda heads: heads.roll(1, dims=0).take_along_dim(positions, dim=2)
@@ -173,28 +170,20 @@ MODES: dict[str, Callable[[Subject], ReplacementOf]] = {
 """By name, what replaces the output of an ablated head."""
 
 
-def losses_without(
-    subject: Subject, head_sets: Sequence[tuple[int, Sequence[int]]], mode: str = "zero"
-) -> list[Losses]:
-    """The losses after ablating each set of heads separately.
-
-    Args:
-        subject: the model and its data.
-        head_sets: for each set, the index of a layer and the indices of heads within it.
-        mode: a name in `MODES`.
-    """
+def losses_without(subject: Subject, head_sets: Sequence[Heads], mode: str = "zero") -> list[Losses]:
+    """The losses after ablating each set of heads separately, with a mode of `MODES`."""
     replacement_of = MODES[mode](subject)
 
-    def without(index: int, heads: Sequence[int], batch: Batch) -> AbstractContextManager[None]:
-        return ablated(subject.layers[index], heads, replacement_of(index, batch))
+    def without(heads: Heads, batch: Batch) -> AbstractContextManager[None]:
+        return gated(subject.network, heads, partial(replacement_of, batch))
 
-    return [subject.losses_within(partial(without, index, heads)) for index, heads in head_sets]
+    return [subject.losses_within(partial(without, heads)) for heads in head_sets]
 
 
 def head_changes(subject: Subject) -> list[float]:
     """The increase of the loss after zero ablation of each of `head_pairs`, in nats per target."""
     base = subject.losses().mean
-    return [losses.mean - base for losses in losses_without(subject, _single_heads(head_pairs(subject.layers)))]
+    return [losses.mean - base for losses in losses_without(subject, [[pair] for pair in head_pairs(subject.layers)])]
 
 
 class HeadAblation:
@@ -228,7 +217,7 @@ class HeadAblation:
         subject = model.sample(self.num_windows)
         layers, living, base = subject.layers, living_heads(subject.layers), subject.losses()
         changes = dict.fromkeys(head_pairs(layers), Change(0.0, 0.0, 0.0))
-        changes |= zip(living, self._changes(subject, base, _single_heads(living)), strict=True)
+        changes |= zip(living, self._changes(subject, base, [[pair] for pair in living]), strict=True)
         unit, ranked = subject.task.unit, sorted(living, key=lambda pair: -changes[pair].mean)
         findings = Findings(
             scalars={"analysis/loss": base.mean},
@@ -257,33 +246,29 @@ class HeadAblation:
             },
         )
         # A head that does not share its K/V head is in the table of heads already.
-        groups = [(index, group) for index, layer in enumerate(layers) for group in kv_groups(layer) if len(group) > 1]
+        groups = [group for index, layer in enumerate(layers) for group in kv_groups(index, layer) if len(group) > 1]
         if groups:
             findings.tables["kv_groups"] = (
                 [*subject.address_columns, "heads", *CHANGE_COLUMNS],
                 [
                     [
-                        *subject.addresses[index],
-                        " ".join(str(layers[index].head_map.ids[head]) for head in group),
+                        *subject.addresses[group[0][0]],
+                        " ".join(str(subject.head_address(*pair)[-1]) for pair in group),
                         *change.row(base),
                     ]
-                    for (index, group), change in zip(groups, self._changes(subject, base, groups), strict=True)
+                    for group, change in zip(groups, self._changes(subject, base, groups), strict=True)
                 ],
             )
         return findings
 
-    def _changes(self, subject: Subject, base: Losses, head_sets: Sequence[tuple[int, Sequence[int]]]) -> list[Change]:
+    def _changes(self, subject: Subject, base: Losses, head_sets: Sequence[Heads]) -> list[Change]:
         losses = losses_without(subject, head_sets, self.mode)
         return [after.change_from(base, self.num_resamples) for after in losses]
 
 
-def kv_groups(layer: BaseAttention) -> list[list[int]]:
-    """The query heads that share each K/V head and are not ablated, as indices within the layer."""
-    groups: list[list[int]] = [[] for _ in range(layer.num_kv_heads)]
+def kv_groups(index: int, layer: BaseAttention) -> list[list[tuple[int, int]]]:
+    """The query heads of a layer that share each K/V head and are not ablated; `index` is the layer's."""
+    groups: list[list[tuple[int, int]]] = [[] for _ in range(layer.num_kv_heads)]
     for head, (kv_head, is_ablated) in enumerate(zip(layer.head_map.kv_heads, layer.ablated(), strict=True)):
-        groups[kv_head] += [] if is_ablated else [head]
+        groups[kv_head] += [] if is_ablated else [(index, head)]
     return groups
-
-
-def _single_heads(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
-    return [(index, [head]) for index, head in pairs]

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from tinyformer.analysis.ablation import MODES, ReplacementOf, gated
+from tinyformer.analysis.ablation import MODES, Heads, ReplacementOf, gated
 from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
 from tinyformer.analysis.probe import capture_weights
 from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads
@@ -19,9 +20,6 @@ from tinyformer.tasks.language import TokenTask
 
 THRESHOLDS = {"induction": 0.4, "previous_token": 0.5}
 """By measure, the threshold from which telemetry labels a head by default."""
-
-Heads = list[tuple[int, int]]
-"""Heads as pairs of a layer's index and a head's index, see `living_heads`."""
 
 
 class HeadCircuit:
@@ -177,8 +175,8 @@ def _scores(subject: Subject, removed: Heads, replacement_of: ReplacementOf) -> 
     """The loss in nats per target, and the accuracy, with some heads ablated."""
     sums: dict[str, Tensor] = {}
     for batch in subject.batches:
-        replacements = [replacement_of(index, batch) for index in range(len(subject.layers))]
-        with torch.no_grad(), subject.precision(), gated(subject.network, removed, replacements.__getitem__):
+        ablation = gated(subject.network, removed, partial(replacement_of, batch))
+        with torch.no_grad(), subject.precision(), ablation:
             scored = subject.task.score(subject.network, batch)
         sums = {name: sums.get(name, 0.0) + score.cpu() for name, score in scored.items()}
     return float(sums["nats"] / sums["tokens"]), float(sums["top1"] / sums["tokens"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -14,6 +15,7 @@ from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import Network
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.heads import KINDS, not_a_head, plain_address
+from tinyformer.tasks.reading import SOME_TEXTS
 
 Head: TypeAlias = Sequence[int | str]
 """The address of a head: (layer, head), or (kind, layer, head) in an encoder–decoder."""
@@ -35,15 +37,14 @@ def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterato
     network, pairs = subject.network, _pairs_of(subject.network, heads)
     if mode != "zero" and not subject.batches:
         reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"
-        raise ArgumentError("texts", None, reason, {"texts": ["A text", "and another"]})
+        raise ArgumentError("texts", None, reason, {"texts": SOME_TEXTS})
     with ExitStack() as blocks:
         if mode == "resample":
-            replacements: Any = blocks.enter_context(_resampling(subject))
+            replacement_of: Any = blocks.enter_context(_resampling(subject)).__getitem__
         else:
-            replacement_of = MODES[mode](subject)
-            replacements = [replacement_of(index, cast(Any, None)) for index in range(len(network.attentions()))]
+            replacement_of = partial(MODES[mode](subject), cast(Any, None))  # the others are the same for any batch
         blocks.enter_context(running_hooks(network))  # or each set of heads would be compiled
-        blocks.enter_context(gated(network, pairs, replacements.__getitem__))
+        blocks.enter_context(gated(network, pairs, replacement_of))
         yield
 
 
