@@ -51,6 +51,7 @@ MISTAKES = [
         lambda: model().generate(3),
         "prompts=3: must be a text, or a list of texts; prompts=['A text', 'and another'] works.",
     ),
+    (lambda: translator().generate(3), "prompts=3: must be a text, or a list of texts; prompts=['A text'"),
     (lambda: model().generate(["a", None]), "prompts=['a', None]: must be a text, or a list of texts"),
     (lambda: model().generate("a", num_tokens=None), "num_tokens=None: must be an integer; num_tokens=200 works."),
     (lambda: model().generate("a", seed="x"), "seed='x': must be an integer; seed=0 works."),

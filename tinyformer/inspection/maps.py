@@ -21,14 +21,9 @@ from tinyformer.tasks import Task
 def maps_of_batch(
     network: Network, task: Task, tokenizer: TextTokenizer | None, batch: Batch, model: str = ""
 ) -> list[TextMaps]:
-    """The attention maps of each row of a batch, in evaluation mode, as if it were alone.
+    """The attention maps of each row of a batch, in evaluation mode; without a tokenizer, a token is shown by its id.
 
-    Args:
-        network: the model.
-        task: its task, which makes the mask.
-        tokenizer: its tokenizer; None: a token is shown by its id.
-        batch: texts, or sources and targets, on the network's device.
-        model: what the model is called in titles.
+    Those of a source and its target are of each kind of attention. `model` is what the model is called in titles.
     """
 
     def axis(ids: Int[Tensor, "1 seq"]) -> TokenAxis:

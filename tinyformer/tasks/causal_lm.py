@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TokenSplit
-from tinyformer.errors import ArgumentError, require_numbers
+from tinyformer.errors import require_numbers
 from tinyformer.generation import Sampling, generate
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts
+from tinyformer.tasks.reading import TextReader, Texts, texts_of
 
 
 class CausalLM(TokenTask):
@@ -62,9 +62,7 @@ class CausalLM(TokenTask):
         require_numbers(int, {"num_tokens": 200, "seed": 0, "top_k": 20}, **integers)
         numbers = {"temperature": temperature} | ({} if top_p is None else {"top_p": top_p})
         require_numbers(float, {"temperature": 0.8, "top_p": 0.9}, **numbers)
-        prompts = [prompts] if isinstance(prompts, str) else prompts
-        if not isinstance(prompts, Sequence) or not all(isinstance(prompt, str) for prompt in prompts):
-            raise ArgumentError("prompts", prompts, "must be a text, or a list of texts", {"prompts": SOME_TEXTS})
+        prompts = texts_of("prompts", prompts)
         rows = tokenizer.read(prompts) if prompts else []
         sampling = Sampling(temperature, top_k, top_p, tokenizer.missing_ids(network.vocab_size))
         new = generate(network, rows, num_tokens, sampling, seed, stop_token=tokenizer.eos_id)

@@ -75,15 +75,13 @@ class MaskedLM(TokenTask):
         special = torch.tensor(sorted(tokenizer.special_ids if tokenizer else []), device=reader.device)
         return {**batch, "targets": batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)}
 
-    def nats_of_texts(
-        self, network: Network, batch: Batch, mask_id: int | None = None
-    ) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
+    def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
         """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`: each of its `targets` masked in turn."""
-        if mask_id is None:
+        if (mask_id := getattr(reader.own_tokenizer, "mask_id", None)) is None:
             raise ArgumentError("tokenizer", None, "has no mask token")
         nats, places = [], [(row != IGNORED).nonzero()[:, 0] for row in batch["targets"]]
         for row, length, masked in zip(batch["inputs"], batch["lengths"].tolist(), places, strict=True):
-            nats.append(pseudo_nats(network, row[:length], masked, mask_id).sum())
+            nats.append(pseudo_nats(reader.network, row[:length], masked, mask_id).sum())
         return torch.stack(nats), torch.tensor(list(map(len, places))).to(nats[0].device)
 
     def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:

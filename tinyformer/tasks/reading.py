@@ -47,12 +47,9 @@ class TextReader(NamedTuple):
         return next(self.network.parameters()).device
 
     def rows_of(self, texts: Any, num_texts: int | None = 1, around: bool = True) -> list[list[int]]:
-        """The token ids of each text; a tensor of token ids is used as it is.
+        """The token ids of each text, or of each row of `num_texts`, see `Task`; a tensor of ids is used as it is.
 
-        Args:
-            texts: see `Texts`.
-            num_texts: see `Task`.
-            around: whether to add the special tokens around a text.
+        With `around`, they begin and end with the special tokens around a text.
 
         Raises:
             ArgumentError: there is no text, or a token id is unknown, or the model has no tokenizer for texts.
@@ -71,12 +68,7 @@ class TextReader(NamedTuple):
     def padded(
         self, rows: Sequence[Sequence[int]], padding: int, argument: str = "texts"
     ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """Token ids on the network's device, padded on the right, and the number of tokens of each row.
-
-        Args:
-            rows: the token ids of each row.
-            padding: what follows them.
-            argument: the argument that holds the rows.
+        """Rows of token ids on the network's device, with padding on the right, and the length of each row.
 
         Raises:
             ArgumentError: a row is empty, or longer than the model's context.
@@ -101,6 +93,18 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
         raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
     for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
         raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
+
+
+def texts_of(argument: str, value: Any) -> list[str]:
+    """One text, or several, as a list.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(argument, value, "must be a text, or a list of texts", {argument: SOME_TEXTS})
+    return list(texts)
 
 
 def is_row(text: object, num_texts: int | None) -> bool:

@@ -15,7 +15,7 @@ from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids, texts_of
 from tinyformer.tasks.text_metrics import text_metrics
 
 Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
@@ -146,7 +146,7 @@ class Seq2Seq(TokenTask):
             raise ArgumentError("prompts", "…", "the model has no tokenizer; generate_ids takes token ids")
         settings: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
         beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
-        texts, tokens = [prompts] if isinstance(prompts, str) else prompts, self.special_tokens.around(tokenizer)
+        texts, tokens = texts_of("prompts", prompts), self.special_tokens.around(tokenizer)
         sources = [tokens.source(ids, reader.network.max_seq_len) for ids in tokenizer.read(texts, around=False)]
         return list(map(tokenizer.decode, self._decoded(reader, sources, beam)))
 

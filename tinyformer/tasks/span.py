@@ -14,9 +14,9 @@ from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, t
 from tinyformer.data.files import SURROGATE
 from tinyformer.data.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import AttentionMask, Network
+from tinyformer.nn import AttentionMask
 from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
-from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, texts_of
 from tinyformer.tasks.task import Task
 
 NUM_WINDOWS = 32
@@ -116,11 +116,9 @@ class SpanExtraction(Task):
         answers = [] if answers is None else answers
         return _batch_of(self.ask(reader, texts, contexts, answers), reader.device)
 
-    def nats_of_texts(
-        self, network: Network, batch: Batch, mask_id: int | None = None
-    ) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
+    def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
         """The sums over the windows of each question's context."""
-        nats, targets = self.nats(network, batch)
+        nats, targets = self.nats(reader.network, batch)
         sums = nats.new_zeros(2, int(batch["rows"].max()) + 1)
         sums.index_add_(1, batch["rows"], torch.stack([nats, targets.to(nats.dtype)]))
         return sums[0], sums[1].to(targets.dtype)
@@ -134,16 +132,10 @@ class SpanExtraction(Task):
         stride: int | None = None,
         argument: str = "texts",
     ) -> QuestionSplit:
-        """Questions and their contexts, cut into windows as the model reads them.
+        """Questions and the context of each, or one for all, cut into windows as the model reads them.
 
-        Args:
-            reader: the model and its tokenizer.
-            questions: the questions; long ones are truncated.
-            contexts: the context of each question, of any length, or one context for all questions.
-            answers: the answer to each question, whose first occurrence in the context counts; empty if there is none;
-                None where they are not needed.
-            stride: see `tinyformer.data.QuestionTexts.cut`; None for `stride` of the task.
-            argument: the name of the argument that holds the questions.
+        The first occurrence of an answer in its context counts; it is empty where the context has none. Answers
+        are needed only for a loss. `argument` is the name of the argument that holds the questions.
 
         Raises:
             ArgumentError: a text is empty or no text, there are not as many contexts or answers as questions, a context
@@ -364,18 +356,18 @@ def require_one_window(batch: Batch) -> None:
 
 
 def _texts(argument: str, value: Any) -> list[str]:
-    """One text or several.
+    """One text or several, see `texts_of`.
 
     Raises:
         ArgumentError: it is something else, or one of them is empty or cannot be encoded.
     """
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, Sequence) or not texts or not all(isinstance(one, str) and one.strip() for one in texts):
+    texts = texts_of(argument, value)
+    if not texts or not all(map(str.strip, texts)):
         reason = "must be a text, or a list of texts, none of them empty"
         raise ArgumentError(argument, value, reason, {argument: SOME_TEXTS})
     if any(map(SURROGATE.search, texts)):
         raise ArgumentError(argument, value, "holds half of a surrogate pair, which is no text")
-    return list(texts)
+    return texts
 
 
 def is_positive(value: Any) -> bool:

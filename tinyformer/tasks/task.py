@@ -85,17 +85,9 @@ class Task(ABC):
         """The texts that a user gives, as a batch with what the model is to predict; see `read`."""
         return self.read(reader, texts)
 
-    def nats_of_texts(
-        self, network: Network, batch: Batch, mask_id: int | None = None
-    ) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
-        """The negative log-likelihood of each text, and the number of targets that it sums over.
-
-        Args:
-            network: the model.
-            batch: the texts, as `read_scored` makes them.
-            mask_id: the id of the mask token, if there is one.
-        """
-        return self.nats(network, batch)
+    def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
+        """The negative log-likelihood of each text of `read_scored`, and the number of targets that it sums over."""
+        return self.nats(reader.network, batch)
 
     def generate(self, reader: TextReader, prompts: str | Sequence[str]) -> list[str]:
         """The texts that a model generates; each task that `generates` has settings of its own."""
