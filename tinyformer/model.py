@@ -1,11 +1,10 @@
 """A trained model in Python: it scores, answers and generates texts, and shows what its heads do."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -24,7 +23,7 @@ from tinyformer.inspection.forward import ForwardPass, Replacement, forward_pass
 from tinyformer.inspection.points import Points, points_of
 from tinyformer.nn import EncoderDecoder, Network
 from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
-from tinyformer.tasks.reading import TextReader, Texts, require_token_ids
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids
 from tinyformer.tasks.span import require_one_window
 
 Result = TypeVar("Result")
@@ -147,12 +146,8 @@ class Model:
     def attention(self, texts: Texts, *others: Any, **named: Any) -> "inspection.TextMaps | list[inspection.TextMaps]":
         """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
 
-        An encoder–decoder has them for a source and its target: `maps["cross", layer, head]`.
-
-        Args:
-            texts: a text; for several, or for token ids, the result is a list with the maps of each, without padding.
-            others: what the task reads beside them.
-            named: the same, by name.
+        An encoder–decoder has them for a source and its target: `maps["cross", layer, head]`. For several
+        texts, or for token ids, the result is a list with the maps of each, without padding.
 
         Raises:
             ArgumentError: a context does not fit into one window, or see `tokenize`.
@@ -196,10 +191,9 @@ class Model:
             self.network, lambda: self.task.forward(self.network, batch), lengths_of(batch), capture, replace
         )
 
-    @contextmanager
     def ablated(
         self, heads: Sequence[Head], mode: str = "zero", texts: Texts | None = None, *others: Any, **named: Any
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Ablate heads in all that the model computes inside the block.
 
             with model.ablated([(0, 1), (2, 3)], mode="mean", texts=texts):
@@ -223,8 +217,7 @@ class Model:
         """
         batches = [] if texts is None else [self._batch(texts, *others, **named)]
         subject = Subject(self.network, batches, self.task, cast(TextTokenizer, self._tokenizer))
-        with ablated_heads(subject, heads, mode):
-            yield
+        return ablated_heads(subject, heads, mode)
 
     @torch.no_grad()
     def loss(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, " batch"]:
@@ -236,20 +229,14 @@ class Model:
         it. A model for questions has the first and the last token of the answer, whose loss is the mean over both, and
         over the windows of its context; the answer is empty if there is none.
 
-        Args:
-            texts: the texts.
-            others: what the task reads and predicts beside them: labels, targets, or contexts and answers.
-            named: the same, by name.
-
         Raises:
             ArgumentError: a text has no target, one is missing or unknown, or see `tokenize`.
         """
         batch = self._reading(self.task.read_scored, texts, *others, **named)
-        nats, targets = self.task.nats_of_texts(self.network, batch, getattr(self._tokenizer, "mask_id", None))
+        nats, targets = self.task.nats_of_texts(self._reader, batch)
         for index in (targets == 0).nonzero().flatten().tolist():
             reason = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked"
-            works = {"texts": ["A text", "and another"]}
-            raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, works)
+            raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})
         return nats / targets
 
     def generate(self, prompts: str | Sequence[str], *others: Any, **settings: Any) -> list[str]:
@@ -360,15 +347,14 @@ class Model:
         with self._evaluation(overrides) as run:
             return subject_of(run, num_windows)
 
-    @contextmanager
-    def _evaluation(self, overrides: Sequence[str], folder: str | Path | None = None) -> Iterator[Evaluation]:
+    def _evaluation(
+        self, overrides: Sequence[str], folder: str | Path | None = None
+    ) -> AbstractContextManager[Evaluation]:
         """The evaluation of the model on the data of its run."""
         if self.origin is None:
             raise ArgumentError("origin", None, "the model was not loaded from a checkpoint, whose data are analysed")
-        with TemporaryDirectory() as unkept:
-            path, _, trusted = self.origin
-            with evaluation_in_python(path, self.network, overrides, Path(folder or unkept), trusted) as run:
-                yield run
+        path, _, trusted = self.origin
+        return evaluation_in_python(path, self.network, overrides, folder, trusted)
 
     def _task_of(self, kind: type[Result], reason: str) -> Result:
         """The task, which has to be of a class.

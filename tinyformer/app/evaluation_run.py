@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 from hydra.utils import instantiate
@@ -224,7 +225,7 @@ def subject_of(run: Evaluation, num_windows: int) -> Subject:
 
 @contextmanager
 def evaluation_in_python(
-    checkpoint: Path, network: Network, overrides: Sequence[str], folder: Path, trusted: Sequence[str] = ()
+    checkpoint: Path, network: Network, overrides: Sequence[str], folder: str | Path | None, trusted: Sequence[str]
 ) -> Iterator[Evaluation]:
     """The evaluation of a model in Python, which stays on its device and keeps what the caller has changed in it.
 
@@ -232,7 +233,7 @@ def evaluation_in_python(
         checkpoint: the file that it was loaded from.
         network: the model.
         overrides: the words of the command line of `tinyformer evaluate` beside the checkpoint.
-        folder: the folder of the evaluation.
+        folder: the folder of the evaluation; None for one that is not kept.
         trusted: further classes that the checkpoint may use.
 
     Raises:
@@ -240,12 +241,12 @@ def evaluation_in_python(
     """
     device = next(network.parameters()).device.type
     words = [f"checkpoint={hydra_value(str(checkpoint))}", f"trainer.accelerator={device}", *overrides]
-    with keep_hydra(), in_sentences("evaluate"), keep_process():
+    with TemporaryDirectory() as unkept, keep_hydra(), in_sentences("evaluate"), keep_process():
         import_matplotlib()
         loaded = offer_stored_run(words, trusted)
         config, invocation = compose_run("evaluate", words)
         with config_keys(config):
-            run = set_up(config, folder, invocation, loaded)
+            run = set_up(config, Path(folder or unkept), invocation, loaded)
             run.network = network
             with closing(run.loggers):
                 yield run
