@@ -12,9 +12,7 @@ from tinyformer.analysis import Subject
 from tinyformer.analysis.ablation import MODES, Outputs, Replacement, gated, outputs_by_head, resampled_positions
 from tinyformer.analysis.capture import running_hooks
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.nn import Network
 from tinyformer.nn.cache import Cache
-from tinyformer.nn.heads import KINDS, not_a_head, plain_address
 from tinyformer.tasks.reading import SOME_TEXTS
 
 Head: TypeAlias = Sequence[int | str]
@@ -34,7 +32,10 @@ def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterato
         ArgumentError: there is no such head or mode, or no batch.
     """
     require_choice("mode", mode, MODES)
-    network, pairs = subject.network, _pairs_of(subject.network, heads)
+    network = subject.network
+    if not isinstance(heads, Sequence):
+        raise ArgumentError("heads", heads, "must be a list of heads", {"heads": [(*network.layer_addresses()[0], 0)]})
+    pairs = [network.find_head("heads", entry) for entry in heads]
     if mode != "zero" and not subject.batches:
         reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"
         raise ArgumentError("texts", None, reason, {"texts": SOME_TEXTS})
@@ -84,23 +85,3 @@ def _resampling(subject: Subject) -> Iterator[list[Replacement]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _pairs_of(network: Network, heads: Sequence[Head]) -> list[tuple[int, int]]:
-    """The index of each head's layer in `Network.attentions`, and its own within the layer."""
-    layers, addresses = network.attentions(), network.layer_addresses()
-    pairs = []
-    if not isinstance(heads, Sequence):
-        raise ArgumentError("heads", heads, "must be a list of heads", {"heads": [(*addresses[0], 0)]})
-    for entry in heads:
-        head = plain_address(entry if isinstance(entry, Sequence) else [entry])
-        *address, number = head or (None,)
-        is_known = all(type(part) in (int, str) for part in head) and tuple(address) in addresses
-        index = addresses.index(tuple(address)) if is_known else None
-        if index is None or number not in layers[index].head_map.ids:
-            kinds = [kind for kind in KINDS if (kind, 0) in addresses]
-            kind = next((kind for kind in kinds if kind in head), kinds[0]) if kinds else None
-            of_kind = [layer for own, layer in zip(addresses, layers, strict=True) if kind in (None, own[0])]
-            raise not_a_head("heads", list(head), len(of_kind), of_kind[-1].num_heads, kind)
-        pairs.append((index, layers[index].head_map.ids.index(cast(int, number))))
-    return pairs

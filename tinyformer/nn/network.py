@@ -2,7 +2,8 @@
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
-from tinyformer.nn.heads import Address
+from tinyformer.nn.heads import KINDS, Address, not_a_head, plain_address
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.resolve import resolve_backend
@@ -59,6 +60,23 @@ class Network(nn.Module):
     @abstractmethod
     def layer_addresses(self) -> list[Address]:
         """The address of each of `attentions`; followed by a head's number, it names the head: ["cross", 3, 0]."""
+
+    def find_head(self, argument: str, entry: Any) -> tuple[int, int]:
+        """The index of a head's layer in `attentions`, and its own within the layer, given its address.
+
+        Raises:
+            ArgumentError: what `argument` holds is not the address of a head.
+        """
+        head, layers = plain_address(entry if isinstance(entry, Sequence) else [entry]), self.attentions()
+        by_address = dict(zip(self.layer_addresses(), range(len(layers)), strict=True))
+        # By type, since True equals 1, and a list has no hash.
+        index = by_address.get(head[:-1]) if all(type(part) in (int, str) for part in head) else None
+        if index is not None and head[-1] in layers[index].head_map.ids:
+            return index, layers[index].head_map.ids.index(head[-1])
+        kinds = [kind for kind in KINDS if (kind, 0) in by_address]
+        kind = next((kind for kind in kinds if kind in head), kinds[0]) if kinds else None
+        of_kind = [layers[at] for address, at in by_address.items() if kind in (None, address[0])]
+        raise not_a_head(argument, head, len(of_kind), of_kind[-1].num_heads, kind)
 
     def layer_names(self) -> list[str]:
         """A name for each of `attentions`: "layer_03", or "cross/layer_03" where there are several kinds."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.attention import BaseAttention
-from tinyformer.nn.heads import KINDS, Address, layer_title, not_a_head
+from tinyformer.nn.heads import Address, layer_title
 from tinyformer.nn.network import Network
 
 
@@ -64,13 +64,7 @@ def prune_model(network: Network, pruned_heads: Sequence[Sequence[str | int]]) -
     layers = dict(zip(network.layer_addresses(), network.attentions(), strict=True))
     heads: dict[Address, set[int]] = defaultdict(set)
     for entry in pruned_heads:
-        # By type, since True equals 1, and a list has no hash.
-        layer = layers.get(tuple(entry[:-1])) if all(type(part) in (int, str) for part in entry) else None
-        if layer is None or entry[-1] not in layer.head_map.ids:
-            kinds = [kind for kind in KINDS if (kind, 0) in layers]
-            kind = next((kind for kind in kinds if kind in entry), kinds[0]) if kinds else None
-            of_kind = [layer for address, layer in layers.items() if kind is None or address[0] == kind]
-            raise not_a_head("pruned_heads", entry, len(of_kind), of_kind[-1].num_heads, kind)
+        network.find_head("pruned_heads", entry)
         heads[tuple(entry[:-1])].add(int(entry[-1]))
     emptied = [address for address, of_layer in heads.items() if len(of_layer) == layers[address].num_heads]
     if emptied:
