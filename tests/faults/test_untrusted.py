@@ -206,6 +206,7 @@ def test_a_class_that_the_command_names_is_made(program: Program, book: Path, mo
     assert program("train.py", "resume=run trainer.max_steps=6 norm._target_=ours_here.Norm").code == 0
     model = tinyformer.load("run/checkpoints/last.ckpt", trusted=["ours_here.Norm"])
     assert type(model.network.encoder.layers[0].attention_norm).__name__ == "Norm"
+    assert model.analyse("heads", ["data.files=book.txt"]).tables["ablation"][1]  # the class stays trusted
 
 
 @pytest.mark.slow
