@@ -89,10 +89,7 @@ Outputs: TypeAlias = tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Ten
 def outputs_by_head(subject: Subject, batch: Batch, reduce: Callable[[Outputs], Result]) -> list[Result]:
     """The outputs of the heads of each layer for a batch; those of an ablated head are its own, as if it were not.
 
-    Args:
-        subject: the model.
-        batch: the rows.
-        reduce: what is kept of a layer's outputs.
+    Only what `reduce` makes of the outputs of a layer is kept.
     """
     is_token, layers, found = queries_by_kind(batch), subject.network.attentions(), dict[int, Result]()
 

@@ -21,12 +21,7 @@ Head: TypeAlias = Sequence[int | str]
 
 @contextmanager
 def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterator[None]:
-    """Ablate heads inside the block.
-
-    Args:
-        subject: the model, and a batch of the texts from which replacements are computed; none for "zero".
-        heads: their addresses.
-        mode: see `Model.ablated`.
+    """Ablate heads inside the block, see `Model.ablated`; the subject has one batch, from which replacements come.
 
     Raises:
         ArgumentError: there is no such head or mode, or no batch.

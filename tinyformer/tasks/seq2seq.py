@@ -129,14 +129,9 @@ class Seq2Seq(TokenTask):
         length_penalty: float | None = None,
         length_offset: float | None = None,
     ) -> list[str]:
-        """The target that a model decodes for each source; a text that is too long is truncated.
+        """The target that a model decodes for each source, with the settings of `beam` that are not given.
 
-        Args:
-            reader: the model and its tokenizer.
-            prompts: the sources.
-            beams: see `Beam`, also for the next two; None for the setting of `beam`.
-            length_penalty: see `Beam`.
-            length_offset: see `Beam`.
+        A source that is too long is truncated.
 
         Raises:
             ArgumentError: a setting is out of range, or there is no tokenizer.
@@ -163,12 +158,7 @@ class Seq2Seq(TokenTask):
         return reader.padded(rows if isinstance(texts, Tensor) else [tokens.predicted(ids) for ids in rows], tokens.eos)
 
     def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
-        """Sources and their targets as a batch.
-
-        Args:
-            reader: the model and its tokenizer.
-            texts: the sources.
-            targets: the target of each; by default, what the model decodes, cut to fit into its context.
+        """Sources and their targets as a batch; by default, the targets that the model decodes, cut to its context.
 
         Raises:
             ArgumentError: there is not one target for each source, one is too long, or see `tokenize`.
