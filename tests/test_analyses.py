@@ -58,7 +58,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 def own_data(checkpoint: Path | str) -> str:
     """The override that names the text of a checkpoint's run."""
-    return f"data.files={load_checkpoint(checkpoint).stored['values']['data.files']}"
+    return f"data.files={load_checkpoint(checkpoint).overrides['data.files']}"
 
 
 def evaluate(program: Program, checkpoint: Path | str, *overrides: str, folder: str = "evaluated") -> dict:
@@ -83,7 +83,7 @@ def heads_in(name: str) -> list[list[int]]:
 
 
 def pruned_heads(path: str | Path) -> list[list[int]]:
-    return load_checkpoint(path).stored["values"]["model.pruned_heads"]
+    return load_checkpoint(path).overrides["model.pruned_heads"]
 
 
 # Every analysis; `sharing` is that of the checkpoint's attention.

@@ -26,7 +26,7 @@ from tinyformer.checkpoint import (
 )
 from tinyformer.errors import ArgumentError
 
-STORED = {"choices": {}, "values": {"seed": 3}, "classes": {}, "deleted": []}
+OVERRIDES = {"seed": 3}
 
 
 def whole(network=None):
@@ -36,7 +36,7 @@ def whole(network=None):
         "state_dict": {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
         | {"sums.nats.value": torch.zeros(())},
         "global_step": 7,
-        KEY: {"format": FORMAT, **STORED, "tokenizer": "{}", "facts": {"precision": "32-true"}},
+        KEY: {"format": FORMAT, "overrides": OVERRIDES, "tokenizer": "{}", "facts": {"precision": "32-true"}},
     }
 
 
@@ -93,8 +93,8 @@ def test_a_file_of_another_kind(tmp_path):
         path.write_bytes(contents)
         assert "not a checkpoint" in error_of(path)
     state = {"state_dict": {}, "global_step": 1}
-    ours = {**STORED, "tokenizer": "", "facts": {}}
-    for contents in (state, [1, 2], torch.zeros(3), state | {KEY: STORED}, {KEY: ours}, state | {KEY: 3}):
+    ours = {"overrides": OVERRIDES, "tokenizer": "", "facts": {}}
+    for contents in (state, [1, 2], torch.zeros(3), state | {KEY: OVERRIDES}, {KEY: ours}, state | {KEY: 3}):
         torch.save(contents, path)
         assert "was not written by tinyformer" in error_of(path)
 
@@ -151,8 +151,8 @@ MALFORMED = {
         raw | {"x": Cast()}
     ),
     "contains the codec hex-": lambda raw: raw | {"x": Encoded()},
-    "its values is a list": lambda raw: raw | {KEY: raw[KEY] | {"values": [1]}},
-    "its choices is a NoneType": lambda raw: raw | {KEY: raw[KEY] | {"choices": None}},
+    "its overrides is a list": lambda raw: raw | {KEY: raw[KEY] | {"overrides": [1]}},
+    "its overrides is not a mapping from names": lambda raw: raw | {KEY: raw[KEY] | {"overrides": {("x",): 3}}},
     "is of format 2, but": lambda raw: raw | {KEY: raw[KEY] | {"format": 2}},
     "is of format a list, but": lambda raw: raw | {KEY: raw[KEY] | {"format": []}},
 }
@@ -237,14 +237,14 @@ def test_saving_a_network_is_atomic(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save_network(path, make_transformer(), checkpoint, STORED)
+        save_network(path, make_transformer(), checkpoint, OVERRIDES)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
     monkeypatch.undo()
     network = make_transformer()
-    save_network(path, network, checkpoint, STORED | {"values": {"seed": 5}})
+    save_network(path, network, checkpoint, {"seed": 5})
     saved = load_checkpoint(path)
-    assert (saved.stored, saved.step, saved.tokenizer) == (STORED | {"values": {"seed": 5}}, 7, "{}")
+    assert (saved.overrides, saved.step, saved.tokenizer) == ({"seed": 5}, 7, "{}")
     assert saved.facts == checkpoint.facts
     assert all(torch.equal(saved.weights[name], tensor) for name, tensor in network.state_dict().items())
 

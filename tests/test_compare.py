@@ -15,7 +15,7 @@ import matplotlib.image
 import pytest
 import yaml
 from matplotlib.figure import Figure
-from programs import ROOT, SMALL, TEXT, Ended, Program
+from programs import SMALL, TEXT, Ended, Program
 
 import tinyformer.analysis
 from tinyformer.analysis.seeds import seeds_by_number
@@ -99,12 +99,12 @@ def write_run(
 
 def grouped(*folders: str, by: str = "seed") -> Comparison:
     """The comparison that the program would print."""
-    found = find_runs([Path(folder) for folder in folders], ROOT / "conf")
+    found = find_runs([Path(folder) for folder in folders])
     return group([read_run(path) for path in found.finished], "val/loss", by)
 
 
 def notes(*folders: str) -> list[str]:
-    return notes_on(grouped(*folders), find_runs([Path(folder) for folder in folders], ROOT / "conf"))
+    return notes_on(grouped(*folders), find_runs([Path(folder) for folder in folders]))
 
 
 def means(comparison: Comparison) -> list[tuple[object, ...]]:

@@ -23,11 +23,11 @@ def evaluate(program: Program, trained: Trained, *overrides: str) -> dict[str, A
     return results_of("evaluated")
 
 
-def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **classes: str) -> None:
-    """Write a copy of the checkpoint with other classes, and with one weight scaled."""
+def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **overrides: str) -> None:
+    """Write a copy of the checkpoint with other overrides, and with one weight scaled."""
     raw = torch.load(trained.last, weights_only=True)
     raw["state_dict"]["network.encoder.layers.0.attention.o_proj.weight"] *= scale
-    raw["tinyformer"]["classes"].update(classes)
+    raw["tinyformer"]["overrides"] |= overrides
     torch.save(raw, path)
 
 
@@ -129,7 +129,7 @@ def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:
 
 MISTAKES = {
     "checkpoint=none.ckpt": "checkpoint=none.ckpt: does not exist",
-    "checkpoint=foreign.ckpt": "checkpoint=foreign.ckpt: would call 'posix.system'",
+    "checkpoint=foreign.ckpt": "checkpoint=foreign.ckpt: its norm._target_ calls 'posix.system'",
     "model.num_layers=3": "checkpoint=",
     "data.files=none.txt": "data.files=none.txt: ",
     "split=dev": "split=dev: must be one of ",
@@ -138,7 +138,7 @@ MISTAKES = {
 
 
 def test_mistakes_are_reported_in_a_few_lines(program: Program, trained: Trained) -> None:
-    edit_checkpoint(trained, "foreign.ckpt", norm="posix.system")
+    edit_checkpoint(trained, "foreign.ckpt", **{"norm._target_": "posix.system"})
     for override, said in MISTAKES.items():
         ended = program("evaluate.py", f"checkpoint={trained.last} data.files=book.txt", override)
         assert ended.code == 2, ended.err

@@ -15,9 +15,9 @@ from torch.nn.attention import flex_attention
 
 import tinyformer
 from tinyformer.analysis import capture_attention
+from tinyformer.app.admission import describe_config
 from tinyformer.app.config import register_resolvers
 from tinyformer.app.parts import make_network
-from tinyformer.app.stored_config import describe_config
 from tinyformer.checkpoint import KEY
 from tinyformer.data import ByteTokenizer, CharTokenizer, TextTokenizer
 from tinyformer.errors import ArgumentError
@@ -41,10 +41,11 @@ def store(tmp_path_factory):
         with initialize_config_dir(str(ROOT / "conf"), version_base=None):
             config = OmegaConf.to_container(compose("train", overrides=[*TINY, *overrides]), resolve=False)
         change(config)
+        choices = dict(word.split("=", 1) for word in overrides)
         tokenizer = tokenizer or ByteTokenizer().build([])
         torch.manual_seed(0)
         weights = make_network(OmegaConf.create(config), tokenizer).state_dict()
-        contents = {**describe_config(config), "tokenizer": tokenizer.to_json(), "facts": {}}
+        contents = {"overrides": describe_config(config, choices), "tokenizer": tokenizer.to_json(), "facts": {}}
         path = tmp_path_factory.mktemp("run") / f"{next(numbers)}.ckpt"
         state = {f"network.{name}": tensor for name, tensor in weights.items()}
         torch.save({"state_dict": state, "global_step": 1, KEY: contents}, path)
@@ -231,7 +232,7 @@ def test_generation_that_does_not_work(paths, model):
 
 def test_a_checkpoint_uses_only_classes_that_are_trusted(store):
     path = store(change=lambda config: config["norm"].update(_target_="torch.nn.LayerNorm"))
-    with pytest.raises(ArgumentError, match=r"^checkpoint=.*'torch\.nn\.LayerNorm' .*name it in trusted\.$"):
+    with pytest.raises(ArgumentError, match=r"^checkpoint=.*'torch\.nn\.LayerNorm', .*name it in trusted\.$"):
         tinyformer.load(path)
     assert tinyformer.load(path, trusted=["torch.nn.LayerNorm"]).encode(["a"]).shape == (1, 2, 32)
 

@@ -94,7 +94,7 @@ def test_a_pruned_checkpoint_is_one_like_any_other(program: Program) -> None:
     assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
     pruned = tinyformer.load("evaluated/pruned.ckpt", backend="eager")
     assert {layer.backend for layer in pruned.network.attentions()} == {"eager"}
-    heads = load_checkpoint("evaluated/pruned.ckpt").stored["values"]["model.pruned_heads"]
+    heads = load_checkpoint("evaluated/pruned.ckpt").overrides["model.pruned_heads"]
     assert len(heads) == results["analysis/num_pruned"] == 10
     assert pruned.network.pruned_heads() == heads
     again = "analysis=heads analysis.num_windows=100 score=true"
@@ -111,12 +111,12 @@ def test_a_pruned_checkpoint_is_one_like_any_other(program: Program) -> None:
 def test_a_run_from_a_pruned_checkpoint_keeps_its_heads_pruned(program: Program) -> None:
     assert program("train.py", SMALL, PAIRS, HEADS).code == 0
     evaluate(program, "run/checkpoints/last.ckpt", "analysis=prune")
-    heads = load_checkpoint("evaluated/pruned.ckpt").stored["values"]["model.pruned_heads"]
+    heads = load_checkpoint("evaluated/pruned.ckpt").overrides["model.pruned_heads"]
     started = program("train.py", SMALL, PAIRS.replace("=run", "=next"), HEADS, "init_from=evaluated/pruned.ckpt")
     assert started.code == 0, started.err
     resumed = program("train.py", "resume=next trainer.max_steps=6")
     assert resumed.code == 0, resumed.err
-    assert load_checkpoint("next/checkpoints/last.ckpt").stored["values"]["model.pruned_heads"] == heads
+    assert load_checkpoint("next/checkpoints/last.ckpt").overrides["model.pruned_heads"] == heads
     rows = table("next/attention/heads.csv")
     assert not any([row["kind"], int(row["layer"]), int(row["head"])] in heads for row in rows)
 

@@ -101,13 +101,13 @@ def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
         with pytest.raises((ArgumentError, TypeCheckError), match=r"^(questions|contexts|stride)=|Type-check error"):
             model.answer(*arguments)
     for key, value in (("stride", "x"), ("max_question_length", -1), ("max_question_length", True)):
-        refuse_changed(checkpoint, "values", f"data.{key}", value, f"data.{key}={value!r} is no positive integer")
+        refuse_changed(checkpoint, f"data.{key}", value, f"data.{key}={value!r} is no positive integer")
 
 
-def refuse_changed(checkpoint: str | Path, part: str, key: str, value: object, message: str) -> None:
-    """A checkpoint with another value or class at a key is not loaded."""
+def refuse_changed(checkpoint: str | Path, key: str, value: object, message: str) -> None:
+    """A checkpoint with another override is not loaded."""
     raw = torch.load(checkpoint, weights_only=True)
-    raw["tinyformer"][part][key] = value
+    raw["tinyformer"]["overrides"][key] = value
     torch.save(raw, "other.ckpt")
     with pytest.raises(ArgumentError) as caught:
         tinyformer.load("other.ckpt")
@@ -147,10 +147,8 @@ def test_its_checkpoint_and_other_tasks(
     ran(program, "train.py", SMALL, SQUAD, "callbacks.attention=null trainer.max_steps=1 trainer.val_check_interval=1")
     checkpoint = "run/checkpoints/last.ckpt"
     assert longest == [48]  # tokens of a window, not of a whole context
-    objective = "task.objective", "tinyformer.tasks.SpanExtraction"
-    refuse_changed(
-        trained.last, "classes", *objective, "Transformer and a SpanExtraction, which do not belong together"
-    )
+    objective = "task.objective._target_", "tinyformer.tasks.SpanExtraction"
+    refuse_changed(trained.last, *objective, "Transformer and a SpanExtraction, which do not belong together")
     for script, arguments, message in [
         (
             "evaluate.py",

@@ -1,11 +1,10 @@
 """Checkpoints: self-contained files of weights, config, tokenizer and training state, none of which is trusted.
 
-A checkpoint is Lightning's, and also holds the choices and values of the run's config, its tokenizer and the state of
-the random number generators. It is read with `weights_only=True`, so that no code in it runs; `app.stored_config`
-checks what it says of the config.
+A checkpoint is Lightning's, and also holds the overrides of the run's config, its tokenizer and the state of the random
+number generators. It is read with `weights_only=True`, so that no code in it runs; `app.admission` checks what
+it says of the config.
 """
 
-import importlib
 import random
 import re
 import warnings
@@ -25,7 +24,7 @@ from tinyformer.files import atomic_write
 KEY, FORMAT = "tinyformer", 1
 """The key of what we add to Lightning's checkpoint, and the version of its format."""
 
-PARTS = {"choices": dict, "values": dict, "classes": dict, "deleted": list, "tokenizer": str | None, "facts": dict}
+PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
 
 FACTS = {
@@ -41,25 +40,7 @@ OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for 
 """Prefixes in the names of weights: of all weights in a file; within the network, of the readout, which depends on the
 task, and of the weights that do not depend on the vocabulary."""
 
-MAX_PARTS = 10
-"""Maximum number of dots in the name of a class; Python imports nested packages recursively."""
-
 EMBEDDING = "encoder.token_embedding.weight"
-
-
-class UntrustedTargetError(ArgumentError):
-    """A stored config names a class or function that is not trusted.
-
-    Args:
-        path: the checkpoint.
-        location: the dotted key in the config, such as "norm._target_".
-        target: the class or function.
-    """
-
-    def __init__(self, path: Path, location: str, target: Any) -> None:
-        problem = f"would call {target!r} ({location}), which is not a class of tinyformer and could run any code"
-        super().__init__("path", str(path), f"{problem}; if you trust it, name it in `trusted`")
-        self.location, self.target = location, target
 
 
 @dataclass(frozen=True)
@@ -69,7 +50,7 @@ class Checkpoint:
     Args:
         path: the file.
         weights: the network's weights by name.
-        stored: the description of the run's config, which is not trusted; see `app.stored_config`.
+        overrides: what it says of the run's config by key, which is not trusted; see `app.admission`.
         tokenizer: the text of `tokenizer.json`; None for a model without a tokenizer.
         facts: `precision`, `data_fingerprint`, `content` and `train/num_tokens` of the run.
         step: optimizer steps taken.
@@ -78,7 +59,7 @@ class Checkpoint:
 
     path: Path
     weights: dict[str, Tensor]
-    stored: dict[str, Any]
+    overrides: dict[str, Any]
     tokenizer: str | None
     facts: dict[str, Any]
     step: int
@@ -127,9 +108,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if problem := _unusable_weight(weights):
         raise ArgumentError("path", str(path), problem)
     ours = raw[KEY]
-    stored = {name: ours[name] for name in ("choices", "values", "classes", "deleted")}
-    others = ours["tokenizer"], ours["facts"], raw["global_step"], ours.get("trained_on")
-    return Checkpoint(path, weights, stored, *others)
+    own = ours["overrides"], ours["tokenizer"], ours["facts"]
+    return Checkpoint(path, weights, *own, raw["global_step"], ours.get("trained_on"))
 
 
 def load_newest(folder: Path) -> Checkpoint:
@@ -180,11 +160,12 @@ def _malformation(raw: Any) -> str | None:
     step, state = raw["global_step"], raw["state_dict"]
     if type(step) is not int or not 0 <= step < 2**63:
         return f"is malformed: its global_step is {_shown(step)}, not a number of steps"
-    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        return "is malformed: its state_dict is not a mapping from names to weights"
     for name, kind in PARTS.items():
         if not isinstance(ours[name], kind):
             return f"is malformed: its {name} is a {type(ours[name]).__name__}"
+    for name, part in {"state_dict": state, "overrides": ours["overrides"]}.items():
+        if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
+            return f"is malformed: its {name} is not a mapping from names"
     rows = ours.get("trained_on")
     if rows is not None and not (isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.ndim == 1):
         return "is malformed: its trained_on is no list of fingerprints"
@@ -230,17 +211,17 @@ def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
     return None if name is None else f"has weights that are not finite (NaN or infinity), {name[:200]} first"
 
 
-def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, stored: dict[str, Any]) -> None:
+def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
     """Write a network that was derived from a checkpoint's network, atomically.
 
     Args:
         path: the file.
         network: the network whose weights are stored.
         checkpoint: the original, which provides tokenizer, facts and step.
-        stored: the description of its config; see `app.stored_config.describe_config`.
+        overrides: those of its config, by key; see `app.admission.describe_config`.
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
-    contents = {"format": FORMAT, **stored, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
+    contents = {"format": FORMAT, "overrides": overrides, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
     contents["trained_on"] = checkpoint.trained_on
     with atomic_write(path) as temporary:
         torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
@@ -308,19 +289,6 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: b
             known = weights.get(EMBEDDING, weights[name]) if is_tied else weights[name]
             weights[name] = torch.cat([known, tensor[len(known) :].cpu()])
     load_weights(network, replace(checkpoint, weights=weights))
-
-
-def is_our_class(target: str, packages: tuple[str, ...] = ("tinyformer.",)) -> bool:
-    """Whether a target is the dotted name of a class that one of these packages defines."""
-    if not target.startswith("tinyformer.") or target.count(".") > MAX_PARTS:
-        return False
-    module_name, _, name = target.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError:
-        return False
-    value = getattr(module, name, None)
-    return isinstance(value, type) and value.__module__.startswith(packages)
 
 
 def random_state() -> dict[str, Any]:

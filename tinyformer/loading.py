@@ -9,13 +9,12 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.app.admission import admit_config
 from tinyformer.app.checks import check_types
-from tinyformer.app.config import register_head_resolver
 from tinyformer.app.errors import cause_of
 from tinyformer.app.parts import make_network, require_known_tokens
 from tinyformer.app.scores import register_score
 from tinyformer.app.start import tokenizer_of
-from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import load_checkpoint, load_weights, require_fitting
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.inspection import Origin
@@ -48,9 +47,8 @@ def load(
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
     with argument_path(passed={"path": "checkpoint"}):
         stored = load_checkpoint(checkpoint)
-        plain = admit_config(stored, lambda key, name: name in trusted)
+        plain = admit_config(stored, lambda key, name: name in trusted, "name it in `trusted`")
         tokenizer = tokenizer_of(stored) if stored.tokenizer else None
-    register_head_resolver()
     register_score(plain)
     config = OmegaConf.create(plain)
     for axis in ("attention", "cross_attention"):

@@ -107,14 +107,14 @@ def test_importance_is_the_mean_absolute_gradient_of_the_pairs():
 @torch.no_grad()
 def test_a_pruned_checkpoint_computes_the_gated_model_and_decodes(tmp_path, num_kv_heads):
     def save(pruned, path):
-        stored = {"choices": {}, "values": {"model.pruned_heads": pruned.pruned_heads()}, "classes": {}, "deleted": []}
-        save_network(path, pruned, Checkpoint(path, {}, {}, "{}", {}, 7), stored)
+        overrides = {"model.pruned_heads": pruned.pruned_heads()}
+        save_network(path, pruned, Checkpoint(path, {}, {}, "{}", {}, 7), overrides)
 
     network = loud_encoder_decoder(num_kv_heads=num_kv_heads)
     subject = pair_subject(network, save_pruned=save)
     found = HeadPruning(fraction=0.6, order="oracle")(subject, tmp_path)
     checkpoint = load_checkpoint(tmp_path / "pruned.ckpt")
-    heads = checkpoint.stored["values"]["model.pruned_heads"]
+    heads = checkpoint.overrides["model.pruned_heads"]
     assert len(heads) == 10
     assert {kind for kind, _, _ in heads} == {"encoder", "decoder", "cross"}
     assert ", ".join(f"[{kind},{layer},{head}]" for kind, layer, head in heads) in found.lines["pruned"]

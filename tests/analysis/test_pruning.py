@@ -17,8 +17,8 @@ from tinyformer.nn import Attention, ScaledDotScore, TokenReadout, Transformer, 
 
 
 def save(path, network):
-    stored = {"choices": {}, "values": {"model.pruned_heads": network.pruned_heads()}, "classes": {}, "deleted": []}
-    save_network(path, network, Checkpoint(path, {}, {}, "{}", {"precision": "32-true"}, 7), stored)
+    overrides = {"model.pruned_heads": network.pruned_heads()}
+    save_network(path, network, Checkpoint(path, {}, {}, "{}", {"precision": "32-true"}, 7), overrides)
 
 
 def prune(network, folder, **settings):
@@ -72,7 +72,7 @@ def test_the_checkpoint_computes_the_gated_model(tmp_path, num_kv_heads):
     assert found.files == [tmp_path / "pruned.ckpt"]
     checkpoint = load_checkpoint(found.files[0])
     assert (checkpoint.step, checkpoint.facts) == (7, {"precision": "32-true"})
-    heads = checkpoint.stored["values"]["model.pruned_heads"]
+    heads = checkpoint.overrides["model.pruned_heads"]
     assert len(heads) == 5
     loaded = Transformer(make_encoder(num_kv_heads=num_kv_heads), TokenReadout, pruned_heads=heads).eval()
     load_weights(loaded, checkpoint)
@@ -96,7 +96,7 @@ def test_a_pruned_model_can_be_pruned_further(tmp_path):
     network = loud_transformer(num_kv_heads=2)
     prune_heads(network.attentions()[1], [2])
     _, found = prune(network, tmp_path, fraction=0.7, order="random", seed=1)
-    pruned = load_checkpoint(found.files[0]).stored["values"]["model.pruned_heads"]
+    pruned = load_checkpoint(found.files[0]).overrides["model.pruned_heads"]
     assert len(pruned) == 6
     assert [1, 2] in pruned
     assert [1, 3] in pruned  # the third head that is left

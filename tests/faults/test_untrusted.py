@@ -16,7 +16,6 @@ from programs import SMALL, TEXT, Program, Trained
 
 import tinyformer
 from tinyformer.app import start
-from tinyformer.app.config import config_dir
 from tinyformer.app.scores import register_score
 from tinyformer.compare.__main__ import main as compare_runs
 from tinyformer.convert.exporting import export_model
@@ -26,15 +25,15 @@ CALL: dict[str, Any] = {"_target_": "torch.utils.collect_env.run", "_args_": ["t
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
 
 
-ATTACKS: dict[str, dict[str, dict[str, Any]]] = {
-    "a text joined by Hydra": {"values": {"x1": "$", "x2": CREATE, "network._args_": ["${x1}${x2}"]}},
-    "an interpolation": {"values": {"model.d_ff": f"${CREATE}"}},
-    "a node for a value": {"values": {"model.pruned_heads": CALL}},
-    "a node in a list": {"values": {"model.pruned_heads": [CALL]}},
-    "another class": {"classes": {"norm": "shutil.copyfile"}, "values": {"norm.src": "book.txt", "norm.dst": "it-ran"}},
-    "a class of the network": {"classes": {"network": CALL["_target_"]}, "values": {"network._args_": CALL["_args_"]}},
-    "an argument of the readout": {"values": {"task.readout.tied": CALL}},
-    "a score": {"values": {"attention.score": "torch.utils.collect_env.run"}},
+ATTACKS: dict[str, dict[str, Any]] = {
+    "a text joined by Hydra": {"x1": "$", "x2": CREATE, "network._args_": ["${x1}${x2}"]},
+    "an interpolation": {"model.d_ff": f"${CREATE}"},
+    "a node for a value": {"model.pruned_heads": CALL},
+    "a node in a list": {"model.pruned_heads": [CALL]},
+    "another class": {"norm._target_": "shutil.copyfile", "norm.src": "book.txt", "norm.dst": "it-ran"},
+    "a class of the network": {"network._target_": CALL["_target_"], "network._args_": CALL["_args_"]},
+    "an argument of the readout": {"task.readout.tied": CALL},
+    "a score": {"attention.score": "torch.utils.collect_env.run"},
 }
 
 
@@ -43,8 +42,7 @@ ATTACKS: dict[str, dict[str, dict[str, Any]]] = {
 )
 def test_a_checkpoint_runs_nothing(attack: str, program: Program, trained: Trained, book: Path) -> None:
     raw = torch.load(trained.last, weights_only=True)
-    for part, values in ATTACKS[attack].items():
-        raw["tinyformer"][part] |= values
+    raw["tinyformer"]["overrides"] |= ATTACKS[attack]
     torch.save(raw, "evil.ckpt")
     for script, words in (
         ("evaluate.py", "checkpoint=evil.ckpt data.files=book.txt"),
@@ -56,7 +54,7 @@ def test_a_checkpoint_runs_nothing(attack: str, program: Program, trained: Train
     with pytest.raises(ArgumentError, match=r"^checkpoint='evil\.ckpt': "):
         tinyformer.load("evil.ckpt")
     with pytest.raises(ValueError, match=r"its |counterpart"):
-        export_model(Path("evil.ckpt"), Path("exported"), config_dir())
+        export_model(Path("evil.ckpt"), Path("exported"))
     assert not Path("it-ran").exists()
 
 
@@ -238,7 +236,7 @@ def test_a_run_starts_from_no_sizes_that_the_weights_lack(
     program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = torch.load(trained.last, weights_only=True)
-    raw["tinyformer"]["values"] |= {"attention.head_dim": 2**20, "model.num_heads": 8}
+    raw["tinyformer"]["overrides"] |= {"attention.head_dim": 2**20, "model.num_heads": 8}
     torch.save(raw, "large.ckpt")
     monkeypatch.setattr(start, "make_seeded_network", None)  # which would allocate them
     ended = program("train.py", f"init_from=large.ckpt {TEXT} trainer.max_steps=2 trainer.precision=32-true")

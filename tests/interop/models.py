@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from programs import ROOT
 from torch import Tensor, nn
 
-from tinyformer.app.stored_config import admit_config, describe_config
+from tinyformer.app.admission import admit_config, describe_config
 from tinyformer.app.sweep import compose_sweep
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
 from tinyformer.convert.exporting import export_model
@@ -161,7 +161,7 @@ def change_config(folder: Path, without: Sequence[str] = (), **fields: Any) -> N
 
 def checkpoint_of(source: Path | str, path: Path) -> Checkpoint:
     """The checkpoint that a folder becomes."""
-    import_model(str(source), path, CONF)
+    import_model(str(source), path)
     return load_checkpoint(path)
 
 
@@ -218,14 +218,14 @@ def our_checkpoint(path: Path, *overrides: str, tokenizer: TextTokenizer | None 
         network = instantiate(sized.network, _convert_="all")
         randomise(network)
     text = tokenizer.to_json() if tokenizer else None
-    stored = describe_config(config)
+    stored = describe_config(config, dict(word.split("=", 1) for word in overrides))
     save_network(path, network, Checkpoint(path, {}, stored, text, {"precision": "32-true"}, 0), stored)
     return load_checkpoint(path)
 
 
 def exported(path: Path, folder: Path) -> Any:
     """What `transformers` makes of a checkpoint's export."""
-    export_model(path, folder, CONF)
+    export_model(path, folder)
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model, report = getattr(transformers(), architecture).from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report

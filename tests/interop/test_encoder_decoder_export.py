@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from interop.models import (
-    CONF,
     checkpoint_of,
     composed,
     exported,
@@ -63,7 +62,7 @@ def load_weights_of(path: Path) -> dict[str, torch.Tensor]:
 def test_a_translator_of_ours_answers_a_text_with_the_same_text(tmp_path: Path) -> None:
     tokenizer = BPETokenizer(280).build([TEXT])
     our_checkpoint(tmp_path / "ours.ckpt", *AS_BART, "model.init_std=0.5", tokenizer=tokenizer)
-    export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
+    export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
     theirs = transformers().AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "theirs")
     their_tokenizer = transformers().AutoTokenizer.from_pretrained(tmp_path / "theirs")
     ours, found = load(tmp_path / "ours.ckpt"), set()
@@ -128,7 +127,7 @@ def test_a_key_without_counterpart_is_refused_by_name(key: str, tmp_path: Path) 
     base = BASES[OF.get(key, "BART")]
     our_checkpoint(tmp_path / "ours.ckpt", *(one for one in base if not one.startswith(key)), f"{key}={REFUSED[key]}")
     with pytest.raises(ValueError, match=rf"^{re.escape(key)}=.*nearest") as caught:
-        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
+        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["ours.ckpt"]
 
@@ -144,7 +143,7 @@ def test_any_other_key_is_exported_exactly(base: str, tmp_path: Path) -> None:
 
 def test_without_a_tokenizer_the_end_of_a_text_has_to_be_known(tmp_path: Path) -> None:
     our_checkpoint(tmp_path / "ours.ckpt", *AS_BART, "model.vocab_size=53")
-    for use in (load, lambda path: export_model(path, tmp_path / "theirs", CONF)):
+    for use in (load, lambda path: export_model(path, tmp_path / "theirs")):
         with pytest.raises(ValueError, match="has no tokenizer, and does not say which token ends a text"):
             use(tmp_path / "ours.ckpt")
 
@@ -153,4 +152,4 @@ def test_a_network_of_one_stack_is_compared_with_its_own_kind(tmp_path: Path) ->
     overrides = ("attention.softcap=3.0", "attention.sink=true", "attention.gate=true", "attention.qk_norm=true")
     our_checkpoint(tmp_path / "ours.ckpt", *overrides)
     with pytest.raises(ValueError, match=r"^attention\..* has no counterpart in GPT-NeoX, the nearest of GPT-2, "):
-        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
+        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")

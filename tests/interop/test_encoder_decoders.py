@@ -18,7 +18,6 @@ from torch import Tensor
 import tinyformer
 from interop.models import (
     BART,
-    CONF,
     MARIAN,
     SEQ,
     T5,
@@ -223,7 +222,7 @@ def test_a_text_is_answered_with_the_same_text(variant: str, tokenizer_of: Any, 
     tokenizer.save_pretrained(folder)
     change_config(folder, **({"n_positions": 40} if variant == "t5" else {}))
     assert checkpoint_of(folder, tmp_path / "in.ckpt").tokenizer
-    export_model(tmp_path / "in.ckpt", tmp_path / "out", CONF)
+    export_model(tmp_path / "in.ckpt", tmp_path / "out")
     ours = tinyformer.load(tmp_path / "in.ckpt")
     searched = {"num_beams": 2, "max_length": ours.network.max_seq_len + 1, "early_stopping": False}
     texts = set()
@@ -255,7 +254,7 @@ def test_the_post_processor_decides_what_is_around_a_text(variant: str, name: st
     tokenizer, folder = their_tokenizer(name), saved(variant, tmp_path / "model")
     tokenizer.save_pretrained(folder)
     checkpoint_of(folder, tmp_path / "in.ckpt")
-    export_model(tmp_path / "in.ckpt", tmp_path / "out", CONF)
+    export_model(tmp_path / "in.ckpt", tmp_path / "out")
     checkpoint_of(tmp_path / "out", tmp_path / "again.ckpt")
     model = model_of(variant)
     for ours in map(tinyformer.load, (tmp_path / "in.ckpt", tmp_path / "again.ckpt")):

@@ -10,7 +10,6 @@ import torch
 
 import tinyformer
 from interop.models import (
-    CONF,
     SEQ,
     checkpoint_of,
     composed,
@@ -84,7 +83,7 @@ def change_checkpoint(path: Path, change: Any) -> None:
 def test_a_prompt_is_continued_with_the_same_text(tmp_path: Path) -> None:
     tokenizer = BPETokenizer(300).build([TEXT])
     our_checkpoint(tmp_path / "ours.ckpt", tokenizer=tokenizer)
-    export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
+    export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
     library, folder, prompt = transformers(), tmp_path / "theirs", "the cat"
     model = library.AutoModelForCausalLM.from_pretrained(folder)
     their_tokenizer = library.AutoTokenizer.from_pretrained(folder)
@@ -104,7 +103,7 @@ def test_a_prompt_is_continued_with_the_same_text(tmp_path: Path) -> None:
 def test_the_mask_token_and_pairs_of_texts(tmp_path: Path) -> None:
     tokenizer = CharTokenizer().build([TEXT]).with_mask()
     our_checkpoint(tmp_path / "ours.ckpt", *AS_BERT, tokenizer=tokenizer)
-    export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
+    export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
     loaded = transformers().AutoTokenizer.from_pretrained(tmp_path / "theirs")
     assert (loaded.mask_token_id, loaded.unk_token_id) == (tokenizer.mask_id, tokenizer.unk_id)
     eos, first, second = tokenizer.eos_id, tokenizer.encode("cat"), tokenizer.encode("mice")
@@ -189,7 +188,7 @@ def test_a_key_without_counterpart_is_refused_by_name(key: str, tmp_path: Path) 
     needed = ["attention.window=5"] if key == "attention.local_gaussian" else []
     our_checkpoint(tmp_path / "ours.ckpt", *BASES[base], f"{key}={REFUSED[key]}", *needed)
     with pytest.raises(ValueError, match=rf"^{re.escape(key)}=.*nearest") as caught:
-        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
+        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["ours.ckpt"]
 
@@ -206,12 +205,12 @@ def test_a_class_that_only_the_checkpoint_names_is_not_imported(tmp_path: Path) 
     our_checkpoint(tmp_path / "ours.ckpt")
 
     def change(stored: dict[str, Any]) -> None:
-        stored["tinyformer"]["classes"]["attention"] = "antigravity.Attention"
-        stored["tinyformer"]["values"]["attention.score"] = "this.Score"
+        stored["tinyformer"]["overrides"]["attention._target_"] = "antigravity.Attention"
+        stored["tinyformer"]["overrides"]["attention.score"] = "this.Score"
 
     change_checkpoint(tmp_path / "ours.ckpt", change)
     with pytest.raises(ValueError, match=r"attention=antigravity\.Attention"):
-        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs", CONF)
+        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
     assert "antigravity" not in sys.modules
 
 

@@ -26,7 +26,7 @@ from interop.models import (
     transformers,
 )
 from interop.test_vocabulary import their_tokenizer
-from tinyformer.app.stored_config import admit_config
+from tinyformer.app.admission import admit_config
 from tinyformer.checkpoint import load_checkpoint
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

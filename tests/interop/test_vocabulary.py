@@ -85,7 +85,7 @@ def test_the_vocabulary_must_not_exceed_the_embedding(tmp_path: Path) -> None:
     theirs("GPT2", **GPT2, vocab_size=5).save_pretrained(folder)
     for num_tokens in (4, 5):
         tokenizer.save(str(folder / "tokenizer.json"))
-        assert checkpoint_of(folder, tmp_path / f"{num_tokens}.ckpt").stored["values"]["model.vocab_size"] == 5
+        assert checkpoint_of(folder, tmp_path / f"{num_tokens}.ckpt").overrides["model.vocab_size"] == 5
         tokenizer.add_tokens([f"word-{num_tokens}"])
     tokenizer.save(str(folder / "tokenizer.json"))
     with pytest.raises(ValueError, match="the tokenizer has 6 tokens, but the model has embeddings for 5 only"):

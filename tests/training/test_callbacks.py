@@ -30,8 +30,8 @@ from training.runs import QUIET, make_data, make_module, make_trainer
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-STORED = {"choices": {"model": "nano"}, "values": {"seed": 3}, "classes": {}, "deleted": []}
-CONTENTS = {"format": FORMAT, **STORED, "tokenizer": "{}", "facts": {"precision": "32-true"}}
+OVERRIDES = {"model": "nano", "seed": 3}
+CONTENTS = {"format": FORMAT, "overrides": OVERRIDES, "tokenizer": "{}", "facts": {"precision": "32-true"}}
 
 
 class AtStep(L.Callback):
@@ -76,7 +76,7 @@ def test_last_and_best_are_written_and_read_back(tmp_path):
     assert last.step == 8
     assert best.step == min(losses, key=losses.get)
     assert checkpoints.best_value == pytest.approx(min(losses.values()))
-    assert last.stored == STORED
+    assert last.overrides == OVERRIDES
     for name, tensor in module.network.state_dict().items():
         assert torch.equal(last.weights[name], tensor), name
     raw = torch.load(checkpoints.last, weights_only=True)

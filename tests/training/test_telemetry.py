@@ -25,7 +25,7 @@ from training.runs import QUIET, make_data, make_module, make_trainer
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
 SETTINGS = {"network": {"dropout": 0.2}, "val_check_interval": 3}
-CONTENTS = {"choices": {}, "values": {}, "classes": {}, "deleted": [], "tokenizer": "{}", "facts": {}}
+CONTENTS = {"overrides": {}, "tokenizer": "{}", "facts": {}}
 COSTLY = ("vertical", "block", "mean_similarity")
 NAMES = {
     f"attention/layer_{layer:02d}/head_{head:02d}/{name}"

@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
 from tinyformer.analysis import Analysis, Findings, Subject, analyse_predictions, caption, save_png
+from tinyformer.app.admission import describe_config, recorded_sources
 from tinyformer.app.parts import make_seeded_network
-from tinyformer.app.stored_config import describe_again
 from tinyformer.app.trainer import forward_context
 from tinyformer.checkpoint import Checkpoint, save_network
 from tinyformer.data import DataModule
@@ -101,7 +101,8 @@ def make_subject(
     def save_pruned(pruned: Network, path: Path) -> None:
         own = copy.deepcopy(stored)
         own["model"]["pruned_heads"] = pruned.pruned_heads()
-        save_network(path, pruned, checkpoint, describe_again(own, checkpoint))
+        overrides = describe_config(own, checkpoint.overrides) | recorded_sources(checkpoint)
+        save_network(path, pruned, checkpoint, overrides)
 
     return Subject(
         network=placed(network),

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import Analysis, Findings
+from tinyformer.app.admission import AXES, admit_config
 from tinyformer.app.analysis_run import describe_subject, examine, keep_findings, make_subject, run_analysis
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import config_keys
@@ -25,7 +26,6 @@ from tinyformer.app.parts import (
 )
 from tinyformer.app.run import Parts
 from tinyformer.app.sample import describe_prompts, print_generated, refuse_prompts
-from tinyformer.app.stored_config import admit_config
 from tinyformer.app.summary import (
     data_results,
     describe_data,
@@ -53,9 +53,6 @@ from tinyformer.nn import LearnedPosition, Network
 from tinyformer.training import TrainingModule
 
 SPLITS = ("train", "validation", "test", "all")
-
-NETWORK = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network", "task")
-"""Nodes of a config that describe the network, which an evaluation may change."""
 
 
 def evaluate(
@@ -95,7 +92,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     with argument_path(passed={"path": "checkpoint"}):
         checkpoint = checkpoint or load_checkpoint(config.checkpoint)
     stored = admit_config(checkpoint, lambda key, name: OmegaConf.select(config, key) == name)
-    stored |= {name: unresolved[name] for name in NETWORK if name in unresolved}
+    # What the network is may be changed, its data and tokenizer are those of the run.
+    stored |= {name: unresolved[name] for name in AXES[:-2] if name in unresolved}
     if config.trainer.precision == "auto":
         config.trainer.precision = checkpoint.facts.get("precision", "32-true")
     settings = make_settings(config)

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from tinyformer.app.admission import inherit_architecture, offer_stored_run
 from tinyformer.app.config import Invocation
 from tinyformer.app.early import check_early
 from tinyformer.app.entry import ending_at_ctrl_c, run_program
 from tinyformer.app.resume import expand_resume
-from tinyformer.app.stored_run import offer_stored_run
-from tinyformer.app.sweep import with_architecture
 from tinyformer.files import import_matplotlib
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def train_program(command: str, num_words: int = 0) -> int:
         if not is_resumed_sweep or continue_job(config, folder):
             train(config, folder, invocation)
 
-    return run_program(job, "train", command, lambda words: with_architecture(expand_resume(words)), num_words)
+    return run_program(job, "train", command, lambda words: inherit_architecture(expand_resume(words)), num_words)
 
 
 def evaluate_program(command: str, num_words: int = 0) -> int:

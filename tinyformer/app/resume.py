@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from tinyformer.app.admission import MAX_JOBS, NotAdmittedError, admit_override, count_values, is_swept, values_of_keys
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import format_value, quoted, text_of
-from tinyformer.app.stored_overrides import MAX_JOBS, NotDataError, admit_override, is_known, is_swept, num_values
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Overrides of Hydra itself that a resumed sweep may have been started with."""
@@ -41,11 +41,11 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
             continue
         try:
             overrides.append(admit_override(entry, in_sweep=is_sweep))
-        except NotDataError as error:
+        except NotAdmittedError as error:
             raise ConfigError(
                 f"resume={folder}: {saved} says {entry[:200]}, which {error}; if you trust it, add it to the command."
             ) from error
-        num_jobs *= num_values(overrides[-1])
+        num_jobs *= count_values(overrides[-1])
         if num_jobs > MAX_JOBS:
             raise ConfigError(f"resume={folder}: {saved} makes more than {MAX_JOBS:,} jobs.")
     key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
@@ -65,7 +65,7 @@ def _without_deleted(stored: list[str], new: list[str]) -> tuple[list[str], list
         rest = [entry for entry in stored if not re.match(rf"\+*{re.escape(key)}[.=]", entry)]
         if word.startswith("~") and len(rest) < len(stored):
             stored = rest
-            if not is_known(key):
+            if key not in values_of_keys():
                 kept.remove(word)
     return stored, kept
 

@@ -4,7 +4,7 @@ import pydoc
 from collections.abc import Mapping
 from typing import Any
 
-from tinyformer.app.plain_values import SCORE_KEYS
+from tinyformer.app.admission import SCORE_KEYS, leaves
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import SCORES, ScaledDotScore
 
@@ -18,9 +18,10 @@ def register_score(config: Mapping[str, Any]) -> None:
     Raises:
         ArgumentError: one of them is not a score function.
     """
+    values = dict(leaves(config))
     for key in SCORE_KEYS:
-        name = _class_name(config, key.partition(".")[0])
-        if name is None:
+        name = values.get(key)
+        if not isinstance(name, str) or "." not in name or "${" in name:
             continue
         found: Any = pydoc.locate(name)
         if not (isinstance(found, type) and issubclass(found, ScaledDotScore)):
@@ -28,10 +29,3 @@ def register_score(config: Mapping[str, Any]) -> None:
             reason = f"must be one of {known}, or PACKAGE.CLASS of a subclass of tinyformer.nn.ScaledDotScore"
             raise ArgumentError(key, name, reason)
         SCORES[name] = found
-
-
-def _class_name(config: Any, axis: str) -> str | None:
-    """The literal text of an axis's score if it has a dot; interpolations are not resolved."""
-    attention = config.get(axis) if isinstance(config, Mapping) else None
-    score = attention.get("score") if isinstance(attention, Mapping) else None
-    return score if isinstance(score, str) and "." in score and "${" not in score else None

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from tinyformer.app.admission import admit_config
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import format_value
 from tinyformer.app.parts import make_data, make_network, make_seeded_network
 from tinyformer.app.resume import has_checkpoint, is_first_process, require_unused
-from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import (
     EMBEDDING,
     LAST,

@@ -2,19 +2,18 @@
 
 import contextlib
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict
 
+from tinyformer.app.admission import inherit_architecture
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
 from tinyformer.app.keys import readable
-from tinyformer.app.stored_overrides import MAX_JOBS, count_values, is_plain_glob
 
 
 def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
@@ -27,22 +26,13 @@ def compose_run(config_name: str, overrides: Sequence[str] = ()) -> tuple[DictCo
     register_resolvers(config_dir())
     overrides = readable(overrides)
     if config_name == "train":
-        overrides = with_architecture(overrides)
+        overrides = inherit_architecture(overrides)
     with hydra_parser(config_dir()):
         config = compose(config_name, list(overrides), return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
     return config, Invocation(list(overrides), choices)
-
-
-def with_architecture(overrides: Sequence[str]) -> list[str]:
-    """Overrides of a training run, preceded by the architecture of the checkpoint that it starts from, if any."""
-    if not any(override.startswith("init_from=") for override in overrides):
-        return list(overrides)
-    from tinyformer.app.architecture import inherit_architecture  # imports torch, which takes seconds
-
-    return inherit_architecture(overrides)
 
 
 def compose_sweep(
@@ -63,24 +53,6 @@ def compose_sweep(
         overrides = parser.parse_overrides(readable(arguments, is_sweep=True))
         combinations = list(itertools.product(*map(_alternatives, overrides)))
         return [(chosen, compose(config_name, list(chosen), return_hydra_config=True)) for chosen in combinations]
-
-
-def count_jobs(config_dir: Path, arguments: Sequence[str]) -> int:
-    """The number of jobs that Hydra's own sweeper makes of a command line; an override counts at most `MAX_JOBS` times.
-
-    Args:
-        config_dir: the folder of the config files.
-        arguments: overrides, as for `compose_sweep`.
-    """
-    with hydra_parser(config_dir) as parser:
-        return math.prod(min(_count(override), MAX_JOBS) for override in parser.parse_overrides(list(arguments)))
-
-
-def _count(override: Override) -> int:
-    value = override.value()
-    if isinstance(value, Glob):  # it may be on an axis of any program
-        return sum(1 for _ in _alternatives(override)) if is_plain_glob(value) else 0
-    return count_values(override)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,15 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.app.admission import SCORE_KEYS, inherit_architecture, leaves
 from tinyformer.app.config import Invocation, config_dir, register_resolvers
 from tinyformer.app.early import check_early
 from tinyformer.app.entry import remove_unused
 from tinyformer.app.errors import ConfigError, config_keys, describe
 from tinyformer.app.isolation import keep_hydra, keep_process
 from tinyformer.app.keys import readable
-from tinyformer.app.plain_values import SCORE_KEYS
 from tinyformer.app.resume import expand_resume, refuse_foreign_files, require_unused
-from tinyformer.app.sweep import hydra_parser, with_architecture
+from tinyformer.app.sweep import hydra_parser
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, relative_path
 
@@ -113,7 +113,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
     """
     with keep_hydra():
         try:
-            return _run(*_compose(with_architecture(expand_resume(_words(overrides)))))
+            return _run(*_compose(inherit_architecture(expand_resume(_words(overrides)))))
         except Exception as error:
             sentence = describe(error, config_dir(), "train")
             if sentence is None:
@@ -213,18 +213,11 @@ def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
     return ended.return_value
 
 
-def _classes(config: DictConfig) -> Iterator[str]:
+def _classes(config: DictConfig) -> list[str]:
     """The names of the classes in a config; they are trusted, since the caller wrote it."""
-
-    def walk(node: Any) -> Iterator[str]:
-        if isinstance(node, dict):
-            yield from filter(None, [node.get("_target_")])
-            for value in node.values():
-                yield from walk(value)
-
-    yield from walk(OmegaConf.to_container(config, resolve=False))
-    for key in SCORE_KEYS:
-        yield from filter(None, [OmegaConf.select(config, key)])
+    values = leaves(OmegaConf.to_container(config, resolve=False))
+    names = [value for key, value in values if key.endswith("_target_")]
+    return list(filter(None, names + [OmegaConf.select(config, key) for key in SCORE_KEYS]))
 
 
 def _format(value: Any) -> str:

@@ -12,6 +12,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.app.admission import describe_config
 from tinyformer.app.checks import check_types
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
@@ -32,7 +33,6 @@ from tinyformer.app.run_results import has_test, score, summarise
 from tinyformer.app.sample import check_generation, refuse_prompts
 from tinyformer.app.scores import register_score
 from tinyformer.app.start import keep_vocabulary, load_start, make_starting_network, prepare_data
-from tinyformer.app.stored_config import describe_config
 from tinyformer.app.summary import describe_non_finite
 from tinyformer.app.trainer import (
     Settings,
@@ -164,7 +164,12 @@ def make_module(config: DictConfig, network: Network, task: Task, data: DataModu
 
 
 def make_checkpoints(
-    stored: dict[str, Any], folder: Path, settings: Settings, data: DataModule, task: Task, accept: Callable[[], None]
+    overrides: dict[str, Any],
+    folder: Path,
+    settings: Settings,
+    data: DataModule,
+    task: Task,
+    accept: Callable[[], None],
 ) -> Checkpoints:
     """The callback that saves the run, with what an evaluation needs in addition to the weights."""
     facts = {
@@ -173,7 +178,7 @@ def make_checkpoints(
         "content": data.content,
         "train/num_tokens": data.splits["train"].num_tokens,
     }
-    contents = {"format": FORMAT, **stored, "tokenizer": data.tokenizer.to_json(), "facts": facts}
+    contents = {"format": FORMAT, "overrides": overrides, "tokenizer": data.tokenizer.to_json(), "facts": facts}
     contents["trained_on"] = None if data.trained_on is None else torch.from_numpy(data.trained_on.view(np.int64))
     return Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
 

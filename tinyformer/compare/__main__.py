@@ -53,7 +53,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 def _show(options: argparse.Namespace) -> None:
     with option_names(folders="RUN", metric="--metric", by="--by", out="--out"):
-        folders = find_runs(options.runs, CONFIG_DIR)
+        folders = find_runs(options.runs)
         comparison = compare([read_run(path) for path in folders.finished], options.metric, options.by)
         out = folder_for(options.runs, options.out)
     notes = notes_on(comparison, folders)

@@ -1,6 +1,7 @@
 """Finding and reading run folders, as `train.py` writes them, without torch."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tinyformer.app.sweep import count_jobs
+from tinyformer.app.admission import count_values
 from tinyformer.errors import ArgumentError
 from tinyformer.plain_yaml import load_plain_yaml
 
@@ -64,12 +65,11 @@ class RunFolders:
     not_started: dict[Path, int] = field(default_factory=dict)
 
 
-def find_runs(folders: Sequence[Path], config_dir: Path) -> RunFolders:
+def find_runs(folders: Sequence[Path]) -> RunFolders:
     """Find all runs in and below some folders; a run that is found twice counts once.
 
     Args:
         folders: folders of runs, of sweeps, or of many of them.
-        config_dir: the folder of the config files, which the command line of a sweep refers to.
 
     Raises:
         ArgumentError: a folder does not exist, or holds no finished run.
@@ -81,7 +81,7 @@ def find_runs(folders: Sequence[Path], config_dir: Path) -> RunFolders:
         for path in [folder, *(Path(parent, name) for parent, names, _ in _walk(folder) for name in names)]:
             if path.resolve() not in seen:
                 seen.add(path.resolve())
-                _sort_in(path, runs, config_dir)
+                _sort_in(path, runs)
     if not runs.finished:
         others = f", but {len(runs.unfinished)} unfinished" if runs.unfinished else ""
         reason = f"has no finished run (which has a results.json){others}"
@@ -138,7 +138,7 @@ def _walk(folder: Path) -> Iterable[tuple[str, list[str], list[str]]]:
         yield parent, names, files
 
 
-def _sort_in(path: Path, runs: RunFolders, config_dir: Path) -> None:
+def _sort_in(path: Path, runs: RunFolders) -> None:
     overrides, sweep = path / ".hydra" / "overrides.yaml", path / "multirun.yaml"
     is_finished = (path / "results.json").is_file()
     if overrides.is_file() and any(str(entry).startswith("checkpoint=") for entry in _read(overrides, list)):
@@ -147,18 +147,18 @@ def _sort_in(path: Path, runs: RunFolders, config_dir: Path) -> None:
         (runs.finished if is_finished else runs.unfinished).append(path)
     elif sweep.is_file():
         started = sum(1 for _ in path.glob("*/.hydra"))
-        num_jobs = _num_jobs(_read(sweep), config_dir)
+        num_jobs = _num_jobs(_read(sweep))
         if num_jobs > started:
             runs.not_started[path] = num_jobs - started
 
 
-def _num_jobs(multirun: dict[str, Any], config_dir: Path) -> int:
+def _num_jobs(multirun: dict[str, Any]) -> int:
     """The number of jobs of a sweep; 0 where its `multirun.yaml` does not determine it."""
     # Other sweepers, such as those that search, choose their jobs themselves.
     is_basic = str(select(multirun, "hydra.sweeper._target_")).endswith(".BasicSweeper")
     arguments = select(multirun, "hydra.overrides.task")
     is_list = isinstance(arguments, list) and all(isinstance(argument, str) for argument in arguments)
-    return count_jobs(config_dir, arguments) if is_basic and is_list else 0
+    return math.prod(map(count_values, arguments)) if is_basic and is_list else 0
 
 
 def _read(path: Path, expected: type = dict) -> Any:

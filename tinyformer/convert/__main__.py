@@ -52,12 +52,12 @@ def _convert(options: argparse.Namespace) -> None:
         from tinyformer.convert.importing import import_model
 
         with option_names(source="DIR_OR_NAME", name="DIR_OR_NAME", folder="DIR_OR_NAME", path="OUT.ckpt"):
-            lines = import_model(options.source, options.checkpoint, CONFIG_DIR)
+            lines = import_model(options.source, options.checkpoint)
     else:
         from tinyformer.convert.exporting import export_model
 
         with option_names(path="FILE.ckpt", checkpoint="FILE.ckpt", folder="DIR"):
-            lines = export_model(options.checkpoint, options.folder, CONFIG_DIR)
+            lines = export_model(options.checkpoint, options.folder)
     print("\n".join(lines))
 
 

@@ -1,21 +1,16 @@
 """The config and the network of a model family."""
 
-import functools
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from tinyformer.app.admission import Plain, composed
 from tinyformer.app.errors import config_keys
-from tinyformer.app.sweep import compose_sweep
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.family import Depths, Family
 from tinyformer.nn import Network
-
-Plain: TypeAlias = dict[str, Any]
-"""A config as plain containers."""
 
 EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
 DECODER_EMBEDDING = "decoder.token_embedding.weight"
@@ -23,16 +18,14 @@ DECODER_EMBEDDING = "decoder.token_embedding.weight"
 FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
 
 
-def compose_family(config_dir: Path, family: Family, settings: Plain) -> Plain:
+def compose_family(family: Family, settings: Plain) -> Plain:
     """Our unresolved config of a family's model, as a checkpoint stores it.
 
     Args:
-        config_dir: the folder of the config files.
         family: the family, which determines the choice on each axis.
         settings: values by config key.
     """
-    choices = tuple(f"{group}={choice}" for group, choice in family.groups.items())
-    config = OmegaConf.create(_base_config(config_dir, choices))
+    config = OmegaConf.create(composed(family.groups)[0])
     OmegaConf.set_struct(config, True)
     for key, value in settings.items():
         OmegaConf.update(config, key, value)
@@ -40,19 +33,9 @@ def compose_family(config_dir: Path, family: Family, settings: Plain) -> Plain:
     return plain
 
 
-def network_class(config_dir: Path, family: Family) -> str:
+def network_class(family: Family) -> str:
     """The class of a family's network."""
-    file = config_dir / "network" / f"{family.groups.get('network', 'transformer')}.yaml"
-    node: Any = OmegaConf.load(file)
-    return str(node["_target_"])
-
-
-@functools.cache
-def _base_config(config_dir: Path, overrides: tuple[str, ...]) -> Plain:
-    (_, config), *_ = compose_sweep(config_dir, "train", overrides)
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    del plain["hydra"]
-    return plain
+    return str(composed(family.groups)[0]["network"]["_target_"])
 
 
 def depths_of(model: Plain) -> Depths:

@@ -9,17 +9,15 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.app.config import register_resolvers
+from tinyformer.app.admission import Plain, admit_config
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import key_of
 from tinyformer.app.start import tokenizer_of
-from tinyformer.app.stored_config import admit_config
 from tinyformer.checkpoint import Checkpoint, load_checkpoint, require_fitting
 from tinyformer.convert.configs import (
     EMBEDDING,
     FAMILY_NAMES,
     OUTPUT,
-    Plain,
     compose_family,
     depths_of,
     meta_network,
@@ -40,13 +38,12 @@ TRAINING_ONLY = ("dropout",)
 """Arguments that change the function in training only."""
 
 
-def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
+def export_model(path: Path, folder: Path) -> list[str]:
     """Write a checkpoint as a folder that `transformers` loads.
 
     Args:
         path: the checkpoint.
         folder: the folder to create.
-        config_dir: the folder of the config files.
 
     Returns:
         A report of what was done, as lines to print.
@@ -55,7 +52,6 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
         ConfigError: something in the model has no counterpart in any family.
         ArgumentError: the checkpoint cannot be read, or the folder cannot be written.
     """
-    register_resolvers(config_dir)
     checkpoint = load_checkpoint(path)
     with argument_path(passed={"path": "checkpoint"}):
         config = admit_config(checkpoint, lambda key, name: True)  # classes are compared by name, never instantiated
@@ -64,8 +60,8 @@ def export_model(path: Path, folder: Path, config_dir: Path) -> list[str]:
     function = _function_of(sized)
     # A network of another class differs in a single argument, its class, and would count as the nearest.
     kind = function["network"]["_target_"]
-    families = [family for family in FAMILIES if network_class(config_dir, family) == kind] or FAMILIES
-    candidates = [_as_family(family, sized, function, config_dir) for family in families]
+    families = [family for family in FAMILIES if network_class(family) == kind] or FAMILIES
+    candidates = [_as_family(family, sized, function) for family in families]
     family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
     if lacking := _relevant(differences):
         setting = f"{_key(lacking[0], written)}={_shown(lacking[0].value)}"
@@ -106,12 +102,10 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
     return config | {"model": model}
 
 
-def _as_family(
-    family: Family, sized: DictConfig, function: Plain, config_dir: Path
-) -> tuple[Family, Fields, Plain, list[Difference]]:
+def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
     """The fields of a family that come closest to a config, the config that they describe, and their differences."""
     fields = family.describe({field.ours: _plain(OmegaConf.select(sized, field.ours)) for field in family.fields})
-    config = compose_family(config_dir, family, family.settings(fields))
+    config = compose_family(family, family.settings(fields))
     return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
 
 

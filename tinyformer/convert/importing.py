@@ -6,16 +6,14 @@ from pathlib import Path
 
 import torch
 
+from tinyformer.app.admission import LIMIT, LIMITS, Plain, describe_config
 from tinyformer.app.keys import format_value
-from tinyformer.app.plain_values import LIMIT, LIMITS
-from tinyformer.app.stored_config import describe_config
 from tinyformer.checkpoint import Checkpoint, first_not_finite, save_network
 from tinyformer.convert.configs import (
     DECODER_EMBEDDING,
     EMBEDDING,
     FAMILY_NAMES,
     OUTPUT,
-    Plain,
     compose_family,
     depths_of,
     meta_network,
@@ -29,13 +27,12 @@ from tinyformer.interop.vocabulary import read_tokenizer
 from tinyformer.nn import Network
 
 
-def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
+def import_model(source: str, path: Path) -> list[str]:
     """Write a Hugging Face model as a checkpoint.
 
     Args:
         source: the model's folder, or its name on the Hub.
         path: the checkpoint to write.
-        config_dir: the folder of the config files.
 
     Returns:
         A report of what was done, as lines to print.
@@ -57,7 +54,7 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
         if isinstance(value, int) and value > (limit := LIMITS.get(key, LIMIT)):
             raise ArgumentError("source", source, f"config.json asks for {key}={value:,}, more than {limit:,}")
     _require_known_tokens(settings, source)
-    config = compose_family(config_dir, family, settings)
+    config = compose_family(family, settings)
     tokenizer = read_tokenizer(folder, fields)
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
         reason = (
@@ -81,8 +78,8 @@ def import_model(source: str, path: Path, config_dir: Path) -> list[str]:
     network.load_state_dict(weights, assign=True)
     facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
     text = tokenizer.to_json() if tokenizer else None
-    stored = describe_config(config, family.groups)
-    save_network(path, network, Checkpoint(path, weights, stored, text, facts, step=0), stored)
+    overrides = describe_config(config, family.groups)
+    save_network(path, network, Checkpoint(path, weights, overrides, text, facts, step=0), overrides)
     lines += [f"Its weights were converted from {dtypes} to fp32."] if dtypes != "fp32" else []
     lines += [family.note] if family.note else []
     if tokenizer is None:

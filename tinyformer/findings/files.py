@@ -10,10 +10,10 @@ from typing import Any
 import pydantic
 import yaml
 
+from tinyformer.app.admission import NotAdmittedError, admit_override
 from tinyformer.app.config import config_dir
 from tinyformer.app.errors import ConfigError
 from tinyformer.app.keys import readable
-from tinyformer.app.stored_overrides import NotDataError, admit_override
 from tinyformer.findings.curves import Curve
 from tinyformer.findings.quantities import QUANTITIES
 from tinyformer.findings.records import Plain, require_source
@@ -145,7 +145,7 @@ def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
             try:
                 if word not in trusted:
                     admit_override(readable([word])[0])
-            except NotDataError as error:
+            except NotAdmittedError as error:
                 told = f"says {word}, which {error}; if you trust it, add it to the command"
                 raise ConfigError(f"{finding.name}.yaml: {told}.") from error
     if foreign := [word for word in trusted if word not in of_all]:

@@ -12,10 +12,10 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from tinyformer.app.admission import offer_stored_run
 from tinyformer.app.config import config_dir
 from tinyformer.app.evaluation_run import evaluate
 from tinyformer.app.isolation import keep_hydra, keep_process
-from tinyformer.app.stored_run import offer_stored_run
 from tinyformer.app.sweep import compose_run, compose_sweep
 from tinyformer.app.trained_run import train
 from tinyformer.card import make_card
