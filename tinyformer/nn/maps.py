@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ class AttentionCall(NamedTuple):
     weights: Float[Tensor, "batch maps q_seq k_seq"] | None = None
 
 
+@runtime_checkable
 class Attends(Protocol):
     """What the maps of a layer follow from; see `BaseAttention`."""
 
