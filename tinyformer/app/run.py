@@ -1,16 +1,19 @@
-"""The parts of a run: `training_run` and `evaluation_run` make them, `run_results` summarises them at its end."""
+"""The parts of a run: `training_run` and `evaluation_run` make them, `run_results` scores and summarises them."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
+from tinyformer.analysis import Analysis
 from tinyformer.app.config import Invocation
 from tinyformer.app.match import Matched
 from tinyformer.app.start import Start
 from tinyformer.app.trainer import Settings
+from tinyformer.checkpoint import Checkpoint
 from tinyformer.data import DataModule
 from tinyformer.nn import Network
 from tinyformer.tasks import Task
@@ -30,7 +33,7 @@ class Parts:
         data: the tokens.
         task: the task.
         network: the model.
-        kernel: the attention kernels of its layers.
+        kernels: the attention kernels of its layers.
         module: Lightning's module.
         loggers: the loggers.
         trainer: Lightning's trainer, with all callbacks.
@@ -42,7 +45,7 @@ class Parts:
     data: DataModule
     task: Task
     network: Network
-    kernel: str
+    kernels: list[str]
     module: TrainingModule
     loggers: list[Logger]
     trainer: L.Trainer
@@ -56,6 +59,11 @@ class Parts:
     def telemetry(self) -> list[AttentionTelemetry]:
         """The callbacks that measure heads."""
         return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The attention maps that were drawn."""
+        return [picture for callback in self.telemetry for picture in callback.paths]
 
 
 @dataclass
@@ -94,3 +102,22 @@ class Run(Parts):
     def skipped(self) -> list[int]:
         """The steps that were skipped since they were not finite."""
         return [step for callback in self.callbacks if isinstance(callback, FiniteCheck) for step in callback.skipped]
+
+
+@dataclass
+class Evaluation(Parts):
+    """An evaluation before it computes anything.
+
+    Args:
+        checkpoint: the checkpoint.
+        stored: the unresolved config of the network as it is evaluated, for checkpoints of pruned copies.
+        split: the split that is scored.
+        analysis: the analysis, if one is chosen.
+        is_scored: whether the split is scored, its attention maps are drawn and text is sampled.
+    """
+
+    checkpoint: Checkpoint
+    stored: dict[str, Any]
+    split: str
+    analysis: Analysis | None
+    is_scored: bool
