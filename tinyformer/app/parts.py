@@ -78,6 +78,8 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     task = instantiate(config.task.objective, _convert_="all")
     if not isinstance(task, Task):
         raise ConfigError(f"task.objective: {type(task).__name__} is no subclass of tinyformer.tasks.Task.")
+    _require_network_of(task, pydoc.locate(str(config.network._target_)), config.get("cross_attention") is not None)
+    refuse_prompts(config.generate, task)
     if isinstance(task, Seq2Seq):
         task.beam = make_beam(config.generate)
     if isinstance(task, SpanExtraction) and isinstance(data, QuestionDataModule):
@@ -88,8 +90,6 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
         raise ConfigError(
             f"task.masking=null: {name} predicts masked tokens, but no token is masked; task=masked_lm masks some."
         )
-    _require_network_of(task, pydoc.locate(str(config.network._target_)), config.get("cross_attention") is not None)
-    refuse_prompts(config.generate, task)
     return task
 
 

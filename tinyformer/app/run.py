@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
@@ -20,6 +20,8 @@ from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, FiniteCheck, TrainingModule, TrainingScores
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.report import Report
+
+C = TypeVar("C", bound=L.Callback)
 
 
 @dataclass
@@ -50,15 +52,14 @@ class Parts:
     loggers: list[Logger]
     trainer: L.Trainer
 
-    @property
-    def callbacks(self) -> list[L.Callback]:
-        """The callbacks of the trainer."""
-        return self.trainer.callbacks  # type: ignore[attr-defined]
+    def callbacks(self, kind: type[C]) -> list[C]:
+        """The callbacks of a class."""
+        return [callback for callback in self.trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
     @property
     def telemetry(self) -> list[AttentionTelemetry]:
         """The callbacks that measure heads."""
-        return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
+        return self.callbacks(AttentionTelemetry)
 
     @property
     def pictures(self) -> list[Path]:
@@ -85,23 +86,22 @@ class Run(Parts):
     @property
     def report(self) -> Report:
         """The callback that measures speed."""
-        return next(callback for callback in self.callbacks if isinstance(callback, Report))
+        return self.callbacks(Report)[0]
 
     @property
     def checkpoints(self) -> Checkpoints:
         """The callback that saves the run."""
-        return next(callback for callback in self.callbacks if isinstance(callback, Checkpoints))
+        return self.callbacks(Checkpoints)[0]
 
     @property
     def training_scores(self) -> dict[str, float]:
         """The metrics of training rows at the last validation, by name; empty where none are scored."""
-        scores = [callback for callback in self.callbacks if isinstance(callback, TrainingScores)]
-        return {name: value for callback in scores for name, value in callback.metrics.items()}
+        return {name: value for scores in self.callbacks(TrainingScores) for name, value in scores.metrics.items()}
 
     @property
     def skipped(self) -> list[int]:
         """The steps that were skipped since they were not finite."""
-        return [step for callback in self.callbacks if isinstance(callback, FiniteCheck) for step in callback.skipped]
+        return [step for check in self.callbacks(FiniteCheck) for step in check.skipped]
 
 
 @dataclass

@@ -23,7 +23,7 @@ from tinyformer.app.parts import check_config, evaluation_mask, make_task, requi
 from tinyformer.app.resume import is_first_process
 from tinyformer.app.run import Run
 from tinyformer.app.run_results import has_test, score_training, summarise_training
-from tinyformer.app.start import keep_vocabulary, load_start, make_starting_network, prepare_data
+from tinyformer.app.start import load_start, make_starting_network, prepare_data
 from tinyformer.app.summary import describe_non_finite
 from tinyformer.app.trainer import (
     Settings,
@@ -78,7 +78,6 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     written, config = config, copy.deepcopy(config)
     set_up_process()
     start = load_start(config, folder)
-    keep_vocabulary(config, start)
     stored = check_config(config, invocation.choices)
     settings = make_settings(config)
     compiled = compile_arguments(config, settings)
