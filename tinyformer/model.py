@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tinyformer import inspection
 from tinyformer.analysis import Analysis, Findings, Subject
-from tinyformer.app.evaluation_run import Evaluation, analyse, evaluation_in_python, subject_of
+from tinyformer.app.analysis_run import analyse, make_subject
+from tinyformer.app.evaluation_run import evaluation_in_python
+from tinyformer.app.run import Evaluation
 from tinyformer.batch import Batch
 from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import TextTokenizer
@@ -345,7 +347,7 @@ class Model:
             ArgumentError: the model was not loaded from a checkpoint.
         """
         with self._evaluation(overrides) as run:
-            return subject_of(run, num_windows)
+            return make_subject(run, num_windows)
 
     def _evaluation(
         self, overrides: Sequence[str], folder: str | Path | None = None

@@ -217,6 +217,8 @@ def test_a_class_of_another_package_is_made_only_where_it_is_named() -> None:
     for key, other in (
         ("norm._target_", 3),
         ("norm._target_", CALL),
+        ("norm._target_", "${oc.env:HOME}.b"),
+        ("attention.score", "${oc.env:HOME}.b"),
         ("nowhere.at.all._target_", "tinyformer.nn.ALiBi"),
     ):
         with pytest.raises(ArgumentError, match=f"its {key} "):

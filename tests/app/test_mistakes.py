@@ -11,10 +11,9 @@ from hydra.utils import instantiate
 from tinyformer.app.config import config_dir
 from tinyformer.app.early import check_early
 from tinyformer.app.errors import config_keys, describe
-from tinyformer.app.parts import make_network, make_task
+from tinyformer.app.parts import check_config, make_network, make_task
 from tinyformer.app.sweep import compose_run
 from tinyformer.app.trainer import compile_arguments, make_callbacks, make_settings, training_trainer
-from tinyformer.app.training_run import check_config
 from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
 

@@ -149,6 +149,8 @@ def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argum
         raise NotAdmittedError(key, "is not a key of the config files")
     if last in TYPED_AGAIN and value is not None:
         raise NotAdmittedError(key, f"{TYPED_AGAIN[last]}, {_shown(value)}")
+    if problem := problem_of_value(key, value):
+        raise NotAdmittedError(key, problem)
     if last == "_target_" or (key in SCORE_KEYS and not (isinstance(value, str) and "." not in value)):
         name = value if isinstance(value, str) else None
         is_ours = key.partition(".")[0] not in DERIVED and (name in known or _is_class_of_models(name or ""))
@@ -157,8 +159,6 @@ def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argum
             raise NotAdmittedError(key, what, name)
     elif last.startswith("_") and value not in known:
         raise NotAdmittedError(key, "cannot be set by a file")
-    elif problem := problem_of_value(key, value):
-        raise NotAdmittedError(key, problem)
 
 
 def problem_of_value(key: str, value: Any) -> str | None:

@@ -1,27 +1,33 @@
 """Analyses of a trained model, and the files that they write."""
 
+import copy
 import csv
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 
-from tinyformer.analysis import Analysis, Findings, Subject, analyse_predictions, caption, save_png
-from tinyformer.app.trainer import forward_context
+from tinyformer.analysis import Findings, Subject, caption, save_png
+from tinyformer.app.admission import describe_config, recorded_sources
+from tinyformer.app.parts import make_seeded_network
+from tinyformer.app.run import Evaluation
+from tinyformer.checkpoint import save_network
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
 from tinyformer.files import relative_path
 from tinyformer.nn import Network
-from tinyformer.tasks import Task
 from tinyformer.training import RunWandbLogger
 
 
-def run_analysis(analysis: Analysis, subject: Subject, folder: Path, loggers: list[Logger]) -> Findings:
-    """Run an analysis, and save its findings."""
+def analyse(run: Evaluation) -> Findings:
+    """The findings of the chosen analysis, which are saved; none without one."""
+    if run.analysis is None:
+        return Findings()
+    subject = make_subject(run, run.analysis.num_windows)
     with argument_path("analysis"):
-        findings = analysis(subject, folder)
-    keep_findings(findings, folder, loggers, subject.facts)
+        findings = run.analysis(subject, run.folder)
+    keep_findings(findings, run.folder, run.loggers, subject.facts)
     return findings
 
 
@@ -47,20 +53,31 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
             logger.log_findings(findings)
 
 
-def examine(task: Task, network: Network, data: DataModule, split: str, trainer: Trainer) -> Findings:
-    """Tables and figures of the network's predictions on a split, see `analyse_predictions`.
-
-    Args:
-        task: the task that the network was trained for.
-        network: the model, on any device.
-        data: the data.
-        split: the split.
-        trainer: a trainer on the device and in the precision to use.
-    """
+def make_subject(run: Evaluation, num_windows: int) -> Subject:
+    """The subject of an analysis: a checkpoint's network, and at most `num_windows` windows or pairs of a split."""
+    checkpoint, data, trainer = run.checkpoint, run.data, run.trainer
     device = trainer.strategy.root_device
-    batches = (trainer.strategy.batch_to_device(batch, device) for batch in data.evaluation_dataloader(split))
-    with forward_context(trainer, network):
-        return analyse_predictions(task, network, batches, data.splits[split])
+
+    def placed(network: Network) -> Network:
+        return cast(Network, trainer.precision_plugin.convert_module(network.to(device).eval()))
+
+    def save_pruned(pruned: Network, path: Path) -> None:
+        own = copy.deepcopy(run.stored)
+        own["model"]["pruned_heads"] = pruned.pruned_heads()
+        overrides = describe_config(own, checkpoint.overrides) | recorded_sources(checkpoint)
+        save_network(path, pruned, checkpoint, overrides)
+
+    return Subject(
+        network=placed(run.network),
+        batches=[trainer.strategy.batch_to_device(batch, device) for batch in data.sample(run.split, num_windows)],
+        task=run.task,
+        tokenizer=data.tokenizer,
+        precision=trainer.precision_plugin.forward_context,
+        untrained=lambda: placed(make_seeded_network(run.config, data.tokenizer)),
+        save_pruned=save_pruned,
+        row=data.row,
+        facts=describe_subject(checkpoint.path, checkpoint.step, data, run.split),
+    )
 
 
 def describe_subject(path: Path, step: int, data: DataModule, split: str) -> dict[str, str]:

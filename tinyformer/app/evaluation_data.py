@@ -37,7 +37,7 @@ def prepare_data(
         split = config.split or ("validation" if is_own or not data.scored_whole else "all")
         whole, known = split == "all", checkpoint.trained_on
         if isinstance(data, GeneratedDataModule):
-            require_own_draw(config, data, stored)
+            require_own_draw(config.data, data, stored["data"])
         without = None if known is None or split == "train" or (is_own and not whole) else known.numpy().view(np.uint64)
         data.without = without
         # The run's own data may already be in the cache, tokenised by its tokenizer.
@@ -51,24 +51,24 @@ def prepare_data(
     return data, split
 
 
-def require_own_draw(config: DictConfig, data: DataModule, stored: dict[str, Any]) -> None:
+def require_own_draw(config: DictConfig, data: DataModule, of_run: dict[str, Any]) -> None:
     """Refuse to draw other sequences of the run's kind than it has: some of them may be those that it was trained on.
 
     Args:
-        config: the config of the evaluation.
+        config: the `data` group of the evaluation.
         data: its data, which are generated.
-        stored: the unresolved config of the checkpoint's run.
+        of_run: the unresolved `data` group of the checkpoint's run.
 
     Raises:
         ArgumentError: the fraction or the seed that divides them differs from the run's.
     """
-    if stored["data"]["module"]["_target_"].rpartition(".")[2] != type(data).__name__:
+    if of_run["module"]["_target_"].rpartition(".")[2] != type(data).__name__:
         return
     for name in ("split_seed", "train_fraction"):
-        value, of_run = config.data.get(name), stored["data"].get(name)
-        if value != of_run:
+        value, drawn = config.get(name), of_run.get(name)
+        if value != drawn:
             reason = "would make other splits, with sequences that the checkpoint may have been trained on"
-            raise ArgumentError(name, value, reason, {name: of_run})
+            raise ArgumentError(name, value, reason, {name: drawn})
 
 
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:

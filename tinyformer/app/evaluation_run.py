@@ -1,60 +1,38 @@
 """An evaluation, from a checkpoint to its summary; `evaluate` and `set_up` name its steps."""
 
 import copy
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.analysis import Analysis, Findings, Subject
-from tinyformer.app.admission import AXES, admit_config, describe_config, offer_stored_run, recorded_sources
-from tinyformer.app.analysis_run import describe_subject, examine, keep_findings, run_analysis
+from tinyformer.app.admission import AXES, admit_config, offer_stored_run
+from tinyformer.app.analysis_run import analyse
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import config_keys, in_sentences
-from tinyformer.app.evaluation_data import prepare_data, reads_own_data
+from tinyformer.app.evaluation_data import prepare_data
 from tinyformer.app.isolation import keep_hydra, keep_process
 from tinyformer.app.keys import hydra_value
-from tinyformer.app.loggers import closing, make_loggers, wandb_location
+from tinyformer.app.loggers import closing, make_loggers
 from tinyformer.app.parts import (
+    check_config,
     evaluation_mask,
     make_network,
     make_seeded_network,
     make_task,
     require_known_tokens,
-    require_network_of,
 )
-from tinyformer.app.run import Parts
-from tinyformer.app.sample import describe_prompts, print_generated, refuse_prompts
-from tinyformer.app.summary import (
-    data_results,
-    describe_data,
-    describe_split,
-    is_partial,
-    print_summary,
-    split_results,
-    write_results,
-)
+from tinyformer.app.run import Evaluation
+from tinyformer.app.run_results import score_evaluation, summarise_evaluation
 from tinyformer.app.sweep import compose_run
-from tinyformer.app.trainer import (
-    choose_kernels,
-    forward_context,
-    make_callbacks,
-    make_settings,
-    scoring_trainer,
-    set_up_process,
-)
-from tinyformer.app.training_run import check_config
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, require_fitting, save_network
-from tinyformer.data.base import count
+from tinyformer.app.trainer import choose_kernels, make_callbacks, make_settings, scoring_trainer, set_up_process
+from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, require_fitting
 from tinyformer.errors import ArgumentError, argument_path, require_choice
-from tinyformer.files import import_matplotlib, relative_path
-from tinyformer.hardware import describe_device
+from tinyformer.files import import_matplotlib
 from tinyformer.nn import LearnedPosition, Network
 from tinyformer.training import TrainingModule
 
@@ -83,13 +61,10 @@ def evaluate(
         with closing(run.loggers):
             # First, so that a mistake in the analysis is refused before anything is scored or written.
             findings = analyse(run)
-            scores = score(run) if run.is_scored else None
-            if scores is not None:
-                findings.files += task_findings(run).files
-            return summarise(run, scores, findings)
+            return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.is_scored else None)
 
 
-def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None) -> "Evaluation":
+def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None) -> Evaluation:
     """Make the parts of an evaluation, each checked as it is made."""
     config = copy.deepcopy(config)
     set_up_process()
@@ -105,9 +80,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     settings = make_settings(config)
     data, split = prepare_data(config, stored, checkpoint, invocation)
     task = make_task(config, data)
-    require_network_of(task, config)
-    refuse_prompts(config.generate, task)
-    check_score(config)
+    is_scored = check_score(config)
     unmade = make_network(config, data.tokenizer, "meta")
     require_positions(unmade, checkpoint)
     require_fitting(unmade, checkpoint)  # before memory is allocated
@@ -122,9 +95,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation, checkpoint:
     )
     loggers, callbacks = make_loggers(config, folder, network, invocation.is_sweep), make_callbacks(config)
     trainer = scoring_trainer(settings, folder, loggers, callbacks, settings.arguments.get("profiler"))
-    kernel = ", ".join(sorted(set(kernels))) or "its own"
-    parts = (config, folder, settings, data, task, network, kernel, module, loggers, trainer)
-    return Evaluation(*parts, checkpoint, stored, split, analysis)
+    parts = (config, folder, settings, data, task, network, kernels, module, loggers, trainer)
+    return Evaluation(*parts, checkpoint, stored, split, analysis, is_scored)
 
 
 def require_positions(network: Network, checkpoint: Checkpoint) -> None:
@@ -142,85 +114,22 @@ def require_positions(network: Network, checkpoint: Checkpoint) -> None:
             raise ArgumentError("model.max_seq_len", module.max_seq_len, reason, {"model.max_seq_len": len(weight)})
 
 
-def scores_split(config: DictConfig) -> bool:
-    """Whether the split is scored: `score`; where that is null, whether there is no analysis."""
-    return config.get("analysis") is None if config.score is None else config.score
-
-
-def check_score(config: DictConfig) -> None:
-    """Refuse `score=false` where there is nothing else to do, and a prompt that would be ignored.
+def check_score(config: DictConfig) -> bool:
+    """Whether the split is scored: `score`; where that is null, whether there is no analysis.
 
     Raises:
-        ArgumentError: there is neither a score nor an analysis, or a prompt without a score.
+        ArgumentError: there is neither a score nor an analysis, or a prompt that would be ignored.
     """
     require_choice("score", config.score, (None, True, False))
-    if config.score is False and config.get("analysis") is None:
+    is_analysed = config.get("analysis") is not None
+    if config.score is False and not is_analysed:
         raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
+    is_scored = not is_analysed if config.score is None else config.score
     for name in ("prompt", "prompt_file"):
-        if config.generate[name] is not None and not scores_split(config):
+        if config.generate[name] is not None and not is_scored:
             reason = "is not read by an analysis alone; add score=true"
             raise ArgumentError(f"generate.{name}", config.generate[name], reason)
-
-
-@dataclass
-class Evaluation(Parts):
-    """An evaluation before it computes anything.
-
-    Args:
-        checkpoint: the checkpoint.
-        stored: the unresolved config of the network as it is evaluated, for checkpoints of pruned copies.
-        split: the split that is scored.
-        analysis: the analysis, if one is chosen.
-    """
-
-    checkpoint: Checkpoint
-    stored: dict[str, Any]
-    split: str
-    analysis: Analysis | None
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether the split is scored, its attention maps are drawn and text is sampled."""
-        return scores_split(self.config)
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the split's metrics."""
-        return self.split if self.split in ("train", "test") else "val"
-
-
-def analyse(run: Evaluation) -> Findings:
-    """The findings of the chosen analysis; none without one."""
-    if run.analysis is None:
-        return Findings()
-    return run_analysis(run.analysis, subject_of(run, run.analysis.num_windows), run.folder, run.loggers)
-
-
-def subject_of(run: Evaluation, num_windows: int) -> Subject:
-    """The subject of an analysis: the network, and at most as many windows or pairs of the split."""
-    device, precision = run.trainer.strategy.root_device, run.trainer.precision_plugin
-
-    def placed(network: Network) -> Network:
-        return cast(Network, precision.convert_module(network.to(device).eval()))
-
-    def save_pruned(pruned: Network, path: Path) -> None:
-        own = copy.deepcopy(run.stored)
-        own["model"]["pruned_heads"] = pruned.pruned_heads()
-        overrides = describe_config(own, run.checkpoint.overrides) | recorded_sources(run.checkpoint)
-        save_network(path, pruned, run.checkpoint, overrides)
-
-    batches = run.data.sample(run.split, num_windows)
-    return Subject(
-        network=placed(run.network),
-        batches=[run.trainer.strategy.batch_to_device(batch, device) for batch in batches],
-        task=run.task,
-        tokenizer=run.data.tokenizer,
-        precision=precision.forward_context,
-        untrained=lambda: placed(make_seeded_network(run.config, run.data.tokenizer)),
-        save_pruned=save_pruned,
-        row=run.data.row,
-        facts=describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split),
-    )
+    return is_scored
 
 
 @contextmanager
@@ -250,85 +159,3 @@ def evaluation_in_python(
             run.network = network
             with closing(run.loggers):
                 yield run
-
-
-class Scores(NamedTuple):
-    """The metrics of the split, and the seconds that scoring it took."""
-
-    metrics: dict[str, float | None]
-    seconds: float
-
-
-def score(run: Evaluation) -> Scores:
-    """Score the split, drawing its attention maps."""
-    batches, start = run.data.evaluation_dataloader(run.split), time.perf_counter()
-    run.trainer.validate(run.module, batches, verbose=False)
-    seconds = time.perf_counter() - start
-    part = run.settings.decoded_part(run.data, run.split)
-    with forward_context(run.trainer, run.network):
-        final = run.task.final_metrics(run.network, part, run.data.tokenizer)
-    return Scores(run.module.metrics | final, seconds)
-
-
-def task_findings(run: Evaluation) -> Findings:
-    """The task's own tables and figures of the split, which are saved."""
-    findings = examine(run.task, run.network, run.data, run.split, run.trainer)
-    facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
-    keep_findings(findings, run.folder, run.loggers, facts)
-    return findings
-
-
-def make_results(run: Evaluation, scores: Scores | None) -> dict[str, Any]:
-    """The contents of `results.json` except the analysis and the sample; without scores, nothing about the split."""
-    results = {
-        "split": run.split,
-        "train/num_tokens": run.checkpoint.facts.get("train/num_tokens"),
-        "num_parameters": run.network.num_parameters(),
-        "device": describe_device(run.settings.device),
-        "precision": run.settings.precision,
-        "attention_backend": run.config.attention.backend,
-        "attention_kernel": run.kernel,
-        "steps": run.checkpoint.step,
-        "data_fingerprint": run.data.fingerprint,
-        "data": data_results(run.data, [run.split]),
-    }
-    if scores is None:
-        return results
-    split, limit = run.data.splits[run.split], run.settings.limit
-    speed = None if is_partial(limit) else split.num_targets / scores.seconds
-    results |= {"throughput/tokens_per_second": speed, "seconds": scores.seconds}
-    return split_results(scores.metrics, split, run.prefix, limit) | results
-
-
-def summarise(run: Evaluation, scores: Scores | None, findings: Findings) -> dict[str, Any]:
-    """Write `results.json`, print the summary and, where the split was scored, a text sample."""
-    results = make_results(run, scores) | findings.scalars
-    is_own = run.checkpoint.facts.get("data_fingerprint") is None or reads_own_data(run.data, run.checkpoint)
-    remark = "" if is_own else "; not the data and splits of the run"
-    if not is_own and run.checkpoint.trained_on is None:
-        remark += ", which may have been trained on some of them"
-    path, split = run.folder / "results.json", run.data.splits[run.split]
-    write_results(path, results | {"sample": None})
-    (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
-    pictures = [picture for callback in run.telemetry for picture in callback.paths]
-    print_summary(
-        {
-            "checkpoint": f"{relative_path(run.checkpoint.path)}, after {count(results['steps'], 'step')}",
-            "parameters": f"{results['num_parameters']:,}",
-            "device": f"{results['device']}, {results['precision']}",
-            "attention": f"{run.kernel} kernel (attention.backend={results['attention_backend']})",
-            **describe_data(run.data, [run.split], remark),
-            **(describe_split(run.task, scores.metrics, split, run.prefix, run.settings.limit) if scores else {}),
-            "attention maps": relative_path(pictures[-1]) if pictures else None,
-            **findings.lines,
-            "analysis": ", ".join(map(relative_path, findings.files)) or None,
-            "results": relative_path(path),
-            "prompt": describe_prompts(run.config.generate, run.data.tokenizer, run.network.max_seq_len, run.task),
-            "wandb": wandb_location(run.loggers),
-        }
-    )
-    if run.task.generates and run.is_scored:
-        with forward_context(run.trainer, run.network):
-            results["sample"] = print_generated(run.config.generate, run.task, run.network, run.data)
-        write_results(path, results)
-    return results

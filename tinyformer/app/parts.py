@@ -1,4 +1,4 @@
-"""The parts of a run that its config describes: data, task, network."""
+"""The parts of a run that its config describes, checked: data, task, network."""
 
 import pydoc
 from collections.abc import Mapping
@@ -9,9 +9,11 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.app.checks import check_types
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.app.hydra_errors import raising_module
-from tinyformer.app.sample import make_beam
+from tinyformer.app.sample import check_generation, make_beam, refuse_prompts
+from tinyformer.app.scores import register_score
 from tinyformer.data import DataModule, QuestionDataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
@@ -24,6 +26,25 @@ LACKS = {
     "span": "no questions about contexts for task=span; data=docstring_questions works",
 }
 """What generated data lack for a task, and data that work, by task."""
+
+
+def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Check every value that a class or function receives.
+
+    Returns:
+        The config as plain containers, unresolved, so that overrides act on it when it is read from a checkpoint.
+
+    Raises:
+        ConfigError: a value has another type, or the network has a decoder, and no choice of cross-attention.
+    """
+    if "decoder" in config.network and config.get("cross_attention") is None:
+        raise ConfigError("network: its decoder has no cross_attention; task=seq2seq chooses one; leave network= out.")
+    # First, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
+    unresolved: Any = OmegaConf.to_container(config, resolve=False)
+    register_score(unresolved)
+    check_types(config, choices=choices)
+    check_generation(config.generate)
+    return unresolved
 
 
 def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTokenizer | None = None) -> DataModule:
@@ -48,7 +69,8 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     """The task of a run; its class labels are the data's, unless the config names them.
 
     Raises:
-        ConfigError: `task.objective` is not a task, or needs other data.
+        ConfigError: `task.objective` is not a task, or needs other data or another network.
+        ArgumentError: there is a prompt, and the task generates no text.
     """
     for key in ("labels", "num_texts"):
         if key in config.task and config.task[key] is None:
@@ -56,6 +78,8 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     task = instantiate(config.task.objective, _convert_="all")
     if not isinstance(task, Task):
         raise ConfigError(f"task.objective: {type(task).__name__} is no subclass of tinyformer.tasks.Task.")
+    _require_network_of(task, pydoc.locate(str(config.network._target_)), config.get("cross_attention") is not None)
+    refuse_prompts(config.generate, task)
     if isinstance(task, Seq2Seq):
         task.beam = make_beam(config.generate)
     if isinstance(task, SpanExtraction) and isinstance(data, QuestionDataModule):
@@ -69,29 +93,19 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     return task
 
 
-def require_cross_attention(config: DictConfig) -> None:
-    """Refuse a decoder without its cross-attention, which other nodes refer to.
-
-    Raises:
-        ConfigError: the network has a decoder, and no choice of cross-attention.
-    """
-    if "decoder" in config.network and config.get("cross_attention") is None:
-        raise ConfigError("network: its decoder has no cross_attention; task=seq2seq chooses one; leave network= out.")
-
-
-def require_network_of(task: Task, config: DictConfig) -> None:
+def _require_network_of(task: Task, network: Any, has_cross_attention: bool) -> None:
     """Refuse a network that the task cannot train, and options of an axis that the network does not have.
 
     Raises:
         ConfigError: the network is of another class, or there is cross-attention without a decoder.
     """
-    network, needed = pydoc.locate(str(config.network._target_)), task.network_class
+    needed = task.network_class
     if not isinstance(network, type):
         return  # a function of the user's
     if not issubclass(network, needed):
         own = f"{type(task).__name__} needs {needed.__name__}, and this is {network.__name__}"
         raise ConfigError(f"network: {own}; leave network= out.")
-    if config.get("cross_attention") is not None and not issubclass(network, EncoderDecoder):
+    if has_cross_attention and not issubclass(network, EncoderDecoder):
         raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
 
 

@@ -1,22 +1,27 @@
-"""The parts of a run: `training_run` and `evaluation_run` make them, `run_results` summarises them at its end."""
+"""The parts of a run: `training_run` and `evaluation_run` make them, `run_results` scores and summarises them."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import lightning as L
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
+from tinyformer.analysis import Analysis
 from tinyformer.app.config import Invocation
 from tinyformer.app.match import Matched
 from tinyformer.app.start import Start
 from tinyformer.app.trainer import Settings
+from tinyformer.checkpoint import Checkpoint
 from tinyformer.data import DataModule
 from tinyformer.nn import Network
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, FiniteCheck, TrainingModule, TrainingScores
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.report import Report
+
+C = TypeVar("C", bound=L.Callback)
 
 
 @dataclass
@@ -30,7 +35,7 @@ class Parts:
         data: the tokens.
         task: the task.
         network: the model.
-        kernel: the attention kernels of its layers.
+        kernels: the attention kernels of its layers.
         module: Lightning's module.
         loggers: the loggers.
         trainer: Lightning's trainer, with all callbacks.
@@ -42,20 +47,24 @@ class Parts:
     data: DataModule
     task: Task
     network: Network
-    kernel: str
+    kernels: list[str]
     module: TrainingModule
     loggers: list[Logger]
     trainer: L.Trainer
 
-    @property
-    def callbacks(self) -> list[L.Callback]:
-        """The callbacks of the trainer."""
-        return self.trainer.callbacks  # type: ignore[attr-defined]
+    def callbacks(self, kind: type[C]) -> list[C]:
+        """The callbacks of a class."""
+        return [callback for callback in self.trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
     @property
     def telemetry(self) -> list[AttentionTelemetry]:
         """The callbacks that measure heads."""
-        return [callback for callback in self.callbacks if isinstance(callback, AttentionTelemetry)]
+        return self.callbacks(AttentionTelemetry)
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The attention maps that were drawn."""
+        return [picture for callback in self.telemetry for picture in callback.paths]
 
 
 @dataclass
@@ -77,20 +86,38 @@ class Run(Parts):
     @property
     def report(self) -> Report:
         """The callback that measures speed."""
-        return next(callback for callback in self.callbacks if isinstance(callback, Report))
+        return self.callbacks(Report)[0]
 
     @property
     def checkpoints(self) -> Checkpoints:
         """The callback that saves the run."""
-        return next(callback for callback in self.callbacks if isinstance(callback, Checkpoints))
+        return self.callbacks(Checkpoints)[0]
 
     @property
     def training_scores(self) -> dict[str, float]:
         """The metrics of training rows at the last validation, by name; empty where none are scored."""
-        scores = [callback for callback in self.callbacks if isinstance(callback, TrainingScores)]
-        return {name: value for callback in scores for name, value in callback.metrics.items()}
+        return {name: value for scores in self.callbacks(TrainingScores) for name, value in scores.metrics.items()}
 
     @property
     def skipped(self) -> list[int]:
         """The steps that were skipped since they were not finite."""
-        return [step for callback in self.callbacks if isinstance(callback, FiniteCheck) for step in callback.skipped]
+        return [step for check in self.callbacks(FiniteCheck) for step in check.skipped]
+
+
+@dataclass
+class Evaluation(Parts):
+    """An evaluation before it computes anything.
+
+    Args:
+        checkpoint: the checkpoint.
+        stored: the unresolved config of the network as it is evaluated, for checkpoints of pruned copies.
+        split: the split that is scored.
+        analysis: the analysis, if one is chosen.
+        is_scored: whether the split is scored, its attention maps are drawn and text is sampled.
+    """
+
+    checkpoint: Checkpoint
+    stored: dict[str, Any]
+    split: str
+    analysis: Analysis | None
+    is_scored: bool

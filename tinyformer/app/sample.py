@@ -140,10 +140,8 @@ def _pieces(
 ) -> Iterator[str]:
     """A prompt, then the pieces of its continuation, up to the end of the document."""
     yield prompt
-    (tokens,), sampling = (
-        tokenizer.read([prompt]),
-        _sampling(settings, tokenizer.missing_ids(network.encoder.vocab_size)),
-    )
+    (tokens,) = tokenizer.read([prompt])
+    sampling = _sampling(settings, tokenizer.missing_ids(network.encoder.vocab_size))
     steps = stream(network, [tokens], settings.num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
     yield from tokenizer.pieces((token for (token,) in steps if token is not None), after=tokens)
 

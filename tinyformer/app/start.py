@@ -56,12 +56,13 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
     """Load the checkpoint that a run starts from, if any.
 
     Args:
-        config: the config.
+        config: the config, whose `model.vocab_size`, unless it is set, becomes the number of rows of an embedding that
+            has more rows than the tokenizer has tokens.
         folder: the folder of the run.
 
     Raises:
         ConfigError: the folder contains another run.
-        ArgumentError: the checkpoint cannot be read, or the resumed run has no steps left.
+        ArgumentError: the checkpoint cannot be read or has no tokenizer, or the resumed run has no steps left.
     """
     for key in ("resume", "init_from"):
         if not isinstance(config[key], str | None):
@@ -85,24 +86,11 @@ def load_start(config: DictConfig, folder: Path) -> Start | None:
             f"resume={format_value(config.resume)}: the run has completed its {step} steps; "
             f"trainer.max_steps={2 * step} continues it."
         )
+    embedding = start.checkpoint.weights.get(EMBEDDING)  # T5's has 32,128 rows, for 32,100 tokens
+    if config.model.vocab_size is None and embedding is not None and embedding.ndim:
+        num_tokens = tokenizer_of(start.checkpoint, start.key).vocab_size
+        config.model.vocab_size = len(embedding) if len(embedding) > num_tokens else None
     return start
-
-
-def keep_vocabulary(config: DictConfig, start: Start | None) -> None:
-    """Keep the rows of an embedding for which the tokenizer has no tokens: T5 has 32,128 rows and 32,100 tokens.
-
-    Args:
-        config: the config, whose `model.vocab_size` is set unless the user has.
-        start: the checkpoint that the run starts from, if any.
-
-    Raises:
-        ArgumentError: see `tokenizer_of`.
-    """
-    embedding = start.checkpoint.weights.get(EMBEDDING) if start is not None else None
-    if start is None or embedding is None or not embedding.ndim or config.model.vocab_size is not None:
-        return
-    if len(embedding) > tokenizer_of(start.checkpoint, start.key).vocab_size:
-        config.model.vocab_size = len(embedding)
 
 
 def continue_job(config: DictConfig, folder: Path) -> bool:

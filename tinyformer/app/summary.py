@@ -16,6 +16,15 @@ from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.callbacks.report import Report
 
+Metrics = Mapping[str, float | None]
+"""The metrics of a split, by name; None for one that is undefined."""
+
+PREFIXES = {"train": "train", "validation": "val", "test": "test", "all": "val"}
+"""The prefix of the metrics of each split."""
+
+COUNTS = ("num_tokens", "num_bytes", "num_unknown")
+"""The sizes of a split that `results.json` has."""
+
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write `results.json`, with null for numbers that JSON lacks, such as nan."""
@@ -26,26 +35,20 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(finite, indent=2, ensure_ascii=False) + "\n")
 
 
-def split_results(
-    metrics: Mapping[str, float | None], split: Any, prefix: str, limit: float | None = None
-) -> dict[str, Any]:
+def split_results(metrics: Metrics, split: Any, name: str, limit: float | None) -> dict[str, Any]:
     """The part of `results.json` about one split: its metrics and its size.
 
     Args:
         metrics: the metrics of the split.
         split: the split.
-        prefix: the prefix of the keys.
+        name: its name, from which the prefix of the keys follows.
         limit: `trainer.limit_val_batches`; where only a part is scored, its size is not known.
     """
-    counts = {name: getattr(split, name) for name in ("num_tokens", "num_bytes", "num_unknown")}
-    if is_partial(limit):
-        counts = dict.fromkeys(counts)
-    return {f"{prefix}/{name}": value for name, value in {**metrics, **counts}.items()}
+    counts = {key: None if is_partial(limit) else getattr(split, key) for key in COUNTS}
+    return {f"{PREFIXES[name]}/{key}": value for key, value in {**metrics, **counts}.items()}
 
 
-def describe_split(
-    task: Task, metrics: Mapping[str, float | None], split: Any, prefix: str, limit: float | None = None
-) -> dict[str, str | None]:
+def describe_split(task: Task, metrics: Metrics, split: Any, name: str, limit: float | None) -> dict[str, str | None]:
     """The lines of the summary about one split; see `split_results`."""
     unknown = split.num_unknown
     lines = task.describe(metrics, split) | {"unknown": f"{unknown:,} characters became <unk>" if unknown else None}
@@ -53,9 +56,9 @@ def describe_split(
     if is_partial(limit):
         scored = f"over a part of the text (trainer.limit_val_batches={limit})"
     return {
-        f"{prefix} loss": f"{metrics['loss']:.4f} nats per {task.unit}, {scored}",
+        f"{PREFIXES[name]} loss": f"{metrics['loss']:.4f} nats per {task.unit}, {scored}",
         # Lines about a validation split carry no prefix, even beside those of a test split.
-        **{f"test {name}" if prefix == "test" else name: line for name, line in lines.items()},
+        **{f"test {key}" if name == "test" else key: line for key, line in lines.items()},
     }
 
 

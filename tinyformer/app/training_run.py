@@ -3,7 +3,7 @@
 import copy
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,17 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.app.admission import describe_config
-from tinyformer.app.checks import check_types
 from tinyformer.app.config import Invocation
 from tinyformer.app.errors import OUT_OF_MEMORY, ConfigError, config_keys
 from tinyformer.app.keys import format_value, key_of_argument
 from tinyformer.app.lock import locked
 from tinyformer.app.loggers import closing, make_loggers
 from tinyformer.app.match import match_size, set_size
-from tinyformer.app.parts import (
-    evaluation_mask,
-    make_task,
-    require_cross_attention,
-    require_known_tokens,
-    require_network_of,
-)
+from tinyformer.app.parts import check_config, evaluation_mask, make_task, require_known_tokens
 from tinyformer.app.resume import is_first_process
 from tinyformer.app.run import Run
-from tinyformer.app.run_results import has_test, score, summarise
-from tinyformer.app.sample import check_generation, refuse_prompts
-from tinyformer.app.scores import register_score
-from tinyformer.app.start import keep_vocabulary, load_start, make_starting_network, prepare_data
+from tinyformer.app.run_results import has_test, score_training, summarise_training
+from tinyformer.app.start import load_start, make_starting_network, prepare_data
 from tinyformer.app.summary import describe_non_finite
 from tinyformer.app.trainer import (
     Settings,
@@ -79,7 +70,7 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
         with closing(run.loggers):
             fit(run)
             leave_process_group(run)
-            return summarise(run, score(run)) if is_first_process() else {}
+            return summarise_training(run, *score_training(run)) if is_first_process() else {}
 
 
 def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
@@ -87,15 +78,12 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     written, config = config, copy.deepcopy(config)
     set_up_process()
     start = load_start(config, folder)
-    keep_vocabulary(config, start)
     stored = check_config(config, invocation.choices)
     settings = make_settings(config)
     compiled = compile_arguments(config, settings)
     data = prepare_data(config, start, invocation, settings.device)
     stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
     task = make_task(config, data)
-    require_network_of(task, config)
-    refuse_prompts(config.generate, task)
     matched = match_size(config, invocation, data.tokenizer.vocab_size)
     set_size(stored, matched)
     network = make_starting_network(config, data.tokenizer, start)
@@ -108,7 +96,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     if compiled is not None:
         # Otherwise torch compiles each graph twice: for the length of the first batch, then, at the second, for any.
         network.compile(**compiled, dynamic=data.varying_length or None)
-    module = make_module(config, network, task, data)
+    optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
+    module = TrainingModule(network, task, data, optimizer, schedule)
     loggers = make_loggers(config, folder, network, invocation.is_sweep, start.first_step if start else 0)
     accept = functools.partial(keep_overrides, config, written, folder, invocation)
     callbacks = [
@@ -120,24 +109,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     trainer = training_trainer(settings, folder, loggers, [report, *callbacks, *progress])
     if invocation.in_python:
         require_one_process(trainer)
-    kernel = ", ".join(sorted(set(kernels))) or "its own"
-    parts = (config, folder, settings, data, task, network, kernel, module, loggers, trainer)
+    parts = (config, folder, settings, data, task, network, kernels, module, loggers, trainer)
     return Run(*parts, invocation, start, warning, matched)
-
-
-def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Check every value that a class or function receives.
-
-    Returns:
-        The config as plain containers, unresolved, so that overrides act on it when it is read from a checkpoint.
-    """
-    require_cross_attention(config)
-    # First, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
-    unresolved: Any = OmegaConf.to_container(config, resolve=False)
-    register_score(unresolved)
-    check_types(config, choices=choices)
-    check_generation(config.generate)
-    return unresolved
 
 
 def memory_warning(
@@ -155,12 +128,6 @@ def memory_warning(
     facts = (settings.device, settings.dtype, mask, data.batch_size, free, longest)
     shortage = find_memory_shortage(network, kernels, *facts)
     return shortage.describe(functools.partial(key_of_argument, stored), format_value) if shortage else None
-
-
-def make_module(config: DictConfig, network: Network, task: Task, data: DataModule) -> TrainingModule:
-    """Lightning's module, with optimizer and schedule."""
-    optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
-    return TrainingModule(network, task, data, optimizer, schedule)
 
 
 def make_checkpoints(

@@ -1,4 +1,4 @@
-from .attention import QKV, Attention, AttentionCall, BaseAttention
+from .attention import Attention, BaseAttention
 from .block import Context, PostNormBlock, PreNormBlock
 from .cache import Cache, LayerCache
 from .decoder import Decoder
@@ -11,6 +11,7 @@ from .kernels.case import AttentionCase, Feature
 from .kernels.eager import AttentionMaps, attention_weights
 from .kernels.support import BACKENDS, LACKS, select_backend
 from .latent import LatentAttention
+from .maps import QKV, AttentionCall
 from .mask import AttentionMask
 from .network import Network
 from .norm import LayerNorm, RMSNorm

@@ -6,7 +6,7 @@ definition of `attend`, softmax(q kᵀ / √head_dim) v, opens `kernels.eager`; 
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -16,36 +16,11 @@ from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.gate import HeadGate, OutputGate, ablated_in_layer
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps
-from tinyformer.nn.maps import exact_maps
+from tinyformer.nn.maps import QKV, AttentionCall, exact_maps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.softmax import SoftmaxAttention
 from tinyformer.sizes import head_dim_of
-
-
-class QKV(NamedTuple):
-    """Queries, keys and values of each head; with a cache, keys and values of the earlier tokens come first."""
-
-    q: Float[Tensor, "batch num_q_heads q_seq head_dim"]
-    k: Float[Tensor, "batch num_k_heads k_seq head_dim"]
-    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"]
-
-
-class AttentionCall(NamedTuple):
-    """The inputs of attention in one forward pass of a layer.
-
-    Attributes:
-        mask: which of these keys each query may attend to.
-        is_cross: whether the keys belong to another sequence.
-        num_behind: number of cached tokens outside the window of every query, which are not among the keys.
-        weights: attention weights that replace those of the softmax, one map per softmax; None to keep the softmax.
-    """
-
-    qkv: QKV
-    mask: AttentionMask
-    is_cross: bool
-    num_behind: int
-    weights: Float[Tensor, "batch maps q_seq k_seq"] | None = None
 
 
 class BaseAttention(SoftmaxAttention):

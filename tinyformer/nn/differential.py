@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.attention import QKV, Attention
+from tinyformer.nn.attention import Attention
 from tinyformer.nn.kernels.eager import AttentionMaps
+from tinyformer.nn.maps import QKV
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.sizes import head_dim_of

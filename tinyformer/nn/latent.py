@@ -7,10 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn.attention import QKV, BaseAttention
+from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
+from tinyformer.nn.maps import QKV
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.sizes import head_dim_of

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,28 +13,62 @@ from tinyformer.errors import ArgumentError
 from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.mask import AttentionMask
 
-if TYPE_CHECKING:
-    from tinyformer.nn.attention import QKV, AttentionCall, BaseAttention
-
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Largest error of the output that a layer's maps give, as a share of its largest value; 0.03 in lower precision."""
+
+
+class QKV(NamedTuple):
+    """Queries, keys and values of each head; with a cache, keys and values of the earlier tokens come first."""
+
+    q: Float[Tensor, "batch num_q_heads q_seq head_dim"]
+    k: Float[Tensor, "batch num_k_heads k_seq head_dim"]
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"]
+
+
+class AttentionCall(NamedTuple):
+    """The inputs of attention in one forward pass of a layer.
+
+    Attributes:
+        mask: which of these keys each query may attend to.
+        is_cross: whether the keys belong to another sequence.
+        num_behind: number of cached tokens outside the window of every query, which are not among the keys.
+        weights: attention weights that replace those of the softmax, one map per softmax; None to keep the softmax.
+    """
+
+    qkv: QKV
+    mask: AttentionMask
+    is_cross: bool
+    num_behind: int
+    weights: Float[Tensor, "batch maps q_seq k_seq"] | None = None
+
+
+@runtime_checkable
+class Attends(Protocol):
+    """What the maps of a layer follow from; see `BaseAttention`."""
+
+    training: bool
+
+    def train(self, mode: bool = True) -> nn.Module: ...
+    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Tensor: ...
+    def apply_weights(self, weights: Tensor, qkv: QKV, is_cross: bool) -> Tensor: ...
+    def attention_maps(
+        self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Tensor | None = None
+    ) -> AttentionMaps: ...
 
 
 class NoMapsError(ArgumentError):
     """The error for a layer of a class of one's own that has no attention maps."""
 
-    def __init__(self, layer: nn.Module, reason: str, argument: str = "attention") -> None:
+    def __init__(self, layer: object, reason: str, argument: str = "attention") -> None:
         super().__init__(argument, type(layer).__name__, reason)
 
 
-def is_own(part: nn.Module) -> bool:
+def is_own(part: object) -> bool:
     """Whether the class of a layer, or of a part of it, is none of this package, so that it may compute anything."""
     return not type(part).__module__.startswith(f"{__package__}.")
 
 
-def exact_maps(
-    layer: "BaseAttention", call: "AttentionCall", rows: Int[Tensor, " rows"] | None = None
-) -> AttentionMaps:
+def exact_maps(layer: Attends, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
     """The maps of a call for all queries or those at `rows`, without dropout: `apply_weights` of them gives `attend`.
 
     A class of one's own may compute other weights than those of `attention_maps`. What it computes then decides: the
@@ -55,10 +89,10 @@ def exact_maps(
     return AttentionMaps(F.pad(maps.weights, padding), F.pad(maps.logits, padding, value=-torch.inf))
 
 
-def _maps_of_own(layer: "BaseAttention", call: "AttentionCall") -> AttentionMaps:
+def _maps_of_own(layer: Attends, call: AttentionCall) -> AttentionMaps:
     """The maps of `attention_maps` if the output is that of these, or else those of what `attend` computes."""
     was_training = layer.training
-    layer.eval()
+    layer.train(False)
     try:
         expected = layer.attend(call.qkv, call.mask, call.is_cross)
         for maps_of in (layer.attention_maps, partial(_derived_maps, layer)):
@@ -74,7 +108,7 @@ def _maps_of_own(layer: "BaseAttention", call: "AttentionCall") -> AttentionMaps
 
 
 @torch.no_grad()
-def _derived_maps(layer: "BaseAttention", qkv: "QKV", mask: AttentionMask, is_cross: bool) -> AttentionMaps:
+def _derived_maps(layer: Attends, qkv: QKV, mask: AttentionMask, is_cross: bool) -> AttentionMaps:
     """∂ attend / ∂ value of each key: the outputs for unit vectors as values, minus those for zeros."""
     k_seq, width = qkv.v.shape[-2:]
 
