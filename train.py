@@ -2,7 +2,7 @@
 
 import sys
 
-from tinyformer.app.programs import train_program
+from tinyformer.run.programs import train_program
 
 if __name__ == "__main__":
     sys.exit(train_program("python train.py"))

@@ -23,11 +23,11 @@ from peers import GPT, Shape
 from torch import Tensor
 
 from tinyformer.analysis.costs import count_costs
-from tinyformer.app.config import Invocation
-from tinyformer.app.loggers import closing
-from tinyformer.app.training_run import fit, set_up
+from tinyformer.config.invocation import Invocation
 from tinyformer.nn import BACKENDS, AttentionMask
 from tinyformer.nn.score import Scoring
+from tinyformer.run.loggers import closing
+from tinyformer.run.training_run import fit, set_up
 from tinyformer.training.peak import Peak, matmul_peak, measured_flops
 
 TRAINED = (

@@ -26,8 +26,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinyformer.doctor.growth import BASE, measure_axis
 from tinyformer.hardware import describe_device
+from tinyformer.programs.doctor.growth import BASE, measure_axis
 
 ROOT = Path(__file__).parent.parent
 BACKENDS = ("eager", "sdpa", "flash", "flex")

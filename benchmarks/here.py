@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import torch
 from omegaconf import DictConfig
 
-from tinyformer.app.config import Invocation, config_dir
-from tinyformer.app.errors import config_keys, exit_code_of
-from tinyformer.app.parts import make_network
-from tinyformer.app.sweep import compose_run
+from tinyformer.config.errors import config_keys, exit_code_of
+from tinyformer.config.invocation import Invocation, config_dir
+from tinyformer.config.sweep import compose_run
 from tinyformer.hardware import describe_device
 from tinyformer.nn import Transformer
+from tinyformer.run.parts import make_network
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("torch", "lightning", "transformers", "x-transformers", "datasets", "numpy")

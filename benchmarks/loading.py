@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tinyformer.data import TokenSplit
-from tinyformer.data.loader import ResumableLoader
+from tinyformer.data.batches.loader import ResumableLoader
 
 BATCH_SIZE, SEQ_LEN = 64, 256
 VOCAB_SIZE = 50_257

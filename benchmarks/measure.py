@@ -25,14 +25,14 @@ from peers import Peer, Shape, num_parameters
 from torch import Tensor, nn
 from torch.profiler import profile
 
-from tinyformer.app.config import Invocation
-from tinyformer.app.loggers import closing
-from tinyformer.app.run import Run
-from tinyformer.app.training_run import fit, set_up
 from tinyformer.batch import Batch
-from tinyformer.doctor.exactness import kernel_among, profiled_events
+from tinyformer.config.invocation import Invocation
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
+from tinyformer.programs.doctor.exactness import kernel_among, profiled_events
+from tinyformer.run.loggers import closing
+from tinyformer.run.run import Run
+from tinyformer.run.training_run import fit, set_up
 from tinyformer.training.callbacks.progress import StepProgress
 
 PLAIN = "plain PyTorch loop, our network"

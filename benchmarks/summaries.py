@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from hydra.utils import instantiate
 
-from tinyformer.app.sweep import compose_run
+from tinyformer.config.sweep import compose_run
 from tinyformer.data import PairDataModule, PairSplit
-from tinyformer.data.pydoc import Library
+from tinyformer.data.sources.pydoc import Library
 from tinyformer.tasks.text_metrics import text_metrics
 
 NUM_CONSTANTS, NUM_COMPARED = 40, 100

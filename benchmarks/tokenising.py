@@ -10,9 +10,9 @@ from typing import Any
 from measure import alternate
 from tokenizers import Tokenizer
 
-from tinyformer.data.pydoc import Pydoc
+from tinyformer.data.sources.pydoc import Pydoc
 from tinyformer.data.stream import write_split
-from tinyformer.data.tokenizer_recipes import BPETokenizer
+from tinyformer.data.tokenizer.recipes import BPETokenizer
 
 ALONE = "tokenizers alone"
 VOCAB_SIZE = 8192

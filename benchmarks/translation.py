@@ -21,9 +21,9 @@ from nltk.translate import AlignedSent, IBMModel1
 from torch import Tensor
 
 import tinyformer
-from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import PairTokens, TextFiles
-from tinyformer.model import Model
+from tinyformer.generation.beam_search import Beam, beam_search
+from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, Cache, Context, Transformer
 from tinyformer.tasks.text_metrics import text_metrics
 

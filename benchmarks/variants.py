@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tinyformer.doctor.variants import combine
+from tinyformer.programs.doctor.variants import combine
 
 ROOT = Path(__file__).parent.parent
 

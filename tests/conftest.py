@@ -13,10 +13,10 @@ from unittest import mock
 import pytest
 import torch
 from browser import chromium
+from commands import BOOK, ROOT, SMALL, TEXT, Ended, Program, Trained
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 from playwright.sync_api import Browser
-from programs import BOOK, ROOT, SMALL, TEXT, Ended, Program, Trained
 
 # The models of the tests are so small that a second thread only waits, and on a busy machine it waits long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -98,8 +98,8 @@ def book(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Trained:
     """A run of 30 steps on `BOOK`, which Python starts; tests read its folder and change nothing in it."""
-    from tinyformer.app.sweep import compose_run
-    from tinyformer.app.training_run import train
+    from tinyformer.config.sweep import compose_run
+    from tinyformer.run.training_run import train
 
     folder, out = tmp_path_factory.mktemp("trained"), io.StringIO()
     (folder / "book.txt").write_text(BOOK)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ROOT, SMALL, Program
 from hydra.core.global_hydra import GlobalHydra
 from matplotlib.image import imread
-from programs import ROOT, SMALL, Program
 from wandb_file import read_history
 
 import tinyformer
 from tinyformer.analysis import HeadAblation
-from tinyformer.app.errors import ConfigError
-from tinyformer.checkpoint import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.config.errors import ConfigError
 
 ANALYSES = ("heads", "importance", "prune", "residual", "gradients", "maps")
 LAYERS, HEADS = 2, 4

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ROOT, SMALL
 from measure import PLAIN
 from peers import PEERS
-from programs import ROOT, SMALL
 
 import tinyformer
-from tinyformer.beam_search import Beam
+from tinyformer.generation.beam_search import Beam
 
 
 def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:

@@ -4,15 +4,15 @@ from itertools import zip_longest
 
 import pytest
 import torch
+from commands import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from programs import ROOT
 
-from tinyformer.app.checks import check_types
-from tinyformer.app.config import register_resolvers
+from tinyformer.config.checks import check_types
+from tinyformer.config.invocation import register_resolvers
 from tinyformer.nn import Transformer
 
 CONF = ROOT / "conf"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import BOOK, Program, Trained, results_of
+from commands import BOOK, Program, Trained, results_of
 
 import tinyformer
 

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from notebooks import NOTEBOOKS, as_stored, executed
 
-from tinyformer.inspection import TextMaps
+from tinyformer.model import TextMaps
 
 LARGEST = 300_000
 """Bytes of a stored notebook."""

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from programs import SMALL, Program
+from commands import SMALL, Program
 
 DATA = (
     "data=induction data.num_sequences=200 data.num_validation_sequences=20 data.num_symbols=8 data.seq_len=16 "

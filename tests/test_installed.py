@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import ROOT, SMALL
+from commands import ROOT, SMALL
 
 pytestmark = pytest.mark.slow
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import SMALL, TEXT, Program, results_of, weights_of
 from hydra.utils import instantiate
-from programs import SMALL, TEXT, Program, results_of, weights_of
 
-from tinyformer.app.sweep import compose_run
+from tinyformer.config.sweep import compose_run
 from tinyformer.nn import AttentionMask
 
 ARGUMENTS = f"{SMALL} {TEXT} callbacks.attention=null"

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from programs import SMALL, Program
+from commands import SMALL, Program
 
 TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1 trainer.limit_val_batches=2"
 

@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from commands import ROOT, Ended, Program, results_of
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig, OmegaConf
-from programs import ROOT, Ended, Program, results_of
 
 from tinyformer.__main__ import PROGRAMS
-from tinyformer.app.config import register_resolvers
-from tinyformer.app.keys import readable
-from tinyformer.findings.files import finding_names, read_finding
-from tinyformer.findings.pages import BEFORE, is_before_split, is_current, overview, page, read_outcomes
+from tinyformer.config.invocation import register_resolvers
+from tinyformer.config.keys import readable
 from tinyformer.nn import LACKS, Feature
+from tinyformer.programs.findings.files import finding_names, read_finding
+from tinyformer.programs.findings.pages import BEFORE, is_before_split, is_current, overview, page, read_outcomes
 
 DOCS = ROOT / "docs" / "pages"
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
@@ -49,13 +49,13 @@ CAPTURING = [block for block in PYTHON if "capture_attention(" in block]
 TRAINING = sorted(block for block in PYTHON if "tinyformer.train(" in block)
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
 (CLAIM,) = (block for kind, block in BLOCKS if kind == "text" and block.startswith("title:"))
-# After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer.card`.
+# After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer card`.
 LINES = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()]
 LINES = [re.sub(r"^tinyformer (train|evaluate)", r"python \1.py", line) for line in LINES]
-SHELL = {re.sub(r"^tinyformer ", "python -m tinyformer.", line) for line in LINES}
+SHELL = {re.sub(r"^tinyformer ", "python -m tinyformer ", line) for line in LINES}
 INSTALL = {line for line in SHELL if line.startswith("pip install")}
 RUNS = sorted(line for line in SHELL if re.match(r"python (train|evaluate)\.py\b", line))
-MODULES = sorted(line for line in SHELL if line.startswith("python -m tinyformer."))
+MODULES = sorted(line for line in SHELL if line.startswith("python -m tinyformer "))
 
 SMALL_RUN = [
     *("model.num_layers=4", "model.num_heads=4", "model.d_model=16", "model.max_seq_len=64", "data.batch_size=4"),
@@ -76,8 +76,8 @@ ADAPTED = {
 """What a command asks of the network or of an earlier run, and what stands in for it here."""
 
 SMALL_MODULE = {
-    "tinyformer.doctor": ["--variants", "mha", "--dtypes", "fp32"],
-    "tinyformer.findings": ["--results", "results"],  # not those of the checkout
+    "tinyformer.programs.doctor": ["--variants", "mha", "--dtypes", "fp32"],
+    "tinyformer.programs.findings": ["--results", "results"],  # not those of the checkout
 }
 """What is added to the command of a program that takes no overrides."""
 
@@ -314,9 +314,9 @@ def test_command(line: str, program: Program, place: Path) -> None:
 def test_module_command(line: str, program: Program, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "multirun/…" in line:
         make_sweep(program)
-    _, _, module, *arguments = shlex.split(adapted(line))
+    _, _, _, module, *arguments = shlex.split(adapted(line))
     arguments += SMALL_MODULE.get(module, [])
-    main = importlib.import_module(PROGRAMS[module.removeprefix("tinyformer.")][0]).main
+    main = importlib.import_module(PROGRAMS[module][0]).main
     if "convert hf" in line:
         assert main(["export", "outputs/run/checkpoints/last.ckpt", "exported"]) == 0
     capsys.readouterr()

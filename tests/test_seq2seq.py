@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import SMALL, Program, Trained, results_of
+from commands import SMALL, Program, Trained, results_of
 
 import tinyformer
-from tinyformer.checkpoint import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint
 
 PAIRS = "task=seq2seq data=text data.files=pairs.tsv tokenizer=byte hydra.run.dir=run"
 

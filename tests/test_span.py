@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from inspection.models import answerer
+from commands import SMALL, Program, Trained, results_of
 from jaxtyping import TypeCheckError
-from programs import SMALL, Program, Trained, results_of
+from model.models import answerer
 
 import tinyformer
-from tinyformer.app import training_run
 from tinyformer.errors import ArgumentError
-from tinyformer.model import Model
+from tinyformer.model.model import Model
+from tinyformer.run import training_run
 
 SQUAD = "task=span data=squad data.files=squad tokenizer=byte model.max_seq_len=48 hydra.run.dir=run"
 CITIES = ["Rome", "Oslo", "Bonn", "Lima", "Kyiv", "Doha"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import SMALL, Program
+from commands import SMALL, Program
 
 TINY = f"{SMALL} model.num_layers=1 callbacks.attention=null trainer.val_check_interval=2"
 MASKED = "task=masked_lm data=text data.files=book.txt tokenizer=byte"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from programs import BOOK, ROOT, SMALL, TEXT, Program, Trained, column, results_of, weights_of
+from commands import BOOK, ROOT, SMALL, TEXT, Program, Trained, column, results_of, weights_of
 
 RESULT_KEYS = {
     *("val/loss", "val/perplexity", "val/bits_per_byte", "val/num_tokens", "val/num_bytes", "train/num_tokens"),
@@ -86,7 +86,7 @@ def test_the_summary_says_how_fast_the_run_was(trained: Trained) -> None:
 def test_weights_that_will_not_fit_are_reported_before_the_first_step(
     program: Program, book: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinyformer.app import training_run
+    from tinyformer.run import training_run
 
     monkeypatch.setattr(training_run, "free_memory", lambda device: 1000)
     ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run attention.backend=eager")

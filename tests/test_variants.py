@@ -7,13 +7,13 @@ import runpy
 
 import pytest
 import torch
+from commands import ROOT, SMALL, Program
 from hydra.utils import instantiate
-from programs import ROOT, SMALL, Program
 
-from tinyformer.app.sweep import compose_sweep
-from tinyformer.doctor.cases import TIMED_SHAPE, make_module
-from tinyformer.doctor.variants import VARIANTS as TABLE
+from tinyformer.config.sweep import compose_sweep
 from tinyformer.nn import AttentionMask, BaseAttention
+from tinyformer.programs.doctor.cases import TIMED_SHAPE, make_module
+from tinyformer.programs.doctor.variants import VARIANTS as TABLE
 
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "variants.py"))
 VARIANTS: dict[str, list[str]] = BENCHMARK["VARIANTS"]

@@ -1,5 +1,5 @@
-from .app.trained_run import TrainedRun, train
-from .loading import load
-from .model import Model
+from .model.loading import load
+from .model.model import Model
+from .model.trained_run import TrainedRun, train
 
 __all__ = ["Model", "TrainedRun", "load", "train"]

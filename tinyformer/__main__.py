@@ -5,13 +5,13 @@ import importlib
 import sys
 
 PROGRAMS = {
-    "train": ("tinyformer.app.programs", "train a model"),
-    "evaluate": ("tinyformer.app.programs", "score a checkpoint, analyse its heads, sample text"),
-    "card": ("tinyformer.card", "parameters, FLOPs and KV cache of a variant before it is trained"),
-    "compare": ("tinyformer.compare.__main__", "runs side by side, averaged over seeds"),
-    "convert": ("tinyformer.convert.__main__", "import and export Hugging Face models"),
-    "findings": ("tinyformer.findings.__main__", "claims of papers about attention, tested on this machine"),
-    "doctor": ("tinyformer.doctor.__main__", "check every attention backend on this machine"),
+    "train": ("tinyformer.run.programs", "train a model"),
+    "evaluate": ("tinyformer.run.programs", "score a checkpoint, analyse its heads, sample text"),
+    "card": ("tinyformer.programs.card", "parameters, FLOPs and KV cache of a variant before it is trained"),
+    "compare": ("tinyformer.programs.compare.__main__", "runs side by side, averaged over seeds"),
+    "convert": ("tinyformer.programs.convert.__main__", "import and export Hugging Face models"),
+    "findings": ("tinyformer.programs.findings.__main__", "claims of papers about attention, tested on this machine"),
+    "doctor": ("tinyformer.programs.doctor.__main__", "check every attention backend on this machine"),
 }
 """The module of each program, which is imported when it runs, since torch takes seconds; and its purpose."""
 

@@ -8,10 +8,10 @@ from nn.model_cases import make_transformer, token_ids
 from nn.variants import documents, factory, gqa, mla, network
 
 from tinyformer.analysis import capture_attention
-from tinyformer.analysis.capture import attention_calls
-from tinyformer.doctor.speed import peak_memory
+from tinyformer.analysis.measures.capture import attention_calls
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask, Cache, LearnedPosition, PostNormBlock, RotaryPosition
+from tinyformer.programs.doctor.speed import peak_memory
 
 CAUSAL = AttentionMask(causal=True)
 MODELS = {

@@ -8,7 +8,7 @@ import torch
 from matplotlib.patches import Rectangle
 
 from tinyformer.analysis import save_png
-from tinyformer.analysis.charts import confusion_grid, head_grid, lines
+from tinyformer.analysis.pictures.charts import confusion_grid, head_grid, lines
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 

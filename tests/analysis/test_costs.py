@@ -4,13 +4,13 @@ import functools
 
 import pytest
 import torch
+from commands import ROOT
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from programs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 from tinyformer.analysis.costs import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
-from tinyformer.app.sweep import compose_sweep
+from tinyformer.config.sweep import compose_sweep
 from tinyformer.nn import AttentionMask, Cache, Transformer
 
 SEQ = 16

@@ -8,9 +8,9 @@ import torch
 from nn.test_encoder_decoder import SOURCE, TARGET, make
 
 from tinyformer.analysis import CROSS_MEASURES, MEASURES, TokenPair, capture_pair, measure_pairs
-from tinyformer.analysis.cross_measures import coverage, diagonal_distance, monotonicity, source_end
-from tinyformer.analysis.measures import entropy
-from tinyformer.analysis.probe import layer_label
+from tinyformer.analysis.measures.cross_measures import coverage, diagonal_distance, monotonicity, source_end
+from tinyformer.analysis.measures.measures import entropy
+from tinyformer.analysis.measures.probe import layer_label
 
 DIAGONAL = torch.eye(3)
 BACKWARD = torch.eye(3).flip(0)

@@ -13,7 +13,6 @@ from nn.model_cases import make_transformer
 from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_subject
 from analysis.subjects import CAUSAL, columns_of, loud_transformer, make_subject, windows_of
 from tinyformer.analysis import GradientFlow
-from tinyformer.analysis.capture import attention_calls
 from tinyformer.analysis.gradients import (
     count_saturated,
     gradient_norms,
@@ -21,7 +20,8 @@ from tinyformer.analysis.gradients import (
     sublayer_gradients,
     unscaled,
 )
-from tinyformer.analysis.pair_probe import pairs_of
+from tinyformer.analysis.measures.capture import attention_calls
+from tinyformer.analysis.measures.pair_probe import pairs_of
 from tinyformer.nn import AttentionMaps, PostNormBlock, PreNormBlock, Residual
 from tinyformer.nn.kernels.eager import attention_weights
 from tinyformer.nn.score import Scoring

@@ -25,7 +25,7 @@ from tinyformer.analysis import (
 )
 from tinyformer.analysis.importance import head_importance
 from tinyformer.errors import ArgumentError
-from tinyformer.model import Model
+from tinyformer.model.model import Model
 from tinyformer.nn import DifferentialAttention, ShawPosition, T5Position, prune_heads
 from tinyformer.tasks import CausalLM
 

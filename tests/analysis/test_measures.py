@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tinyformer.analysis import MEASURES, PATTERNS, measure_layers, repeated_tokens
-from tinyformer.analysis.capture import CapturedMaps
+from tinyformer.analysis.measures.capture import CapturedMaps
 from tinyformer.nn import AttentionMaps
 
 ALL = MEASURES | PATTERNS

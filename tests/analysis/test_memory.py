@@ -4,12 +4,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from commands import ROOT
 from hydra.utils import instantiate
-from programs import ROOT
 
 from analysis.test_costs import CAUSAL, SEQ, tiny
 from tinyformer.analysis.memory import BatchCosts, count_batch
-from tinyformer.app.sweep import compose_sweep
+from tinyformer.config.sweep import compose_sweep
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Transformer
 from tinyformer.training import AdamW

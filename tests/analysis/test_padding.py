@@ -21,7 +21,7 @@ from tinyformer.analysis import (
     measure_layers,
 )
 from tinyformer.analysis.ablation import losses_without, mean_outputs, resampled_positions
-from tinyformer.analysis.padding import of_one_length, without_padding
+from tinyformer.analysis.measures.padding import of_one_length, without_padding
 from tinyformer.analysis.residual import rank_by_depth
 from tinyformer.batch import IGNORED
 from tinyformer.data import Examples, LabelledSplit, Question, Questions, Windows, tokenise_questions

@@ -16,13 +16,13 @@ from analysis.subjects import TOKENIZER, columns_of
 from tinyformer.analysis import HeadAblation, HeadImportance, HeadMaps, HeadPruning, ResidualSurgery, pairs_of
 from tinyformer.analysis.ablation import gated, losses_without
 from tinyformer.analysis.importance import head_importance
-from tinyformer.analysis.pair_probe import capture_pair, measure_pairs
+from tinyformer.analysis.measures.pair_probe import capture_pair, measure_pairs
 from tinyformer.analysis.residual import distance_to_rank_one, token_cosine
 from tinyformer.batch import IGNORED
-from tinyformer.beam_search import Beam, beam_search
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
+from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import Residual
 
 HEADS = [(*address, head) for address in ADDRESSES for head in range(4)]

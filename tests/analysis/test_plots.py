@@ -7,7 +7,7 @@ import torch
 from matplotlib.image import imread
 
 from tinyformer.analysis import CROSS_MEANINGS, MEANINGS, head_maps, measure_maps, save_png
-from tinyformer.analysis.picture import COLOURS, HATCH, WHITE
+from tinyformer.analysis.pictures.picture import COLOURS, HATCH, WHITE
 from tinyformer.analysis.scales import EXPLANATIONS, LIMITS
 
 

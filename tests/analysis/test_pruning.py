@@ -12,7 +12,7 @@ from analysis.subjects import CAUSAL, SHARINGS, columns_of, loud_transformer, ma
 from tinyformer.analysis import HeadPruning
 from tinyformer.analysis.ablation import gated
 from tinyformer.analysis.pruning import ORDERS, pruning_order
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Attention, ScaledDotScore, TokenReadout, Transformer, prune_heads
 

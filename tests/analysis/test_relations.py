@@ -14,7 +14,7 @@ from tinyformer.analysis.relations import relate
 from tinyformer.analysis.words import Words, merge_words, words_of
 from tinyformer.data import CharTokenizer
 from tinyformer.errors import ArgumentError
-from tinyformer.model import Model
+from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMaps, DifferentialAttention, prune_heads
 from tinyformer.tasks import CausalLM, MaskedLM
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tinyformer.data import ByteTokenizer, CharTokenizer, ExampleRecipe, TextRecipe, storage, stream
-from tinyformer.data.documents import from_texts
-from tinyformer.data.hub_dataset import take_characters
+from tinyformer.data.sources.documents import from_texts
+from tinyformer.data.sources.hub_dataset import take_characters
 
 
 class Texts:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tinyformer.data import Dates, Summaries, hold_out
-from tinyformer.data import dates as module
+from tinyformer.data.sources import dates as module
 from tinyformer.errors import ArgumentError
 
 

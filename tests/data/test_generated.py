@@ -18,8 +18,8 @@ from tinyformer.data import (
     ModularAdditionDataModule,
     RecallDataModule,
 )
-from tinyformer.data.masking import Masking
-from tinyformer.data.modular_addition import NUMBERS
+from tinyformer.data.batches.masking import Masking
+from tinyformer.data.generated.modular_addition import NUMBERS
 from tinyformer.errors import ArgumentError
 
 RECALL = {"seq_len": 30, "max_seq_len": 40, "batch_size": 8, "num_pairs": 4, "num_keys": 9, "num_values": 5}

@@ -13,8 +13,9 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer
 
-from tinyformer.data import ByteTokenizer, HubDataset, hub
-from tinyformer.data.hub_dataset import join_rows
+from tinyformer.data import ByteTokenizer, HubDataset
+from tinyformer.data.sources import hub
+from tinyformer.data.sources.hub_dataset import join_rows
 from tinyformer.errors import ArgumentError
 
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 20

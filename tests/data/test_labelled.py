@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tinyformer.data import ByteTokenizer, LabelledDataModule
-from tinyformer.data.documents import from_columns
+from tinyformer.data.sources.documents import from_columns
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import Classification
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyformer.app.summary import data_results, describe_data
 from tinyformer.data import ByteTokenizer, Pydoc, TextDataModule, TextFiles
-from tinyformer.data.documents import natural_order
+from tinyformer.data.sources.documents import natural_order
+from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.errors import ArgumentError
-from tinyformer.text_paths import hidden_files
+from tinyformer.run.summary import data_results, describe_data
 
 AWKWARD = 'line\r\nline\rline\r\r\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
 AS_READ = 'line\nline\nline\n\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'

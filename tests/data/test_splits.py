@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyformer.data import hold_out, near_copy_groups, splits
-from tinyformer.data.pydoc import Pydoc
+from tinyformer.data.sources.pydoc import Pydoc
 
 WORDS = np.array("the of and to in is that it was for on are as with his they at be this have from or".split())  # noqa: SIM905
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tinyformer.data import ByteTokenizer
-from tinyformer.data.untrusted_tokenizer import tokenizer_from_stranger
+from tinyformer.data.tokenizer.untrusted_tokenizer import tokenizer_from_stranger
 from tinyformer.errors import ArgumentError
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

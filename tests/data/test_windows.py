@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tinyformer.batch import IGNORED
 from tinyformer.data import Windows
-from tinyformer.data.windows import TensorWindows
+from tinyformer.data.batches.windows import TensorWindows
 
 from .streams import EOS, split_of
 

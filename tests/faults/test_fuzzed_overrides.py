@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ROOT, SMALL, Ended
 from omegaconf import OmegaConf
-from programs import ROOT, SMALL, Ended
 
-from tinyformer.app.config import config_dir, register_resolvers
-from tinyformer.app.hydra_errors import known_keys
+from tinyformer.config.hydra_errors import known_keys
+from tinyformer.config.invocation import config_dir, register_resolvers
 
 NUMBER, BLOCK, LIMIT_SECONDS = 2000, 100, 60
 
@@ -86,8 +86,8 @@ def leaves(node: Any, path: str) -> Iterator[str]:
 
 def run_forked(words: Sequence[str], folder: Path) -> tuple[Ended, float]:
     """Run `train.py` in a copy of this process, which has imported everything already."""
-    import tinyformer.app.training_run  # noqa: F401
-    from tinyformer.app.programs import train_program
+    import tinyformer.run.training_run  # noqa: F401
+    from tinyformer.run.programs import train_program
 
     started = time.monotonic()
     outputs = [folder / "out", folder / "err"]

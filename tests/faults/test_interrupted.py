@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from programs import ROOT, SMALL, TEXT, Program, Trained, results_of, weights_of
+from commands import ROOT, SMALL, TEXT, Program, Trained, results_of, weights_of
 
 from tinyformer import files
-from tinyformer.checkpoint import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.errors import ArgumentError
 
 CHECKPOINTS = Path("run/checkpoints")

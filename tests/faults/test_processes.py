@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import ROOT, SMALL, TEXT, Program, results_of, weights_of
+from commands import ROOT, SMALL, TEXT, Program, results_of, weights_of
 
-from tinyformer.checkpoint import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint
 
 pytestmark = pytest.mark.slow
 

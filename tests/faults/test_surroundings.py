@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs import ROOT, SMALL, TEXT, Program, results_of
+from commands import ROOT, SMALL, TEXT, Program, results_of
 
-from tinyformer.checkpoint import load_checkpoint
-from tinyformer.compare.__main__ import main as compare
+from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.programs.compare.__main__ import main as compare
 
 TRAIN = [sys.executable, str(ROOT / "train.py")]
 

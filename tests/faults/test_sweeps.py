@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import ROOT, SMALL, TEXT, Program, results_of, weights_of
+from commands import ROOT, SMALL, TEXT, Program, results_of, weights_of
 
 SWEEP = f"{SMALL} {TEXT} hydra.sweep.dir=sweep"
 

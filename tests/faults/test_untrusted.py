@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from programs import SMALL, TEXT, Program, Trained
+from commands import SMALL, TEXT, Program, Trained
 
 import tinyformer
-from tinyformer.app import start
-from tinyformer.app.scores import register_score
-from tinyformer.compare.__main__ import main as compare_runs
-from tinyformer.convert.exporting import export_model
 from tinyformer.errors import ArgumentError
+from tinyformer.programs.compare.__main__ import main as compare_runs
+from tinyformer.programs.convert.exporting import export_model
+from tinyformer.run import start
+from tinyformer.run.scores import register_score
 
 CALL: dict[str, Any] = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from programs import ROOT, SMALL, TEXT, Program, Trained, results_of
+from commands import ROOT, SMALL, TEXT, Program, Trained, results_of
 from wandb_file import read_config_and_summary
 
 from tinyformer.training import loggers

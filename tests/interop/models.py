@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from commands import ROOT
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from programs import ROOT
 from torch import Tensor, nn
 
-from tinyformer.app.admission import admit_config, describe_config
-from tinyformer.app.sweep import compose_sweep
-from tinyformer.checkpoint import Checkpoint, load_checkpoint, load_weights, save_network
-from tinyformer.convert.exporting import export_model
-from tinyformer.convert.importing import import_model
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
+from tinyformer.config.admission import admit_config, describe_config
+from tinyformer.config.sweep import compose_sweep
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask
+from tinyformer.programs.convert.exporting import export_model
+from tinyformer.programs.convert.importing import import_model
 
 CONF = ROOT / "conf"
 VOCAB, SEQ = 53, 19

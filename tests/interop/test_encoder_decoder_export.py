@@ -17,9 +17,9 @@ from interop.models import (
     transformers,
 )
 from interop.test_export import TEXT, leaves, values
-from tinyformer.convert.exporting import export_model
 from tinyformer.data import BPETokenizer
-from tinyformer.loading import load
+from tinyformer.model.loading import load
+from tinyformer.programs.convert.exporting import export_model
 
 slow = pytest.mark.slow
 

@@ -32,10 +32,10 @@ from interop.models import (
 )
 from interop.test_vocabulary import their_tokenizer
 from tinyformer.analysis import capture_attention
-from tinyformer.convert.exporting import export_model
 from tinyformer.data import Pairs, PairSplit, SpecialTokens
-from tinyformer.model import Model
+from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, EncoderDecoder
+from tinyformer.programs.convert.exporting import export_model
 
 slow = pytest.mark.slow
 

@@ -21,10 +21,10 @@ from interop.models import (
     tokens,
     transformers,
 )
-from tinyformer.convert.exporting import export_model
 from tinyformer.data import BPETokenizer, CharTokenizer
-from tinyformer.generation import Sampling, generate
+from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.interop.folder import write_folder
+from tinyformer.programs.convert.exporting import export_model
 
 slow = pytest.mark.slow
 

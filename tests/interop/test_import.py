@@ -26,8 +26,8 @@ from interop.models import (
     transformers,
 )
 from interop.test_vocabulary import their_tokenizer
-from tinyformer.app.admission import admit_config
-from tinyformer.checkpoint import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.config.admission import admit_config
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),

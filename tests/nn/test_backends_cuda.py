@@ -5,13 +5,13 @@ import torch
 
 from nn.attention_cases import MASKS, Case, assert_within_bf16, eager_result, error, inputs, run_backend
 from nn.variants import NAMES, able, prepared, small
-from tinyformer.doctor.cases import MASKS as DOCTOR_MASKS
-from tinyformer.doctor.cases import Shape, factory_of
-from tinyformer.doctor.exactness import Problem
-from tinyformer.doctor.verdict import Cell, check_exactness
 from tinyformer.nn import AttentionCase, Feature, Scoring, select_backend
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.observe import KernelObserver, running_kernel
+from tinyformer.programs.doctor.cases import MASKS as DOCTOR_MASKS
+from tinyformer.programs.doctor.cases import Shape, factory_of
+from tinyformer.programs.doctor.exactness import Problem
+from tinyformer.programs.doctor.verdict import Cell, check_exactness
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,12 +5,12 @@ import torch
 
 from nn.attention_cases import error
 from nn.variants import NAMES, able, documents, make, mla, prepared, shaw, shaw_keys, small, tokens
-from tinyformer.doctor.cases import MASKS, Shape, factory_of
-from tinyformer.doctor.exactness import Problem
-from tinyformer.doctor.verdict import Cell, check_exactness
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import BACKENDS, AttentionMask, resolve_backend
 from tinyformer.nn.kernels.observe import KernelObserver
+from tinyformer.programs.doctor.cases import MASKS, Shape, factory_of
+from tinyformer.programs.doctor.exactness import Problem
+from tinyformer.programs.doctor.verdict import Cell, check_exactness
 
 CPU, SHAPE = torch.device("cpu"), Shape(11, 8, 3)
 FUSED = ("sdpa", "flash", "flex")

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from inspection.models import BYTES, UNTIED
+from model.models import BYTES, UNTIED
 from torch import nn
 
 from nn.attention_cases import error
@@ -14,8 +14,8 @@ from nn.variants import D_MODEL, NAMES, factory, network, projected, tokens
 from tinyformer.analysis import capture_attention
 from tinyformer.analysis.costs import TrainingFlops, count_costs
 from tinyformer.errors import ArgumentError
-from tinyformer.generation import Sampling, generate
-from tinyformer.model import Model
+from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.model.model import Model
 from tinyformer.nn import (
     QKV,
     Attention,

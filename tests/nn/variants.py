@@ -1,4 +1,4 @@
-"""The variants of `tinyformer.doctor` at a size for tests, combinations of them, and what their tests share."""
+"""The variants of `tinyformer doctor` at a size for tests, combinations of them, and what their tests share."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tinyformer.doctor.cases import factory_of
-from tinyformer.doctor.variants import VARIANTS, Variant, combine
 from tinyformer.nn import (
     ALiBi,
     Attention,
@@ -28,6 +26,8 @@ from tinyformer.nn import (
     TokenReadout,
     Transformer,
 )
+from tinyformer.programs.doctor.cases import factory_of
+from tinyformer.programs.doctor.variants import VARIANTS, Variant, combine
 
 D_MODEL, NUM_HEADS = 32, 4
 

@@ -18,9 +18,9 @@ import lightning as L
 import torch
 from torch._dynamo.utils import counters
 
-from tinyformer import beam_search
 from tinyformer.data import QuestionSplit
-from tinyformer.generation import Sampling
+from tinyformer.generation import beam_search
+from tinyformer.generation.sampling import Sampling
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction, classification
 from tinyformer.training import AttentionTelemetry, FiniteCheck
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from programs import BOOK
+from commands import BOOK
 
 from .conftest import Run
 

@@ -9,7 +9,7 @@ from analysis.pair_subjects import loud_encoder_decoder
 from nn.model_cases import make_encoder, make_transformer
 
 from tinyformer.batch import IGNORED
-from tinyformer.data.loader import EpochLoader
+from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.nn import ClassReadout, SpanReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, TrainingModule, WarmupCosine

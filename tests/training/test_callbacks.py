@@ -15,8 +15,9 @@ from analysis.pair_subjects import loud_encoder_decoder
 from data.test_pairs import prepared, write
 
 from tinyformer.analysis.costs import count_costs
-from tinyformer.checkpoint import FORMAT, KEY, load_checkpoint
-from tinyformer.data import Windows, loader
+from tinyformer.checkpoint.file import FORMAT, KEY, load_checkpoint
+from tinyformer.data import Windows
+from tinyformer.data.batches import loader
 from tinyformer.hardware import peak_memory
 from tinyformer.tasks import Seq2Seq
 from tinyformer.training import AdamW, RunCSVLogger, TrainingModule, WarmupCosine

@@ -10,7 +10,7 @@ from nn.model_cases import make_transformer, token_ids
 from nn.variants import NAMES, factory, network
 
 from tinyformer.analysis import first_non_finite
-from tinyformer.checkpoint import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask
 from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, RunCSVLogger

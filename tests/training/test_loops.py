@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from tinyformer import files
-from tinyformer.checkpoint import load_checkpoint, load_newest
+from tinyformer.checkpoint.file import load_checkpoint, load_newest
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.checkpoint_io import WholeCheckpointIO

@@ -1,21 +1,26 @@
 from .ablation import HeadAblation
 from .alignment import CrossAlignment
-from .atlas import atlas_html, write_atlas
-from .capture import CapturedMaps, capture_attention
 from .circuit import HeadCircuit
-from .cross_measures import CROSS_MEANINGS, CROSS_MEASURES
-from .events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
 from .gradients import GradientFlow
 from .importance import HeadImportance
 from .maps import HeadMaps
-from .measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
-from .non_finite import first_non_finite
-from .padding import of_one_length
-from .pair_probe import Axes, TokenPair, axes_of_pair, capture_pair, decoded_pair, measure_pairs, pairs_of, sides_of
-from .picture import Picture, save_png
-from .plots import head_maps, measure_maps
-from .predictions import analyse_predictions
-from .probe import (
+from .measures.capture import CapturedMaps, capture_attention
+from .measures.cross_measures import CROSS_MEANINGS, CROSS_MEASURES
+from .measures.events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
+from .measures.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
+from .measures.non_finite import first_non_finite
+from .measures.padding import of_one_length
+from .measures.pair_probe import (
+    Axes,
+    TokenPair,
+    axes_of_pair,
+    capture_pair,
+    decoded_pair,
+    measure_pairs,
+    pairs_of,
+    sides_of,
+)
+from .measures.probe import (
     HeadMeasures,
     Probe,
     Probes,
@@ -28,6 +33,10 @@ from .probe import (
     measure_heads,
     split_name,
 )
+from .pictures.atlas import atlas_html, write_atlas
+from .pictures.picture import Picture, save_png
+from .pictures.plots import head_maps, measure_maps
+from .predictions import analyse_predictions
 from .pruning import HeadPruning
 from .relations import HeadRelations
 from .residual import ResidualSurgery

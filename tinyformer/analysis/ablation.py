@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.capture import running_hooks
-from tinyformer.analysis.padding import queries_by_kind
+from tinyformer.analysis.measures.capture import running_hooks
+from tinyformer.analysis.measures.padding import queries_by_kind
 from tinyformer.analysis.subject import (
     CHANGE_COLUMNS,
     Change,

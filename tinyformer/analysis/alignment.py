@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tinyformer.analysis.charts import head_grid
-from tinyformer.analysis.pair_probe import TokenPair, capture_pair, pairs_of
-from tinyformer.analysis.probe import head_label, map_names
+from tinyformer.analysis.measures.pair_probe import TokenPair, capture_pair, pairs_of
+from tinyformer.analysis.measures.probe import head_label, map_names
+from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.subject import Findings, Subject, Trained, naming_ablated
 from tinyformer.analysis.words import words_of
 from tinyformer.data import TextTokenizer

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.ablation import MODES, Heads, ReplacementOf, gated
-from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
-from tinyformer.analysis.probe import capture_weights
+from tinyformer.analysis.measures.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
+from tinyformer.analysis.measures.probe import capture_weights
 from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_choice

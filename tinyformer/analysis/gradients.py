@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis.capture import attention_calls, running_hooks
-from tinyformer.analysis.charts import head_grid, lines
-from tinyformer.analysis.probe import ablated_maps, map_names
+from tinyformer.analysis.measures.capture import attention_calls, running_hooks
+from tinyformer.analysis.measures.probe import ablated_maps, map_names
+from tinyformer.analysis.pictures.charts import head_grid, lines
 from tinyformer.analysis.residual import Kind, inputs_without_padding, residuals_of, scaled, stack_kinds
 from tinyformer.analysis.subject import Findings, Subject, Trained
 from tinyformer.batch import IGNORED, Batch

@@ -9,12 +9,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from tinyformer.analysis.atlas import write_atlas
-from tinyformer.analysis.events import head_labels
 from tinyformer.analysis.importance import head_importance
-from tinyformer.analysis.measures import MEASURES, PATTERNS, measure_layers
-from tinyformer.analysis.padding import queries_by_kind, without_padding
-from tinyformer.analysis.pair_probe import (
+from tinyformer.analysis.measures.events import head_labels
+from tinyformer.analysis.measures.measures import MEASURES, PATTERNS, measure_layers
+from tinyformer.analysis.measures.padding import queries_by_kind, without_padding
+from tinyformer.analysis.measures.pair_probe import (
     Axes,
     TokenPair,
     axes_of_pair,
@@ -24,8 +23,7 @@ from tinyformer.analysis.pair_probe import (
     pairs_of,
     sides_of,
 )
-from tinyformer.analysis.plots import head_maps
-from tinyformer.analysis.probe import (
+from tinyformer.analysis.measures.probe import (
     HeadMeasures,
     ablated_maps,
     capture_weights,
@@ -33,6 +31,8 @@ from tinyformer.analysis.probe import (
     make_probes,
     measure_heads,
 )
+from tinyformer.analysis.pictures.atlas import write_atlas
+from tinyformer.analysis.pictures.plots import head_maps
 from tinyformer.analysis.scales import EXPLANATIONS
 from tinyformer.analysis.subject import Findings, Subject, Trained, by_layer
 from tinyformer.data import PairTokens

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.charts import confusion_grid
+from tinyformer.analysis.pictures.charts import confusion_grid
 from tinyformer.analysis.subject import Findings
 from tinyformer.batch import Batch
 from tinyformer.data import LabelledSplit, PairSplit, QuestionSplit

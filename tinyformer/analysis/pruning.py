@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tinyformer.analysis.ablation import gated, head_changes
-from tinyformer.analysis.charts import lines
 from tinyformer.analysis.importance import head_importance
+from tinyformer.analysis.pictures.charts import lines
 from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least, require_choice

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.capture import attention_calls
-from tinyformer.analysis.pair_probe import TokenPair, capture_pair, decoded_pair
-from tinyformer.analysis.plots import measure_maps
-from tinyformer.analysis.probe import map_names
+from tinyformer.analysis.measures.capture import attention_calls
+from tinyformer.analysis.measures.pair_probe import TokenPair, capture_pair, decoded_pair
+from tinyformer.analysis.measures.probe import map_names
+from tinyformer.analysis.pictures.plots import measure_maps
 from tinyformer.analysis.subject import Findings, Subject, Text, Trained
 from tinyformer.analysis.words import Words, merge_words, words_of
 from tinyformer.errors import ArgumentError

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis.charts import change_grid, lines
-from tinyformer.analysis.padding import without_padding
-from tinyformer.analysis.pair_probe import pairs_of
+from tinyformer.analysis.measures.padding import without_padding
+from tinyformer.analysis.measures.pair_probe import pairs_of
+from tinyformer.analysis.pictures.charts import change_grid, lines
 from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, Trained
 from tinyformer.errors import require_at_least
 from tinyformer.nn import EncoderDecoder, Network, Residual

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from tinyformer.analysis.picture import FONTS, readable
+from tinyformer.analysis.pictures.picture import FONTS, readable
 
 UNITS = {
     "loss": "nats",

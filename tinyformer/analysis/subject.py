@@ -13,9 +13,9 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis.capture import attention_calls
-from tinyformer.analysis.charts import head_grid
-from tinyformer.analysis.picture import Picture
+from tinyformer.analysis.measures.capture import attention_calls
+from tinyformer.analysis.pictures.charts import head_grid
+from tinyformer.analysis.pictures.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path

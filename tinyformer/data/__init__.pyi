@@ -1,35 +1,34 @@
 from .base import DataModule
+from .batches.loader import EpochLoader, ResumableLoader
+from .batches.masking import MaskedWindows, Masker, Masking
+from .batches.similar_lengths import SimilarLengthLoader
+from .batches.windows import Pack, Windows
 from .cache import Prepared, TextRecipe
-from .copying import CopyDataModule
-from .dates import Dates
-from .docstring_questions import DocstringQuestions
-from .docstrings import Docstrings
 from .example_cache import ExampleRecipe
 from .examples import Examples, LabelledSplit
-from .hub_dataset import HubDataset
-from .induction import InductionDataModule
+from .generated.copying import CopyDataModule
+from .generated.induction import InductionDataModule
+from .generated.modular_addition import ModularAdditionDataModule
+from .generated.recall import RecallDataModule
 from .labelled import LabelledDataModule
-from .loader import EpochLoader, ResumableLoader
-from .masking import MaskedWindows, Masker, Masking
-from .modular_addition import ModularAdditionDataModule
 from .module import TextDataModule, TokenDataModule
 from .near_copies import near_copy_groups
 from .pairs import PairDataModule, PairRecipe, Pairs, PairSplit
-from .pydoc import Pydoc
 from .question_module import QuestionDataModule, QuestionRecipe
 from .questions import Questions, QuestionSplit, QuestionTexts, tokenise_questions
-from .recall import RecallDataModule
-from .similar_lengths import SimilarLengthLoader
-from .sources import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source
-from .special_tokens import PairTokens, SpecialTokens
+from .sources.dates import Dates
+from .sources.docstring_questions import DocstringQuestions
+from .sources.docstrings import Docstrings
+from .sources.hub_dataset import HubDataset
+from .sources.pydoc import Pydoc
+from .sources.source import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source
+from .sources.squad import Question, SquadFiles
+from .sources.summaries import Summaries
+from .sources.text_files import TextFiles
 from .splits import hold_out
-from .squad import Question, SquadFiles
 from .storage import default_cache_dir
 from .stream import TokenSplit
-from .summaries import Summaries
-from .text_files import TextFiles
-from .tokenizer import TextTokenizer
-from .tokenizer_recipes import (
+from .tokenizer.recipes import (
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
@@ -38,7 +37,8 @@ from .tokenizer_recipes import (
     TokenizerFile,
     TokenizerRecipe,
 )
-from .windows import Pack, Windows
+from .tokenizer.special_tokens import PairTokens, SpecialTokens
+from .tokenizer.tokenizer import TextTokenizer
 
 __all__ = [
     "BPETokenizer",

@@ -12,18 +12,18 @@ from jaxtyping import Int, Int64, UInt64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
+from tinyformer.data.batches.loader import EpochLoader
+from tinyformer.data.batches.share import share
+from tinyformer.data.batches.similar_lengths import EvaluationBatches, SimilarLengthLoader
+from tinyformer.data.batches.windows import Rows
 from tinyformer.data.cache import LeftOut, Prepared, Recipe
-from tinyformer.data.loader import EpochLoader
-from tinyformer.data.share import share
-from tinyformer.data.similar_lengths import EvaluationBatches, SimilarLengthLoader
-from tinyformer.data.sources import SPLITS, Source, in_use
+from tinyformer.data.sources.source import SPLITS, Source, in_use
+from tinyformer.data.sources.text_files import LocalFiles
+from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.data.stream import Split
-from tinyformer.data.text_files import LocalFiles
-from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.data.windows import Rows
+from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
-from tinyformer.text_paths import hidden_files
 
 SAMPLE_SEED = 0
 """The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""

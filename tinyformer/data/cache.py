@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import UInt64
 
-from tinyformer.data.documents import from_texts, iterate_rows, iterate_texts, text_columns
-from tinyformer.data.sources import SPLITS, Source
+from tinyformer.data.sources.documents import from_texts, iterate_rows, iterate_texts, text_columns
+from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import build_once, default_cache_dir, open_intact
 from tinyformer.data.stream import TokenSplit, open_split, with_progress, write_split
-from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.tokenizer_recipes import TokenizerRecipe
+from tinyformer.data.tokenizer.recipes import TokenizerRecipe
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
 from tinyformer.errors import argument_path
 

@@ -8,9 +8,9 @@ from typing import Any
 import datasets
 
 from tinyformer.data.cache import Recipe
-from tinyformer.data.documents import natural_order
-from tinyformer.data.sources import SPLITS
-from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.sources.documents import natural_order
+from tinyformer.data.sources.source import SPLITS
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
 
 _LONGEST = 2**20  # characters of a text that are kept: more than a model reads, few enough to tokenise in seconds

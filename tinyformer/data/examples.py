@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
+from tinyformer.data.batches.windows import Rows
 from tinyformer.data.near_copies import splitmix64
 from tinyformer.data.stream import Split, TokenSplit
-from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.windows import Rows
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from jaxtyping import Int64
 from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.data.base import RowDataModule
+from tinyformer.data.batches.windows import Rows
 from tinyformer.data.cache import Prepared, open_rows
-from tinyformer.data.documents import natural_order
 from tinyformer.data.example_cache import ExampleRecipe
 from tinyformer.data.examples import Examples, LabelledSplit, truncate
-from tinyformer.data.sources import LabelledSource, Source, in_use
+from tinyformer.data.sources.documents import natural_order
+from tinyformer.data.sources.source import LabelledSource, Source, in_use
 from tinyformer.data.stream import TokenSplit
-from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.data.windows import Rows
+from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError
 
 

@@ -7,14 +7,14 @@ from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
 from tinyformer.data.base import DataModule, SourceDataModule
+from tinyformer.data.batches.loader import ResumableLoader
+from tinyformer.data.batches.masking import MaskedWindows, Masker, Masking
+from tinyformer.data.batches.share import share
+from tinyformer.data.batches.windows import PACKS, Pack, Windows
 from tinyformer.data.cache import Prepared, TextRecipe
-from tinyformer.data.loader import ResumableLoader
-from tinyformer.data.masking import MaskedWindows, Masker, Masking
-from tinyformer.data.share import share
-from tinyformer.data.sources import Source
+from tinyformer.data.sources.source import Source
 from tinyformer.data.stream import TokenSplit
-from tinyformer.data.tokenizer_recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.data.windows import PACKS, Pack, Windows
+from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TokenDevice = Literal["auto", "cpu", "cuda"]

@@ -10,14 +10,14 @@ from jaxtyping import Int64, UInt
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.base import RowDataModule
+from tinyformer.data.batches.windows import Rows
 from tinyformer.data.cache import Prepared, Recipe, open_rows
-from tinyformer.data.documents import TEXTS
-from tinyformer.data.sources import PairSource, Source
-from tinyformer.data.special_tokens import PairTokens, SpecialTokens
+from tinyformer.data.sources.documents import TEXTS
+from tinyformer.data.sources.source import PairSource, Source
 from tinyformer.data.stream import Split, TokenSplit
-from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.tokenizer_recipes import TokenizerRecipe
-from tinyformer.data.windows import Rows
+from tinyformer.data.tokenizer.recipes import TokenizerRecipe
+from tinyformer.data.tokenizer.special_tokens import PairTokens, SpecialTokens
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TooLong = Literal["truncate", "skip", "error"]

@@ -11,9 +11,9 @@ from jaxtyping import Int64
 from tinyformer.data.base import RowDataModule
 from tinyformer.data.cache import Prepared, Recipe, open_rows
 from tinyformer.data.questions import EXTRA_TOKENS, Questions, QuestionSplit, QuestionTexts, token_spans
-from tinyformer.data.sources import QuestionSource, Source
-from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.tokenizer_recipes import TokenizerRecipe
+from tinyformer.data.sources.source import QuestionSource, Source
+from tinyformer.data.tokenizer.recipes import TokenizerRecipe
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
 
 

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
-from tinyformer.data.squad import Question, from_questions
+from tinyformer.data.batches.windows import Rows
+from tinyformer.data.sources.squad import Question, from_questions
 from tinyformer.data.stream import Split
-from tinyformer.data.tokenizer import TextTokenizer
-from tinyformer.data.windows import Rows
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 
 EXTRA_TOKENS = 2
 """Tokens of a window beside those of question and context: `eos` before each."""

@@ -10,8 +10,8 @@ import datasets
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from tinyformer.data.documents import from_texts, iterate_texts
 from tinyformer.data.near_copies import near_copy_groups
+from tinyformer.data.sources.documents import from_texts, iterate_texts
 
 _LARGEST = 0.05
 """Largest share of a held-out split for a group, where enough are smaller, so that no text decides the split's loss."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tinyformer.data.storage import ArrayWriter
-from tinyformer.data.tokenizer import TextTokenizer
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 
 _BATCH = 2**21  # characters tokenised at a time: the encodings of two batches take about 1 GB at most
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from tinyformer.data import hub
+from tinyformer.data.sources import hub
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import atomic_write
 from tinyformer.interop.family import Fields, Weights

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
-from tinyformer.data.tokenizer import template
-from tinyformer.data.untrusted_tokenizer import is_complaint, require_harmless, require_small_ids
+from tinyformer.data.tokenizer.tokenizer import template
+from tinyformer.data.tokenizer.untrusted_tokenizer import is_complaint, require_harmless, require_small_ids
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
 from tinyformer.interop.json_file import read_json

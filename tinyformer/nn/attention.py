@@ -19,8 +19,8 @@ from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.maps import QKV, AttentionCall, exact_maps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
+from tinyformer.nn.sizes import head_dim_of
 from tinyformer.nn.softmax import SoftmaxAttention
-from tinyformer.sizes import head_dim_of
 
 
 class BaseAttention(SoftmaxAttention):

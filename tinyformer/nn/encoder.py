@@ -14,7 +14,7 @@ from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.sizes import require_sizes
+from tinyformer.nn.sizes import require_sizes
 
 
 class Encoder(nn.Module):

@@ -14,7 +14,7 @@ from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
 from tinyformer.nn.maps import QKV
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
-from tinyformer.sizes import head_dim_of
+from tinyformer.nn.sizes import head_dim_of
 
 
 class LatentQKV(QKV):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tinyformer.data.squad import answer_words
+from tinyformer.data.sources.squad import answer_words
 
 MAX_COMPARISONS = 10**9
 """The most comparisons of a span with an answer, for F1 without the question: 10 to 30 s on one core. 2,000 contexts of

@@ -10,7 +10,7 @@ from torch import Tensor
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TokenSplit
 from tinyformer.errors import require_numbers
-from tinyformer.generation import Sampling, generate
+from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks.language import TokenTask, perplexity
 from tinyformer.tasks.reading import TextReader, Texts, texts_of

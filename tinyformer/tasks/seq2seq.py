@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.beam_search import Beam, beam_search
 from tinyformer.data import Pairs, PairSplit, SpecialTokens, TextTokenizer
-from tinyformer.data.similar_lengths import EvaluationBatches
+from tinyformer.data.batches.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.language import TokenTask, perplexity
 from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids, texts_of

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tinyformer.batch import Batch, tensors
 from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, tokenise_questions
-from tinyformer.data.files import SURROGATE
-from tinyformer.data.similar_lengths import EvaluationBatches
+from tinyformer.data.batches.similar_lengths import EvaluationBatches
+from tinyformer.data.sources.files import SURROGATE
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask
 from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from tinyformer.checkpoint import LAST, PREVIOUS
+from tinyformer.checkpoint.file import LAST, PREVIOUS
 from tinyformer.files import atomic_write
 
 

@@ -8,7 +8,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from tinyformer.data.loader import EpochLoader
+from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.training.module import TrainingModule
 
 

@@ -26,9 +26,9 @@ from tinyformer.analysis import (
     pairs_of,
     sides_of,
 )
-from tinyformer.beam_search import Beam
 from tinyformer.data import DataModule, Pairs, PairSplit
 from tinyformer.data.base import count
+from tinyformer.generation.beam_search import Beam
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.training.module import TrainingModule
 

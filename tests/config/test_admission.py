@@ -1,0 +1,466 @@
+"""What files may say of a config: choices and plain values at keys of our YAML, and nothing else."""
+
+import copy
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.checkpoint.file import KEY, Checkpoint
+from tinyformer.config import admission
+from tinyformer.config.admission import (
+    AXES,
+    STORED,
+    NotAdmittedError,
+    admit_config,
+    admit_override,
+    choices_of,
+    count_values,
+    describe_config,
+    inherit_architecture,
+    offer_stored_run,
+    recorded_sources,
+)
+from tinyformer.config.invocation import config_dir
+from tinyformer.config.sweep import compose_run
+from tinyformer.errors import ArgumentError
+from tinyformer.run.start import has_same_readout
+
+Plain = dict[str, Any]
+CALL = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
+
+
+@functools.cache
+def _composed(*overrides: str) -> Plain:
+    config, invocation = compose_run("train", overrides)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return {"config": {name: plain[name] for name in STORED if name in plain}, "choices": invocation.choices}
+
+
+def composed(*overrides: str) -> Plain:
+    """The part of a run's unresolved config that a checkpoint keeps, as Hydra composes it."""
+    return copy.deepcopy(_composed(*overrides)["config"])
+
+
+def described(*overrides: str) -> Plain:
+    """What the checkpoint of a run stores."""
+    return describe_config(composed(*overrides), _composed(*overrides)["choices"])
+
+
+def checkpoint(overrides: Plain, num_layers: int = 4, d_model: int = 128) -> Checkpoint:
+    stacks = ("encoder", "decoder")
+    weights = {f"{stack}.layers.{n}.norm.weight": torch.ones(1) for stack in stacks for n in range(num_layers)}
+    weights["encoder.token_embedding.weight"] = torch.zeros(3, d_model)
+    return Checkpoint(Path("x.ckpt"), weights, overrides, None, {}, 1)
+
+
+def stored(*overrides: str, **changes: Any) -> Checkpoint:
+    """The checkpoint of a run, with other overrides by key."""
+    return checkpoint(described(*overrides) | changes)
+
+
+RUNS = [
+    [
+        f"{axis}={choices_of(axis)[index % len(choices_of(axis))]}"
+        for axis in AXES
+        if axis not in ("network", "cross_attention")
+    ]
+    for index in range(12)
+]
+RUNS = [[word for word in run if word not in ("data=text", "data=hub", "tokenizer=file")] for run in RUNS]
+OVERRIDES = [
+    ["attention=gqa", "attention.num_kv_heads=2", "attention.window=[16,16,null,8]", "seed=5", "deterministic=true"],
+    ["position=rotary", "position.relative=null", "block.attention_residual.skip=[1,0,1,0.5]", "model.d_ff=100"],
+    ["task=classification", "task.labels=[no,yes,'$5 {or} 6']", "task.readout.pooling=cls", "data.batch_size=3"],
+    ["position=none", "position.relative={_target_: tinyformer.nn.ALiBi, _partial_: true}"],
+    ["norm._target_=tinyformer.nn.RMSNorm", "~norm.bias", "~attention.dropout", "attention.position=null"],
+    ["attention.score=additive", "attention.ablated_heads=[[0,1],[2,3]]", "model.pruned_heads=[[1,1]]"],
+    ["task=seq2seq", "cross_attention=mla", "cross_attention.kv_rank=7", "model.num_encoder_layers=4"],
+]
+
+
+@pytest.mark.parametrize("overrides", [*RUNS, *OVERRIDES])
+def test_the_config_of_a_run_is_made_again(overrides: list[str]) -> None:
+    config = composed(*overrides)
+    sizes = (config["model"]["num_layers"], config["model"]["d_model"])
+    assert admit_config(checkpoint(described(*overrides), *sizes)) == config
+
+
+def test_a_value_that_others_determine_is_kept_only_where_it_was_overridden() -> None:
+    values = described("model=tiny", "attention=gqa")
+    assert values["model.num_heads"] == 6
+    assert not {"attention.num_heads", "attention.num_kv_heads"} & values.keys()
+    overridden = described("attention=gqa", "attention.num_kv_heads=1", "model.d_ff='${model.d_model}'")
+    assert (overridden["attention.num_kv_heads"], overridden["model.d_ff"]) == (1, 128)
+
+
+def test_a_checkpoint_outlives_other_defaults_and_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later versions may state, compute or add what they like: what a run was made with stays."""
+    words = ("attention=gqa", "attention.num_kv_heads=1")
+    config, overrides = composed(*words), described(*words)
+    later = shutil.copytree(config_dir(), tmp_path / "conf")
+    for file, before, after in (
+        ("model/_shared.yaml", "dropout: 0.0 ", "dropout: 0.1 "),
+        ("model/_shared.yaml", "d_ff: null ", "d_ff: ${default_num_kv_heads:${model.d_model}} "),
+        ("attention/gqa.yaml", "${default_num_kv_heads:${model.num_heads}}", "${model.num_heads}"),
+        ("attention/_shared.yaml", "gate: false", "gate: true\nlater: 1"),
+        ("train.yaml", "- norm: layer_norm", "- norm: rms_norm"),
+    ):
+        text = (later / file).read_text()
+        assert before in text
+        (later / file).write_text(text.replace(before, after))
+    caches = (admission._compose, admission._files, admission.values_of_keys)
+    monkeypatch.setattr(admission, "config_dir", lambda: later)
+    try:
+        for cache in caches:
+            cache.cache_clear()
+        admitted = admit_config(checkpoint(overrides))
+    finally:
+        for cache in caches:
+            cache.cache_clear()
+    assert admitted["attention"].pop("later") == 1
+    assert admitted == config
+
+
+def test_sources_are_recorded_and_not_followed() -> None:
+    file = stored("data=text", "data.files=book.txt", "data.cache_dir=/here", "tokenizer=file", "tokenizer.path=t")
+    admitted = admit_config(file)
+    assert (admitted["data"]["files"], admitted["data"]["cache_dir"]) == ("???", None)
+    assert admitted["tokenizer"] == {"_target_": "tinyformer.data.ByteTokenizer"}
+    assert recorded_sources(file) == {"data.files": "book.txt"}
+    assert recorded_sources(stored("data=tinystories")) == {}
+    assert recorded_sources(stored("data=tinystories", "data.path=owner/name")) == {"data.path": "owner/name"}
+
+
+VALUES: Plain = {  # key: value that a checkpoint may not bring there
+    "x1": "$",
+    "network._args_": ["${x1}${x2}"],
+    "model.d_model": "${oc.create:{_target_:os.system}}",
+    "model.num_heads": "${oc.env:HOME}",
+    "model.d_ff": CALL,
+    "model.pruned_heads": [CALL],
+    "model.init_std": [[[1]]],
+    "attention._target_": "os.system",
+    "attention._partial_": False,
+    "block._recursive_": False,
+    "norm._args_": [1],
+    "attention": 3,
+    "norm": "../../etc/passwd",
+    "block": "_shared",
+    "feed_forward": ["gelu"],
+    "attention.nope": 1,
+    "position.absolute.d_model": 1,  # a key of another choice
+    "trainer.callbacks": 1,
+    "trainer.max_steps": 1,
+    "callbacks.mine._target_": "os.system",
+    "optimizer.lr": 1,
+    "hydra.run.dir": "x",
+    "model": {},
+    "model.dropout": float("nan"),
+    "seed": 10**30,
+    "task.labels": ["x" * 2000],
+    "model.num_layers": 10**7,
+    "model.max_seq_len": 10**12,
+    "model.vocab_size": 10**12,
+    "model.d_model.deeper": 1,
+    "data.text_column": "${x}",
+    "data.source.files": "/etc/passwd",
+    "data.module.cache_dir": "/tmp",
+    "data.cache_dir": "/tmp",
+    "network.encoder.num_layers": 4,
+    "task.objective": None,
+    "attention.score": 5,
+    "datamodule": None,
+    "position.absolute.max_seq_len": 2**40,
+    "attention.window": [2**40],
+    "position.relative": [0],
+    "block.attention.num_heads": 2,
+    "~model.num_encoder_layers": None,
+    "~norm": None,
+    "~norm._target_": None,
+    "~position.relative": None,
+    "~norm.nowhere": None,
+    "~attention.rope_head_dim": None,  # a key of another choice
+    "~trainer.max_steps": None,
+}
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_what_is_no_plain_value_at_a_key_of_ours_is_refused_by_name(key: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^path='x\.ckpt': its {key.lstrip('~')} ") as caught:
+        admit_config(stored(**{key: VALUES[key]}))
+    assert "\n" not in str(caught.value)
+
+
+NAMES = """
+    os.system builtins.eval torch.nn.Linear tinyformer.checkpoint.file.torch.load
+    tinyformer.checkpoint.file.pickle.Unpickler
+    tinyformer.checkpoint.file.Path tinyformer.checkpoint.file.load_checkpoint tinyformer.nn.AttentionMask.dense
+    tinyformer.none.Class tinyformer.nn.NoSuchClass tinyformer tinyformer. tinyformers.Class tinyformer.training.AdamW
+"""
+
+
+def test_a_class_of_another_package_is_made_only_where_it_is_named() -> None:
+    named = {"norm._target_": NAMES.split(), "data.source._target_": ["tinyformer.data.TextFiles"]}
+    named |= {"attention.score": ["mine.Score"]}
+    for key, name in ((key, name) for key, names in named.items() for name in names):
+        with pytest.raises(ArgumentError, match=rf"its {key} calls '{name}', .*; if you trust it, add {key}={name}\.$"):
+            admit_config(stored(**{key: name}))
+        with pytest.raises(ArgumentError, match=r"; if you trust it, name it in trusted\.$"):
+            admit_config(stored(**{key: name}), remedy="name it in `trusted`")
+        admitted = admit_config(stored(**{key: name}), lambda *given, pair=(key, name): given == pair)
+        assert OmegaConf.select(OmegaConf.create(admitted), key) == name
+    for key, other in (
+        ("norm._target_", 3),
+        ("norm._target_", CALL),
+        ("norm._target_", "${oc.env:HOME}.b"),
+        ("attention.score", "${oc.env:HOME}.b"),
+        ("nowhere.at.all._target_", "tinyformer.nn.ALiBi"),
+    ):
+        with pytest.raises(ArgumentError, match=f"its {key} "):
+            admit_config(stored(**{key: other}), lambda key, name: True)
+
+
+def test_a_users_class_brings_plain_arguments() -> None:
+    words = "position=alibi", "position.relative._target_=mine.LogDistance", "+position.relative.base=2.5"
+    config = composed(*words, "+position.relative.own=1")
+    file = checkpoint(describe_config(config, {"position": "alibi"}))
+    assert admit_config(file, lambda key, name: name == "mine.LogDistance")["position"] == config["position"]
+    source = ["data.source._target_=mine.Texts", "+data.source.files=mine.txt"]  # data=text computes such a key
+    config = composed(*source)
+    assert admit_config(checkpoint(described(*source)), lambda key, name: name == "mine.Texts") == config
+    file.overrides["position.relative._args_"] = [1]
+    with pytest.raises(ArgumentError, match="_args_"):
+        admit_config(file, lambda key, name: True)
+
+
+def test_keys_are_names_and_nothing_can_be_built_from_them() -> None:
+    for key in (
+        "",
+        "model.",
+        "norm.eps=${now:%Y}\\",
+        "model.d_ff\x1b[2J",
+        "model..d_ff",
+        "a b",
+        "norm.a=b",
+        "norm.a[0]",
+    ):
+        with pytest.raises(ArgumentError, match="is not a key of the config files") as caught:
+            admit_config(stored(**{"norm._target_": "tinyformer.nn.RMSNorm", key: 1}))
+        assert str(caught.value).isprintable()
+
+
+def test_what_is_small_in_a_file_and_huge_in_memory_is_refused() -> None:
+    shared: Any = ["a"]
+    for _ in range(60):
+        shared = [shared, shared]
+    many: Any = [[0] * 20_000] * 20_000
+    for key, value in (("norm", shared), ("norm._target_", shared), ("model.pruned_heads", many), ("norm.eps", shared)):
+        with pytest.raises(ArgumentError):
+            admit_config(stored(**{key: value}))
+
+
+def test_a_readout_for_other_labels_is_another_readout() -> None:
+    """Three classes with other names are other classes, though the weights would fit."""
+    classes = "task=classification", "task.labels=[bad,fair,good]"
+    others = ("task=classification", "task.labels=[cat,dog,bird]"), ("task=causal_lm",)
+    for overrides, is_same in ((classes, True), *((other, False) for other in others)):
+        config, _ = compose_run("train", overrides)
+        assert has_same_readout(stored(*classes), config) is is_same, overrides
+
+
+def test_a_file_holds_the_parts_that_it_asks_for() -> None:
+    with pytest.raises(ArgumentError, match="its cross_attention does not belong to its network"):
+        admit_config(stored(network="encoder_decoder"))
+    for key in ("num_layers", "num_encoder_layers"):
+        with pytest.raises(ArgumentError, match=rf"its model\.{key} is 9,999, but it holds 9 weights"):
+            admit_config(stored(**{f"model.{key}": 9999}))
+
+
+DATA = """
+    attention=gqa|model.num_layers=3|attention.window=[16,16,null]|experiment=sst2_cpu|callbacks=default|logger=null
+    data.files='my book, $5.txt'|position.relative._target_=tinyformer.nn.ALiBi|+callbacks.averaged.decay=0.9
+    +callbacks.averaged={_target_:lightning.pytorch.callbacks.EMAWeightAveraging,decay:0.9}|optimizer.lr=0.001
+    ~callbacks.attention|~seed=0|task.labels=[a,b]|attention.score=additive|attention.score=tinyformer.nn.ScaledDotScore
+    data.files=''|data.files=C:/books|callbacks.finite={action:skip,max_skipped:3}|trainer.max_time='00:00:30:00'
+"""
+
+
+COUNTS = {
+    "seed=1,2": 2,
+    "seed=range(3)": 3,
+    "seed=range(10,0,-3)": 4,
+    "optimizer.lr=range(0,1,0.25)": 4,
+    "seed=shuffle(range(1,1000000000000))": 10_001,
+    "seed=range(3,1)": 0,
+    "attention=glob(m*)": 3,
+    "attention=glob([[a]])": 0,
+    "seed=1": 1,
+    "seed=[": 1,
+}
+
+
+def words(table: str) -> list[str]:
+    return [word.strip() for line in table.strip().splitlines() for word in line.split("|")]
+
+
+@pytest.mark.parametrize(("entry", "number"), COUNTS.items())
+def test_values_are_counted_without_being_made(entry: str, number: int) -> None:
+    assert count_values(entry) == number
+
+
+@pytest.mark.parametrize("entry", words(DATA))
+def test_what_a_run_stores_is_taken(entry: str) -> None:
+    parse = OverridesParser.create().parse_override
+    ours, theirs = parse(admit_override(entry)), parse(entry)
+    assert (ours.type, ours.key_or_group, ours.value()) == (theirs.type, theirs.key_or_group, theirs.value())
+
+
+HOSTILE = {
+    "calls": """
+        norm._target_=os.system|norm._target_=3|norm._target_=[os.system]
+        attention.score=mine.Score|callbacks.finite._target_=tinyformer.checkpoint.file.torch.load
+        callbacks.finite._target_=tinyformer.training.AttentionTelemetry|data.module._target_=tinyformer.nn.ALiBi
+        logger._target_=tinyformer.training.AdamW
+    """,
+    "is .*: an interpolation, which": """
+        seed='${oc.create:{_target_:os.system}}'|seed='${oc.env:HOME}'|seed='${a}${b}'|model.d_ff='${model.d_model}'
+        attention.score='${evil}'|data.files=[['${now:%Y}']]|callbacks.finite.action=['${x}']
+    """,
+    "is .*, more than|must be a": """
+        data.num_workers=1000|trainer.devices=1000|model.d_model=1e30|optimizer.lr=inf|seed=-10000000000000000000000
+        data.files=[{a:b}]
+    """,
+    r"(sets [\w.]+, which )?is not a key of the config files": """
+        +callbacks.e={_target_:torch.utils.collect_env.run,_args_:[ls]}|+callbacks.b=[{c:{_target_:os.system}}]
+        callbacks.finite._args_=[1]|network._args_=[1]|+trainer.plugins=[mine]|++trainer.default_root_dir=x
+        +foo=../../evil|++foo=x|foo=../evil|+model/foo=../evil|model/foo=x|+foo.bar=1|~model/foo|model.defaults=[x]
+        ++resume=x|+Norm=../../evil|+NORM/x=y|norm.Eps=1
+    """,
+    "sets callbacks.finite.nope, which is not a key": "callbacks.finite={nope:1}",
+    "changes Hydra": """
+        hydra.run.dir=x|hydra/launcher=joblib|+hydra.callbacks.e._target_=os.system|hydra.searchpath=[pkg://e]
+        hydra={run:{dir:x}}|+Hydra/launcher=x|+HYDRA.run.dir=x
+    """,
+    "moves a config file": "data@task.data=text",
+    "(sets .*, which )?makes a folder": "data.cache_dir=conf/foo|data.source={cache_dir:x}|data.module.cache_dir=x",
+    "sends the run": "logger.entity=theirs|++logger.entity=theirs",
+    "chooses": "attention=../../evil|attention=_shared|attention=nope|attention=[a]|norm={_target_:os.system}",
+    "has several values": "seed=1,2|seed=range(3)|attention=mha,gqa",
+    "is not an override": "seed|data..files=x|seed=[|--multirun|seed={a",
+}
+
+
+@pytest.mark.parametrize(("said", "entry"), [(said, word) for said, table in HOSTILE.items() for word in words(table)])
+def test_what_is_no_data_is_refused(said: str, entry: str) -> None:
+    with pytest.raises(NotAdmittedError, match=f"^{said}"):
+        admit_override(entry)
+
+
+SWEPT = {
+    "seed=1,2": "seed=1,2",
+    "seed=range(3)": "seed=0,1,2",
+    "attention=mha,gqa": "attention=mha,gqa",
+    "attention=glob(m*)": "attention=glob([m*],exclude=[])",
+    "attention=glob([m*,g?a],exclude=mqa)": "attention=glob([m*,g?a],exclude=[mqa])",
+    "+model.pruned_heads=[[0]],null": "+model.pruned_heads=[[0]],null",
+    "task.labels=[a,'b, c'],null": "task.labels=[a,'b, c'],null",
+    "data.files='a,b',c": "data.files='a,b',c",
+}
+HOSTILE_SWEEPS = {
+    "calls": "norm._target_=tinyformer.nn.RMSNorm,os.system|attention.score=dot,mine.Score",
+    "is not a key": "+foo=1,2",
+    "is .*: an interpolation": "seed=1,'${oc.env:HOME}'",
+    "chooses": "attention=mha,../evil",
+    "shuffles its values": "seed=shuffle(1,2)|seed=shuffle(range(1,1000000000000))",
+    "makes more than": "seed=range(0,1000000000000)",
+    "is no list": """
+        seed=range(0,nan)|seed=range(1,10,0)|model.d_model=glob(*)|model.d_model=interval(1,2)
+        attention=glob(../*)|attention=glob('a b')|attention=glob(x*)|seed=range(3,1)|attention=glob([[a]])
+    """,
+    "changes Hydra": "hydra.run.dir=a,b|hydra/launcher=joblib,basic",
+}
+
+
+def test_each_value_of_a_sweep_is_checked() -> None:
+    assert {entry: admit_override(entry, in_sweep=True) for entry in SWEPT} == SWEPT
+    for said, entry in ((said, word) for said, table in HOSTILE_SWEEPS.items() for word in words(table)):
+        with pytest.raises(NotAdmittedError, match=f"^{said}"):
+            admit_override(entry, in_sweep=True)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    """Writes the checkpoint of a run that was started with these overrides."""
+
+    def write(*overrides: str, name: str = "last.ckpt", **changes: Any) -> Path:
+        contents = {"overrides": described(*overrides) | changes, "tokenizer": "{}", "facts": {}}
+        model = composed(*overrides)["model"]
+        weights = checkpoint({}, model["num_layers"], model["d_model"]).weights
+        state = {f"network.{name}": tensor for name, tensor in weights.items() if not name.startswith("decoder")}
+        torch.save({"state_dict": state, "global_step": 1, KEY: contents}, tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+def evaluated(path: Path, *overrides: str) -> DictConfig:
+    arguments = [f"checkpoint={path}", *overrides]
+    offer_stored_run(arguments)
+    return compose_run("evaluate", arguments)[0]
+
+
+def test_an_evaluation_changes_what_its_words_say(file: Any) -> None:
+    path = file("attention=gqa", "model=tiny", "model.num_layers=3", "optimizer=muon", "seed=5", "logger=wandb")
+    config = evaluated(path, "attention.backend=eager", "model.num_heads=2")
+    assert (config.model.num_layers, config.attention.num_kv_heads, config.seed) == (3, 1, 5)
+    attention = config.network.encoder.block.attention
+    assert (attention.num_heads, attention.backend, attention.d_model) == (2, "eager", 384)
+    assert evaluated(path, "seed=6").seed == 6
+    assert (config.trainer.accelerator, config.generate.prompt, config.logger) == ("auto", None, {})
+    assert "resume" not in config
+
+
+def test_without_a_checkpoint_one_is_asked_for(file: Any) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint is needed, such as checkpoint=outputs/"):
+        offer_stored_run(["data=text"])
+    with pytest.raises(ValueError, match=r"^chekpoint: there is no such key\. Did you mean checkpoint\?$"):
+        offer_stored_run(["chekpoint=last.ckpt"])
+    path = file(name="my run, last.ckpt")
+    for quote in ("'", '"'):
+        loaded = offer_stored_run([f"checkpoint={quote}{path}{quote}"])
+        assert loaded is not None
+        assert loaded.path == path
+
+
+def test_what_an_evaluation_would_follow_is_typed_again(file: Any) -> None:
+    path = file(**{"norm._target_": "torch.nn.LayerNorm"})
+    with pytest.raises(ValueError, match=r"add norm\._target_=torch\.nn\.LayerNorm"):
+        evaluated(path)
+    assert evaluated(path, "norm._target_=torch.nn.LayerNorm").norm._target_ == "torch.nn.LayerNorm"
+    path = file("data=text", "data.files='my book.txt'")
+    said = r"its run read data\.files='my book\.txt', .*; add data\.files='my book\.txt',"
+    with pytest.raises(ValueError, match=said):
+        evaluated(path)
+    assert evaluated(path, "data.files=other.txt").datamodule.source.files == "other.txt"
+    assert evaluated(path, "data=pydoc").datamodule.source._target_ == "tinyformer.data.Pydoc"
+
+
+def test_a_run_inherits_what_differs_in_the_architecture(file: Any) -> None:
+    path = file("attention=gqa", "norm._target_=mine.Norm", "+norm.gain=2", "~norm.bias", "model.dropout=0.5", "seed=5")
+    words = [f"init_from={path}", "norm._target_=mine.Norm"]
+    inherited = inherit_architecture(words)
+    assert inherited[-2:] == words
+    assert [*inherited[:-2]] == [
+        *("model=nano", "attention=gqa", "position=rotary", "block=pre_norm", "feed_forward=gelu", "norm=layer_norm"),
+        *("+norm.gain=2", "~norm.bias"),
+    ]
+    config, _ = compose_run("train", words)
+    assert config.norm == {"_target_": "mine.Norm", "_partial_": True, "eps": 1e-5, "gain": 2}
+    with pytest.raises(ValueError, match=r"attention=mha: the checkpoint of init_from=.* has attention=gqa; leave"):
+        inherit_architecture([*words, "attention=mha"])

@@ -1,0 +1,113 @@
+"""`resume=RUN` becomes the run's own command line."""
+
+import os
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from tinyformer.config.resume import expand_resume, is_first_process
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(folder, overrides=(), parts=("overrides", "checkpoint")):
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / "checkpoints").mkdir()
+    if "overrides" in parts:
+        (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
+    if "checkpoint" in parts:
+        (folder / "checkpoints" / "last.ckpt").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [[], ["a=1", "-m"], ["resume=null"], ["resume="], ["resume=''"]], ids=str)
+def test_without_resume_nothing_changes(arguments):
+    assert expand_resume(arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("saved", "arguments", "expanded"),
+    [
+        (
+            ["seed=1", "compile=true"],
+            ["compile=false", "resume=run", "+c=1"],
+            ["seed=1", "compile=true", "compile=false", "+c=1", "resume=run"],
+        ),
+        (["seed=1", "resume=elsewhere"], ["resume=run"], ["seed=1", "resume=run"]),
+        (["seed=1"], ["resume=other", "resume='run'"], ["seed=1", "resume='run'"]),
+        (["+callbacks.a._target_=os.mkdir", "+callbacks.a.b=1"], ["resume=run", "~callbacks.a"], ["resume=run"]),
+        (
+            ["callbacks.attention.every_n_steps=9"],
+            ["resume=run", "~callbacks.attention"],
+            ["~callbacks.attention", "resume=run"],
+        ),
+    ],
+    ids=["new-ones-win", "resumed-before", "last-counts", "an-addition-deleted", "one-of-ours-deleted"],
+)
+def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expanded):
+    make_run(tmp_path / "run", saved)
+    assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
+
+
+def test_paths_are_quoted_as_hydra_reads_them(tmp_path):
+    for name in (
+        "a run",
+        "a,b",
+        "a=b",
+        "it's",
+        "back\\slash",
+        "Ωμέγα",
+        "a{b}",
+        "$x",
+        "end\\",
+        'say "x" now',
+        "a\\\\'b",
+    ):
+        make_run(tmp_path / name)
+        expanded = expand_resume([f"resume={name}"])
+        (run_dir,) = [argument for argument in expanded if argument.startswith("hydra.run.dir=")]
+        (override,) = OverridesParser.create().parse_overrides([run_dir])
+        assert override.value() == name
+
+
+def test_a_missing_folder_names_the_newest_run(tmp_path):
+    with pytest.raises(ValueError, match=r"^resume=none: the folder does not exist\.$"):
+        expand_resume(["resume=none"])
+    make_run(tmp_path / "outputs" / "2026-01-30" / "12-00-00")
+    make_run(tmp_path / "outputs" / "2026-01-31" / "11-00-00")
+    newest = os.path.join("outputs", "2026-01-31", "11-00-00")
+    with pytest.raises(ValueError, match=rf"does not exist\. The newest run is resume={newest}\.$"):
+        expand_resume(["resume=none"])
+
+
+def test_a_folder_without_overrides_or_checkpoint_holds_no_run(tmp_path):
+    for part, message in {
+        "checkpoint": r"the folder contains no run; .*outputs/",
+        "overrides": "wrote a checkpoint",
+    }.items():
+        make_run(tmp_path / part, parts=[part])
+        with pytest.raises(ValueError, match=rf"^resume={part}: .*{message}"):
+            expand_resume([f"resume={part}"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "1", "LOCAL_RANK": "0", "NODE_RANK": "0"}, False),
+        ({"RANK": "0", "LOCAL_RANK": "2"}, False),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "1"}, False),
+        ({"SLURM_PROCID": "3"}, False),
+    ],
+)
+def test_one_process_of_a_run_writes(ranks, is_first, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, rank in ranks.items():
+        monkeypatch.setenv(name, rank)
+    assert is_first_process() is is_first

@@ -1,0 +1,79 @@
+"""Beam search: against every possible target, and with and without a cache; tests/interop compares transformers."""
+
+from itertools import product
+
+import pytest
+import torch
+from nn.test_encoder_decoder import CROSS, LENGTHS, SOURCE, VOCAB, make
+from nn.variants import factory
+from torch import Tensor
+
+from tinyformer.data import PairTokens
+from tinyformer.errors import ArgumentError
+from tinyformer.generation.beam_search import Beam, beam_search
+from tinyformer.nn import EncoderDecoder
+
+END = 7
+TOKENS = PairTokens(END, END, (END,))
+
+
+def score(network: EncoderDecoder, source: Tensor, target: list[int], beam: Beam) -> float:
+    tokens = torch.tensor([[END, *target]])
+    with torch.no_grad():
+        log_p = network(source.unsqueeze(0), tokens[:, :-1]).log_softmax(dim=-1)
+    offset, penalty = beam.length_offset, beam.length_penalty  # Wu et al. 2016, equation 14, has an offset of 5
+    return float(log_p[0].gather(1, tokens[0, 1:, None]).sum()) / ((offset + len(target)) / (offset + 1)) ** penalty
+
+
+@pytest.mark.parametrize("beam", [Beam(27, 0.0), Beam(27, 1.0), Beam(27, 4.0), Beam(27, 4.0, length_offset=5)])
+def test_a_beam_of_all_targets_finds_the_best(beam: Beam) -> None:
+    network = make(std=0.2)
+    keep = torch.tensor([END, 3, 11])
+    for token in set(range(VOCAB)) - set(keep.tolist()):  # all other tokens are impossible
+        network.readout.proj.weight.data[token] = 0
+    bias = torch.full((VOCAB,), -1e9)
+    bias[keep] = 0
+    network.readout.proj.bias = torch.nn.Parameter(bias)
+    (found,) = beam_search(network, SOURCE[:1], LENGTHS[:1], TOKENS, beam, max_tokens=3)
+    words = [3, 11]
+    complete = [[*start, END] for n in range(3) for start in product(words, repeat=n)]
+    cut = [list(tokens) for tokens in product(words, repeat=3)]
+    best = max([*complete, *cut], key=lambda target: score(network, SOURCE[0], target, beam))
+    assert found == [token for token in best if token != END]
+
+
+def greedy(network: EncoderDecoder, source: Tensor, num_tokens: int) -> list[int]:
+    tokens = [END]
+    while len(tokens) <= num_tokens:
+        with torch.no_grad():
+            token = int(network(source.unsqueeze(0), torch.tensor([tokens]))[0, -1].argmax())
+        if token == END:
+            break
+        tokens.append(token)
+    return tokens[1:]
+
+
+@pytest.mark.parametrize("name", [name for name in CROSS if "+" not in name])
+def test_rows_and_caches_do_not_change_a_target(name: str) -> None:
+    network = make(cross=factory(name), std=0.4)
+    both = beam_search(network, SOURCE, LENGTHS, TOKENS, Beam(3), max_tokens=8)
+    assert both == beam_search(network, SOURCE, LENGTHS, TOKENS, Beam(3), max_tokens=8, use_cache=False)
+    for row, length in enumerate(LENGTHS.tolist()):
+        one, own = SOURCE[row : row + 1, :length], LENGTHS[row : row + 1]
+        assert beam_search(network, one, own, TOKENS, Beam(3), max_tokens=8) == [both[row]]
+        assert beam_search(network, one, own, TOKENS, Beam(1), max_tokens=8) == [greedy(network, one[0], 8)]
+
+
+def test_the_length_penalty_is_a_power_or_that_of_gnmt() -> None:
+    assert [Beam(length_penalty=2.0).norm(length) for length in (1, 3)] == [1.0, 9.0]
+    gnmt = Beam(length_penalty=0.6, length_offset=5)  # Wu et al. 2016, equation 14
+    assert [gnmt.norm(length) for length in (1, 10)] == pytest.approx([1.0, 15**0.6 / 6**0.6])
+
+
+def test_a_beam_needs_a_hypothesis() -> None:
+    with pytest.raises(ArgumentError, match="beams"):
+        Beam(0)
+    with pytest.raises(ArgumentError, match="length_penalty"):
+        Beam(length_penalty=-1)
+    with pytest.raises(ArgumentError, match=r"^length_offset=101: must be at most 100; length_offset=5\.0 works"):
+        Beam(length_offset=101)

@@ -1,0 +1,198 @@
+"""Sampling of tokens, and generation from prompts, with and without a KV cache."""
+
+from functools import partial
+from itertools import chain
+
+import pytest
+import torch
+from nn.model_cases import make_transformer, token_ids
+from nn.variants import alibi, differential, gqa, mha, mla, mqa, rotary, shaw_keys, t5
+from nn.variants import network as variant
+
+from tinyformer.errors import ArgumentError
+from tinyformer.generation.sampling import Sampling, generate, stream
+from tinyformer.nn import AttentionMask, LearnedPosition, SinusoidalPosition
+
+SHARES = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return make_transformer(vocab_size=20, max_seq_len=8, tied=False, dropout=0.5)
+
+
+def draw(sampling, num=4000, seed=0, shares=SHARES):
+    logits = shares.log().expand(num, -1)
+    return sampling.draw(logits, torch.Generator().manual_seed(seed))
+
+
+# One token.
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(), SHARES),
+        (Sampling(temperature=0.5), SHARES**2 / (SHARES**2).sum()),
+        (Sampling(top_k=2), torch.tensor([4 / 7, 3 / 7, 0, 0, 0])),
+        (Sampling(top_p=0.71), torch.tensor([0.4, 0.3, 0.15, 0, 0]) / 0.85),
+        (Sampling(top_p=0.69), torch.tensor([4 / 7, 3 / 7, 0, 0, 0])),
+        # Among the two likeliest, 4/7 and 3/7, the first alone reaches a half.
+        (Sampling(top_k=2, top_p=0.5), torch.tensor([1.0, 0, 0, 0, 0])),
+        (Sampling(temperature=0.0), torch.tensor([1.0, 0, 0, 0, 0])),
+        (Sampling(top_p=1e-6), torch.tensor([1.0, 0, 0, 0, 0])),
+    ],
+    ids=str,
+)
+def test_samples_follow_the_probabilities(sampling, expected):
+    found = torch.bincount(draw(sampling), minlength=len(SHARES)) / 4000
+    assert ((found > 0) == (expected > 0)).all()  # exactly the tokens that are left to draw
+    # Four standard errors of a share of 4,000 draws.
+    assert (found - expected).abs().max() < 4 * (0.25 / 4000) ** 0.5
+
+
+def test_a_share_that_is_reached_exactly_is_enough():
+    shares = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    assert set(draw(Sampling(top_p=0.5), shares=shares).tolist()) == {0}
+    assert set(draw(Sampling(top_p=0.75), shares=shares).tolist()) == {0, 1}
+
+
+def test_of_equal_tokens_top_k_keeps_k():
+    shares = torch.tensor([0.1, 0.3, 0.3, 0.3])
+    assert len(set(draw(Sampling(top_k=2), shares=shares).tolist())) == 2
+    assert len(set(draw(Sampling(top_k=1), shares=shares).tolist())) == 1
+
+
+# Many.
+
+
+def test_greedy_text_is_the_argmax_of_repeated_forwards(network):
+    prompt = token_ids(batch=3, seq=2, vocab_size=20)
+    made = generate(network, prompt, 10, Sampling(temperature=0.0))
+    tokens = prompt
+    network.eval()
+    for _ in range(10):  # past max_seq_len = 8
+        with torch.no_grad():
+            logits = network(tokens[:, -8:], AttentionMask(causal=True))
+        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    assert made == tokens[:, 2:].tolist()
+
+
+def test_seeds_decide_and_nothing_else(network):
+    prompt = token_ids(batch=2, seq=3, vocab_size=20)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = generate(network, prompt, 20, seed=3)
+    assert torch.equal(torch.get_rng_state(), before)  # training goes on as if nothing had been drawn
+    torch.manual_seed(2)
+    assert generate(network, prompt, 20, seed=3) == first
+    assert generate(network, prompt, 20, seed=4) != first
+
+
+def test_the_mode_is_restored_and_dropout_is_off(network):
+    network.train()
+    prompt = token_ids(batch=1, seq=3, vocab_size=20)
+    assert generate(network, prompt, 6, Sampling(temperature=0.0)) == generate(network, prompt, 6, Sampling(top_k=1))
+    assert network.training
+
+
+# With a cache.
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("attention", "absolute"),
+    [
+        (partial(mha, window=3), None),
+        (partial(mqa, position=shaw_keys, window=3, sink=True), None),
+        (partial(gqa, position=rotary, window=[2, None], gate=True, qk_norm=True, softcap=0.5), None),
+        (partial(mha, position=alibi, window=4, local_gaussian=True), None),
+        (partial(gqa, position=t5, window=[2, None]), None),
+        (partial(mqa, score="additive"), partial(LearnedPosition, 16, 32)),
+        (partial(gqa, score="general", window=3), partial(SinusoidalPosition, 16, 32)),
+        (partial(mla, position=rotary), None),
+        (partial(mla, window=[2, None]), partial(LearnedPosition, 16, 32)),
+        (partial(differential, position=rotary, window=3), None),
+        (partial(differential, position=alibi), None),
+    ],
+    ids=str,
+)
+def test_text_is_the_same_without_a_cache(attention, absolute):
+    model = variant(attention, absolute)
+    for sampling in (GREEDY, Sampling(temperature=4.0)):  # some models' likeliest token is always the same
+        with_cache = generate(model, token_ids(seq=11), 7, sampling)  # past max_seq_len = 16
+        assert with_cache == generate(model, token_ids(seq=11), 7, sampling, use_cache=False)
+    assert len(set(chain.from_iterable(with_cache))) > 4
+
+
+# Prompts of unequal length.
+
+UNEQUAL = [[7], [3, 1, 4, 1, 5], [9, 2, 6], list(range(17))]
+
+
+@pytest.mark.parametrize(("sampling", "use_cache"), [(GREEDY, True), (Sampling(top_k=20), True), (Sampling(), False)])
+def test_a_prompt_is_continued_as_if_alone(sampling, use_cache):
+    model = variant(partial(gqa, position=rotary, window=[4, None]))
+    together = generate(model, UNEQUAL, 5, sampling, 5, use_cache)
+    assert [len(text) for text in together] == [5] * 4
+    for row, prompt in enumerate(UNEQUAL):
+        assert [together[row]] == generate(model, [prompt], 5, sampling, 5 + row)
+
+
+def test_known_tokens_are_read_at_once():
+    model, read = variant(gqa), []
+    hook = model.encoder.register_forward_pre_hook(lambda encoder, args: read.append(args[0].shape[1]))
+    assert list(map(len, generate(model, [[1, 2], [3] * 9], 2))) == [2, 2]
+    assert read == [2, 1, 9, 1]
+    # Beyond 16 tokens positions shift, and the whole window is read again.
+    read.clear()
+    generate(model, [[1] * 13], 6)
+    hook.remove()
+    assert read == [13, 1, 1, 1, 16, 16]
+
+
+def test_scores_in_bf16_are_drawn_from_in_fp32():
+    scores = torch.randn(500, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    sampling = Sampling(temperature=0.7, top_p=0.9)
+    drawn = [sampling.draw(x, torch.Generator().manual_seed(0)) for x in (scores, scores.float())]
+    assert torch.equal(*drawn)
+
+
+def test_a_stop_token_ends_one_text_and_not_the_others():
+    model = variant(partial(gqa, position=rotary))
+    whole = generate(model, UNEQUAL, 12, seed=1)
+    stop = whole[1][4]
+    cut = generate(model, UNEQUAL, 12, seed=1, stop_token=stop)
+    assert cut == [text[: text.index(stop)] if stop in text else text for text in whole]
+    assert len(cut[1]) <= 4 < max(map(len, cut))
+
+
+def test_tokens_come_one_at_a_time():
+    model = variant(gqa)
+    steps = stream(model, [[1, 2, 3], [4]], 2, GREEDY)
+    first, second = generate(model, [[1, 2, 3], [4]], 2, GREEDY)
+    assert next(steps) == [None, second[0]]
+    assert list(steps) == [[None, second[1]], [first[0], None], [first[1], None]]
+
+
+def test_a_compiled_network_is_not_compiled_anew_for_every_length():
+    model = variant(gqa)
+    expected = generate(model, [[1, 2]], 4, GREEDY)
+    model.compile(backend=lambda module, inputs: pytest.fail("compiled"))
+    assert generate(model, [[1, 2]], 4, GREEDY) == expected
+
+
+def test_settings_that_do_not_work():
+    for prompts, num_tokens, sampling, message in (
+        ([[1], []], 3, {}, r"^prompts\[1\]=\[\]: must have at least one token\.$"),
+        ([[1], [2, 50]], 3, {}, r"^prompts\[1\]=50: token ids go from 0 to 49\.$"),
+        (torch.zeros(2, 0, dtype=torch.long), 3, {}, r"^prompts\[0\]=\[\]: "),
+        ([[1]], -1, {}, r"^num_tokens=-1: must be at least 0; num_tokens=200 works\.$"),
+        ([[1]], 3, {"temperature": -1.0}, r"^temperature=-1\.0: must be at least 0; temperature=0 works\.$"),
+        ([[1]], 3, {"top_k": 0}, r"^top_k=0: must be at least 1; top_k=1 works\.$"),
+        ([[1]], 3, {"top_p": 0.0}, r"^top_p=0\.0: must be above 0 and at most 1; top_p=0\.9 works\.$"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            stream(variant(gqa), prompts, num_tokens, Sampling(**sampling))  # at once, and not at the first step

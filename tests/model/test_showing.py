@@ -1,0 +1,139 @@
+"""Maps as charts, tables and pages of a notebook."""
+
+import html
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from browser import quiet_page
+from matplotlib.figure import Figure
+from PIL import Image
+from playwright.sync_api import expect
+
+from model.models import model, translator
+from tinyformer.analysis import Picture
+from tinyformer.errors import ArgumentError
+from tinyformer.model import Table, notebook
+
+TEXT = "The bank <b>&amp;</b>"
+READ_THE_NOTEBOOK = "() => { try { return parent.document.title; } catch (error) { return error.name; } }"
+
+
+def texts_of(axes):
+    """The numbers in the cells of a chart, by row and column."""
+    return {(round(text.get_position()[1]), round(text.get_position()[0])): text.get_text() for text in axes.texts}
+
+
+# Charts.
+
+
+def test_a_chart_shows_the_weights_of_a_head_with_their_tokens():
+    maps = model().attention("$é\n")
+    figure = maps.plot(1, 2)
+    axes, bar = figure.axes
+    assert [axes.get_xlabel(), axes.get_ylabel()] == ["Keys (attended to)", "Queries (from)"]
+    assert [axes.get_title(loc="left"), bar.get_ylabel()] == ["layer 1 head 2", "Attention weight"]
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in labels] == maps.tokens == ["<eos>", "$", "\\xc3", "\\xa9", "⏎"]
+    np.testing.assert_array_equal(axes.images[0].get_array(), maps[1, 2])
+    masked = torch.ones(5, 5).triu(1).bool()
+    assert texts_of(axes) == {
+        (row, column): f"{maps[1, 2][row, column]:.2f}" for row, column in (~masked).nonzero().tolist()
+    }
+    assert Image.open(io.BytesIO(figure._repr_png_())).size[0] > 200
+
+
+def test_numbers_are_left_out_and_labels_thinned_where_they_do_not_fit():
+    figure = model().attention("a" * 31).plot(0, 0)
+    assert not figure.axes[0].texts
+    given = Figure(figsize=(2, 2))
+    assert model().attention("a" * 31).plot(0, 0, axes=given.subplots()) is given
+    assert len(given.axes[0].get_xticks()) < 20
+
+
+def test_negative_weights_of_differential_attention_have_colours_around_0():
+    maps = model("differential").attention("abcd")
+    net, softmax = (maps.plot(0, head).axes[0].images[0] for head in (1, "1a"))
+    assert net.norm.vmin == -net.norm.vmax == -float(maps[0, 1].abs().max())
+    assert (softmax.norm.vmin, softmax.norm.vmax) == (0, 1)
+
+
+# Two models.
+
+
+def test_two_models_beside_each_other_and_their_difference():
+    first, second = (model(ablated_heads=heads).attention("ab, c") for heads in ([], [[0, 1]]))
+    difference = first - second
+    assert torch.equal(difference[1, 2], first[1, 2] - second[1, 2])
+    by_head = {(row["layer"], row["head"]): row["distance"] for row in difference.distances()}
+    assert by_head[0, 1] == 0
+    rows = zip(first[1, 2], second[1, 2], strict=True)
+    assert by_head[1, 2] == pytest.approx(np.mean([(one - two).clamp(min=0).sum() for one, two in rows]), abs=1e-6)
+    *maps, change = [axes for axes in difference.plot(1, 2).axes if axes.images]
+    for axes, one in zip(maps, (first, second), strict=True):
+        np.testing.assert_array_equal(axes.images[0].get_array(), one[1, 2])
+    assert change.images[0].norm.vmin == -change.images[0].norm.vmax
+    words = first.words() - second.words()
+    torch.testing.assert_close(words[1, 2], first.words()[1, 2] - second.words()[1, 2])
+    with pytest.raises(ArgumentError, match=r"^maps\.tokens=.*: must be the tokens of the maps from which these are"):
+        first - model().attention("abc")
+    with pytest.raises(ArgumentError, match=r"^head=\(0, 7\): "):
+        difference[0, 7]
+
+
+# Tables.
+
+
+def test_a_table_prints_and_shows_as_a_table(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # where rich would display it a second time
+    table = Table([{"head": "<0>", "entropy": 1.25}, {"head": 1, "entropy": None}], {"entropy": 'in "nats"'})
+    head, _, *rows = repr(table).splitlines()
+    assert [line.split() for line in (head, *rows)] == [["head", "entropy"], ["<0>", "1.250"], ["1", "–"]]
+    shown = table._repr_html_()
+    assert re.findall(r"<t[hd] [^>]*>(.*?)</t[hd]>", shown) == ["head", "entropy", "&lt;0&gt;", "1.250", "1", "–"]
+    assert 'title="in &quot;nats&quot;"' in shown
+
+
+def test_a_picture_shows_in_a_notebook():
+    picture = Picture(30, 20)
+    assert Image.open(io.BytesIO(picture._repr_png_())).size == (30, 20)
+    assert repr(picture) == "<Picture of 30 × 20 pixels>"
+
+
+# Pages.
+
+
+@pytest.mark.parametrize(
+    ("notebook_theme", "scheme", "is_dark"),
+    [
+        ("", "dark", True),
+        ('data-jp-theme-light="false"', "light", True),
+        ('data-jp-theme-light="true"', "dark", False),
+        ('data-vscode-theme-kind="vscode-dark"', "light", True),
+    ],
+)
+def test_a_notebook_holds_the_atlas_in_its_theme_and_in_a_sandbox(browser, tmp_path, notebook_theme, scheme, is_dark):
+    maps = translator().attention("abc").words() if notebook_theme else model().attention(TEXT)
+    page_of_cell = f"<!doctype html><meta charset=utf-8><body {notebook_theme}>{maps._repr_html_()}"
+    (tmp_path / "notebook.html").write_text(page_of_cell, encoding="utf-8")
+    with quiet_page(browser, scheme=scheme) as page:
+        page.goto((tmp_path / "notebook.html").as_uri())
+        frame = page.frame_locator("iframe")
+        last = frame.locator(".thumbnail").last
+        expect(last).to_be_visible()
+        assert frame.locator("html").evaluate(READ_THE_NOTEBOOK) == "SecurityError"
+        colour = frame.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor")
+        assert (int(re.search(r"\d+", colour)[0]) < 128) == is_dark
+        last.click()
+        expect(frame.locator("#head-title")).to_be_visible()
+        frame.get_by_role("button", name="All heads").click()
+        expect(last).to_be_visible()
+        box = page.locator("iframe").bounding_box()
+        assert (box["height"], box["width"] > 1200) == (notebook.HEIGHT, True)
+
+
+def test_a_page_that_is_too_large_is_not_put_into_a_notebook(monkeypatch):
+    monkeypatch.setattr(notebook, "LARGEST", 1000)
+    assert html.unescape(model().attention("a")._repr_html_()).startswith("<p>The page has ")

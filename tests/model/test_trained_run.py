@@ -1,0 +1,194 @@
+"""`tinyformer.train`: what a run in Python returns, refuses and leaves as it was."""
+
+import asyncio
+import importlib
+import logging
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+import warnings
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from commands import BOOK, ROOT, SMALL, TEXT, Program, results_of, weights_of
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import tinyformer
+from tinyformer.config.errors import ConfigError
+
+WORDS = [*SMALL.split(), *TEXT.split()]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a text."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(BOOK)
+    return tmp_path
+
+
+def test_a_run_in_python_is_that_of_the_command_line(program: Program, place: Path) -> None:
+    async def cell() -> tinyformer.TrainedRun:  # as in a notebook, whose event loop is running
+        return tinyformer.train([*WORDS, "attention=gqa"])
+
+    first = asyncio.run(cell())
+    assert program("train.py", SMALL, TEXT, "attention=gqa hydra.run.dir=run").code == 0
+    there, here = weights_of("run"), weights_of(first.folder)
+    assert all(torch.equal(there[name], here[name]) for name in there)
+    assert first.folder.parents[2] == place
+    assert first.results == results_of(first.folder)
+    assert first.results["val/loss"] == results_of("run")["val/loss"]
+    assert first.checkpoint == first.folder / "checkpoints" / "last.ckpt"
+    assert first.best_checkpoint.exists()
+    overrides = yaml.safe_load((first.folder / ".hydra" / "overrides.yaml").read_text())
+    assert overrides == [*WORDS, "attention=gqa"]
+    loaded, model = tinyformer.load(first.checkpoint), first.model
+    assert torch.equal(loaded.logits("the cat"), model.logits("the cat"))
+    for shown in (repr(first), first._repr_html_()):
+        assert f"{first.results['val/loss']:.4g}" in shown
+        assert str(first.folder.relative_to(place)) in shown
+
+
+def test_runs_that_start_in_one_second_have_a_folder_each(place: Path) -> None:
+    start = datetime.now()
+    for second in range(60):
+        (place / f"{start + timedelta(seconds=second):outputs/%Y-%m-%d/%H-%M-%S}").mkdir(parents=True)
+    assert tinyformer.train(WORDS).folder.name.endswith("-2")
+
+
+def process_state() -> dict[str, Any]:
+    """What a caller may have set in its process."""
+    names = ["", *logging.Logger.manager.loggerDict]
+    return {
+        "random": [random.getstate(), torch.get_rng_state().tolist(), repr(np.random.get_state())],
+        "matmul": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": [torch.get_num_threads(), {thread.name for thread in threading.enumerate()}],
+        "environment": dict(os.environ),
+        "folder": Path.cwd(),
+        "warnings": list(warnings.filters),
+        "loggers": {name: (logging.getLogger(name).level, logging.getLogger(name).handlers[:]) for name in names},
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "hydra": [GlobalHydra.instance().hydra, HydraConfig.instance().cfg],
+    }
+
+
+def test_a_run_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["matmul_precision=high", "deterministic=true", "seed=3"]
+    importlib.import_module("tinyformer.run.training_run")  # which sets up loggers
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None), warnings.catch_warnings():
+        warnings.resetwarnings()
+        monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.INFO)
+        before = process_state()
+        tinyformer.train([*WORDS, *settings])
+        after = process_state()
+        assert {name for name, value in before.items() if value != after[name]} == set()
+        with pytest.raises(ConfigError):
+            tinyformer.train([*WORDS, *settings, "model.num_heads=3"])
+        after = process_state()
+        assert {name for name, value in before.items() if value != after[name]} == set()
+
+
+REFUSED = {
+    "-m": "-m: tinyformer.train makes one run; call it in a loop, ",
+    "seed=1,2": "seed=1,2: tinyformer.train makes one run; ",
+    "hydra.mode=MULTIRUN": "hydra.mode=MULTIRUN: tinyformer.train makes one run; ",
+    "--cfg": "--cfg: tinyformer.train takes overrides only, such as attention=gqa.",
+    "modle.d_model=8": "modle.d_model: there is no such key. Did you mean model.d_model",
+    "attention=gqqa": "attention=gqqa: there is no such choice. Did you mean gqa?",
+    "model.num_heads=3": "model.num_heads=3: must divide model.d_model=16; model.num_heads=2 works.",
+    "data.files=missing.txt": "data.files=missing.txt: ",
+    "resume=nowhere": "resume=nowhere: the folder does not exist.",
+    "trainer.devices=2": "trainer.devices=2: tinyformer.train is one process; ",
+    "hydra.run.dir=linked": "hydra.run.dir=linked: linked/link is a symbolic link, ",
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_cannot_work_is_a_sentence_and_leaves_no_folder(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("linked").mkdir()
+    Path("linked/link").symlink_to("/")
+    with pytest.raises(ConfigError, match=f"^{re.escape(REFUSED[word])}") as refusal:
+        tinyformer.train([*WORDS, "trainer.accelerator=cpu", word])
+    assert refusal.value.__cause__ is None
+    assert refusal.value.__suppress_context__
+    assert capsys.readouterr() == ("", "")
+    assert {path.name for path in Path().iterdir()} == {"book.txt", "linked"}
+
+
+def test_an_empty_test_split_is_refused_before_training() -> None:
+    rows = "".join(f"the cat sees {number},{number % 2}\n" for number in range(4))
+    Path("rows.csv").write_text(f"text,label\n{rows}")
+    words = "task=classification data=text data.files=rows.csv data.label_column=label data.validation_fraction=0.3"
+    with pytest.raises(ConfigError, match=r"^data\.test_fraction=0\.01: leaves the test split empty"):
+        tinyformer.train([*SMALL.split(), *words.split(), "data.test_fraction=0.01"])
+    assert {path.name for path in Path().iterdir()} == {"book.txt", "rows.csv"}
+
+
+def test_overrides_are_a_list_of_words() -> None:
+    with pytest.raises(ConfigError, match="must be a list of words"):
+        tinyformer.train("attention=gqa")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_the_run_and_the_handlers_are_the_callers() -> None:
+    def interrupt() -> None:
+        while not Path("run/checkpoints/last.ckpt").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    threading.Thread(target=interrupt, daemon=True).start()
+    long = ["trainer.max_steps=100000", "trainer.val_check_interval=5", "hydra.run.dir=run"]
+    with pytest.raises(KeyboardInterrupt):
+        tinyformer.train([*WORDS, *long])
+    assert signal.getsignal(signal.SIGINT) == handler
+    step = torch.load("run/checkpoints/last.ckpt", weights_only=True)["global_step"]
+    assert tinyformer.train(["resume=run", f"trainer.max_steps={step + 1}"]).results["steps"] == step + 1
+
+
+WRITTEN = """
+from tinyformer.nn import Attention, ScaledDotScore
+
+class Score(ScaledDotScore):
+    def __init__(self, num_heads, head_dim):
+        super().__init__(num_heads, head_dim)
+        self.scale = FACTOR
+
+class Layer(Attention):
+    def forward(self, *arguments, **options):
+        return FACTOR * super().forward(*arguments, **options)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["attention.score=written.Score", "attention._target_=written.Layer"])
+def test_a_class_of_the_caller_is_trusted_and_may_be_rewritten(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, module = [], ModuleType("written")
+    monkeypatch.setitem(sys.modules, "written", module)
+    for factor in ("1", "9"):
+        exec(WRITTEN.replace("FACTOR", factor), module.__dict__)
+        run = tinyformer.train([*WORDS, word])
+        losses.append(run.results["val/loss"])
+        assert run.model.logits("the cat").isfinite().all()
+    assert losses[0] != losses[1]
+
+
+def test_a_thread_may_train() -> None:
+    runs: list[tinyformer.TrainedRun] = []
+    thread = threading.Thread(target=lambda: runs.append(tinyformer.train(WORDS)))
+    thread.start()
+    thread.join()
+    assert runs[0].results["steps"] == 4

@@ -1,0 +1,408 @@
+"""`tinyformer findings`, from a file to its verdict; mechanisms that are broken on purpose make a finding fail."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
+
+import pytest
+from commands import ROOT
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+
+from tinyformer.files import relative_path
+from tinyformer.programs.findings.__main__ import main
+from tinyformer.programs.findings.files import Finding, finding_names, read_finding
+from tinyformer.programs.findings.pages import CHANGED, page, read_outcomes
+from tinyformer.programs.findings.running import PlannedRun, plan, records_of, run_all
+from tinyformer.programs.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, measure, verdict
+from tinyformer.run.lock import held
+
+MINE = """\
+title: Two layers have more parameters than one
+paper: {name: A 2020, arxiv: "2001.00001"}
+claim: They do.
+baseline: [data=text, data.files=BOOK, tokenizer=char, data.validation_fraction=0.1, model.num_heads=2,
+  model.d_model=16, model.max_seq_len=16, data.batch_size=4, trainer.max_steps=STEPS, trainer.val_check_interval=50,
+  trainer.precision=32-true, generate.num_tokens=3, callbacks.attention.num_tokens=6]
+runs: {one: [model.num_layers=1], two: [model.num_layers=2]}
+seeds: [0, 1]
+evaluate: [analysis=heads, analysis.num_windows=4, data.files=BOOK]
+checks:
+  - {name: ratio, quantity: ratio, of: {run: two, than: one, source: {metric: num_parameters}}, at_least: 1.1}
+  - {name: change, quantity: value, of: {run: two, source: {table: ablation, column: change, over: median}}}
+curves: [{name: validation loss, of: {metric: val/loss}}]
+why: W
+refuted_by: R
+cost: seconds
+"""
+
+
+SIDE_BY_SIDE = ["--launcher", "joblib", "n_jobs=2"]
+
+
+def test_the_list_and_an_unknown_name(capsys, tmp_path):
+    assert main(["--results", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in finding_names())
+    assert out.count("unmeasured") == len(finding_names())
+    assert main(["nothing"]) == 2
+    assert "Findings: alignment, circuit" in capsys.readouterr().err
+
+
+LAUNCHERS = {
+    "jobli": "--launcher jobli: there is no such launcher. Installed: basic.",
+    "joblib": "--launcher joblib: is not installed. pip install 'tinyformer[sweep]' brings it. Installed: basic.",
+    "basic all": "--launcher basic all: is no KEY=VALUE; a finding stands before --launcher.",
+    "basic n_jobs=2": "--launcher basic n_jobs=2: basic has no settings.",
+}
+
+
+def test_a_launcher_that_is_not_installed(capsys, tmp_path, monkeypatch):
+    launchers = ConfigStore.instance().repo["hydra"]["launcher"]
+    Plugins.instance()  # adds those that are installed
+    monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", {"basic.yaml": launchers["basic.yaml"]})
+    for words, sentence in LAUNCHERS.items():
+        assert main(["cost", "--results", str(tmp_path), "--launcher", *words.split()]) == 2
+        assert capsys.readouterr() == ("", f"Error: {sentence}\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_every_run_of_every_finding_composes(tmp_path):
+    for name in finding_names():
+        finding = read_finding(name)
+        folders = {run.folder for run in plan(finding.model_copy(update={"seeds": finding.seeds[:1]}), tmp_path)}
+        assert len(folders) == len(finding.runs)  # no two are alike
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with findings of a test's own, and the program in it."""
+
+    folder: Path
+    book: Path
+
+    def add(self, name: str, text: str, steps: int) -> None:
+        """Add a finding."""
+        (self.folder / "files").mkdir(exist_ok=True)
+        contents = text.replace("BOOK", str(self.book)).replace("STEPS", str(steps))
+        (self.folder / "files" / f"{name}.yaml").write_text(contents)
+
+    def words(self, *words: str, to: str = "") -> list[str]:
+        """The command of the program, with its folders of runs and results below `to`."""
+        folders = ["--files=files", f"--runs={to}runs", f"--results={to}results"]
+        return [sys.executable, "-m", "tinyformer.programs.findings", *words[:1], *folders, *words[1:]]
+
+    def surroundings(self, words: Sequence[str]) -> dict[str, Any]:
+        """Where the program is started."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if "joblib" in words:  # which divides the threads of the machine among its jobs unless their number is given
+            del environment["OMP_NUM_THREADS"]
+        return {"cwd": self.folder, "env": environment}
+
+    def run(self, *words: str, to: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run the program to its end."""
+        ended = subprocess.run(
+            self.words(*words, to=to), **self.surroundings(words), capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == code, ended.stderr
+        return ended
+
+    def stop(self, *words: str, by: int) -> str:
+        """Stop the program when a run has ended and another has saved a checkpoint; return its errors."""
+        begun = subprocess.Popen(
+            self.words(*words),
+            **self.surroundings(words),
+            stdout=DEVNULL,
+            stderr=PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 300
+        while not self.kept() or len(list(self.folder.glob("runs/train-*/checkpoints/last.ckpt"))) <= len(self.kept()):
+            assert begun.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (os.killpg if by == signal.SIGINT else os.kill)(begun.pid, by)  # Ctrl-C reaches all processes of a terminal
+        try:
+            # Until the processes that it has started, which write there too, have ended: long before their runs would.
+            errors = begun.communicate(timeout=10)[1]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(begun.pid, signal.SIGKILL)
+        assert begun.returncode in (-by, 128 + by)
+        return errors
+
+    def kept(self) -> dict[Path, str]:
+        """What the runs that have ended, analysis and all, wrote last."""
+        return {path: path.read_text() for path in self.folder.glob("runs/train-*/evaluate-*/ended.json")}
+
+
+@pytest.fixture
+def place(tmp_path: Path, book: Path) -> Place:
+    return Place(tmp_path, book)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "by"),
+    [
+        pytest.param([], signal.SIGINT, marks=pytest.mark.slow, id="ctrl_c"),
+        pytest.param(SIDE_BY_SIDE, signal.SIGKILL, marks=pytest.mark.slow, id="killed_side_by_side"),
+        pytest.param(SIDE_BY_SIDE, signal.SIGINT, marks=pytest.mark.nightly, id="ctrl_c_side_by_side"),
+    ],
+)
+def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: list[str], by: int) -> None:
+    place.add("mine", MINE, 300)
+    errors = place.stop("mine", *launcher, by=by)
+    assert ("Stopped. The same command continues" in errors) is (by == signal.SIGINT)
+    assert "Traceback" not in errors
+    before = place.kept()
+    assert 0 < len(before) < 4
+    assert not list(place.folder.glob("results/*"))
+    assert not (place.folder / "findings.md").exists()
+
+    ended = place.run("mine", *launcher)
+    assert ended.stdout.count("kept in") == len(before)
+    assert before.items() <= place.kept().items()
+    outcome = json.loads((place.folder / "results" / "mine.json").read_text())
+    assert outcome["verdict"] == HOLDS
+    assert [len(one["values"]) for one in outcome["measured"]] == [2, 2]
+    assert outcome["runs"][0]["machine"]
+    assert (place.folder / "results" / "mine.png").stat().st_size > 5_000
+    assert "ratio,≥ 1.1" in (place.folder / "results" / "mine.csv").read_text()
+
+    page = (place.folder / "findings.md").read_text()
+    assert "| [mine](#mine) | Two layers have more parameters than one | holds |" in page
+    assert "(results/mine.png)" in page
+    if launcher:
+        return
+    assert place.run("mine").stdout.count("kept in") == 4
+    ended = next(place.folder.glob("runs/train-*/ended.json"))
+    ended.unlink()  # as if killed between its results and the end
+    assert place.run("mine").stdout.count("kept in") == 3
+    spent = json.loads(ended.with_name("results.json").read_text())["seconds"]
+    assert json.loads(ended.read_text())["seconds"] == pytest.approx(spent, abs=0.1)
+
+
+@pytest.mark.slow
+def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
+    """The same files and tables, of findings that share their training; a failed run is told, and stops no other."""
+    place.add("mine", MINE.replace("seeds: [0, 1]", "seeds: [0]"), 4)
+    twin = MINE.replace("num_windows=4", "num_windows=2").replace("seeds: [0, 1]", "seeds: [0]")
+    place.add("twin", twin, 4)
+    place.add("wrong", twin.replace("model.num_layers=1]", "model.num_heads=3]"), 4)
+    for to, launcher in (("serial/", ["--launcher", "basic"]), ("parallel/", ["--launcher", "joblib"])):
+        ended = place.run("all", *launcher, to=to, code=2)
+        failed = [line for line in ended.stderr.splitlines() if "Error" in line]
+        assert len(failed) == 1, ended.stderr
+        assert "wrong/one, seed 0: Error: model.num_heads=3: must divide model.d_model=16" in failed[0]
+        assert "wrong: not measured; runs that have not ended: 1." in ended.stderr
+        assert "Traceback" not in ended.stderr
+    refused = place.run("mine", "--launcher", "joblib", "n_jobs=0", to="refused/", code=2)
+    assert refused.stderr == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
+    serial, parallel = place.folder / "serial", place.folder / "parallel"
+    files = {path.relative_to(serial) for path in serial.rglob("*")}
+    assert files == {path.relative_to(parallel) for path in parallel.rglob("*")}
+    assert len(list(serial.glob("runs/train-*/ended.json"))) == 2
+    assert len(list(serial.glob("runs/train-*/evaluate-*/ended.json"))) == 4
+    for name in ("mine", "twin"):
+        assert (serial / "results" / f"{name}.csv").read_text() == (parallel / "results" / f"{name}.csv").read_text()
+    for path in parallel.glob("runs/**/ended.json"):
+        assert json.loads(path.read_text())["machine"]["threads"] == 1  # joblib starts as many jobs as there are cores
+
+
+def finding_of(place: Place, *words: str, text: str = MINE) -> int:
+    """Run a finding of one seed in this process; returns the exit code."""
+    place.add("mine", text.replace("seeds: [0, 1]", "seeds: [0]"), 4)
+    return main(["mine", *words, "--files=files", "--runs=runs"])
+
+
+@pytest.mark.slow
+def test_a_finding_with_a_class_of_ones_own_continues_where_it_was_killed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place.folder)
+    monkeypatch.syspath_prepend(place.folder)
+    Path("own_score.py").write_text("from tinyformer.nn import ScaledDotScore\n\nclass Mine(ScaledDotScore): ...\n")
+    text = MINE.replace("[model.num_layers=2]", "[model.num_layers=2, attention.score=own_score.Mine]")
+    own = "attention.score=own_score.Mine"
+    assert finding_of(place, text=text) == 2
+    assert f"mine.yaml: says {own}, which calls 'own_score.Mine'" in capfd.readouterr().err
+    assert not Path("runs").exists()
+    assert finding_of(place, own, "seed=1", text=text) == 2
+    assert "seed=1: no file of these findings has this override." in capfd.readouterr().err
+    assert finding_of(place, own, text=text) == 0
+    for path in [*Path("runs").glob("*/ended.json"), *Path("runs").glob("*/results.json")]:
+        path.unlink()  # as if each was killed after its last checkpoint
+    shutil.rmtree(Path("findings"))
+    assert finding_of(place, own, text=text) == 0
+    assert json.loads(Path("findings/mine.json").read_text())["verdict"] == HOLDS
+    assert Path("findings.md").read_text().startswith("# Findings")
+
+
+def test_a_file_of_a_finding_is_data_and_no_link_is_followed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place.folder)
+    called = "+callbacks.x={_target_: os.mkdir, path: made}"
+    for old, new in {"[model.num_layers=2]": f'["{called}"]', "analysis=heads": "analysis._target_=os.mkdir"}.items():
+        assert finding_of(place, text=MINE.replace(old, new)) == 2
+        assert "os.mkdir" in (told := capsys.readouterr().err)
+        assert "add it to the command" in told
+    for name in ("findings", "findings.md", "findings/mine.json", "findings/mine.csv", "findings/mine.png", "runs/x"):
+        link = Path(name)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to("elsewhere")
+        assert finding_of(place) == 2
+        assert f"{name} is a symbolic link" in capsys.readouterr().err
+        link.unlink()
+    assert {path.name for path in Path().iterdir()} == {"book.txt", "files", "findings", "runs"}
+
+
+def test_a_run_that_another_process_makes_is_refused(tmp_path, capfd):
+    run = PlannedRun("cost", "heads_1", 0, "costs", [], tmp_path / "run", None)
+    with held(tmp_path / ".run.ended.lock", ""):
+        assert run_all([run]) == 2
+    sentence = "another process is making this run; run the same command again when it has ended."
+    told = f"[1/1] cost/heads_1, seed 0: Error: {relative_path(run.folder)}: {sentence}\n"
+    printed, said = capfd.readouterr()
+    assert (printed, told in said) == ("", True)  # loggers of other tests may have closed streams
+    assert not run.folder.exists()
+
+
+LEARNED = [*read_finding("induction").baseline, "model.num_layers=2"]
+"""A task that needs most heads of a small model."""
+
+# By finding: the beginning of the name of what is then outside of its band; what its runs are instead, or the one of
+# its runs that all of them are; `more`, words behind those of the baseline; `steps`, too few to learn unless given.
+BROKEN: dict[str, dict[str, Any]] = {
+    "alignment": {"fails": "share of copied tokens that the chosen head hits, additive"},
+    "circuit": {
+        "fails": "accuracy with the circuit alone",
+        "evaluate": ["analysis=circuit", "~analysis.measures.previous_token", "analysis.num_windows=64"],
+        "steps": 1000,
+    },
+    "cost": {"fails": "cache of 32 heads relative to 8 key/value heads, filled", "runs": {"kv_heads_8": []}},
+    "diverse": {"fails": "change of the training loss", "more": ["optimizer.lr=0"], "steps": 20},
+    "entropy": {"fails": "loss at a rate of 0.1", "alike": "normed_high"},
+    "exact": {
+        "fails": "largest relative error",
+        "baseline": ["variants=mha", "masks=full", "dtypes=bf16", "lengths=128,256"],
+    },
+    "grokking": {"fails": "accuracy on validation sums with decay"},
+    "grouped": {
+        "fails": "loss of gqa",
+        "runs": {"gqa": ["attention=gqa", "attention.num_kv_heads=2", "match=parameters", "optimizer.lr=0"]},
+        "more": ["schedule.warmup_steps=0"],
+        "steps": 20,
+    },
+    "heads": {"fails": "loss of one head", "alike": "heads_8"},
+    "induction": {
+        "fails": "accuracy with two layers",
+        "runs": {"two_layers": ["model.num_layers=2", "attention.window=2"]},
+        "steps": 1000,
+    },
+    "longer": {"fails": "loss at 512 tokens minus that at 64 with sinusoidal", "alike": "alibi"},
+    "nope": {"fails": "accuracy at 1 to 20 symbols without", "alike": "rotary"},
+    "rank": {"fails": "residual at layer 8, attention alone", "runs": {"attention_alone": []}},
+    "recall": {"fails": "accuracy with a window", "alike": "full", "steps": 600},
+    "redundancy": {
+        "fails": "change of the loss without 12",
+        "baseline": [*LEARNED, "model.num_heads=8"],  # 12 heads of 16
+        "steps": 500,
+    },
+    "relative": {"fails": "loss with sinusoidal positions minus that with relative", "alike": "sinusoidal"},
+    "robust": {
+        "fails": "change of the loss without the median",
+        "baseline": [*LEARNED, "model.num_heads=1"],
+        "steps": 500,
+    },
+    "scale": {
+        "fails": "exponent of the logits' variance in d, without",
+        "runs": {f"dot_{d}": ["attention.score=scaled_dot", f"attention.head_dim={d}"] for d in (16, 64, 256, 512)},
+    },
+    "sinks": {"fails": "largest share", "alike": "none"},
+    "warmup": {
+        "fails": "exponent of the last feed-forward network's gradient in depth, post-norm",
+        "runs": {f"post_{depth}": ["block=pre_norm", f"model.num_layers={depth}"] for depth in (2, 4, 8, 16)},
+    },
+}
+STEPS = ("trainer.max_steps", "trainer.val_check_interval")
+FAST = ("cost", "entropy", "exact", "grokking", "heads", "nope", "relative", "sinks")  # the others take longer
+
+
+def broken(name: str) -> Finding:
+    """A finding whose mechanism is taken away, with one seed and short runs, reduced to the check that fails."""
+    values, changed = read_finding(name).model_dump(), BROKEN[name]
+
+    def short(words: list[str]) -> list[str]:
+        keys = [word.split("=")[0] for word in words]
+        return [
+            f"{key}={changed.get('steps', 3)}" if key in STEPS and word != "trainer.max_steps=1" else word
+            for key, word in zip(keys, words, strict=True)
+        ]
+
+    (expected,) = [check for check in values["checks"] if check["name"].startswith(changed["fails"])]
+    needed = [expected["of"].get("run"), expected["of"].get("than"), *expected["of"].get("points", {})]
+    if not expected["premise"]:  # which another check has to follow
+        values |= {"checks": [expected], "curves": []}
+        values["runs"] = {run: words for run, words in values["runs"].items() if run in needed}
+    runs = {run: changed.get("runs", {}).get(run, words) for run, words in values["runs"].items()}
+    if "alike" in changed:
+        runs = dict.fromkeys(runs, read_finding(name).runs[changed["alike"]])
+    values["runs"] = {run: short(words) for run, words in runs.items()}
+    values["baseline"] = short(changed.get("baseline", values["baseline"])) + changed.get("more", [])
+    return Finding.model_validate(values | {"seeds": [0], "evaluate": changed.get("evaluate", values["evaluate"])})
+
+
+CHANGES: dict[str, Any] = {
+    "an override": {"baseline": [*read_finding("heads").baseline, "model.dropout=0.1"]},
+    "no override": {"baseline": read_finding("heads").baseline[1:]},
+    "another run": {"runs": {**read_finding("heads").runs, "heads_2": ["model.num_heads=2"]}},
+    "another seed": {"seeds": [0, 1, 2, 3]},
+    "a band": {"checks": [check.model_copy(update={"at_most": 0.07}) for check in read_finding("heads").checks]},
+    "a quantity": {"checks": read_finding("heads").checks[:1]},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_page_says_what_was_changed_after_the_measurement(change: str) -> None:
+    finding = read_finding("heads")
+    outcomes = read_outcomes(ROOT / "docs/pages/findings", ["heads"])
+    assert CHANGED not in page([finding], outcomes, "findings")
+    assert CHANGED in page([finding.model_copy(update=CHANGES[change])], outcomes, "findings")
+
+
+def test_a_result_that_is_none_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = json.loads((ROOT / "docs/pages/findings/heads.json").read_text(encoding="utf-8"))
+    for text in ('{"name":', "[]", "{}", json.dumps(whole | {"runs": []}), json.dumps(whole | {"measured": [1]})):
+        (tmp_path / "heads.json").write_text(text)
+        assert main(["--results", str(tmp_path)]) == 2
+        assert "heads.json is no result of a finding; remove it" in capsys.readouterr().err, text
+
+
+def test_every_finding_is_broken_once() -> None:
+    assert list(BROKEN) == finding_names()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in FAST else pytest.mark.nightly) for name in BROKEN]
+)
+def test_a_finding_without_its_mechanism_does_not_hold(name: str, tmp_path: Path) -> None:
+    finding = broken(name)
+    planned = plan(finding, tmp_path)
+    assert run_all(planned) == 0
+    measured = measure(finding, records_of(planned))
+    (expected,) = [one for one in measured if one.check.name.startswith(BROKEN[name]["fails"])]
+    assert expected.holds is False, measured
+    assert verdict(measured) in (FAILS, NOT_TESTABLE)

@@ -1,0 +1,141 @@
+"""The cost card on the command line; the figures themselves are tested in tests/analysis/test_costs.py."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import Ended
+
+from tinyformer.programs.card import main
+
+Run = Callable[[str], Ended]
+
+WITHOUT = """
+import sys
+from tinyformer.programs.card import main
+code = main()
+assert not {unwanted} & sys.modules.keys()
+sys.exit(code)
+"""
+
+
+def spawned(folder: Path, arguments: str, *how: str) -> Ended:
+    """The program in a process of its own, in a folder outside the repository."""
+    command = [sys.executable, *(how or ("-m", "tinyformer.programs.card")), *arguments.split()]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """The program in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(arguments: str) -> Ended:
+        code = main(arguments.split())
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    """The numbers of a table by label; the last row of a label that occurs twice."""
+    parts = [line.split("  ") for line in table.splitlines()]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in parts]
+    return {line[0]: line[1:] for line in cells if line}
+
+
+@pytest.mark.slow
+def test_variants_stand_side_by_side_and_are_saved(card: Run) -> None:
+    ended = card("attention=mha,gqa,mqa,mla,differential model=base --save cards.json")
+    assert (ended.code, ended.err) == (0, "")
+    assert "model=base" in ended.out.splitlines()[0]
+    shown = rows(ended.out)
+    assert shown["attention"] != shown["weights of a layer"]
+    assert shown["weights of a layer"] == ["2,359,296", "1,769,472", "1,277,952", "2,088,960", "2,359,296"]
+    assert shown["KV cache, bytes per token"] == ["36,864", "18,432", "3,072", "6,912", "36,864"]
+    assert shown["reduction from multi-head"] == ["1.00x", "2.00x", "12.00x", "5.33x", "1.00x"]
+    assert "one multiply-add is 2" in ended.out
+    assert "50,257" in ended.out
+    assert ended.out.splitlines()[-1] == "Saved in cards.json."
+    saved = json.loads(Path("cards.json").read_text())["cards"]
+    assert [f"{card['num_parameters']:,}" for card in saved] == shown["parameters"]
+
+
+@pytest.mark.slow
+def test_a_card_does_not_wait_for_training_libraries_nor_help_and_a_mistake_for_torch(tmp_path: Path) -> None:
+    ended = spawned(tmp_path, "--json", "-c", WITHOUT.format(unwanted={"lightning", "datasets", "transformers"}))
+    assert (ended.code, ended.err, len(json.loads(ended.out)["cards"])) == (0, "", 1)
+    ended = spawned(tmp_path, "atention=mha", "-c", WITHOUT.format(unwanted={"torch"}))
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("Error: atention: ")
+    assert "attention" in ended.err
+    assert len(ended.err.splitlines()) <= 4
+    ended = spawned(tmp_path, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("usage: python -m tinyformer card ")
+    assert "differential" in ended.out
+
+
+MISTAKES = {
+    "attention=mha,gqaa": "attention=gqaa: ",
+    "model.num_heads=5": "model.num_heads=5",
+    "dtype=fp8": "dtype=fp8: ",
+    "batch=0": "batch=0: must be at least 1; batch=8 works.",
+    "batch=many": "batch=many: should be a valid integer",
+    "seed=interval(1,2)": "Can only enumerate CHOICE and RANGE sweeps",
+    "--save nowhere/cards.json": "--save=nowhere/cards.json: must be a file in a folder that exists",
+}
+
+
+def test_a_mistake_exits_with_2_and_a_short_sentence(card: Run) -> None:
+    for arguments, start in MISTAKES.items():
+        ended = card(arguments)
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.startswith(f"Error: {start}")
+        assert len(ended.err.splitlines()) <= 4
+
+
+def test_alternatives_are_combined(card: Run) -> None:
+    cards = json.loads(card("dtype=bf16,fp32 model.num_layers=range(1,3) model.vocab_size=100 --json").out)["cards"]
+    assert [card["overrides"] for card in cards] == [
+        [f"dtype={dtype}", f"model.num_layers={layers}", "model.vocab_size=100"]
+        for dtype in ("bf16", "fp32")
+        for layers in (1, 2)
+    ]
+    assert [card["cache_bytes_per_token"] for card in cards] == [2 * 128 * size for size in (2, 4, 4, 8)]
+    assert [card["flops_per_token_by_part"]["readout"] for card in cards] == [2 * 100 * 128] * 4
+
+
+def test_a_batch_has_flops_and_memory_of_its_own(card: Run) -> None:
+    ended = card("optimizer=adamw,muon model.vocab_size=100 batch=3")
+    shown = rows(ended.out)
+    assert (shown["batch, sequences"], shown["tokens"]) == (["3", "3"], ["768", "768"])
+    per_token, of_step = (
+        [int(cell.replace(",", "")) for cell in shown[row]]
+        for row in ("FLOPs per token, training", "FLOPs of a training step")
+    )
+    assert of_step == [768 * flops for flops in per_token]
+    adamw, muon = (int(cell.replace(",", "")) for cell in shown["state of the optimizer"])
+    assert adamw - muon == pytest.approx(4 * 12 * 128 * 128 * 4, abs=100)  # one moment of each matrix less; steps
+    assert "bytes of a training step" not in card("model.vocab_size=100").out
+
+
+@pytest.mark.slow
+def test_a_batch_of_the_largest_preset_takes_no_memory(tmp_path: Path) -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))" + WITHOUT
+    ended = spawned(tmp_path, "experiment=gpt2 model=gpt3 batch=16 --json", "-c", limited.format(unwanted={"wandb"}))
+    assert (ended.code, ended.err) == (0, "")
+    assert json.loads(ended.out)["cards"][0]["batch"]["training_bytes"] > 4e12
+
+
+def test_columns_are_headed_by_the_overrides_that_differ(card: Run) -> None:
+    ended = card("attention.window=[null,16],16 seed=1")
+    shown = rows(ended.out)
+    assert shown["attention.window"] == ["[null,16]", "16"]
+    assert "seed=1" in shown
+    assert shown["if masked pairs are skipped"] != shown["FLOPs per token, forward"]
+    assert ended.out.splitlines()[-1] == "--save cards.json keeps these numbers as JSON."

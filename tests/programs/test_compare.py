@@ -1,0 +1,323 @@
+"""The comparison of finished runs, on the command line and as its parts."""
+
+import csv
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+import yaml
+from commands import SMALL, TEXT, Ended, Program
+from matplotlib.figure import Figure
+
+import tinyformer.analysis
+from tinyformer.analysis.seeds import seeds_by_number
+from tinyformer.programs.compare.__main__ import main
+from tinyformer.programs.compare.folders import find_runs, read_run
+from tinyformer.programs.compare.grouping import Comparison
+from tinyformer.programs.compare.grouping import compare as group
+from tinyformer.programs.compare.notes import notes_on
+
+Compare = Callable[[str], Ended]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
+    """The program in this process."""
+
+    def run(arguments: str) -> Ended:
+        capsys.readouterr()
+        code = main(arguments.split())
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures of comparisons that are saved; the runs of a sweep save others."""
+    saved: list[Figure] = []
+    save = tinyformer.analysis.save_png
+
+    def keep(figure: Figure, path: Path, *caption: str) -> Path:
+        if path.name.startswith("compare_"):
+            saved.append(figure)
+        return save(figure, path, *caption)
+
+    monkeypatch.setattr("tinyformer.analysis.save_png", keep)
+    return saved
+
+
+def table(out: str) -> list[list[str]]:
+    """The cells of the printed table, its header first."""
+    lines = [line for line in re.split("Shared by all|Note: |Saved in", out)[0].splitlines() if line.strip(" ─")]
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+
+def points_of_runs(figure: Figure) -> list[tuple[float, float]]:
+    (axes,) = figure.axes
+    (seeds,) = [dots for dots in axes.collections if dots.get_label() == "single runs"]
+    return [tuple(point) for point in seeds.get_offsets().tolist()]
+
+
+def write_run(
+    name: str,
+    loss: float | None = 1.0,
+    seed: int = 1,
+    typed: str = "",
+    choices: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    written: dict[str, Any] | None = None,
+    **results: Any,
+) -> None:
+    """A run's folder, written by hand; `written` is the config with its interpolations unresolved."""
+    run = Path(name)
+    (run / ".hydra").mkdir(parents=True)
+    seeds = {"seed": seed, "datamodule": {"seed": seed}}
+    unresolved = {"seed": seed, "datamodule": {"seed": "${seed}"}}
+    hydra = {"hydra": {"runtime": {"choices": {"attention": "mha", **(choices or {})}}}}
+    (run / "config.yaml").write_text(yaml.safe_dump(seeds | (config or {})))
+    (run / ".hydra" / "config.yaml").write_text(yaml.safe_dump(unresolved | (written or config or {})))
+    (run / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump([*typed.split(), f"seed={seed}"]))
+    (run / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(hydra))
+    known = {"val/loss": loss, "steps": 10, "data_fingerprint": "text", "num_parameters": 7}
+    (run / "results.json").write_text(json.dumps(known | {"throughput/tokens_per_second": 100.0} | results))
+
+
+def grouped(*folders: str, by: str = "seed") -> Comparison:
+    """The comparison that the program would print."""
+    found = find_runs([Path(folder) for folder in folders])
+    return group([read_run(path) for path in found.finished], "val/loss", by)
+
+
+def notes(*folders: str) -> list[str]:
+    return notes_on(grouped(*folders), find_runs([Path(folder) for folder in folders]))
+
+
+def means(comparison: Comparison) -> list[tuple[object, ...]]:
+    """The settings and the mean of each row."""
+    return [(*row.settings.values(), row.mean) for row in comparison.rows]
+
+
+@pytest.mark.slow
+def test_a_real_sweep_is_averaged_over_its_seeds(
+    program: Program, book: Path, compare: Compare, figures: list[Figure]
+) -> None:
+    """Heads 1 and 2 with two seeds each, and heads 3, which fail, as `train.py` leaves them."""
+    assert program("train.py", f"-m {SMALL} {TEXT} model.num_heads=1,2,3 seed=1,2 hydra.sweep.dir=sweep").code == 2
+    results = [json.loads(Path(f"sweep/{job}/results.json").read_text()) for job in range(4)]
+    losses = [result["val/loss"] for result in results]
+    # The standard deviation (n - 1) of two values is their distance over √2.
+    expected = [((a + b) / 2, abs(a - b) / math.sqrt(2), min(a, b), max(a, b)) for a, b in (losses[:2], losses[2:])]
+    ended = compare("sweep")
+    assert (ended.code, ended.err) == (0, "")
+    header, *rows = table(ended.out)
+    assert header == ["model.num_heads", "val/loss", "±", "seeds", "parameters", "tokens/s"]
+    for row, heads, (mean, std, _, _) in zip(rows, ("1", "2"), expected, strict=True):
+        assert row[:4] == [heads, f"{mean:.4f}", f"± {std:.4f}", "2"]
+        assert row[4] == f"{results[0]['num_parameters']:,}"
+    assert "Shared by all: model.num_layers=2 model.d_model=16 " in ended.out
+    assert "Note: 2 of 6 runs have no results.json (failed, stopped or still running): sweep/4, sweep/5." in ended.out
+    assert ended.out.count("Note: ") == 1
+    with Path("sweep/compare_val_loss.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["model.num_heads"] for line in lines] == ["1", "2"]
+    for line, statistics in zip(lines, expected, strict=True):
+        assert [float(line[name]) for name in ("mean", "std", "min", "max")] == pytest.approx(statistics, rel=1e-12)
+        assert (line["num_seeds"], line["num_runs"]) == ("2", "2")
+    (figure,) = figures
+    assert sorted(points_of_runs(figure)) == sorted(zip((1, 1, 2, 2), losses, strict=True))
+    assert figure.axes[0].get_xscale() == "log"
+    assert matplotlib.image.imread("sweep/compare_val_loss.png").shape[:2] == (720, 1125)
+
+    ended = compare("sweep --json --metric val/accuracy --out there/below")
+    found = json.loads(ended.out)
+    assert [row["settings"] for row in found["rows"]] == [{"model.num_heads": "1"}, {"model.num_heads": "2"}]
+    first = {"path": "sweep/0", "seed": "1", "val/accuracy": results[0]["val/accuracy"]}
+    assert found["rows"][0]["runs"][0] == first
+    assert "tokenizer=char" in found["constant"]
+    assert len(found["notes"]) == 1
+    files = {"csv": "there/below/compare_val_accuracy.csv", "picture": "there/below/compare_val_accuracy.png"}
+    assert found["files"] == files
+    assert all(Path(path).stat().st_size for path in files.values())
+
+
+def test_rows_and_figure_are_in_the_order_of_the_numbers(compare: Compare, figures: list[Figure]) -> None:
+    for folder, number, loss in (("a", 10, 1.0), ("b", 2, 3.0), ("c", 9, 2.0)):
+        write_run(f"runs/{folder}", loss, typed=f"n={number}", config={"n": number})
+    assert [row[:2] for row in table(compare("runs").out)[1:]] == [["2", "3.0000"], ["9", "2.0000"], ["10", "1.0000"]]
+    assert points_of_runs(figures[0]) == [(2, 3.0), (9, 2.0), (10, 1.0)]
+    assert figures[0].axes[0].get_xscale() == "linear"
+
+
+def test_settings_without_a_number_come_last() -> None:
+    for name, loss in (("b", None), ("c", 2.0), ("a", 1.0)):
+        write_run(f"runs/{name}", loss, typed=f"name={name}", config={"name": name})
+    assert means(grouped("runs")) == [("a", 1.0), ("c", 2.0), ("b", None)]
+
+
+def test_a_choice_is_one_column_without_the_values_that_it_brings() -> None:
+    for index, (choice, heads, shared) in enumerate((("mha", 4, 4), ("gqa", 4, 2), ("mha", 8, 8), ("gqa", 8, 4))):
+        expression = "${model.num_heads}" if choice == "mha" else "${default_num_kv_heads:${model.num_heads}}"
+        model, unresolved = {"num_heads": heads}, {"num_heads": "${model.num_heads}", "num_kv_heads": expression}
+        write_run(
+            f"runs/{index}",
+            index,
+            typed=f"attention={choice} model.num_heads={heads}",
+            choices={"attention": choice},
+            config={"model": model, "attention": {"num_heads": heads, "num_kv_heads": shared}},
+            written={"model": model, "attention": unresolved},
+        )
+    assert grouped("runs").columns == ["attention", "model.num_heads"]
+    assert means(grouped("runs")) == [("mha", "4", 0), ("gqa", "4", 1), ("mha", "8", 2), ("gqa", "8", 3)]
+    assert means(grouped("runs", by="model.num_heads")) == [("mha", 1.0), ("gqa", 2.0)]
+    assert means(grouped("runs", by="attention")) == [("4", 0.5), ("8", 2.5)]
+
+
+def test_a_key_that_a_run_did_not_type_has_its_configured_value() -> None:
+    three = {"model": {"size": 3}}
+    write_run("a/run", 1.0, typed="attention=gqa ++model.size=3", choices={"attention": "gqa"}, config=three)
+    write_run("b/run", 2.0, config={"model": {"size": 5}, "other": 1})
+    write_run("c/run", 3.0, typed="~model.size")
+    assert grouped("a", "b", "c/run").columns == ["attention", "model.size"]
+    assert means(grouped("a", "b", "c/run")) == [("gqa", "3", 1.0), ("mha", "5", 2.0), ("mha", "–", 3.0)]
+
+
+def test_a_difference_that_nobody_typed_is_not_averaged_away() -> None:
+    """As when a default changes between two runs."""
+    for seed in (1, 2, 3):
+        rate = 0.1 if seed == 3 else 0.2
+        written = {"lr": rate, "copy": "${lr}"}
+        write_run(f"runs/{seed}", float(seed), seed, config={"lr": rate, "copy": rate}, written=written)
+    assert grouped("runs").columns == ["lr"]
+    assert means(grouped("runs")) == [("0.1", 3.0), ("0.2", 1.5)]
+
+
+def test_runs_of_one_setting() -> None:
+    write_run("resumed/a", 1.0, 1, config={"resume": None})
+    write_run("resumed/b", 2.0, 2, typed="resume=runs/b hydra.run.dir=runs/b", config={"resume": "runs/b"})
+    write_run("numbers/a", 1.0, 1, typed="clip=1", config={"clip": 1})
+    write_run("numbers/b", 2.0, 2, typed="clip=1.0", config={"clip": 1.0})
+    assert means(grouped("resumed")) == means(grouped("numbers")) == [(1.5,)]
+
+
+def test_a_seed_that_occurs_twice_counts_twice_with_a_note() -> None:
+    for name, loss in (("a", 1.0), ("b", 2.0)):
+        write_run(f"runs/{name}", loss, 7)
+    write_run("runs/c", 6.0, 8)
+    assert "runs/a, runs/b have the same settings and seed=7; each of them counts" in notes("runs")[0]
+    (row,) = grouped("runs").rows
+    assert (row.mean, row.std, row.num_seeds) == (3.0, pytest.approx(math.sqrt(7)), 2)
+
+
+def typed(key: str, value: int) -> dict[str, Any]:
+    """The arguments of `write_run` for a run that was given this value."""
+    config: dict[str, Any] = {key.rpartition(".")[2]: value}
+    return {"typed": f"{key}={value}", "config": {"trainer": config} if "." in key else config}
+
+
+MATCHED = {"quantity": "num_parameters", "by": "model.d_ff", "size": 64, "target": 1001, "number": 1000}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "note"),
+    [
+        ({}, {}, None),
+        ({"data_fingerprint": "x"}, {"data_fingerprint": "y"}, "different data (data_fingerprint)"),
+        ({"seed": 1, "data_fingerprint": "x"}, {"seed": 2, "data_fingerprint": "y"}, "different data"),
+        ({"seed": 1, "data_fingerprint": "x"}, {"seed": 2, "data_fingerprint": "x"}, None),
+        ({"steps": 1000}, {"steps": 2000}, "different numbers of steps: 1,000 to 2,000."),
+        ({"steps": 10} | typed("trainer.max_steps", 10), {"steps": 20} | typed("trainer.max_steps", 20), None),
+        ({"matched": MATCHED}, {}, "n=1: model.d_ff=64 was solved for 1,000 parameters, to match 1,001."),
+        ({"matched": MATCHED | {"number": None}}, {"matched": [1]}, None),
+    ],
+)
+def test_a_note_says_where_runs_are_not_comparable(
+    first: dict[str, Any], second: dict[str, Any], note: str | None
+) -> None:
+    write_run("runs/a", **typed("n", 1) | first)
+    write_run("runs/b", **typed("n", 2) | second)
+    found = notes("runs")
+    assert len(found) == (note is not None)
+    assert note is None or note in found[0]
+
+
+def test_evaluations_are_left_out_and_named() -> None:
+    write_run("outputs/run", 1.0)
+    write_run("outputs/run-evaluate", 9.0, typed="checkpoint=outputs/run/checkpoints/last.ckpt")
+    Path("outputs/run-evaluate/config.yaml").unlink()
+    assert means(grouped("outputs")) == [(1.0,)]
+    assert notes("outputs") == ["Evaluations are not runs and were left out: outputs/run-evaluate."]
+
+
+MISTAKES = {
+    "nowhere": "RUN=nowhere: does not exist; a sweep is in multirun/DATE/TIME.",
+    "empty": "RUN=empty: has no finished run (which has a results.json); a sweep is in",
+    "unfinished": "RUN=unfinished: has no finished run (which has a results.json), but 1 unfinished; a sweep",
+    "run --metric val/los": "--metric=val/los: is not a key of results.json (numbers: val/loss, ",
+    "run --metric device": "--metric=device: is not a number in any run (numbers: val/loss, steps, ",
+    "run --by sed": "--by=sed: is not a key of config.yaml; --by=seed works.",
+    "yaml": "RUN=yaml/config.yaml: cannot be read (while parsing",
+    "deep": "RUN=deep/results.json: cannot be read (maximum recursion depth",
+    "nested": "RUN=nested/config.yaml: cannot be read (more than 100 levels",
+    "alias": "RUN=alias/config.yaml: cannot be read (YAML aliases",
+    "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
+    "huge": "RUN=huge/results.json: cannot be read (the number 999",
+    "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
+}
+
+
+def test_a_mistake_exits_with_2_and_a_short_sentence(compare: Compare) -> None:
+    for name in ("run", "unfinished", "cut", "yaml", "deep", "nested", "alias", "pipe", "huge"):
+        write_run(name, device="CPU")
+    Path("empty").mkdir()
+    Path("unfinished/results.json").unlink()
+    Path("cut/results.json").write_text('{"val/loss": ')
+    Path("yaml/config.yaml").write_text("a: [1\nb: 2")
+    Path("deep/results.json").write_text("[" * 100_000)
+    Path("nested/config.yaml").write_text("[" * 100_000)
+    Path("alias/config.yaml").write_text("a: &a [x, x]\nb: *a")
+    Path("huge/results.json").write_text(f'{{"val/loss": {"9" * 400}}}')
+    Path("pipe/config.yaml").unlink()
+    os.mkfifo("pipe/config.yaml")
+    for arguments, sentence in MISTAKES.items():
+        ended = compare(arguments)
+        assert (ended.code, ended.out) == (2, ""), arguments
+        assert ended.err.startswith(f"Error: {sentence}")
+        assert len(ended.err.splitlines()) <= 4
+    for day in ("2026-01-30", "2026-01-31"):
+        Path(f"multirun/{day}/12-00-00").mkdir(parents=True)
+        Path(f"multirun/{day}/12-00-00/multirun.yaml").touch()
+    assert compare("nowhere").err.endswith("RUN=multirun/2026-01-31/12-00-00 works.\n")
+
+
+def test_the_command_line_is_checked_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom tinyformer.programs.compare.__main__ import main\ncode = main()\n"
+        "assert not {'torch', 'matplotlib', 'lightning'} & sys.modules.keys()\nsys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "nowhere"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Error: RUN=nowhere: does not exist")
+
+
+def test_error_bars_are_standard_deviations_of_samples() -> None:
+    figure = seeds_by_number([1, 2, 3], [[1.0, 3.0], [5.0], [2.0, 2.5, 3.0]], "n", "loss")
+    (bars,) = figure.axes[0].containers
+    ends = [sorted(float(y) for _, y in segment) for segment in bars.lines[2][0].get_segments()]
+    assert ends[0] == pytest.approx([2 - 2**0.5, 2 + 2**0.5])
+    assert ends[-1] == pytest.approx([2.0, 3.0])

@@ -1,0 +1,108 @@
+"""Sizes that are solved for equal parameters or FLOPs, against hand-computed widths."""
+
+import re
+from typing import Any
+
+import pytest
+from commands import SMALL, TEXT, Program, results_of
+from omegaconf import OmegaConf
+
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.invocation import Invocation
+from tinyformer.config.sweep import compose_run
+from tinyformer.run.match import match_size
+
+NANO = ("model=nano", "model.vocab_size=100", "model.max_seq_len=128")
+
+
+def matched(*overrides: str) -> Any:
+    config, invocation = compose_run("train", [*NANO, *overrides])
+    found = match_size(config, Invocation(invocation.overrides), 100)
+    assert found is None or OmegaConf.select(config, found.by) == found.size
+    return found
+
+
+# One unit of d_ff is a row and a column of each layer's two matrices: 4 layers x 2 x 128 = 1,024 parameters, and twice
+# as many FLOPs. The default is 512, with a gate 8/3 of d_model.
+SOLVED = {
+    # Grouped queries on 2 of 4 key/value heads have 2 x 128 x 64 fewer parameters in each of 4 layers.
+    "attention=gqa": (512 + 64, 0),
+    "attention=mqa": (512 + 96, 0),
+    # 128 vectors of 128; a matrix product has none of them.
+    "position=learned": (512 - 16, 0),
+    # A query norm and a key norm of 32 in each layer.
+    "attention.qk_norm=true": (512, 4 * 2 * 32),
+    "attention=mqa match.multiple_of=64": (576, -32 * 1024),
+    "attention=gqa match.multiple_of=100": (600, 24 * 1024),
+    "attention=gqa model.d_ff=3": (512 + 64, 0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", SOLVED)
+def test_the_width_that_makes_up_for_a_variants_parameters(overrides: str) -> None:
+    found, (size, difference) = matched("match=parameters", *overrides.split()), SOLVED[overrides]
+    assert (found.by, found.size, found.number - found.target) == ("model.d_ff", size, difference)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size"), [("attention=gqa", 576), pytest.param("position=learned", 512, marks=pytest.mark.slow)]
+)
+def test_the_width_for_equal_flops(overrides: str, size: int) -> None:
+    found = matched("match=flops", overrides)
+    assert (found.size, found.number) == (size, found.target)
+
+
+@pytest.mark.slow
+def test_another_size_and_a_number_to_match() -> None:
+    layer = 12 * 128 * 128 + 2 * 128  # projections and feed-forward network, two norms without biases
+    embedding = 100 * 128 + 128  # the readout is the embedding, and there is a last norm
+    deep = matched("match=parameters", "match.by=model.num_layers", f"match.to={7 * layer + embedding}")
+    assert (deep.size, deep.number) == (7, deep.target)
+    wide = matched("match=parameters", "attention=mqa", "match.by=model.d_model", "match.multiple_of=8")
+    assert wide.size == 136
+    apart = wide.target - wide.number
+    assert str(wide).endswith(f"{wide.number:,} parameters, {apart:,} fewer than the {wide.target:,} to match")
+    assert matched() is None
+
+
+REFUSED = {
+    "match.to=1000": "match.by=model.d_ff: no value of it gives 1,000 parameters, only",
+    "match.by=model.max_seq_len": "match.by=model.max_seq_len: no value of it gives",
+    "match.by=model.nothing": "match.by=model.nothing: is not a config key of a whole number",
+    "match.by=model.bias": "match.by=model.bias: is not a config key of a whole number; match.by=model.d_ff works",
+    "match.by=model.d_model": "match.by=model.d_model: 1 cannot be, since .*match.multiple_of=8",
+    "init_from=run/last.ckpt": "match: the sizes are those of the checkpoint",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_no_size_matches_is_refused(override: str) -> None:
+    config, invocation = compose_run("train", [*NANO, "match=parameters", "attention=mqa"])
+    key, _, value = override.partition("=")
+    OmegaConf.update(config, key, int(value) if value.isdigit() else value)
+    with pytest.raises(ConfigError, match=f"^{REFUSED[override]}"):
+        match_size(config, invocation, 100)
+
+
+@pytest.mark.slow
+def test_a_sweep_at_equal_parameters_is_compared_and_evaluated(
+    program: Program, book: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tinyformer.programs.compare.__main__ import main
+
+    sweep = f"-m {SMALL} {TEXT} attention=mha,mqa match=parameters hydra.sweep.dir=sweep"
+    ended = program("train.py", sweep)
+    assert ended.code == 0, ended.err
+    both = [results_of(f"sweep/{job}") for job in range(2)]
+    assert [one["matched"]["size"] for one in both] == [64, 72]  # mqa: 2 x 16 x 8 fewer, a unit of d_ff is 2 x 16
+    assert len({one["num_parameters"] for one in both}) == 1
+    assert "model.d_ff=72: " in ended.out
+    capsys.readouterr()
+    assert main(["sweep"]) == 0
+    note = r"attention=mqa: model.d_ff=72 was solved for [\d,]+ parameters, to match"
+    assert re.search(note, capsys.readouterr().out)
+    ended = program("evaluate.py", "checkpoint=sweep/1/checkpoints/last.ckpt data.files=book.txt hydra.run.dir=again")
+    assert ended.code == 0, ended.err
+    assert results_of("again")["val/loss"] == both[1]["val/loss"]

@@ -1,0 +1,79 @@
+"""The line above each picture that a run or an analysis saves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from analysis.subjects import TOKENIZER, make_subject
+from matplotlib.image import imread
+from nn.model_cases import make_transformer
+
+from tinyformer.analysis import Findings, HeadMaps, HeadRelations, head_maps
+from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
+from tinyformer.data import CharTokenizer, TextDataModule, TextFiles
+from tinyformer.run import analysis_run
+from tinyformer.run.analysis_run import describe_subject, keep_findings
+from tinyformer.training.callbacks import head_log
+from tinyformer.training.callbacks.head_log import HeadLog
+
+PICTURE = head_maps([torch.eye(4)[None]], list("abcd"), "Attention maps")
+
+
+def by_analysis(folder, facts):
+    keep_findings(Findings(figures={"maps": PICTURE}), folder, [], facts)
+    return folder / "maps.png"
+
+
+def by_telemetry(folder, facts):
+    return HeadLog(folder, [], facts["data"]).picture(7, "maps", "step", PICTURE)
+
+
+@pytest.mark.parametrize("save", [by_analysis, by_telemetry])
+def test_a_saved_picture_has_a_line_above_it(tmp_path, save):
+    path = save(tmp_path, {"checkpoint": "run/last.ckpt", "step": "7", "data": "text, validation split"})
+    image, plain = imread(path), np.asarray(PICTURE.image().convert("RGB")) / 255
+    above, below = image[:CAPTION_HEIGHT], image[CAPTION_HEIGHT:, : plain.shape[1], :3]
+    assert below == pytest.approx(plain, abs=0.01)
+    assert (above[..., :3] < 0.5).any()
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_pictures_of_telemetry_name_the_checkpoint_of_an_evaluation(tmp_path, monkeypatch, evaluated):
+    lines = []
+    monkeypatch.setattr(head_log, "save_png", lambda picture, path, line: lines.append(line))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run" / "last.ckpt" if evaluated else None
+    HeadLog(tmp_path / "folder", [], "text, validation split", path).picture(7, "maps", "step", PICTURE)
+    source = "checkpoint run/last.ckpt" if evaluated else "run folder"
+    assert lines == [f"{source} · step 7 · data text, validation split"]
+
+
+def test_pictures_of_a_text_name_it_in_place_of_the_data(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(analysis_run, "save_png", lambda figure, path, line: lines.append(line) or path)
+    facts = {"step": "7", "data": "text, validation split"}
+    subject = replace(make_subject(make_transformer()), tokenizer=TOKENIZER, facts=facts)
+    given = HeadMaps("a\ncab " * 40, num_windows=1, importance=False)
+    for analysis in (given, HeadMaps(num_windows=1, importance=False), HeadRelations("ab cd", [["cd", "ab"]])):
+        keep_findings(analysis(subject, tmp_path), tmp_path, [], facts)
+    beginning = "a cab " * 9 + "a"
+    assert lines == [
+        f'step 7 · text "{beginning} …"',
+        "step 7 · data text, validation split",
+        'step 7 · text "ab cd"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        (["a.txt"], "text (a.txt), test split"),
+        (["x/a.txt", "b.txt", "*.csv", "d"], "text (a.txt, b.txt and 2 more), test split"),
+    ],
+)
+def test_the_line_names_the_files_of_the_data(tmp_path, files, shown):
+    settings = {"validation_fraction": 0.1, "test_fraction": 0.1, "group_near_copies": False, "cache_dir": None}
+    data = TextDataModule(TextFiles(files), CharTokenizer(), 8, **settings, batch_size=1, num_workers=0, seed=0)
+    facts = describe_subject(tmp_path / "last.ckpt", 1234, data, "test")
+    assert facts == {"checkpoint": str(tmp_path / "last.ckpt"), "step": "1,234", "data": shown}

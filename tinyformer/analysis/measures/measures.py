@@ -1,0 +1,319 @@
+"""Measures of attention heads: pure functions of exact attention weights.
+
+Each takes weights `batch heads rows k_seq`, whose rows sum to 1 (to less with a sink), and returns one value for each
+head: the mean over the batch and over the queries for which the measure is defined, or nan if there are none. Layers
+may be stacked in a dimension before the batch. `rows` are the positions of the queries; by default, the queries are the
+last of the `k_seq` positions.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tinyformer.analysis.measures.capture import CapturedMaps
+from tinyformer.analysis.shapes import block, vertical
+from tinyformer.nn import AttentionMaps
+
+REACH = 8
+"""The largest distance in tokens between a query and a near key."""
+
+
+def entropy(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """H = -Σ_k w_k ln w_k, in nats: 0 for attention on one token, ln(n) for equal attention on n tokens."""
+    return torch.special.entr(weights).sum(dim=-1).mean(dim=(-3, -1))
+
+
+def entropy_share(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], logits: Float[Tensor, "*layers batch heads rows k_seq"]
+) -> Float[Tensor, "*layers heads"]:
+    """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them.
+
+    The weights are normalised to sum to 1 first, so that a sink does not count.
+
+    Args:
+        weights: attention weights.
+        logits: attention logits, -inf where the mask hides the key.
+    """
+    visible = (logits > -torch.inf).sum(dim=-1)
+    normalised = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    shares = torch.special.entr(normalised).sum(dim=-1) / visible.clamp(min=2).log()
+    return _mean_where(shares, visible > 1)
+
+
+def distance(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
+) -> Float[Tensor, "*layers heads"]:
+    """Σ_k w_k |q - k|: the mean distance of attention, in tokens."""
+    q_idx, k_idx = _positions(weights, rows)
+    return (weights * (q_idx - k_idx).abs()).sum(dim=-1).mean(dim=(-3, -1))
+
+
+def first_token(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """Share of attention on the first token, often an attention sink (Xiao et al. 2023, arXiv 2309.17453)."""
+    return weights[..., 0].mean(dim=(-3, -1))
+
+
+def previous_token(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
+) -> Float[Tensor, "*layers heads"]:
+    """Share of attention on the previous token, over all queries but the first."""
+    q_idx = _queries(weights, rows)
+    return _mean_where(_weights_on(weights, (q_idx - 1).clamp(min=0)), q_idx > 0)
+
+
+def self_attention(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
+) -> Float[Tensor, "*layers heads"]:
+    """Share of attention on the query's own token."""
+    return _weights_on(weights, _queries(weights, rows)).mean(dim=(-3, -1))
+
+
+def near(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"],
+    rows: Int[Tensor, " rows"] | None = None,
+    reach: int = REACH,
+) -> Float[Tensor, "*layers heads"]:
+    """Share of attention on keys at most `reach` tokens from the query, its own token included."""
+    q_idx, k_idx = _positions(weights, rows)
+    return (weights * ((q_idx - k_idx).abs() <= reach)).sum(dim=-1).mean(dim=(-3, -1))
+
+
+def largest_logit(logits: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """The largest logit of the batch; steady growth precedes divergence (Dehghani et al. 2023, arXiv 2302.05442)."""
+    return logits.amax(dim=(-4, -2, -1))
+
+
+def effective_rank(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """(Σ σ²)² / Σ σ⁴ over the singular values σ of a map: 1 for equal rows, n for n orthogonal rows of equal norm.
+
+    The participation ratio as a measure of dimension (Gao et al. 2017, bioRxiv 214262) needs two matrix products and no
+    decomposition. It is not defined for maps without a visible key, which the mean leaves out.
+    """
+    gram = weights @ weights.mT
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    return (trace.square() / gram.square().sum(dim=(-2, -1))).nanmean(dim=-2)
+
+
+def similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads heads"]:
+    """Cosine similarity of the maps of each pair of heads, Σ w w' / √(Σ w² Σ w'²)."""
+    flat = weights.flatten(-2)
+    flat = flat / flat.norm(dim=-1, keepdim=True)
+    return (flat @ flat.mT).nanmean(dim=-3)  # a map without a visible key has no direction
+
+
+def nearest_head(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """Similarity to the most similar other head of the layer; nan if the layer has one head."""
+    others = similarity(weights)
+    num_heads = others.shape[-1]
+    if num_heads == 1:
+        return torch.full_like(others[..., 0], math.nan)
+    itself = torch.eye(num_heads, dtype=torch.bool, device=others.device)
+    return others.masked_fill(itself, -torch.inf).amax(dim=-1)
+
+
+def mean_similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """Mean similarity to the other heads of the layer; nan if the layer has one head.
+
+    Its mean over the heads is the mean over all pairs.
+    """
+    of_pairs = similarity(weights)
+    return (of_pairs.sum(dim=-1) - of_pairs.diagonal(dim1=-2, dim2=-1)) / (of_pairs.shape[-1] - 1)
+
+
+def induction(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"],
+    tokens: Int[Tensor, "batch k_seq"],
+    rows: Int[Tensor, " rows"] | None = None,
+) -> Float[Tensor, "*layers heads"]:
+    """Prefix matching: Σ w_k over k ≤ q with tokens[k - 1] = tokens[q].
+
+    The share of attention on tokens that followed earlier occurrences of the query's token, over the queries whose
+    token occurred before. An induction head predicts that what followed then follows again (Elhage et al. 2021; Olsson
+    et al. 2022, arXiv 2209.11895). Best measured on `repeated_tokens`, where only repetition predicts a token.
+    """
+    q_idx, k_idx = _positions(weights, rows)
+    same = _same_token(tokens, q_idx)
+    followed = torch.nn.functional.pad(same[..., :-1], (1, 0)) & (k_idx <= q_idx)
+    return _share_on(weights, followed)
+
+
+def duplicate_token(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"],
+    tokens: Int[Tensor, "batch k_seq"],
+    rows: Int[Tensor, " rows"] | None = None,
+) -> Float[Tensor, "*layers heads"]:
+    """Share of attention on earlier occurrences of the query's token: Σ w_k over k < q with tokens[k] = tokens[q].
+
+    Over the queries whose token occurred before (Wang et al. 2022, arXiv 2211.00593).
+    """
+    q_idx, k_idx = _positions(weights, rows)
+    return _share_on(weights, _same_token(tokens, q_idx) & (k_idx < q_idx))
+
+
+def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
+    """Random sequences, each repeated once; the tokens of a sequence are distinct as far as the vocabulary suffices.
+
+    Args:
+        vocab_size: number of tokens, drawn uniformly.
+        num_sequences: number of sequences.
+        period: number of tokens before they repeat, half of the result's length.
+        seed: seed of its own random generator.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    draws = [torch.randperm(vocab_size, generator=generator) for _ in range(num_sequences)]
+    once = torch.stack([draw.repeat(-(-period // vocab_size))[:period] for draw in draws])
+    return once.repeat(1, 2)
+
+
+MEAN = partial(torch.nanmean, dim=0)
+"""The mean over the rows for which a measure is defined."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of the heads of stacked layers.
+
+    Args:
+        compute: the value for each head, from the maps of the layers, the positions of their queries, and the tokens.
+        meaning: the meaning in a few words, with the unit.
+        combine: reduces the first dimension, over which the values of several inputs are stacked; by default `MEAN`.
+        is_costly: whether telemetry computes it only at validation, since it launches many kernels.
+    """
+
+    compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]
+    meaning: str
+    combine: Callable[[Tensor], Tensor] = MEAN
+    is_costly: bool = False
+
+
+MEASURES: dict[str, Measure] = {
+    "entropy": Measure(lambda maps, rows, tokens: entropy(maps.weights), "entropy, nats"),
+    "entropy_share": Measure(
+        lambda maps, rows, tokens: entropy_share(maps.weights, maps.logits), "entropy, share of its maximum"
+    ),
+    "distance": Measure(lambda maps, rows, tokens: distance(maps.weights, rows), "mean distance, tokens"),
+    "first_token": Measure(lambda maps, rows, tokens: first_token(maps.weights), "share on the first token"),
+    "previous_token": Measure(
+        lambda maps, rows, tokens: previous_token(maps.weights, rows), "share on the previous token"
+    ),
+    "self": Measure(lambda maps, rows, tokens: self_attention(maps.weights, rows), "share on the token itself"),
+    "near": Measure(lambda maps, rows, tokens: near(maps.weights, rows), f"share within {REACH} tokens"),
+    "vertical": Measure(
+        lambda maps, rows, tokens: vertical(maps.weights), "largest share on one token", is_costly=True
+    ),
+    "block": Measure(lambda maps, rows, tokens: block(*maps, rows), "overlap with two blocks", is_costly=True),
+    "largest_logit": Measure(
+        lambda maps, rows, tokens: largest_logit(maps.logits), "largest logit", partial(torch.amax, dim=0)
+    ),
+    "rank": Measure(lambda maps, rows, tokens: effective_rank(maps.weights), "effective rank of the map"),
+    "similarity": Measure(lambda maps, rows, tokens: nearest_head(maps.weights), "cosine with the most similar head"),
+    "mean_similarity": Measure(
+        lambda maps, rows, tokens: mean_similarity(maps.weights), "mean cosine with the other heads", is_costly=True
+    ),
+}
+"""The measures of any text, by the last part of the logged name, such as `attention/layer_00/head_00/entropy`."""
+
+PATTERNS: dict[str, Measure] = {
+    "induction": Measure(
+        lambda maps, rows, tokens: induction(maps.weights, tokens, rows),
+        "share on tokens that followed the same token before",
+    ),
+    "duplicate_token": Measure(
+        lambda maps, rows, tokens: duplicate_token(maps.weights, tokens, rows),
+        "share on earlier occurrences of the same token",
+    ),
+}
+"""The measures of `repeated_tokens`."""
+
+MEANINGS: dict[str, str] = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
+"""The meaning of each measure, by name."""
+
+
+def measure_layers(
+    measures: Mapping[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
+) -> dict[str, list[list[float]]]:
+    """Measures of the maps of a forward pass on `tokens`: by name, a value for each map; nan for ablated heads."""
+    assert maps.rows is not None
+    if not measures:
+        return {}
+    alike: dict[torch.Size, list[int]] = defaultdict(list)
+    for number, layer in enumerate(maps.layers):
+        alike[layer.weights.shape].append(number)
+    values: dict[str, list[list[float]]] = {name: [[]] * len(maps.layers) for name in measures}
+    for numbers in alike.values():
+        # Layers of one shape are stacked and all values copied at once, since launches and copies are slow on a GPU.
+        weights, logits = (torch.stack(parts) for parts in zip(*(maps.layers[n] for n in numbers), strict=True))
+        stacked = AttentionMaps(weights, logits)
+        computed = torch.stack([m.compute(stacked, maps.rows, tokens) for m in measures.values()]).tolist()
+        for name, layers in zip(measures, computed, strict=True):
+            for number, heads in zip(numbers, layers, strict=True):
+                flags = zip(heads, maps.ablated[number] if maps.ablated else [False] * len(heads), strict=True)
+                values[name][number] = [math.nan if is_ablated else value for value, is_ablated in flags]
+    return values
+
+
+def combine_inputs(
+    measures: Mapping[str, Measure], found: Sequence[Mapping[str, list[list[float]]]], num_rows: Sequence[int]
+) -> dict[str, list[list[float]]]:
+    """One value of each measure for several inputs, such as sequences of different lengths.
+
+    Args:
+        measures: measures by name.
+        found: `measure_layers` of each input.
+        num_rows: the number of rows of each input, which weights its values.
+    """
+    if len(found) == 1:
+        return dict(found[0])
+    counts = torch.tensor(num_rows)
+
+    def combined(measure: Measure, of_inputs: tuple[list[float], ...]) -> list[float]:
+        return measure.combine(torch.tensor(of_inputs, dtype=torch.float64).repeat_interleave(counts, dim=0)).tolist()
+
+    return {
+        name: [combined(measure, layer) for layer in zip(*(values[name] for values in found), strict=True)]
+        for name, measure in measures.items()
+    }
+
+
+def _positions(weights: Tensor, rows: Tensor | None) -> tuple[Int[Tensor, "rows 1"], Int[Tensor, " k_seq"]]:
+    """The positions of the queries and of the keys."""
+    return _queries(weights, rows).unsqueeze(-1), torch.arange(weights.shape[-1], device=weights.device)
+
+
+def _queries(weights: Tensor, rows: Tensor | None) -> Int[Tensor, " rows"]:
+    """The positions of the queries."""
+    num_rows, k_seq = weights.shape[-2:]
+    return torch.arange(k_seq - num_rows, k_seq, device=weights.device) if rows is None else rows
+
+
+def _weights_on(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Int[Tensor, " rows"]
+) -> Float[Tensor, "*layers batch heads rows"]:
+    """The weight of each query on its key."""
+    return weights.gather(-1, keys.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
+
+
+def _same_token(tokens: Tensor, q_idx: Int[Tensor, "rows 1"]) -> Bool[Tensor, "batch 1 rows k_seq"]:
+    """Whether the token of the key equals that of the query."""
+    return (tokens[:, q_idx] == tokens.unsqueeze(1)).unsqueeze(1)
+
+
+def _share_on(
+    weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Bool[Tensor, "batch 1 rows k_seq"]
+) -> Float[Tensor, "*layers heads"]:
+    """Share of attention on the chosen keys, over the queries that have any."""
+    return _mean_where((weights * keys).sum(dim=-1), keys.any(dim=-1))
+
+
+def _mean_where(
+    values: Float[Tensor, "*layers batch heads rows"], counted: Bool[Tensor, "*rows"]
+) -> Float[Tensor, "*layers heads"]:
+    """The mean over the counted queries of the batch."""
+    counted = counted.expand(values.shape)
+    return (values * counted).sum(dim=(-3, -1)) / counted.sum(dim=(-3, -1))

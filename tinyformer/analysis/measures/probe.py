@@ -1,0 +1,254 @@
+"""Measures of all heads on fixed inputs, fast enough to be computed during training."""
+
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+from tinyformer.analysis.measures.capture import CapturedMaps, LayerCall, attention_calls
+from tinyformer.analysis.measures.events import TRAITS, Trait, head_labels
+from tinyformer.analysis.measures.measures import (
+    MEASURES,
+    PATTERNS,
+    Measure,
+    combine_inputs,
+    measure_layers,
+    repeated_tokens,
+)
+from tinyformer.batch import Batch
+from tinyformer.data.batches.windows import document_starts
+from tinyformer.nn import QKV, AttentionCall, AttentionMask, BaseAttention, Network, Transformer
+from tinyformer.tasks import Task
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An input, and the measures that are computed on it.
+
+    Args:
+        tokens: the input, on the network's device.
+        mask: its attention mask.
+        measures: measures by name.
+    """
+
+    tokens: Int[Tensor, "batch seq"]
+    mask: AttentionMask
+    measures: Mapping[str, Measure]
+
+
+class Joined(NamedTuple):
+    """Several inputs as one batch, the shorter ones padded on the right."""
+
+    tokens: Int[Tensor, "batch seq"]
+    mask: AttentionMask
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Inputs that are measured together.
+
+    Args:
+        each: the inputs; measures with the same name must be the same.
+    """
+
+    each: Sequence[Probe]
+
+    @functools.cached_property
+    def joined(self) -> Joined | None:
+        """The inputs as one batch in which no token attends to padding; None if no single mask allows that.
+
+        A forward pass launches hundreds of kernels, which take most of its time on a GPU, so all inputs share one.
+        """
+        masks = [probe.mask for probe in self.each]
+        kinds = {(mask.causal, mask.window) for mask in masks}
+        if len(kinds) > 1 or any(mask.lengths is not None for mask in masks):
+            return None
+        longest = max(probe.tokens.shape[1] for probe in self.each)
+        tokens = torch.cat([F.pad(probe.tokens, (0, longest - probe.tokens.shape[1])) for probe in self.each])
+        ((causal, window),) = kinds
+        mask = AttentionMask(causal=causal, window=window)
+        if causal and all(mask.documents is None for mask in masks):
+            return Joined(tokens, mask)  # padding comes after all keys that a token attends to
+        documents = torch.cat([_documents(probe, longest) for probe in self.each])
+        starts = torch.from_numpy(document_starts(documents.cpu().numpy(), most=longest)).to(tokens.device)
+        return Joined(tokens, replace(mask, documents=documents, document_starts=starts))
+
+
+def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
+    """The documents of a probe's tokens, with one more document for the padding up to `seq`."""
+    known = probe.mask.documents
+    documents = torch.zeros_like(probe.tokens) if known is None else known
+    return torch.cat([documents, (documents.max() + 1).expand(len(documents), seq - documents.shape[1])], dim=1)
+
+
+def make_probes(
+    task: Task, windows: Sequence[Batch], vocab_size: int, max_seq_len: int, num_sequences: int, period: int
+) -> Probes:
+    """The probes of a model: `MEASURES` on windows of its data, `PATTERNS` on repeated random tokens.
+
+    Args:
+        task: the task that the model was trained for; it makes the attention masks.
+        windows: windows without padding, see `without_padding`; at least one.
+        vocab_size: number of tokens in the vocabulary.
+        max_seq_len: context length of the model; at 1 no sequence can repeat, and `PATTERNS` are left out.
+        num_sequences: number of random sequences.
+        period: number of random tokens that are repeated; at most half of the context length is used.
+    """
+    probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
+    period = min(period, max_seq_len // 2)
+    if period:
+        repeated = repeated_tokens(vocab_size, num_sequences, period).to(probes[0].tokens.device)
+        probes.append(Probe(repeated, task.mask({"inputs": repeated}), PATTERNS))
+    return Probes(probes)
+
+
+@dataclass(frozen=True)
+class HeadMeasures:
+    """The measures of every head.
+
+    Args:
+        names: name of each map of each layer, see `map_names`.
+        values: by measure, the value for each map of each layer; nan where the measure is not defined.
+        layers: see `Network.layer_names`.
+        ablated: see `ablated_maps`; the measures of such maps are not defined.
+    """
+
+    names: Sequence[Sequence[str]]
+    values: Mapping[str, Sequence[Sequence[float]]]
+    layers: Sequence[str]
+    ablated: Sequence[Sequence[bool]]
+
+    @classmethod
+    def of(cls, network: Network, values: Mapping[str, Sequence[Sequence[float]]]) -> "HeadMeasures":
+        """Measures of all maps of a network, see `values`."""
+        names = [map_names(layer) for layer in network.attentions()]
+        return cls(names, values, network.layer_names(), ablated_maps(network))
+
+    def scalars(self) -> dict[str, float]:
+        """The finite values by name, such as `attention/layer_00/head_00/entropy`."""
+        return {
+            f"attention/{self.layers[layer]}/head_{head}/{name}": value
+            for name, layers in self.values.items()
+            for layer, values in enumerate(layers)
+            for head, value in zip(self.names[layer], values, strict=True)
+            if math.isfinite(value)
+        }
+
+    def table(self, traits: Mapping[str, Trait] = TRAITS) -> tuple[list[str], list[list[int | str | float | None]]]:
+        """Columns and rows, with one row for each head, one column for each measure, and the label of the head.
+
+        The first column is the kind of attention, such as "cross", where there are several.
+
+        Args:
+            traits: the traits that labels are made of, see `head_labels`.
+        """
+        rows: list[list[int | str | float | None]] = []
+        labels = head_labels(self.values, traits)
+        for layer, heads in enumerate(self.names):
+            kind, number = split_name(self.layers[layer])
+            for index, head in enumerate(heads):
+                values = (layers[layer][index] for layers in self.values.values())
+                numbers = [value if math.isfinite(value) else None for value in values]
+                label = "ablated" if self.ablated[layer][index] else labels[layer][index]
+                rows.append([*([kind] if kind else []), number, head, *numbers, label])
+        kinds = ["kind"] if any("/" in name for name in self.layers) else []
+        return [*kinds, "layer", "head", *self.values, "label"], rows
+
+
+@torch.no_grad()
+def measure_heads(
+    network: Transformer,
+    probes: Probes,
+    rows: int,
+    precision: AbstractContextManager[object],
+    costly: bool = True,
+) -> HeadMeasures:
+    """The measures of several probes.
+
+    Args:
+        network: the model, in training or evaluation mode.
+        probes: inputs; the values of those with the same measures are combined, weighted by their numbers of rows.
+        rows: number of queries that are measured, see `capture_attention`.
+        precision: context of the forward pass; the measures are computed in the precision of the attention weights.
+        costly: whether to include the costly measures, see `Measure`.
+    """
+    captured = [CapturedMaps() for _ in probes.each]
+    with precision:
+        for maps, calls in zip(captured, _calls(network, probes), strict=True):
+            maps.add(calls, rows)
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for number, probe in enumerate(probes.each):
+        alike[tuple(probe.measures)].append(number)
+    values: dict[str, list[list[float]]] = {}
+    for numbers in alike.values():
+        of_probe = probes.each[numbers[0]].measures
+        measures = {name: measure for name, measure in of_probe.items() if costly or not measure.is_costly}
+        found = [measure_layers(measures, captured[number], probes.each[number].tokens) for number in numbers]
+        values |= combine_inputs(measures, found, [len(probes.each[number].tokens) for number in numbers])
+    return HeadMeasures.of(network, values)
+
+
+def layer_label(layer: str) -> str:
+    """A name of `Network.layer_names` for display: "layer 3", or "cross 3"."""
+    kind, index = split_name(layer)
+    return f"{kind or 'layer'} {index}"
+
+
+def split_name(layer: str) -> tuple[str, int]:
+    """The kind and the index in a name of `Network.layer_names`, such as ("cross", 3) for "cross/layer_03"."""
+    kind, _, name = layer.rpartition("/")
+    return kind, int(name.removeprefix("layer_"))
+
+
+def _calls(network: Transformer, probes: Probes) -> list[list[LayerCall]]:
+    """For each probe, the call of each layer."""
+    if probes.joined is None:
+        return [attention_calls(network, probe.tokens, probe.mask) for probe in probes.each]
+    calls = attention_calls(network, *probes.joined)
+    firsts = itertools.accumulate((len(probe.tokens) for probe in probes.each), initial=0)
+    return [
+        [(layer, _part(call, first, probe)) for layer, call in calls]
+        for first, probe in zip(firsts, probes.each, strict=False)
+    ]
+
+
+def _part(call: AttentionCall, first: int, probe: Probe) -> AttentionCall:
+    """The part of a layer's call that belongs to one of several joined inputs, without its padding."""
+    rows, seq = probe.tokens.shape
+    qkv = QKV(*(part[first : first + rows, :, :seq] for part in call.qkv))
+    return call._replace(qkv=qkv, mask=probe.mask.within(call.mask.window))
+
+
+def map_names(layer: BaseAttention) -> list[str]:
+    """The name of each attention map of a layer: `03` for head 3, `03a` and `03b` where a head has two softmaxes."""
+    letters = "ab" if layer.num_softmaxes > 1 else [""]
+    return [f"{head:02d}{letter}" for head in layer.head_map.ids for letter in letters]
+
+
+def head_label(name: str) -> str:
+    """A name of `map_names` for display: "3" for "03", "3a" for "03a"."""
+    return name.removeprefix("0")
+
+
+def ablated_maps(network: Network) -> list[list[bool]]:
+    """For each layer, whether the head of each of its maps is ablated."""
+    return [layer.ablated_maps() for layer in network.attentions()]
+
+
+@torch.no_grad()
+def capture_weights(
+    network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
+) -> CapturedMaps:
+    """The exact attention weights of each layer, `batch maps rows seq`, in evaluation mode."""
+    maps = CapturedMaps()
+    maps.add(attention_calls(network, tokens, mask), rows)
+    return maps

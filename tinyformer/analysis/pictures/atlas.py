@@ -1,0 +1,230 @@
+"""The atlas: an interactive page with the attention maps of all heads of a model on one text, or on a pair of texts.
+
+The page is a single HTML file that holds the weights and its scripts. Its Content-Security-Policy forbids it to load or
+send anything, so that it can be mailed, stored beside a run, or logged to Weights & Biases. The folder `atlas_page`
+holds its parts: a template, a style sheet, and JavaScript that needs no build step.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from jaxtyping import Float
+from matplotlib.colors import to_hex
+from torch import Tensor
+
+from tinyformer.analysis.measures.pair_probe import Axes
+from tinyformer.errors import ArgumentError
+from tinyformer.nn.heads import Address
+
+SCRIPTS = ("data.js", "overview.js", "head.js", "compare.js", "lines.js", "page.js")
+"""The scripts, concatenated in this order into one module."""
+
+LEVELS = 65535
+"""Weights are stored as integer multiples of 1/65535, with an error of at most 0.000008."""
+
+SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+"""Visible signs for the empty token and for white space."""
+
+
+def write_atlas(
+    path: str | Path,
+    maps: Sequence[Float[Tensor, "_heads _queries _keys"]],
+    tokens: Sequence[str] | Mapping[str, Axes],
+    measures: Mapping[str, Sequence[Sequence[float | None]]],
+    names: Sequence[Sequence[str]] | None = None,
+    **options: Any,
+) -> Path:
+    """Write the page of `atlas_html` to a file, creating its folder.
+
+    Args:
+        path: the file.
+        maps: attention weights; see `atlas_html` for these and the other arguments.
+        tokens: the tokens of the maps.
+        measures: values by measure, then by layer and map.
+        names: names of each layer's maps.
+        options: further arguments of `atlas_html`.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: see `atlas_html`.
+    """
+    page, path = atlas_html(maps, tokens, measures, names, **options), Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def atlas_html(
+    maps: Sequence[Float[Tensor, "_heads _queries _keys"]],
+    tokens: Sequence[str] | Mapping[str, Axes],
+    measures: Mapping[str, Sequence[Sequence[float | None]]],
+    names: Sequence[Sequence[str]] | None = None,
+    title: str = "Attention atlas",
+    descriptions: Mapping[str, str] | None = None,
+    addresses: Sequence[Address] | None = None,
+    facts: Mapping[str, str] | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
+    ablated: Sequence[Sequence[bool]] | None = None,
+) -> str:
+    """The atlas of a model on a text, or of an encoder–decoder on a source and its target, as one HTML page.
+
+    The page opens on thumbnails of all heads, ordered by layer or by a measure; for an encoder–decoder, of one kind of
+    attention at a time. A head opens as a map with its tokens, as lines between tokens, or as both; a second head can
+    stand beside it. Selecting a token shows which tokens it attends to, or which attend to it. The colour, and the
+    opacity of a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`.
+
+    The page works in a frame, too, as in a notebook: `<iframe srcdoc="…">` with the page escaped as HTML.
+
+    Args:
+        maps: exact attention weights of each layer, queries down and keys across.
+        tokens: the token strings, in which white space and control characters are made visible; for an
+            encoder–decoder, those of each kind of attention.
+        measures: values by measure, then by layer and map; None or nan where a measure is not defined.
+        names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
+            indices.
+        title: title of the page.
+        descriptions: a sentence about each measure, with its unit.
+        addresses: see `Network.layer_addresses`; by default the indices of the layers.
+        facts: what the page shows, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
+        labels: the label of each layer's maps, such as "previous token"; empty for none.
+        ablated: whether the head of each layer's maps is ablated; by default, none is.
+
+    Raises:
+        ArgumentError: the sizes of the arguments differ, or `maps` holds numbers outside of 0 to 1.
+    """
+    names = names or [[str(head) for head in range(len(layer))] for layer in maps]
+    labels = labels or [[""] * len(layer) for layer in maps]
+    ablated = ablated or [[False] * len(layer) for layer in maps]
+    addresses = addresses or [(index,) for index in range(len(maps))]
+    kinds = tokens if isinstance(tokens, Mapping) else {"": Axes(tokens, tokens)}
+    by_layer: dict[str, Sequence[Sequence[Any]]] = {"names": names, "labels": labels, "ablated": ablated}
+    by_layer |= {f"measures[{name!r}]": values for name, values in measures.items()}
+    _require_fit(maps, kinds, by_layer, addresses)
+    _require_unique(names)
+    heads = [
+        {
+            "kind": list(kinds).index(_kind(address)),
+            "layer": address[-1],
+            "name": name,
+            "label": labels[layer][head],
+            "ablated": ablated[layer][head],
+            "values": [_number(values[layer][head]) for values in measures.values()],
+            "weights": _packed(weights),
+        }
+        for layer, address in enumerate(addresses)
+        for head, (name, weights) in enumerate(zip(names[layer], maps[layer], strict=True))
+    ]
+    data = {
+        "title": title,
+        "facts": dict(facts or {}),
+        "kinds": [
+            {"name": kind, "queries": list(map(_visible, axes.queries)), "keys": list(map(_visible, axes.keys))}
+            for kind, axes in kinds.items()
+        ],
+        "measures": [{"name": name, "description": (descriptions or {}).get(name, "")} for name in measures],
+        "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
+        "heads": heads,
+    }
+    # Half of a surrogate pair cannot be encoded as UTF-8.
+    return _page(title, data).encode("utf-8", "xmlcharrefreplace").decode()
+
+
+def _kind(address: Address) -> str:
+    """The kind of attention in an address; empty where there is only one."""
+    return str(address[0]) if len(address) > 1 else ""
+
+
+def _page(title: str, data: dict[str, Any]) -> str:
+    """The page: the template with data, style and scripts filled in."""
+    parts = files("tinyformer.analysis.pictures") / "atlas_page"
+    style = (parts / "atlas.css").read_text(encoding="utf-8")
+    script = "\n".join((parts / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    policy = {
+        "default-src": "'none'",
+        "script-src": _hash(script),
+        "style-src": _hash(style),
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return Template((parts / "template.html").read_text(encoding="utf-8")).substitute(
+        policy="; ".join(f"{name} {value}" for name, value in policy.items()),
+        title=html.escape(title),
+        style=style,
+        # "<" could end the element. In JSON it occurs only within strings, where an escape is allowed.
+        data=json.dumps(data, separators=(",", ":")).replace("<", r"\u003c"),
+        script=script,
+    )
+
+
+def _hash(text: str) -> str:
+    """The hash by which a Content-Security-Policy admits an inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _packed(weights: Float[Tensor, "queries keys"]) -> str:
+    """A map as base64 of 16-bit little-endian integers, row by row."""
+    levels = (weights.detach().float().clamp(0, 1) * LEVELS).round().to("cpu", torch.int32)
+    return base64.b64encode(levels.numpy().astype("<u2").tobytes()).decode()
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _visible(token: str) -> str:
+    """A token string in which every character is visible: ␣ for a space, ⏎ for a newline, codes for other controls."""
+    if not token:
+        return SIGNS[token]
+    return "".join(SIGNS.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in token)
+
+
+def _require_fit(
+    maps: Sequence[Tensor],
+    kinds: Mapping[str, Axes],
+    by_layer: Mapping[str, Sequence[Sequence[Any]]],
+    addresses: Sequence[Address],
+) -> None:
+    """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds, by argument, an entry for each map."""
+    if not all(tokens for axes in kinds.values() for tokens in axes):
+        raise ArgumentError("tokens", [], "must hold at least one token")
+    if not any(len(layer) for layer in maps):
+        raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
+    if len(addresses) != len(maps) or not all(_kind(address) in kinds for address in addresses):
+        reason = f"must be the addresses of {len(maps)} layers, whose kinds are keys of `tokens`"
+        raise ArgumentError("addresses", list(map(list, addresses)), reason)
+    with_heads = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
+    if len(with_heads) < len(kinds):
+        reason = f"must hold only kinds of attention with heads: {', '.join(sorted(with_heads))}"
+        raise ArgumentError("tokens", list(kinds), reason)
+    for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
+        queries, keys = (len(tokens) for tokens in kinds[_kind(address)])
+        if list(layer.shape[1:]) != [queries, keys]:
+            numbers = f"{queries} `tokens`" if queries == keys else f"{queries} and {keys} `tokens`"
+            raise ArgumentError(f"maps[{index}]", list(layer.shape), f"must be maps of {[queries, keys]} for {numbers}")
+        # A softmax may round to slightly more than 1; nan fails every comparison.
+        if not bool(((layer >= 0) & (layer.float() <= 1.001)).all()):
+            raise ArgumentError(f"maps[{index}]", list(layer.shape), "must hold attention weights from 0 to 1")
+    counts = [len(layer) for layer in maps]
+    for name, entries in by_layer.items():
+        sizes = [len(layer) for layer in entries]
+        if sizes != counts:
+            raise ArgumentError(name, sizes, f"must have as many entries per layer as `maps`, {counts}")
+
+
+def _require_unique(names: Sequence[Sequence[str]]) -> None:
+    """Refuse two maps of a layer with one name, by which the page addresses them."""
+    for index, layer_names in enumerate(names):
+        if len(set(layer_names)) < len(layer_names):
+            raise ArgumentError(f"names[{index}]", list(layer_names), "must be unique within a layer")

@@ -1,0 +1,216 @@
+"""Charts of heads, layers and classes, drawn with matplotlib."""
+
+import itertools
+import math
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Int
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from torch import Tensor
+
+from tinyformer.analysis.pictures.picture import readable
+
+FONT_POINTS = 8
+MAX_DECIMALS = 5
+"""The largest number of decimals that fits into a cell."""
+
+MAX_FINE_DECADES = 3
+"""Range of a logarithmic axis, in powers of ten, up to which its ticks include multiples of 2 and 5."""
+GREY = (0.9, 0.9, 0.9, 1.0)
+HATCH_COLOUR, BASELINE_COLOUR = "0.6", "0.5"
+LUMA = (0.299, 0.587, 0.114)
+"""Perceived brightness of red, green and blue (ITU-R BT.601)."""
+
+
+def head_grid(
+    values: Sequence[Sequence[float]],
+    names: Sequence[Sequence[str]],
+    title: str,
+    diverging: bool = False,
+    layers: Sequence[Sequence[str | int]] | None = None,
+    label: str = "",
+    ablated: Sequence[Sequence[bool]] | None = None,
+) -> Figure:
+    """A grid with one cell per head, layers down and heads across, showing each value as a number and a colour.
+
+    Args:
+        values: values of each layer's heads.
+        names: names of each layer's heads.
+        title: title of the chart.
+        diverging: whether the colour scale is centred on zero, for signed changes.
+        layers: labels of the layers, in parts, such as ("cross", 3); by default their indices.
+        label: label of the colour bar, with the unit; by default the title.
+        ablated: whether each layer's heads are ablated; those are hatched and have no number. By default, none is.
+    """
+    # Each head has the column of its name, so that pruned heads leave a gap.
+    columns = sorted({name for row in names for name in row}, key=lambda name: (len(name), name))
+    rows = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
+    cells = {
+        (layer, columns.index(name)): value
+        for layer, row in enumerate(values)
+        for name, value in zip(names[layer], row, strict=True)
+    }
+    without = {
+        (layer, columns.index(name))
+        for layer, row in enumerate(ablated or [])
+        for name, is_ablated in zip(names[layer], row, strict=True)
+        if is_ablated
+    }
+    figure, axes = _value_grid(cells, rows, columns, title, label or title, diverging, without)
+    axes.set(xlabel="head", ylabel="layer")
+    return figure
+
+
+def change_grid(
+    changes: Mapping[tuple[str, str], float], rows: Sequence[str], columns: Sequence[str], title: str, label: str
+) -> Figure:
+    """A grid of signed changes by row and column, each as a number and a colour, on a scale that is centred on zero."""
+    cells = {(rows.index(row), columns.index(column)): value for (row, column), value in changes.items()}
+    return _value_grid(cells, rows, columns, title, label, True)[0]
+
+
+def _value_grid(
+    cells: Mapping[tuple[int, int], float],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    label: str,
+    diverging: bool,
+    ablated: Collection[tuple[int, int]] = (),
+) -> tuple[Figure, Axes]:
+    """A grid of values with a colour bar; see `head_grid`."""
+    margin = 0.075 * max(0, *(len(row) - 3 for row in rows))  # inches, for labels that name a kind of attention
+    pitch = max(0.62, *(0.075 * len(line) for column in columns for line in column.splitlines()))
+    figure, axes = _canvas(margin + max(5.6, 1.8 + pitch * len(columns)), 1.5 + 0.42 * len(rows))
+    shown = {place: value for place, value in cells.items() if place not in ablated}
+    finite = [value for value in shown.values() if math.isfinite(value)] or [0.0]
+    largest = max(map(abs, finite)) or 1.0
+    norm = Normalize(-largest, largest) if diverging else Normalize(min(*finite, 0.0), max(finite) or 1.0)
+    colours = mpl.colormaps["RdBu_r" if diverging else "viridis"]
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": FONT_POINTS - 1}
+    for (row, column), value in shown.items():
+        colour = colours(norm(value)) if math.isfinite(value) else GREY
+        axes.add_patch(Rectangle((column, row), 0.96, 0.94, color=colour))
+        is_dark = np.dot(colour[:3], LUMA) < 0.5
+        text = _number(value, largest)
+        axes.text(column + 0.48, row + 0.47, text, color="white" if is_dark else "black", **style)
+    for row, column in ablated:
+        axes.add_patch(Rectangle((column, row), 0.96, 0.94, facecolor=GREY, edgecolor=HATCH_COLOUR, hatch="////"))
+        axes.text(column + 0.48, row + 0.47, "ablated", **style, bbox={"color": GREY, "pad": 1})
+    axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
+    axes.set_xticks([i + 0.48 for i in range(len(columns))], columns)
+    axes.set_yticks([i + 0.47 for i in range(len(rows))], rows)
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    _add_colour_bar(figure, axes, ScalarMappable(norm, colours), label)
+    _simplify(axes)
+    return figure, axes
+
+
+def _add_colour_bar(figure: Figure, axes: Axes, values: ScalarMappable, label: str) -> None:
+    """Draw a colour bar beside the axes."""
+    bar = figure.colorbar(values, ax=axes, fraction=0.05, pad=0.02)
+    bar.set_label(textwrap.fill(label, 40), fontsize=FONT_POINTS)
+    bar.ax.tick_params(labelsize=FONT_POINTS - 1, length=2)
+    bar.locator = MaxNLocator(4)
+    bar.outline.set_visible(False)
+
+
+def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[str]) -> Figure:
+    """A confusion matrix: number of examples by true class (down) and predicted class (across)."""
+    names = [readable(name, longest=40) for name in names]
+    # A cell holds five digits, and the labels on both axes need space.
+    side, name_inches = 0.36 * len(names), 0.075 * max(map(len, names))
+    figure, axes = _canvas(max(4.0, 1.4 + side + name_inches), max(3.0, 1.2 + side + name_inches))
+    image = axes.imshow(confusion.numpy(), cmap="viridis", vmin=0)
+    _add_colour_bar(figure, axes, image, "number of examples")
+    for row, numbers in enumerate(confusion.tolist()):
+        for column, number in enumerate(numbers):
+            colour = "white" if 2 * number < confusion.max() else "black"
+            axes.text(column, row, str(number), ha="center", va="center", fontsize=FONT_POINTS - 1, color=colour)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    axes.set_xticks(range(len(names)), names, parse_math=False)
+    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.set_title("Confusion matrix", fontsize=FONT_POINTS + 1, loc="left")
+    _simplify(axes)
+    axes.tick_params(axis="x", labelrotation=90 if max(map(len, names)) > 3 else 0)
+    axes.tick_params(axis="y", labelrotation=0)
+    return figure
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    yscale: str = "linear",
+    baselines: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
+    marked: tuple[float, float, str] | None = None,
+) -> Figure:
+    """A line chart, with a legend if it has several lines.
+
+    Args:
+        series: x and y of each line, by name.
+        title: title of the chart.
+        xlabel: label of the x axis, with the unit.
+        ylabel: label of the y axis, with the unit.
+        yscale: `linear` or `log`.
+        baselines: x and y of lines to compare with, by name, drawn in grey.
+        marked: x and y of a point that is marked, and its label.
+    """
+    figure, axes = _canvas(6.0, 3.6)
+    for (name, (x, y)), style in zip((baselines or {}).items(), itertools.cycle((":", "--", "-."))):
+        axes.plot(x, y, linestyle=style, color=BASELINE_COLOUR, label=name)
+    for name, (x, y) in series.items():
+        axes.plot(x, y, marker=".", label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+    if yscale == "log":
+        _set_log_ticks(axes, [value for _, y in series.values() for value in y if value > 0])
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if marked:
+        left, value, words = marked
+        axes.plot([left], [value], marker="o", markersize=9, fillstyle="none", color="black", linestyle="", label=words)
+    if len(series) + len(baselines or {}) > 1 or marked:
+        axes.legend(fontsize=FONT_POINTS, frameon=False)
+    axes.grid(alpha=0.3)
+    _simplify(axes)
+    return figure
+
+
+def _set_log_ticks(axes: Axes, values: Sequence[float]) -> None:
+    """Choose ticks of a logarithmic axis: several for any range, labelled "0.1", as exponents are too small to read."""
+    decades = math.log10(max(values) / min(values)) if values else 0.0
+    fine = LogLocator(subs=(1, 2, 5) if decades < MAX_FINE_DECADES else (1,))
+    axes.yaxis.set_major_locator(fine if decades > 1 else MaxNLocator(5))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _number(value: float, largest: float) -> str:
+    """A number with the decimals that give the largest three digits; in scientific notation if they are too many."""
+    decimals = max(0, 2 - math.floor(math.log10(largest)))
+    return f"{value:z.{decimals}f}" if decimals <= MAX_DECIMALS else f"{value:.1e}"
+
+
+def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _simplify(axes: Axes) -> None:
+    axes.tick_params(labelsize=FONT_POINTS, length=0)
+    axes.xaxis.label.set_fontsize(FONT_POINTS)
+    axes.yaxis.label.set_fontsize(FONT_POINTS)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

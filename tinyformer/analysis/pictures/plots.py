@@ -1,0 +1,193 @@
+"""Pictures of all heads: their attention maps and their measures."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from tinyformer.analysis.pictures.picture import POINTS, Picture, readable, text_width
+from tinyformer.analysis.scales import LIMITS
+
+PIXELS_PER_TOKEN = 14
+MIN_MAP_PIXELS = 100
+HEADING, CAPTION, GAP = 40, 20, 12
+"""Pixels: height of the title, height of the caption of a map, gap between maps."""
+SCALE, AXIS = 28, 18
+"""Pixels: height of the colour bar with its labels, and of the title of an axis."""
+BAR_WIDTH = 240
+WEIGHTS = (0, 0.01, 0.1, 0.25, 0.5, 1)
+"""Weights that the colour bar of maps marks."""
+BAR_LABEL = "attention weight, in colours by its square root"
+CELL_WIDTH, CELL_HEIGHT = 38, 20
+"""Pixels of the cell of a head in the picture of measures."""
+LANDSCAPE = 1.6
+"""Approximate aspect ratio of the picture of measures."""
+
+
+def head_maps(
+    maps: Sequence[Float[Tensor, "_ seq k_seq"]],
+    tokens: Sequence[str],
+    title: str,
+    names: Sequence[Sequence[str]] | None = None,
+    keys: Sequence[str] | None = None,
+    sides: tuple[str, str] = ("Queries", "Keys"),
+    ablated: Sequence[Sequence[bool]] | None = None,
+) -> Picture:
+    """A picture of all attention maps: a row per layer, a column per head; queries down and keys across.
+
+    The colour is the square root of the weight, on the same scale from 0 to 1 in every map, so that heads can be
+    compared and a weight of 0.05 is visible beside a weight of 1.
+
+    Args:
+        maps: attention weights of each layer.
+        tokens: token strings, which label the rows and columns.
+        title: title of the picture.
+        names: names of each layer's maps, by default their indices. Maps with the same name share a column.
+        keys: token strings of the columns, if they are those of another sequence.
+        sides: titles of the axes of rows and of columns.
+        ablated: whether the head of each layer's maps is ablated, which are then hatched; by default, none is.
+    """
+    labels = [readable(token) for token in tokens]
+    across = labels if keys is None else [readable(token) for token in keys]
+    names = names or [[str(head) for head in range(len(layer))] for layer in maps]
+    columns = _columns(names)
+    cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // min(len(labels), len(across))))
+    margin, below = (20 + AXIS + max(text_width(label) for label in side) for side in (labels, across))
+    is_ablated = ablated or [[False] * len(heads) for heads in names]
+    captions = [
+        [f"layer {layer} head {name}{' ablated' * without}" for name, without in zip(heads, of_layer, strict=True)]
+        for layer, (heads, of_layer) in enumerate(zip(names, is_ablated, strict=True))
+    ]
+    pitch_x = max(cell * len(across), *(text_width(text, POINTS + 1) for texts in captions for text in texts)) + GAP
+    pitch_y = cell * len(labels) + GAP + CAPTION
+    bar = 10 + text_width(BAR_LABEL) + GAP
+    width = max(margin + len(columns) * pitch_x, text_width(title, POINTS + 3) + 20, bar + BAR_WIDTH + GAP)
+    maps_top = HEADING + SCALE
+    picture = Picture(width, maps_top + len(maps) * pitch_y + below)
+    picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
+    picture.write(10, HEADING, BAR_LABEL, "lm")
+    picture.colour_bar(bar, HEADING - 4, BAR_WIDTH, {math.sqrt(weight): f"{weight:g}" for weight in WEIGHTS})
+    for layer, heads in enumerate(maps):
+        top = maps_top + CAPTION + layer * pitch_y
+        picture.write(2 + AXIS // 2, top + cell * len(labels) / 2, sides[0], "mm", POINTS + 1, upright=True)
+        for index, label in enumerate(labels):
+            picture.write(margin - 5, top + (index + 0.5) * cell, label, "rm")
+        drawn = zip(heads.float().cpu().numpy(), names[layer], captions[layer], is_ablated[layer], strict=True)
+        for weights, name, caption, without in drawn:
+            left = margin + columns[name] * pitch_x
+            if without:
+                picture.hatch(left, top, cell * len(across), cell * len(labels))
+            else:
+                picture.tile(left, top, np.sqrt(weights), cell, cell)
+            picture.write(left, top - 3, caption, "lb", POINTS + 1)
+    bottom = maps_top + len(maps) * pitch_y - GAP + 5
+    for column in columns.values():
+        middle = margin + column * pitch_x + cell * len(across) / 2
+        picture.write(middle, bottom + below - AXIS, sides[1], "mt", POINTS + 1)
+        for index, label in enumerate(across):
+            picture.write(margin + column * pitch_x + (index + 0.5) * cell, bottom, label, "mt", upright=True)
+    return picture
+
+
+def measure_maps(
+    measures: Mapping[str, Sequence[Sequence[float]]],
+    meanings: Mapping[str, str],
+    names: Sequence[Sequence[str]],
+    title: str,
+    layer_labels: Sequence[str] | None = None,
+    num_keys: int = 64,
+    ablated: Sequence[Sequence[bool]] | None = None,
+    limits: tuple[float, float] | None = None,
+) -> Picture:
+    """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
+
+    The cells show the values. The colours of a measure in `LIMITS` have fixed limits, so that heads that hardly differ
+    have the same colour and the pictures of all steps can be compared. For any other measure, they span its values.
+
+    Args:
+        measures: by name, the value for each head of each layer, nan where it is not defined.
+        meanings: the meaning of each measure.
+        names: names of each layer's heads.
+        title: title of the picture.
+        layer_labels: label of each layer; by default "layer 0", "layer 1", and so on.
+        num_keys: the largest number of keys of the measured maps, on which the limits of some measures depend.
+        ablated: whether each layer's heads are ablated, which are then hatched; by default, none is.
+        limits: limits of the colours for all measures, in place of their own.
+    """
+    columns, num_layers = _columns(names), len(names)
+    title += "; those of ablated heads are hatched" * bool(_true(ablated or []))
+    captions = {name: (name, meanings[name]) for name in measures}
+    labels = layer_labels or [f"layer {layer}" for layer in range(num_layers)]
+    margin = 12 + max(map(text_width, labels))
+    widest = max(
+        text_width(text, POINTS + size) for lines in captions.values() for size, text in enumerate(lines[::-1])
+    )
+    width = margin + max(max(len(columns), 2) * CELL_WIDTH, widest) + 2 * GAP
+    height = 2 * CAPTION + num_layers * CELL_HEIGHT + CAPTION + SCALE + GAP
+    across = min(
+        range(1, len(measures) + 1),
+        key=lambda n: abs(math.log(n * width / (HEADING + -(-len(measures) // n) * height) / LANDSCAPE)),
+    )
+    down = -(-len(measures) // across)
+    picture = Picture(max(across * width, text_width(title, POINTS + 3) + 20), HEADING + down * height)
+    picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
+    for index, (name, layers) in enumerate(measures.items()):
+        x, y = index % across * width, HEADING + index // across * height
+        left, top = x + margin, y + 2 * CAPTION
+        for line, (text, points) in enumerate(zip(captions[name], (POINTS + 1, POINTS), strict=True)):
+            picture.write(left, y + (line + 0.5) * CAPTION, text, "lm", points)
+        grid = np.full((num_layers, len(columns)), np.nan)
+        for layer, values in enumerate(layers):
+            grid[layer, [columns[head] for head in names[layer]]] = values
+            picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, labels[layer], "rm")
+        below = top + num_layers * CELL_HEIGHT + CAPTION // 2
+        picture.write(left - 5, below, "head", "rm")
+        for head, column in columns.items():
+            picture.write(left + (column + 0.5) * CELL_WIDTH, below, head, "mm")
+        without = [(layer, columns[names[layer][at]]) for layer, at in _true(ablated or [])]
+        for place in without:
+            grid[place] = np.nan
+        low, high = limits or (LIMITS[name](num_keys) if name in LIMITS else _range(grid))
+        _draw_grid(picture, left, top, grid, low, high)
+        for layer, column in without:
+            picture.hatch(left + column * CELL_WIDTH, top + layer * CELL_HEIGHT, CELL_WIDTH, CELL_HEIGHT)
+        bar_top = below + CAPTION // 2
+        picture.colour_bar(left, bar_top, max(len(columns), 2) * CELL_WIDTH - GAP, {0: f"{low:.3g}", 1: f"{high:.3g}"})
+        picture.write(left - 5, bar_top + 4, "colour", "rm")
+    return picture
+
+
+def _draw_grid(
+    picture: Picture, left: int, top: int, grid: Float[np.ndarray, "layers heads"], low: float, high: float
+) -> None:
+    """Draw the grid of one measure with its values, in colours from `low` to `high`."""
+    shares = np.where(np.isfinite(grid), ((grid - low) / ((high - low) or 1.0)).clip(0, 1), np.nan)
+    picture.tile(left, top, shares, CELL_WIDTH, CELL_HEIGHT)
+    for (layer, head), value in np.ndenumerate(grid):
+        if np.isfinite(value):
+            x, y = left + (head + 0.5) * CELL_WIDTH, top + (layer + 0.5) * CELL_HEIGHT
+            picture.write_on_tile(x, y, _short(value), float(shares[layer, head]))
+
+
+def _range(grid: Float[np.ndarray, "layers heads"]) -> tuple[float, float]:
+    """The smallest and the largest finite value."""
+    finite = grid[np.isfinite(grid)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+
+
+def _true(flags: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
+    """The layer of each flag that is set, and its index within the layer."""
+    return [(layer, at) for layer, of_layer in enumerate(flags) for at, flag in enumerate(of_layer) if flag]
+
+
+def _short(value: float) -> str:
+    """A number in at most six characters if it is below 10,000."""
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _columns(names: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The column of each head's name; a head pruned from a layer leaves a gap there."""
+    distinct = {name for layer in names for name in layer}
+    return {name: column for column, name in enumerate(sorted(distinct, key=lambda name: (len(name), name)))}

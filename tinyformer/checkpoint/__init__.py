@@ -1,0 +1,1 @@
+"""The checkpoint: one file, written atomically and read without pickle."""

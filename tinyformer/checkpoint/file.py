@@ -1,0 +1,316 @@
+"""Checkpoints: self-contained files of weights, config, tokenizer and training state, none of which is trusted.
+
+A checkpoint is Lightning's, and also holds the overrides of the run's config, its tokenizer and the state of the random
+number generators. It is read with `weights_only=True`, so that no code in it runs; `app.admission` checks what
+it says of the config.
+"""
+
+import random
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinyformer.checkpoint.archive import require_plain
+from tinyformer.errors import ArgumentError
+from tinyformer.files import atomic_write
+
+KEY, FORMAT = "tinyformer", 1
+"""The key of what we add to Lightning's checkpoint, and the version of its format."""
+
+PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
+"""The parts of a checkpoint, with their types."""
+
+FACTS = {
+    **{"precision": str | int, "data_fingerprint": str | None, "content": str | None},
+    "train/num_tokens": int | None,
+}
+
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+"""The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation."""
+
+NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
+OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for part in ("layers", "position"))
+"""Prefixes in the names of weights: of all weights in a file; within the network, of the readout, which depends on the
+task, and of the weights that do not depend on the vocabulary."""
+
+EMBEDDING = "encoder.token_embedding.weight"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The contents of a checkpoint.
+
+    Args:
+        path: the file.
+        weights: the network's weights by name.
+        overrides: what it says of the run's config by key, which is not trusted; see `app.admission`.
+        tokenizer: the text of `tokenizer.json`; None for a model without a tokenizer.
+        facts: `precision`, `data_fingerprint`, `content` and `train/num_tokens` of the run.
+        step: optimizer steps taken.
+        trained_on: the run's fingerprints of its training split, as int64, see `tinyformer.data.trained_on`; or None.
+    """
+
+    path: Path
+    weights: dict[str, Tensor]
+    overrides: dict[str, Any]
+    tokenizer: str | None
+    facts: dict[str, Any]
+    step: int
+    trained_on: Tensor | None = None
+
+
+def load_raw(path: Path) -> dict[str, Any]:
+    """Read all that Lightning and tinyformer have put into a checkpoint onto the CPU.
+
+    Raises:
+        ArgumentError: the file does not exist, is damaged or malformed, or was not written by tinyformer.
+    """
+    if not path.is_file():
+        raise _not_a_file(path)
+    try:
+        require_plain(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about pickles that it did not write, which are refused
+            raw = torch.load(path, map_location="cpu", weights_only=True)
+    except ArgumentError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
+        reason = (
+            "cannot be read: the file is cut short, damaged, or not a checkpoint; a run writes "
+            "RUN/checkpoints/last.ckpt, and best.ckpt beside it, which may be intact"
+        )
+        raise ArgumentError("path", str(path), reason) from error
+    if problem := _malformation(raw):
+        raise ArgumentError("path", str(path), problem)
+    return raw
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint onto the CPU.
+
+    Raises:
+        ArgumentError: see `load_raw`; or it contains weights that are not finite.
+    """
+    path = Path(path)
+    raw = load_raw(path)
+    weights = {
+        name.removeprefix(NETWORK_PREFIX): tensor
+        for name, tensor in raw["state_dict"].items()
+        if name.startswith(NETWORK_PREFIX)
+    }
+    if problem := _unusable_weight(weights):
+        raise ArgumentError("path", str(path), problem)
+    ours = raw[KEY]
+    own = ours["overrides"], ours["tokenizer"], ours["facts"]
+    return Checkpoint(path, weights, *own, raw["global_step"], ours.get("trained_on"))
+
+
+def load_newest(folder: Path) -> Checkpoint:
+    """The newest intact checkpoint of a run.
+
+    Args:
+        folder: the folder of its checkpoints.
+
+    Raises:
+        ArgumentError: none is intact; the error is that of `last.ckpt`.
+    """
+    intact, errors = [], []
+    for name in (LAST, PREVIOUS, BEST):
+        try:
+            intact.append(load_checkpoint(folder / name))
+        except ArgumentError as error:
+            errors.append(error)
+        else:
+            if name == LAST:
+                break
+    if not intact:
+        raise errors[0]
+    return max(intact, key=lambda checkpoint: checkpoint.step)
+
+
+def _not_a_file(path: Path) -> ArgumentError:
+    if not path.is_dir():
+        return ArgumentError("path", str(path), "does not exist; a run writes RUN/checkpoints/last.ckpt")
+    if (path / "config.json").is_file():
+        command = f"`tinyformer convert hf {path} imported.ckpt`"
+        return ArgumentError("path", str(path), f"is a Hugging Face folder; {command} makes a checkpoint of it")
+    checkpoints = sorted(path.glob("**/*.ckpt"), key=lambda file: file.stat().st_mtime)
+    if not checkpoints:
+        return ArgumentError("path", str(path), "is a folder; a run writes RUN/checkpoints/last.ckpt")
+    return ArgumentError("path", str(path), "is a folder", {"path": str(checkpoints[-1])})
+
+
+def _malformation(raw: Any) -> str | None:
+    """Why the contents of a file are not those of a run's checkpoint; None if they are."""
+    foreign = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
+    if not isinstance(raw, dict) or not isinstance(ours := raw.get(KEY), dict):
+        return foreign
+    version = ours.get("format", FORMAT)
+    if not isinstance(version, int) or version > FORMAT:
+        return f"is of format {_shown(version)}, but this version of tinyformer reads only up to {FORMAT}; update it"
+    if not {"state_dict", "global_step"} <= raw.keys() or not PARTS.keys() <= ours.keys():
+        return foreign
+    step, state = raw["global_step"], raw["state_dict"]
+    if type(step) is not int or not 0 <= step < 2**63:
+        return f"is malformed: its global_step is {_shown(step)}, not a number of steps"
+    for name, kind in PARTS.items():
+        if not isinstance(ours[name], kind):
+            return f"is malformed: its {name} is a {type(ours[name]).__name__}"
+    for name, part in {"state_dict": state, "overrides": ours["overrides"]}.items():
+        if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
+            return f"is malformed: its {name} is not a mapping from names"
+    rows = ours.get("trained_on")
+    if rows is not None and not (isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.ndim == 1):
+        return "is malformed: its trained_on is no list of fingerprints"
+    for name, fact_kind in FACTS.items():
+        if name in ours["facts"] and not isinstance(ours["facts"][name], fact_kind):
+            return f"is malformed: its fact {name} is a {type(ours['facts'][name]).__name__}"
+        if not re.fullmatch(r"[\w-]*", str(ours["facts"].get(name, "")), re.ASCII):
+            return f"is malformed: its fact {name} is {_shown(ours['facts'][name])}"
+    return None
+
+
+def _shown(value: Any) -> str:
+    """An arbitrary value as text of bounded length."""
+    return repr(value)[:50] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
+    """What is wrong with the weights of a network, if anything."""
+    for name, weight in weights.items():
+        if not _is_plain(weight):
+            is_tensor = isinstance(weight, Tensor)
+            kind = f"{weight.dtype}, {weight.layout}, {weight.device}" if is_tensor else type(weight).__name__
+            return f"is malformed: its weight {name[:200]} is not a dense tensor of real numbers ({kind})"
+        if weight.untyped_storage().nbytes() < weight.numel() * weight.element_size():
+            return f"is malformed: its weight {name[:200]} has more elements than the file holds"
+    held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}
+    if sum(weight.numel() * weight.element_size() for weight in weights.values()) > 3 * sum(held.values()):
+        return "is malformed: its weights share memory"  # up to three may: two embeddings and a readout
+    return first_not_finite(weights)
+
+
+def _is_plain(weight: Any) -> bool:
+    return (
+        isinstance(weight, Tensor)
+        and (weight.layout, weight.device.type) == (torch.strided, "cpu")
+        and weight.dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    )
+
+
+def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
+    """A sentence about the first weight that contains NaN or infinity, if any."""
+    name = next((name for name, weight in weights.items() if not bool(torch.isfinite(weight.flatten()).all())), None)
+    return None if name is None else f"has weights that are not finite (NaN or infinity), {name[:200]} first"
+
+
+def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
+    """Write a network that was derived from a checkpoint's network, atomically.
+
+    Args:
+        path: the file.
+        network: the network whose weights are stored.
+        checkpoint: the original, which provides tokenizer, facts and step.
+        overrides: those of its config, by key; see `app.admission.describe_config`.
+    """
+    weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
+    contents = {"format": FORMAT, "overrides": overrides, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
+    contents["trained_on"] = checkpoint.trained_on
+    with atomic_write(path) as temporary:
+        torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
+
+
+def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint's weights into a network.
+
+    Raises:
+        ArgumentError: see `require_fitting`.
+    """
+    require_fitting(network, checkpoint)
+    network.load_state_dict(checkpoint.weights)
+
+
+def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: str | tuple[str, ...] = "") -> None:
+    """Refuse a checkpoint whose weights do not fit a network.
+
+    Args:
+        network: the network, which may be on the meta device.
+        checkpoint: the checkpoint.
+        within: compare only weights whose names start with this prefix, or with one of several.
+
+    Raises:
+        ArgumentError: names or shapes differ; the reason names the first difference.
+    """
+    expected, stored = (
+        {name: weight for name, weight in weights.items() if name.startswith(within)}
+        for weights in (network.state_dict(), checkpoint.weights)
+    )
+    changed = [
+        f"{name} has shape {list(stored[name].shape)} there and {list(expected[name].shape)} here"
+        for name in expected
+        if name in stored and expected[name].shape != stored[name].shape
+    ]
+    missing = [f"it lacks {name}" for name in sorted(expected.keys() - stored.keys())]
+    extra = [f"it also has {name}" for name in sorted(stored.keys() - expected.keys())]
+    if differences := [*changed, *missing, *extra]:
+        reason = f"does not fit this model: {differences[0]}; model, attention, position, block and tokenizer must be "
+        raise ArgumentError("checkpoint", str(checkpoint.path), f"{reason}those of its run")
+
+
+def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: bool = True) -> None:
+    """Load a checkpoint's weights into a network for the same or another task.
+
+    Rows of the embedding for tokens that the checkpoint lacks, such as `<mask>`, keep their initialisation.
+
+    Args:
+        network: the network.
+        checkpoint: the checkpoint to start from.
+        with_readout: whether to load the readout, too; otherwise it keeps its initialisation.
+
+    Raises:
+        ArgumentError: the encoders differ; see `require_fitting`.
+    """
+    initial, weights = network.state_dict(), dict(checkpoint.weights)
+    if not with_readout:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(READOUT_PREFIX)}
+        weights |= {name: tensor for name, tensor in initial.items() if name.startswith(READOUT_PREFIX)}
+    embedding = initial[EMBEDDING]
+    for name, tensor in initial.items():
+        is_vocabulary = tensor.shape == embedding.shape and name in weights
+        if is_vocabulary and weights[name].shape[1:] == tensor.shape[1:]:
+            is_tied = tensor.data_ptr() == embedding.data_ptr()
+            known = weights.get(EMBEDDING, weights[name]) if is_tied else weights[name]
+            weights[name] = torch.cat([known, tensor[len(known) :].cpu()])
+    load_weights(network, replace(checkpoint, weights=weights))
+
+
+def random_state() -> dict[str, Any]:
+    """The states of all random number generators, as plain numbers and tensors."""
+    version, keys, position, has_gauss, gauss = np.random.get_state()
+    python_version, python_keys, python_gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [version, np.asarray(keys).tolist(), position, has_gauss, gauss],
+        "python": [python_version, list(python_keys), python_gauss],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Restore the states of all random number generators."""
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    if not 0 <= position <= len(keys):  # NumPy reads at this index without a check
+        raise ValueError(f"the random state's position is {position}")
+    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))
+    python_version, python_keys, python_gauss = state["python"]
+    random.setstate((python_version, tuple(python_keys), python_gauss))

@@ -1,0 +1,541 @@
+"""What a checkpoint, a run folder or the file of a finding may say of a config, since each may be a stranger's.
+
+There is one rule, `admit`: a file chooses among our own config files and sets plain values at keys that they have, and
+a class is one of ours, unless the command line names it. Hydra composes the config from what is admitted, and never
+reads the file's own text.
+
+A checkpoint stores overrides by key: a choice for each axis, every value that our YAML states, and a value that it
+computes, such as `${model.d_model}`, only where it was overridden. So a later change of a default leaves an old
+checkpoint as it is, and an override of `model.d_model` acts on what follows from it.
+"""
+
+import difflib
+import functools
+import importlib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.invocation import NO_AXES, config_dir, register_head_resolver
+from tinyformer.config.isolation import keep_hydra
+from tinyformer.config.keys import format_value, hydra_value, parsed, text_of
+from tinyformer.errors import ArgumentError, argument_path
+
+if TYPE_CHECKING:
+    from tinyformer.checkpoint.file import Checkpoint
+
+# Torch takes seconds to import, and `--help` needs none of it: functions that read checkpoints import it.
+
+Plain: TypeAlias = dict[str, Any]
+Trust: TypeAlias = Callable[[str, Any], bool]
+"""Whether the user has named a class at a key: a function of the key and the dotted name of the class."""
+
+AXES = (
+    *("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network"),
+    *("task", "data", "tokenizer"),
+)
+"""The axes that a checkpoint stores; an evaluation chooses trainer, logger, callbacks and the others itself."""
+
+STORED = (*AXES, "datamodule", "seed", "deterministic")
+"""The top-level keys of a config that a checkpoint stores."""
+
+ARCHITECTURE = AXES[: AXES.index("network")]
+"""The axes that determine a network's function, which `init_from=` inherits."""
+
+OF_TRAINING = (
+    *("backend", "dropout", "embedding_dropout", "init", "init_std", "checkpoint_activations", "autocast_residual"),
+    "vocab_size",
+)
+"""Arguments that are not inherited: a new run chooses them, and its vocabulary size follows from its tokenizer."""
+
+SOURCES = ("data.files", "data.path", "data.name", "data.revision", "data.source.hub.path", "data.document_start")
+"""Keys that say what to read and how to split it: a checkpoint records them, but they are never followed."""
+
+OWN = ("data.cache_dir", "tokenizer.path")
+"""Paths of the machine that a run was made on, which a checkpoint neither records nor follows."""
+
+DERIVED = ("data", "tokenizer", "network", "datamodule")
+"""Nodes in which a file names no class, since those of data read files and download, and in which a checkpoint sets no
+key that our YAML computes from others."""
+
+OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")
+"""The packages whose classes a file may name."""
+
+SCORE_KEYS = ("attention.score", "cross_attention.score")
+"""Keys whose plain value may be the name of a class."""
+
+TYPED_AGAIN = {
+    "cache_dir": "makes a folder",  # which could be a new group of config files
+    "entity": "sends the run to a team",
+}
+"""Last parts of keys that only the command line may set, and what each of them does."""
+
+NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")
+"""Entries of our config files that are not values of a run."""
+
+MAX_JOBS = 10_000
+"""Maximum number of jobs of a sweep."""
+
+MAX_PARTS = 10
+"""Maximum number of dots in the name of a class; Python imports nested packages recursively."""
+
+MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 20_000, 2, 2**63
+"""Bounds: characters of a text, entries of a list, nesting depth of lists, and the magnitude of a number."""
+
+LIMIT = 2**20
+"""The largest whole number at keys that are not in `LIMITS`: a file cannot ask for more memory than models need."""
+
+LIMITS = {
+    "model.num_layers": 10_000,
+    "model.num_encoder_layers": 10_000,
+    "model.d_ff": 10_000_000,
+    "model.vocab_size": 100_000_000,
+    "position.relative.base": MAX_NUMBER,
+    "data.max_tokens": MAX_NUMBER,
+    "data.max_examples": MAX_NUMBER,
+    "data.num_workers": 256,
+    "trainer.devices": 64,
+    "trainer.num_nodes": 1024,
+    "trainer.max_steps": MAX_NUMBER,
+    "schedule.warmup_steps": MAX_NUMBER,
+    "generate.seed": 2**32 - 1,
+    "seed": 2**32 - 1,
+}
+
+
+class NotAdmittedError(ValueError):
+    """A file says more of a config than it may.
+
+    Args:
+        key: the key that it sets.
+        problem: what it does there, as in "calls 'os.system'".
+        target: the class that it names, if a user who trusts it can name it, too.
+    """
+
+    def __init__(self, key: str, problem: str, target: str | None = None) -> None:
+        super().__init__(problem)
+        self.key, self.target = key, target
+
+
+def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argument: bool = False) -> None:
+    """Refuse what a file may not set at a key.
+
+    Args:
+        key: the key of an axis, a value or a class, such as "attention", "model.d_ff" or "norm._target_".
+        value: what it is set to.
+        trust: whether the user has named a class at a key.
+        is_argument: whether the file names the class of the key's node, which may have arguments of its own.
+
+    Raises:
+        NotAdmittedError: the key is not one of our config files, or the value is not plain, is too large, or names a
+            class that is neither ours nor trusted.
+    """
+    if key in _files():
+        if value not in (None, *choices_of(key)):
+            raise NotAdmittedError(key, f"chooses {_shown(value)}, which is not a choice of this axis")
+        return
+    known, last = values_of_keys().get(key, []), key.rpartition(".")[2]
+    if not known and not (is_argument and re.fullmatch(r"[A-Za-z]\w*", last, re.ASCII)):
+        raise NotAdmittedError(key, "is not a key of the config files")
+    if last in TYPED_AGAIN and value is not None:
+        raise NotAdmittedError(key, f"{TYPED_AGAIN[last]}, {_shown(value)}")
+    if problem := problem_of_value(key, value):
+        raise NotAdmittedError(key, problem)
+    if last == "_target_" or (key in SCORE_KEYS and not (isinstance(value, str) and "." not in value)):
+        name = value if isinstance(value, str) else None
+        is_ours = key.partition(".")[0] not in DERIVED and (name in known or _is_class_of_models(name or ""))
+        if name is None or not (is_ours or trust(key, name)):
+            what = f"calls {_shown(value)}, which is not a class of tinyformer and could run any code"
+            raise NotAdmittedError(key, what, name)
+    elif last.startswith("_") and value not in known:
+        raise NotAdmittedError(key, "cannot be set by a file")
+
+
+def problem_of_value(key: str, value: Any) -> str | None:
+    """Why a file may not set a value, as in "is 20, more than 10"; None if it is plain and small enough.
+
+    Args:
+        key: the key that it would be set at.
+        value: a number, a text, a boolean, None, or a list of these.
+    """
+    entries = [value]
+    for _ in range(MAX_DEPTH):
+        if sum(len(entry) if isinstance(entry, list) else 1 for entry in entries) > MAX_ENTRIES:
+            return f"is a list of more than {MAX_ENTRIES:,} entries"
+        entries = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
+    limit = LIMITS.get(key, LIMIT)
+    for entry in entries:
+        if isinstance(entry, str) and "${" in entry:
+            return f"is {entry[:100]!r}: an interpolation, which a file cannot bring"
+        if isinstance(entry, str) and len(entry) > MAX_TEXT:
+            return f"is a text of more than {MAX_TEXT} characters"
+        if not isinstance(entry, str | int | float | None):
+            return "must be a number, a text, true, false, null or a list of these"
+        if isinstance(entry, int | float) and not -MAX_NUMBER <= entry < MAX_NUMBER:
+            return "must be a finite number below 2**63"
+        if isinstance(entry, int) and entry > limit:
+            return f"is {entry:,}, more than {limit:,}"
+    return None
+
+
+def _shown(value: Any) -> str:
+    """A value of a file as text of bounded length."""
+    return repr(value[:100]) if isinstance(value, str) else f"a value of the type {type(value).__name__}"
+
+
+def _is_class_of_models(name: str) -> bool:
+    """Whether a dotted name is that of a class that one of the packages of models defines."""
+    module_name, _, attribute = name.rpartition(".")
+    if not name.startswith("tinyformer.") or name.count(".") > MAX_PARTS:
+        return False
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError:
+        return False
+    value = getattr(module, attribute, None)
+    return isinstance(value, type) and value.__module__.startswith(OF_MODELS)
+
+
+def choices_of(axis: str) -> list[str]:
+    """The choices of an axis: the names of its YAML files."""
+    return [name for name in _files()[axis] if not name.startswith("_")]
+
+
+@functools.cache
+def _files() -> dict[str, list[str]]:
+    """The names of our config files, by axis."""
+    folders = (folder for folder in config_dir().iterdir() if folder.is_dir() and folder.name not in NO_AXES)
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+
+
+@functools.cache
+def values_of_keys() -> dict[str, list[Any]]:
+    """The dotted keys of the programs' configs, nodes included, each with its values in the config files."""
+    values: dict[str, list[Any]] = {axis: [{}] for axis in _files()}
+
+    def add(node: Any, key: str) -> None:
+        values.setdefault(key, []).append(node)
+        for name, entry in node.items() if isinstance(node, dict) else ():
+            add(entry, f"{key}.{name}")
+
+    for folder in (config_dir(), *(config_dir() / axis for axis in _files())):
+        for file in folder.glob("*.yaml"):
+            text = file.read_text(encoding="utf-8")
+            is_global = folder == config_dir() or re.search(r"^# @package _global_$", text, re.MULTILINE)
+            for name, node in (yaml.safe_load(text) or {}).items():
+                if name not in NEVER_SET:
+                    add(node, name if is_global else f"{folder.name}.{name}")
+    return values
+
+
+def admit_override(entry: str, in_sweep: bool = False) -> str:
+    """An override from a run folder or a finding, parsed, admitted and written anew.
+
+    Args:
+        entry: an override as on a command line.
+        in_sweep: whether it may have several values; each of them is checked.
+
+    Raises:
+        NotAdmittedError: see `admit`; or it has several values, or changes more than a value of the config.
+    """
+    try:
+        override = parsed(entry)
+    except ValueError as error:
+        raise NotAdmittedError(entry, "is not an override") from error
+    key, start = override.key_or_group, override.get_key_element()
+    if override.package is not None:
+        raise NotAdmittedError(key, "moves a config file to another key")
+    if key.partition("/")[0].partition(".")[0].casefold() == "hydra":
+        raise NotAdmittedError(key, "changes Hydra itself")
+    if key not in values_of_keys():
+        raise NotAdmittedError(key, "is not a key of the config files")
+    if override.is_delete() and "=" not in entry:
+        return start
+    if not override.is_sweep_override():
+        return f"{start}={_admit_value(key, override.value())}"
+    if not in_sweep:
+        raise NotAdmittedError(key, "has several values")
+    return f"{start}={_admit_alternatives(key, override)}"
+
+
+def is_swept(entry: str) -> bool:
+    """Whether an override has several values, each of which makes a job."""
+    try:
+        return parsed(entry).is_sweep_override()
+    except ValueError:
+        return False
+
+
+def count_values(entry: str) -> int:
+    """The number of values of an override, at most one more than `MAX_JOBS`; 0 if it lists none that can be made."""
+    if not is_swept(entry):
+        return 1
+    override = parsed(entry)
+    value = override.value()
+    if isinstance(value, Glob):  # of our own files; others are not listed
+        is_plain = all(re.fullmatch(r"[\w*?]+", str(name)) for name in value.include + value.exclude)
+        return len(value.filter(_files().get(override.key_or_group, []))) if is_plain else 0
+    if isinstance(value, ChoiceSweep | RangeSweep):
+        value.shuffle = False  # a shuffled sweep makes all of its values at once
+    try:
+        return sum(1 for _ in itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
+    except (HydraException, ArithmeticError, ValueError):
+        return 0
+
+
+def _admit_alternatives(key: str, override: Override) -> str:
+    """The values of a sweep, as they are typed."""
+    value, number = override.value(), count_values(str(override.input_line))
+    if getattr(value, "shuffle", False):
+        raise NotAdmittedError(key, "shuffles its values")
+    if not number:
+        raise NotAdmittedError(key, "is no list of values")
+    if number > MAX_JOBS:
+        raise NotAdmittedError(key, f"makes more than {MAX_JOBS:,} jobs")
+    if isinstance(value, Glob):
+        return f"glob({hydra_value(value.include)},exclude={hydra_value(value.exclude)})"  # of our own files
+    texts = override.sweep_string_iterator()
+    return ",".join(_admit_value(key, parsed(f"{key}={text}").value()) for text in texts)
+
+
+def _admit_value(key: str, value: Any) -> str:
+    """A single value, which may be a mapping, as it is typed."""
+    try:
+        for path, leaf in [(key, value)] if key in _files() else leaves(value, key):
+            admit(path, leaf)
+    except NotAdmittedError as error:
+        inner = "" if error.key == key else f"sets {error.key[:100]}, which "
+        raise NotAdmittedError(key, f"{inner}{error}") from error
+    return hydra_value(value)
+
+
+def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested mapping, each with its dotted key."""
+    if isinstance(node, Mapping):
+        for name, entry in node.items():
+            yield from leaves(entry, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, node
+
+
+def describe_config(config: Plain, choices: Mapping[str, Any]) -> Plain:
+    """What a checkpoint stores of a config: the overrides from which Hydra composes it, by key.
+
+    Args:
+        config: the unresolved config of a run, as plain containers.
+        choices: the choice of each axis, or of some where the others have their default.
+    """
+    resolved = OmegaConf.create(config)
+    base, chosen = composed(choices)
+    ours, values = dict(leaves(base)), dict(leaves({name: config[name] for name in STORED if name in config}))
+    overrides: Plain = {axis: choice for axis, choice in chosen.items() if choice is not None}
+    for key, value in values.items():
+        is_own, is_class = ours.get(key, ...) != value, key.rpartition(".")[2].startswith("_")
+        if key in OWN or value == "???" or (not is_own and (is_class or _is_interpolation(value))):
+            continue
+        computed = OmegaConf.select(resolved, key, throw_on_resolution_failure=False)
+        overrides[key] = OmegaConf.to_container(computed) if OmegaConf.is_config(computed) else computed
+    nodes = {key.rpartition(".")[0] for key in values}
+    deleted = [key for key in ours if key not in values.keys() | nodes and key.rpartition(".")[0] in nodes]
+    return overrides | {f"~{key}": None for key in deleted if not key.rpartition(".")[2].startswith("_")}
+
+
+def admit_config(checkpoint: "Checkpoint", trust: Trust = lambda key, name: False, remedy: str = "add {}={}") -> Plain:
+    """The unresolved config of a checkpoint's run, composed from our own YAML and the checkpoint's overrides.
+
+    Args:
+        checkpoint: the checkpoint.
+        trust: whether the user has named a class at a key; by default, only classes of this package are admitted.
+        remedy: what a user who trusts a class does, given its key and name.
+
+    Raises:
+        ArgumentError: an override is not admitted, see `admit`; or it sets what a checkpoint may not set, or a size
+            that its weights do not have.
+    """
+    try:
+        return _admitted(checkpoint, trust)
+    except NotAdmittedError as error:
+        hint = f"; if you trust it, {remedy.format(error.key, format_value(error.target))}" if error.target else ""
+        reason = f"its {repr(error.key[:200])[1:-1]} {error}{hint}"
+        raise ArgumentError("path", str(checkpoint.path), reason) from error
+
+
+def _admitted(checkpoint: "Checkpoint", trust: Trust) -> Plain:
+    overrides = checkpoint.overrides
+    named = {key.rpartition(".")[0] for key in overrides if key.endswith("._target_")}
+    for key, value in overrides.items():
+        name, is_argument = key.removeprefix("~"), key.rpartition(".")[0] in named
+        known, axis = values_of_keys().get(name, []), name.partition(".")[0]
+        if known and axis not in STORED:
+            raise NotAdmittedError(name, "cannot be set by a checkpoint")
+        if key == name:
+            admit(key, value, trust, is_argument)
+        elif not known or any(isinstance(ours, dict) for ours in known) or name.endswith("_") or axis == "model":
+            raise NotAdmittedError(name, "cannot be deleted by a checkpoint")
+    base, choices = composed(overrides)
+    if (choices["network"] == "encoder_decoder") != (choices["cross_attention"] is not None):
+        raise NotAdmittedError("cross_attention", "does not belong to its network")
+    config = OmegaConf.create(base)
+    OmegaConf.set_struct(config, True)
+    for key, value in overrides.items():
+        if key not in (*AXES, *SOURCES, *OWN) and not key.startswith("~"):
+            _put(config, base, key, value, key.rpartition(".")[0] in named)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    if plain["tokenizer"].get("path") == "???":  # the checkpoint itself contains the tokenizer
+        plain["tokenizer"] = dict(composed({"tokenizer": "byte"})[0]["tokenizer"])
+    for key in ("num_layers", "num_encoder_layers"):  # before a network of these layers is made
+        if isinstance(size := plain["model"][key], int) and size > len(checkpoint.weights):
+            raise NotAdmittedError(f"model.{key}", f"is {size:,}, but it holds {len(checkpoint.weights):,} weights")
+    return plain
+
+
+def _put(config: DictConfig, base: Plain, key: str, value: Any, is_argument: bool) -> None:
+    """Set an admitted value of a checkpoint in a config that Hydra has composed, as Hydra does it.
+
+    Raises:
+        NotAdmittedError: the config has no such key, or has a node there, or a value that follows from other keys.
+    """
+    ours: Any = base
+    for name in key.split("."):
+        ours = ours.get(name) if isinstance(ours, dict) else None
+    if isinstance(ours, dict) and not (value is None and None in values_of_keys()[key]):
+        raise NotAdmittedError(key, "is a node, not a value")
+    if key.partition(".")[0] in DERIVED and _is_interpolation(ours):
+        raise NotAdmittedError(key, "follows from other keys, and cannot be set by a checkpoint")
+    try:
+        OmegaConf.update(config, key, value, force_add=is_argument)
+    except OmegaConfBaseException as error:
+        raise NotAdmittedError(key, "is not a key of the config files") from error
+
+
+def recorded_sources(checkpoint: "Checkpoint") -> Plain:
+    """What the run of a checkpoint read, by the keys of `SOURCES`, where that differs from our YAML."""
+    ours, overrides = dict(leaves(composed(checkpoint.overrides)[0])), checkpoint.overrides
+    return {key: overrides[key] for key in SOURCES if overrides.get(key) not in (None, ours.get(key))}
+
+
+def _is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]]:
+    """The unresolved config of a run as far as a checkpoint stores it, and the choices of its axes.
+
+    Args:
+        overrides: the choices, of which one that is not ours has the default, and what is deleted; no other counts.
+
+    Raises:
+        NotAdmittedError: there is no such key to delete.
+    """
+    register_head_resolver()
+    deleted = [key for key in overrides if key.startswith("~")]
+    chosen = (f"{axis}={overrides[axis]}" for axis in AXES if overrides.get(axis) in choices_of(axis))
+    try:
+        return _compose(*chosen, *deleted)
+    except HydraException as error:
+        raise NotAdmittedError(deleted[0][1:], "cannot be deleted by a checkpoint") from error
+
+
+@functools.cache
+def _compose(*overrides: str) -> tuple[Plain, dict[str, str | None]]:
+    with keep_hydra(), initialize_config_dir(str(config_dir()), version_base=None):
+        config = compose("train", list(overrides), return_hydra_config=True)
+        plain: Any = OmegaConf.to_container(config, resolve=False)
+        choices = {axis: config.hydra.runtime.choices[axis] for axis in AXES}
+        return {name: plain[name] for name in STORED if name in plain}, choices
+
+
+def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "Checkpoint | None":
+    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`.
+
+    Args:
+        arguments: the overrides, which then act on it as on a config file.
+        trusted: classes that the checkpoint may use beside those of this package and of the overrides.
+
+    Returns:
+        The checkpoint; None with options such as `--help` and no checkpoint.
+
+    Raises:
+        ConfigError: no checkpoint is named.
+        ArgumentError: it cannot be read, its config is not admitted, or its run read a path that the command line does
+            not repeat.
+    """
+    paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
+    if not paths and not any(argument.startswith("-") for argument in arguments):
+        keys = [argument.partition("=")[0] for argument in arguments]
+        for misspelt in difflib.get_close_matches("checkpoint", keys, n=1):
+            raise ConfigError(f"{misspelt}: there is no such key. Did you mean checkpoint?")
+        raise ConfigError("checkpoint is needed, such as checkpoint=outputs/2026-01-31/12-00-00/checkpoints/last.ckpt.")
+    checkpoint, config = None, {"seed": 0, "deterministic": False}  # for the defaults that --help shows
+    if paths:
+        from tinyformer.checkpoint.file import load_checkpoint
+
+        given = _given(arguments)
+        with argument_path(passed={"path": "checkpoint"}):
+            checkpoint = load_checkpoint(paths[-1])
+            config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
+            missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
+            if missing and "data" not in given:
+                words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
+                reason = (
+                    f"its run read {words}, and a checkpoint's paths are not followed; add {words}, or choose data="
+                )
+                raise ArgumentError("path", str(checkpoint.path), reason)
+        # A group that the command line chooses replaces the run's; merging would leave keys of the run's choice behind.
+        config = {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}
+    ConfigStore.instance().store(name="stored_run", node=config, package="_global_")
+    return checkpoint
+
+
+def inherit_architecture(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a training run, preceded by the architecture of the checkpoint that `init_from=` names, if any.
+
+    Args:
+        arguments: overrides. They take precedence over the checkpoint's values, unless a trained network cannot be
+            changed in this way.
+
+    Raises:
+        ConfigError: an override contradicts the checkpoint's sizes or its choice of an axis.
+        ArgumentError: the checkpoint cannot be read, or its config is not admitted; see `admit_config`.
+    """
+    given = _given(arguments)
+    file = given.get("init_from", "null")
+    swept = any(word.startswith("init_from=") and is_swept(word) for word in arguments)
+    if file == "null" or given.get("resume", "null") != "null" or swept:
+        return list(arguments)
+    from tinyformer.checkpoint.file import load_checkpoint
+
+    with argument_path(passed={"path": "init_from"}):
+        checkpoint = load_checkpoint(file)
+        config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
+    fixed = {axis: checkpoint.overrides[axis] for axis in ARCHITECTURE if axis in checkpoint.overrides}
+    fixed |= {f"model.{size}": config["model"][size] for size in ("num_layers", "num_heads", "d_model")}
+    for key in given.keys() & fixed.keys():
+        if given[key] != (own := hydra_value(fixed[key])):
+            raise ConfigError(
+                f"{key}={given[key]}: the checkpoint of init_from={file} has {key}={own}; leave {key}= out."
+            )
+    ours = dict(leaves(composed(checkpoint.overrides)[0]))
+    inherited = []
+    for key, value in checkpoint.overrides.items():
+        is_deleted, last = key.startswith("~"), key.rpartition(".")[2]
+        is_inherited = key.lstrip("~").partition(".")[0] in ARCHITECTURE and (is_deleted or last not in OF_TRAINING)
+        if is_inherited and key not in given and ours.get(key, ...) != value:
+            prefix = "" if is_deleted or key in ARCHITECTURE or key in ours else "+"
+            inherited.append(key if is_deleted else f"{prefix}{key}={hydra_value(value)}")
+    return [*inherited, *arguments]
+
+
+def _given(arguments: Sequence[str]) -> dict[str, str]:
+    """The texts that a command line sets, by key."""
+    return {argument.partition("=")[0].lstrip("+"): text_of(argument) for argument in arguments}

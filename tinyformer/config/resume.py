@@ -1,0 +1,201 @@
+"""`resume=FOLDER`: the overrides of a run, or of all jobs of a sweep, followed by the new ones."""
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tinyformer.config.admission import (
+    MAX_JOBS,
+    NotAdmittedError,
+    admit_override,
+    count_values,
+    is_swept,
+    values_of_keys,
+)
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.keys import format_value, quoted, text_of
+
+OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
+"""Overrides of Hydra itself that a resumed sweep may have been started with."""
+
+
+def expand_resume(arguments: Sequence[str]) -> list[str]:
+    """Turn `resume=RUN new=…` into the overrides that the run was started with, the new ones, and its folder.
+
+    With `-m`, the folder is that of a sweep, whose jobs `continue_job` resumes, starts or skips. This happens before
+    Hydra starts: a resolver would only be called once the config is composed.
+
+    Raises:
+        ConfigError: the folder contains no run or no sweep.
+    """
+    given = [argument for argument in arguments if argument.startswith("resume=")]
+    folder = text_of(given[-1]) if given else ""
+    if folder in ("", "null"):
+        return list(arguments)
+    is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
+    new = [argument for argument in arguments if argument not in given]
+    saved = Path(folder) / ("multirun.yaml" if is_sweep else ".hydra/overrides.yaml")
+    stored = _overrides_of_sweep(saved, new) if is_sweep else _overrides_of_run(saved)
+    stored, new = _without_deleted(stored, new)
+    overrides, num_jobs = [], 1
+    for entry in stored:
+        if entry.startswith("resume=") or entry in new:
+            continue
+        try:
+            overrides.append(admit_override(entry, in_sweep=is_sweep))
+        except NotAdmittedError as error:
+            raise ConfigError(
+                f"resume={folder}: {saved} says {entry[:200]}, which {error}; if you trust it, add it to the command."
+            ) from error
+        num_jobs *= count_values(overrides[-1])
+        if num_jobs > MAX_JOBS:
+            raise ConfigError(f"resume={folder}: {saved} makes more than {MAX_JOBS:,} jobs.")
+    key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
+    # argparse takes the overrides as one block, so options (`--cfg job`) come first, with their values.
+    options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
+    new = [argument for argument in new if argument not in options]
+    own = [f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
+    # Hydra would replace the stored overrides before the new ones are accepted; see `training_run.keep_overrides`.
+    return [*options, *overrides, *new, *own, "hydra.output_subdir=null"]
+
+
+def _without_deleted(stored: list[str], new: list[str]) -> tuple[list[str], list[str]]:
+    """Leave out what a new `~KEY` deletes, and `~KEY` itself if only a stored `+KEY` has added the key."""
+    kept = new.copy()
+    for word in new:
+        key = word.removeprefix("~")
+        rest = [entry for entry in stored if not re.match(rf"\+*{re.escape(key)}[.=]", entry)]
+        if word.startswith("~") and len(rest) < len(stored):
+            stored = rest
+            if key not in values_of_keys():
+                kept.remove(word)
+    return stored, kept
+
+
+def _overrides_of_run(saved: Path) -> list[str]:
+    run = saved.parents[1]
+    if not saved.is_file() or not has_checkpoint(run):
+        raise ConfigError(f"resume={run}: {_what_is_missing(run, saved)}")
+    refuse_foreign_files(run)
+    return _texts(run, saved, _read(run, saved))
+
+
+def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
+    sweep = saved.parent
+    if not saved.is_file():
+        if has_checkpoint(sweep):
+            raise ConfigError(f"resume={sweep}: a sweep cannot resume a run; leave -m out.")
+        example = "multirun/2026-01-31/12-00-00"
+        raise ConfigError(f"resume={sweep}: the folder contains no sweep; a sweep's folder looks like {example}.")
+    refuse_foreign_files(sweep)
+    contents = _read(sweep, saved)
+    try:
+        stored = contents["hydra"]["overrides"]
+        entries, of_hydra = _texts(sweep, saved, stored["task"]), _texts(sweep, saved, stored["hydra"])
+    except (KeyError, TypeError):
+        return _texts(sweep, saved, None)
+    for entry in of_hydra:
+        if not entry.startswith(OF_SWEEPS) and entry not in new:
+            raise ConfigError(f"resume={sweep}: {saved} says {entry[:200]}; if you trust it, add it to the command.")
+    swept = {entry.partition("=")[0] for entry in entries if is_swept(entry)}
+    has_ended = any(sweep.glob("*/results.json"))
+    for argument in new:
+        key = argument.partition("=")[0]
+        if key in swept or is_swept(argument):
+            raise ConfigError(f"{argument}: the sweep has values of its own; its jobs are resumed with these.")
+        if has_ended and "=" in argument and not key.startswith(("trainer.max_", "hydra")):
+            one = format_value(f"{sweep}/N")
+            raise ConfigError(f"{argument}: jobs of the sweep have ended without it; resume={one} resumes one job.")
+    return entries
+
+
+def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
+    """Refuse a folder with anything in it that a run does not make, such as links, which lead anywhere.
+
+    Raises:
+        ConfigError: there is something, or a folder cannot be listed; the sentence begins with the key.
+    """
+
+    def problem(path: Path, what: str) -> ConfigError:
+        return ConfigError(f"{key}={folder}: {path} {what}; remove it.")
+
+    def tell(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise problem(Path(error.filename), "cannot be listed") from error
+
+    walk = os.walk(folder, onerror=tell)
+    for path in sorted(Path(parent, name) for parent, folders, files in walk for name in folders + files):
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:  # another process, which the lock reports later, has moved its temporary file
+            continue
+        if stat.S_ISLNK(mode) and not _is_link_of_wandb(path, folder):
+            raise problem(path, "is a symbolic link, which a run does not make")
+        if path.name.startswith("hpc_ckpt"):  # which Lightning would read by itself in a job of Slurm
+            raise problem(path, "is a checkpoint that a run does not make")
+        if not stat.S_ISLNK(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise problem(path, "is neither a file nor a folder")
+
+
+def _is_link_of_wandb(path: Path, folder: Path) -> bool:
+    """Whether wandb makes such a link: to its newest run in a folder, or to a log of that run."""
+    if path.match("wandb/*/logs/debug-core.log"):  # in the user's cache; no later run writes there
+        return True
+    is_known = path.name == "latest-run" or re.fullmatch(r"debug[\w-]*\.log", path.name)
+    return path.parent.name == "wandb" and bool(is_known) and path.resolve().is_relative_to(folder.resolve())
+
+
+def _read(folder: Path, saved: Path) -> Any:
+    try:
+        # The base loader makes only texts, lists and mappings: no numbers, dates or merged mappings.
+        return yaml.load(saved.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"resume={folder}: {saved} cannot be read; a run writes it as a list of texts.") from error
+
+
+def _texts(folder: Path, saved: Path, entries: Any) -> list[str]:
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise ConfigError(f"resume={folder}: {saved} contains no list of overrides; a run writes one.")
+    return entries
+
+
+def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
+    """Refuse to write into the folder of something else.
+
+    Raises:
+        ConfigError: the folder contains a run or a sweep; the sentence begins with the key.
+    """
+    path, own, other = Path(folder), format_value(str(folder)), format_value(f"{folder}-2")
+    is_sweep = (path / "multirun.yaml").is_file() and any(map(has_checkpoint, path.glob("*/")))
+    if is_first_process() and (is_sweep or has_checkpoint(path)):
+        what = f"a sweep; -m resume={own}" if is_sweep else f"a run; resume={own}"
+        raise ConfigError(f"{key}={own}: this folder contains {what} continues it, and {key}={other} starts another.")
+
+
+def is_first_process() -> bool:
+    """Whether this process writes files and prints: the first of several."""
+    # torchrun sets RANK, Slurm SLURM_PROCID; Lightning, where it starts the processes itself, sets the other two.
+    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
+    return all(int(os.environ.get(name, "0")) == 0 for name in names)
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether a folder contains a run that can be resumed."""
+    return any((run / "checkpoints" / f"{name}.ckpt").is_file() for name in ("last", "previous", "best"))
+
+
+def _what_is_missing(run: Path, saved: Path) -> str:
+    if not run.is_dir():
+        runs = sorted(Path("outputs").glob("*/*/checkpoints/last.ckpt"))
+        newest = f" The newest run is resume={format_value(runs[-1].parent.parent)}." if runs else ""
+        return f"the folder does not exist.{newest}"
+    if (run / "multirun.yaml").is_file():
+        return "the folder contains a sweep; add -m to resume all of its jobs."
+    if not saved.is_file():
+        return "the folder contains no run; a run's folder looks like outputs/2026-01-31/12-00-00."
+    return "the run stopped before it wrote a checkpoint; start it again without resume."

@@ -1,0 +1,1 @@
+"""Rows of token ids to batches."""

@@ -1,0 +1,175 @@
+"""Loaders of training batches that resume from a checkpoint within an epoch."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tinyformer.data.batches.masking import MaskedWindows, Masker
+from tinyformer.data.batches.windows import Pack, TensorWindows, Windows
+from tinyformer.data.stream import TokenSplit
+
+
+class EpochLoader(ABC):
+    """Training batches, epoch after epoch, with a state that can be saved and resumed.
+
+    Each iteration is one epoch, or the rest of one. A subclass defines an epoch in `_epoch`.
+
+    Args:
+        length: number of batches in an epoch.
+        num_workers: processes that read ahead; 0: batches are read in this process.
+        pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
+
+    Attributes:
+        seconds: total time that the training loop has waited for batches.
+    """
+
+    def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
+        self.seconds = 0.0
+        self._length, self._num_workers, self._pin_memory = length, num_workers, pin_memory
+        self._limit, self._is_repeated = length, False
+        self._current_epoch = self._batch = 0
+
+    @abstractmethod
+    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
+        """The data set (whose `__getitems__` returns a whole batch), and the indices of the items of each batch.
+
+        Both are functions of the epoch alone, so that an interrupted run continues with the same batches.
+        """
+
+    def limit(self, batches: int | float, is_repeated: bool = False) -> None:
+        """Read only the first batches, a number or a fraction, of each epoch, or always those of the first."""
+        self._limit = int(self._length * batches) if isinstance(batches, float) else min(batches, self._length)
+        self._is_repeated = is_repeated
+
+    def __len__(self) -> int:
+        """Number of batches in a whole epoch."""
+        return self._limit
+
+    @property
+    def position(self) -> int:
+        """Number of batches read in all epochs."""
+        return self._current_epoch * self._limit + self._batch
+
+    def __iter__(self) -> Iterator[Any]:
+        requested = time.perf_counter()
+        epoch, done = self._current_epoch, self._batch
+        dataset, batches = self._epoch(0 if self._is_repeated else epoch)
+        loader = torch.utils.data.DataLoader(
+            dataset,
+            batch_sampler=batches[done : self._limit],
+            collate_fn=identity,
+            num_workers=self._num_workers,
+            pin_memory=self._pin_memory,
+            generator=torch.Generator(),  # else the global generator, which dropout uses, would be advanced
+        )
+        for batch in loader:
+            done += 1
+            # Updated before the batch is returned, since workers read ahead. The end of an epoch is the beginning of
+            # the next: Lightning never requests the batch after the last.
+            self._current_epoch, self._batch = divmod(epoch * self._limit + done, self._limit)
+            self.seconds += time.perf_counter() - requested
+            yield batch
+            requested = time.perf_counter()
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and how many of its batches were returned, of how many in the whole data."""
+        return {"epoch": self._current_epoch, "batch": self._batch, "length": self._length}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue after the batch at which `state` was saved, in the next iteration.
+
+        If batches now have another size, continue after the same share of the epoch.
+        """
+        batch = state["batch"] * self._length // state.get("length", self._length)
+        # The limit may be lower than before.
+        self._current_epoch, self._batch = (state["epoch"], batch) if batch < self._limit else (state["epoch"] + 1, 0)
+
+
+class ResumableLoader(EpochLoader):
+    """Batches of training windows, reshuffled in each epoch.
+
+    No window occurs twice in an epoch. With `pack="concat"`, each epoch has its own random phase, so that a token is
+    not always at the same position. Windows that do not fill a batch are left out, unless there is less than one batch.
+
+    Args:
+        split: the tokens, at least one window for each rank.
+        seq_len: length of a window.
+        batch_size: windows in a batch, on each rank.
+        pack: see `Windows`.
+        with_documents: see `Windows`.
+        masker: masks tokens, different ones in each epoch.
+        seed: determines the order, together with the epoch.
+        num_workers: see `EpochLoader`.
+        pin_memory: see `EpochLoader`.
+        rank: index of this process among `world_size`; each has different windows, and equally many batches.
+        world_size: number of processes that train together.
+        device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. Only
+            for windows that run across documents, are scored whole and are not masked.
+    """
+
+    def __init__(
+        self,
+        split: TokenSplit,
+        seq_len: int,
+        batch_size: int,
+        *,
+        pack: Pack = "concat",
+        with_documents: bool = False,
+        masker: Masker | None = None,
+        seed: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        self._split, self._seq_len, self._pack, self._seed = split, seq_len, pack, seed
+        self._with_documents, self._masker = with_documents, masker
+        self._rank, self._world_size = rank, world_size
+        # The last phase that leaves at least one window. The number of windows is the minimum over all phases, because
+        # Lightning asks for an epoch's length only once.
+        self._last_phase = max(min(seq_len - 1, split.num_targets - seq_len), 0) if pack == "concat" else 0
+        windows = len(self._windows(self._last_phase))
+        self.batch_size = min(batch_size, windows // world_size)
+        length = windows // (self.batch_size * world_size) if self.batch_size else 0
+        self._tokens: torch.Tensor | None = None
+        if device is not None:
+            assert pack == "concat"
+            assert masker is None
+            assert not with_documents
+            assert split.scored is None
+            self._tokens = torch.from_numpy(split.ids.astype(np.int32)).to(device)
+        # With the tokens on a device, there is nothing for workers to read and no memory to pin.
+        super().__init__(length, 0 if device else num_workers, pin_memory and device is None)
+
+    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
+        generator = np.random.default_rng((self._seed, epoch))
+        phase = int(generator.integers(self._last_phase + 1))
+        windows = self._windows(phase)
+        order = generator.permutation(len(windows))[: self._length * self._world_size * self.batch_size]
+        batches = order.reshape(self._length, self._world_size, self.batch_size)[:, self._rank]
+        if self._tokens is not None:
+            # Copied at once, since the host would wait for each copy of a batch.
+            return TensorWindows(self._tokens, self._seq_len, phase), torch.from_numpy(batches).to(self._tokens.device)
+        return MaskedWindows(windows, self._masker, epoch + 1) if self._masker else windows, batches.tolist()
+
+    def _windows(self, phase: int) -> Windows:
+        return Windows(
+            self._split,
+            self._seq_len,
+            self._pack,
+            phase,
+            drop_partial=self._pack == "concat",
+            with_documents=self._with_documents,
+        )
+
+
+def identity(batch: Any) -> Any:
+    """The batch itself: data sets return whole batches, so that nothing has to be collated."""
+    return batch

@@ -1,0 +1,126 @@
+"""Masking tokens, for a model that predicts them from both sides."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+
+from tinyformer.batch import IGNORED, Batch
+from tinyformer.data.batches.windows import Rows, Windows
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
+from tinyformer.errors import ArgumentError
+
+EVALUATION = 0
+"""The epoch of the masks used in evaluation; training epochs are numbered from 1."""
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Which tokens are masked, and what replaces them (Devlin et al. 2018, arXiv 1810.04805).
+
+    Each token, except `eos`, is selected with the same probability; at least one of each window is. Of the selected
+    tokens, `mask_share` become `<mask>`, `random_share` become a random token, and the others stay as they are. BERT's
+    shares are 0.8 and 0.1; with 1 and 0, all become `<mask>`.
+
+    Args:
+        rate: probability that a token is selected. BERT's is 0.15; Wettig et al. 2022 (arXiv 2202.08005) find 0.4
+            better for large models.
+        mask_share: share of the selected tokens that become `<mask>`.
+        random_share: share of the selected tokens that become a random token.
+        whole_words: select all tokens of a word or none.
+
+    Raises:
+        ArgumentError: `rate` is not between 0 and 1, or the shares are negative or exceed 1 together.
+    """
+
+    rate: float = 0.15
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    whole_words: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise ArgumentError("rate", self.rate, "must be greater than 0 and less than 1", {"rate": 0.15})
+        for argument, example in (("mask_share", 0.8), ("random_share", 0.1)):
+            value = getattr(self, argument)
+            if not 0 <= value <= 1:
+                raise ArgumentError(argument, value, "must be from 0 to 1", {argument: example})
+        if self.mask_share + self.random_share > 1:
+            raise ArgumentError(
+                "random_share",
+                self.random_share,
+                f"must be at most 1 - `mask_share`, and `mask_share`={self.mask_share}",
+                {"mask_share": 0.8, "random_share": 0.1},
+            )
+
+
+class Masker:
+    """Masks tokens of windows. The mask of a window depends on seed, epoch and window only, not on the batch.
+
+    Args:
+        masking: which tokens are masked, and how.
+        tokenizer: the tokenizer of the windows; it has a mask token.
+        seed: determines the masks.
+    """
+
+    def __init__(self, masking: Masking, tokenizer: TextTokenizer, seed: int) -> None:
+        assert tokenizer.mask_id is not None
+        self._masking, self._seed = masking, seed
+        self._mask_id, self._start_id, self._vocab_size = tokenizer.mask_id, tokenizer.start_id, tokenizer.vocab_size
+        self._joins = tokenizer.joins() if masking.whole_words else None
+
+    def __call__(self, batch: Batch, windows: list[int], epoch: int) -> Batch:
+        """The batch of these windows, masked; the selected tokens are its targets."""
+        tokens = batch["inputs"].numpy()
+        # The original targets are the next tokens, which end where the text ends.
+        lengths = (batch["targets"] != IGNORED).sum(dim=1)
+        eligible = (np.arange(tokens.shape[1]) < lengths.numpy()[:, None]) & (tokens != self._start_id)
+        chance, fate, other = self._draw(windows, epoch, tokens.shape[1])
+        if self._joins is not None:
+            chance = self._one_per_word(tokens, chance)
+        chance = np.where(eligible, chance, np.inf)
+        selected = (chance < self._masking.rate) | (chance == chance.min(axis=1, keepdims=True)) & eligible
+        masked = selected & (fate < self._masking.mask_share)
+        randomised = selected & ~masked & (fate < self._masking.mask_share + self._masking.random_share)
+        random_tokens = (other * self._vocab_size).astype(np.int64)
+        inputs = np.where(masked, self._mask_id, np.where(randomised, random_tokens, tokens))
+        result: Batch = {**batch, "inputs": torch.from_numpy(inputs)}
+        result["targets"] = torch.from_numpy(np.where(selected, tokens, IGNORED))
+        return result
+
+    def _draw(self, windows: list[int], epoch: int, seq: int) -> Float[np.ndarray, "3 batch seq"]:
+        """Three uniform numbers in [0, 1) per token: for its selection, its kind of replacement, and a random token."""
+        draws = [np.random.default_rng((self._seed, epoch, window)).random((3, seq)) for window in windows]
+        return np.stack(draws, axis=1)
+
+    def _one_per_word(
+        self, tokens: Int64[np.ndarray, "batch seq"], chance: Float[np.ndarray, "batch seq"]
+    ) -> Float[np.ndarray, "batch seq"]:
+        """The chance of each token, replaced by that of its word's first token, so that words are selected whole."""
+        assert self._joins is not None
+        begins, ends = self._joins
+        joined: Bool[np.ndarray, "batch seq"] = begins[tokens]
+        joined[:, 1:] &= ends[tokens[:, :-1]]
+        first = np.maximum.accumulate(np.where(joined, 0, np.arange(tokens.shape[1])), axis=1)
+        return np.take_along_axis(chance, first, axis=1)
+
+
+class MaskedWindows(Rows):
+    """Windows with masked tokens.
+
+    Args:
+        windows: the text.
+        masker: masks it.
+        epoch: `EVALUATION`, or the training epoch from 1.
+    """
+
+    def __init__(self, windows: Windows, masker: Masker, epoch: int = EVALUATION) -> None:
+        self._windows, self._masker, self._epoch = windows, masker, epoch
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """The windows with these indices, as one batch."""
+        return self._masker(self._windows.__getitems__(indices), indices, self._epoch)

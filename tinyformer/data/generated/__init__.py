@@ -1,0 +1,1 @@
+"""Sequences that a rule generates, whose best possible loss is known."""

@@ -1,0 +1,285 @@
+"""Generated sequences of symbols as the data of a run: the base classes of all kinds of them."""
+
+import hashlib
+import json
+import string
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, UInt16
+
+from tinyformer.data.batches.loader import ResumableLoader
+from tinyformer.data.batches.masking import Masking
+from tinyformer.data.module import TokenDataModule
+from tinyformer.data.stream import TokenSplit
+from tinyformer.data.tokenizer.recipes import CharTokenizer
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
+from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+
+ALPHABET = string.ascii_letters + string.digits + "".join(map(chr, range(0x100, 0x250)))
+"""398 symbols without punctuation: ASCII's letters and digits, and the letters of Latin Extended-A and -B."""
+
+ABSENT = -1
+"""What stands in place of a symbol's index where a sequence has ended."""
+
+MAX_TOKENS = 2**26
+"""Maximum number of tokens of a split, whose sequences are held in memory: drawing them takes up to 1 GB."""
+
+
+class Drawn(NamedTuple):
+    """Sequences of symbols that are not tokens yet.
+
+    Args:
+        symbols: the index of each symbol; `ABSENT` after the last one of a shorter sequence.
+        scored: which symbols are scored as targets.
+    """
+
+    symbols: Int[np.ndarray, "sequences symbols"]
+    scored: Bool[np.ndarray, "sequences symbols"]
+
+    def rows(self, chosen: Bool[np.ndarray, " sequences"]) -> "Drawn":
+        """Some of the sequences."""
+        return Drawn(self.symbols[chosen], self.scored[chosen])
+
+
+class GeneratedDataModule(TokenDataModule):
+    """Sequences of symbols that a program makes, `<eos> s_1 … s_n`, each of which fills one window.
+
+    Only the targets that the sequence determines are scored: loss and accuracy are computed from these alone. A
+    subclass makes the sequences in `_make`.
+
+    Args:
+        seq_len: tokens in a window, `<eos>` included.
+        max_seq_len: the maximum length of the model.
+        batch_size: sequences in a batch, on each device.
+        symbols: the symbols, a character each.
+        identity: everything else that determines the sequences, as plain values, for the fingerprint.
+        tokenizer: has a token for each symbol, such as a checkpoint's; None: one with exactly these tokens.
+        masking: not supported, since the task is to predict the next token.
+        split_seed: determines the sequences.
+        settings: further arguments of `DataModule`; `seed` determines the order of the sequences.
+
+    Raises:
+        ArgumentError: a number is out of range, or `masking` is given.
+    """
+
+    alphabet_argument = "num_symbols"
+    """The argument that determines the number of symbols."""
+
+    document = "sequence"
+
+    def __init__(
+        self,
+        seq_len: int,
+        max_seq_len: int,
+        batch_size: int,
+        *,
+        symbols: str,
+        identity: list[Any],
+        tokenizer: TextTokenizer | None = None,
+        masking: Masking | None = None,
+        split_seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        if masking is not None:
+            reason = f"the sequences are predicted from left to right; {self.name} needs a causal language model"
+            raise ArgumentError("masking", masking, reason)
+        if seq_len > max_seq_len:
+            works = {"seq_len": max_seq_len}
+            raise ArgumentError("seq_len", seq_len, f"must be at most `max_seq_len`={max_seq_len}", works)
+        super().__init__(seq_len, batch_size, "document", False, split_seed=split_seed, **settings)
+        self._symbols, self._identity = symbols, [*identity, split_seed]
+        self.tokenizer = tokenizer or CharTokenizer().build([symbols])
+
+    @abstractmethod
+    def _make(self) -> dict[str, Drawn]:
+        """The sequences of each split; the same arguments give the same sequences."""
+
+    def prepare(self, whole: bool = False) -> None:
+        """Make the sequences.
+
+        Args:
+            whole: has no effect, since nothing is held out.
+
+        Raises:
+            ArgumentError: the tokenizer lacks a symbol, or there are too few different sequences.
+        """
+        self._ids = self._symbol_ids()
+        self.splits = {split: self._tokens(drawn) for split, drawn in self._make().items()}
+        self.fingerprint = hashlib.sha256(f"{self.content} {self.tokenizer.fingerprint}".encode()).hexdigest()
+
+    @property
+    def content(self) -> str:
+        """Identifies the sequences of all splits, whatever tokenizer encodes them."""
+        return hashlib.sha256(json.dumps(self._identity).encode()).hexdigest()
+
+    def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
+        """Whether the tokens are those of a given tokenizer; making the sequences takes no time."""
+        return tokenizer.fingerprint == self.tokenizer.fingerprint
+
+    @property
+    def completion(self) -> tuple[str, str] | None:
+        """The first validation sequence, up to its last run of scored symbols, and this run."""
+        split = self.splits["validation"]
+        assert split.scored is not None
+        symbols = slice(split.offsets[0] + 1, split.offsets[1])  # without <eos>
+        ids, scored = split.ids[symbols], split.scored[symbols]
+        end = np.flatnonzero(scored)[-1] + 1
+        start = np.flatnonzero(~scored[:end])[-1] + 1
+        return self.tokenizer.decode(ids[:start]), self.tokenizer.decode(ids[start:end])
+
+    def _tokens(self, drawn: Drawn) -> TokenSplit:
+        symbols = np.pad(drawn.symbols.astype(np.int16), ((0, 0), (1, 0)))
+        present, scored = symbols != ABSENT, np.pad(drawn.scored, ((0, 0), (1, 0)))
+        ids = self._ids[symbols]
+        ids[:, 0] = self.tokenizer.eos_id
+        lengths = present.sum(axis=1)
+        num_characters = int((lengths - 1).sum())
+        sizes = np.array([len(symbol.encode()) for symbol in self._symbols])
+        return TokenSplit(
+            ids[present],
+            np.concatenate([[0], lengths.cumsum()]),
+            num_bytes=int(sizes[drawn.symbols[drawn.symbols != ABSENT]].sum()),
+            num_characters=num_characters,
+            num_unknown=0,
+            scored=scored[present],
+        )
+
+    def _symbol_ids(self) -> UInt16[np.ndarray, " symbols"]:
+        """The token of each symbol.
+
+        Raises:
+            ArgumentError: a symbol has no token, as in the vocabulary of a text without it.
+        """
+        tokens = self.tokenizer.encode_batch(list(self._symbols))
+        lacking = [
+            symbol
+            for symbol, ids in zip(self._symbols, tokens, strict=True)
+            if len(ids) != 1 or ids == [self.tokenizer.unk_id]
+        ]
+        if lacking:
+            reason = f"the tokenizer has no token for the symbols {' '.join(lacking)}"
+            raise ArgumentError(self.alphabet_argument, len(self._symbols), reason)
+        return np.array(tokens, np.uint16).ravel()
+
+
+class RandomDataModule(GeneratedDataModule):
+    """Random sequences: as many for training and validation as are asked for, or new ones in each epoch.
+
+    No sequence of the validation split is trained on.
+
+    Args:
+        num_sequences: number of training sequences in an epoch.
+        num_validation_sequences: number of validation sequences.
+        fresh: whether each epoch has training sequences of its own; else longer runs repeat them in another order.
+        identity: see `GeneratedDataModule`.
+        settings: further arguments of `GeneratedDataModule`.
+
+    Raises:
+        ArgumentError: see `GeneratedDataModule`.
+    """
+
+    def __init__(
+        self,
+        seq_len: int,
+        *,
+        num_sequences: int,
+        num_validation_sequences: int,
+        fresh: bool = False,
+        identity: list[Any],
+        **settings: Any,
+    ) -> None:
+        numbers = {"num_sequences": num_sequences, "num_validation_sequences": num_validation_sequences}
+        require_at_least(1, {"num_sequences": 65_536, "num_validation_sequences": 512}, **numbers)
+        require_at_most(MAX_TOKENS // seq_len, dict.fromkeys(numbers, MAX_TOKENS // seq_len), **numbers)
+        self._num_sequences = {"train": num_sequences, "validation": num_validation_sequences}
+        super().__init__(seq_len, identity=[*identity, self._num_sequences, fresh], **settings)
+        self._fresh = fresh
+
+    @abstractmethod
+    def _draw(self, generator: np.random.Generator, number: int) -> Drawn:
+        """A number of independent sequences."""
+
+    def _make(self) -> dict[str, Drawn]:
+        drawn = {
+            split: self._draw(np.random.default_rng((self.split_seed, stream)), number)
+            for stream, (split, number) in enumerate(self._num_sequences.items())
+        }
+        seen = _rows(drawn["train"])
+        is_unseen = [row not in seen for row in _bytes(drawn["validation"])]
+        if not any(is_unseen):
+            reason = (
+                f"they include all {len(seen)} different sequences, so that none is left for validation; draw fewer, "
+                "or from more symbols"
+            )
+            raise ArgumentError("num_sequences", self._num_sequences["train"], reason)
+        drawn["validation"] = drawn["validation"].rows(np.array(is_unseen))
+        self._held_out = _rows(drawn["validation"])
+        return drawn
+
+    def _training_loader(self, **settings: Any) -> ResumableLoader:
+        if not self._fresh:
+            return super()._training_loader(**settings)
+        return FreshLoader(self.splits["train"], self.seq_len, pack=self.pack, split_of=self._split_of, **settings)
+
+    def _split_of(self, epoch: int) -> TokenSplit:
+        """The training sequences of an epoch."""
+        if epoch == 0:
+            return self.splits["train"]
+        generator = np.random.default_rng((self.split_seed, 0, epoch))
+        drawn = self._draw(generator, self._num_sequences["train"])
+        while True:  # this ends, since the sequences of the first epoch are not held out
+            held_out = np.array([row in self._held_out for row in _bytes(drawn)])
+            if not held_out.any():
+                return self._tokens(drawn)
+            for old, new in zip(drawn, self._draw(generator, int(held_out.sum())), strict=True):
+                old[held_out] = new
+
+
+class FreshLoader(ResumableLoader):
+    """Batches of training windows, with new sequences in each epoch.
+
+    Args:
+        split: the tokens of the first epoch.
+        seq_len: length of a window.
+        split_of: returns the tokens of an epoch, given its number; every epoch has as many windows as the first.
+        settings: further arguments of `ResumableLoader`.
+    """
+
+    def __init__(
+        self, split: TokenSplit, seq_len: int, *, split_of: Callable[[int], TokenSplit], **settings: Any
+    ) -> None:
+        super().__init__(split, seq_len, **settings)
+        self._split_of = split_of
+
+    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, Any]:
+        self._split = self._split_of(epoch)
+        return super()._epoch(epoch)
+
+
+def require_symbols(name: str, number: int, alphabet: str = ALPHABET, smallest: int = 1) -> str:
+    """The first symbols of an alphabet.
+
+    Args:
+        name: the argument that says how many.
+        number: its value.
+        alphabet: all symbols.
+        smallest: the smallest number.
+
+    Raises:
+        ArgumentError: the number is too small, or larger than the alphabet.
+    """
+    if not smallest <= number <= len(alphabet):
+        raise ArgumentError(name, number, f"must be from {smallest} to {len(alphabet)}", {name: min(26, len(alphabet))})
+    return alphabet[:number]
+
+
+def _bytes(drawn: Drawn) -> list[bytes]:
+    return [row.tobytes() for row in drawn.symbols]
+
+
+def _rows(drawn: Drawn) -> set[bytes]:
+    return set(_bytes(drawn))

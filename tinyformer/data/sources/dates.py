@@ -1,0 +1,110 @@
+"""Dates in many languages, to be written as ISO 8601: the classic demonstration of alignment."""
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+import datasets
+import numpy as np
+
+from tinyformer.data.sources.documents import from_columns
+from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+
+LOCALES = ("en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "nb", "fi", "pl", "cs", "tr", "ro", "hu", "id", "ca")
+"""Languages with Latin letters, as `babel` names them."""
+
+PATTERNS = (
+    *("d MMMM y", "MMMM d, y", "EEEE, d MMMM y", "d MMM y", "y MMMM d", "EEE d MMM y", "MMM d, y", "d. MMMM y"),
+    *("EEEE d MMMM y", "y, d MMMM", "MMMM d y", "d-MMM-y"),
+)
+"""Ways to write a date, in CLDR's notation; each names the month. A name that means two months is left out."""
+
+FIRST, LAST = datetime.date(1000, 1, 1), datetime.date(2999, 12, 31)
+
+_FORMAT = 1  # increase it when the same arguments would give other dates
+
+
+class Dates:
+    """Dates as people write them, each with the same date in ISO 8601: "12. März 2031" and "2031-03-12".
+
+    A date is written in a language and in a pattern, as CLDR has them. A tenth of the pairs of language and pattern,
+    such as Polish "y MMMM d", occur in the validation and test splits only, together with dates that are not trained
+    on. Each of their sources is new in date, but half of them are written as others in training are, since languages
+    share names of months, and patterns look alike in some; `caveat` has the share. No download; needs `babel`.
+
+    Args:
+        num_pairs: number of training pairs.
+        num_held_out: number of pairs of the validation split, and of the test split.
+        seed: determines the dates and which formats are held out.
+
+    Raises:
+        ArgumentError: a number is out of range, or `babel` is not installed.
+    """
+
+    name = "dates"
+    has_own_splits = True
+    pair_columns = ("source", "target")
+
+    def __init__(self, num_pairs: int = 20_000, num_held_out: int = 500, seed: int = 0) -> None:
+        require_at_least(1, {"num_pairs": 20_000, "num_held_out": 500}, num_pairs=num_pairs, num_held_out=num_held_out)
+        require_at_most(10**6, {"num_pairs": 20_000}, num_pairs=num_pairs)
+        require_at_most(10**4, {"num_held_out": 500}, num_held_out=num_held_out)
+        try:
+            self._version = importlib.metadata.version("babel")
+        except importlib.metadata.PackageNotFoundError as error:
+            reason = "needs the package babel: pip install 'tinyformer[dates]'"
+            raise ArgumentError("source", self.name, reason) from error
+        self.num_pairs, self.num_held_out, self.seed = num_pairs, num_held_out, seed
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the arguments and of the version of `babel`, which brings the names of months."""
+        parts = [self._version, self.num_pairs, self.num_held_out, self.seed, LOCALES, PATTERNS, _FORMAT]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """The pairs as documents of two lines."""
+        return self.load_pairs()
+
+    def load_pairs(self) -> dict[str, datasets.Dataset]:
+        """The pairs of each split."""
+        rng = np.random.default_rng(self.seed)
+        formats = [(locale, pattern) for locale in LOCALES for pattern in PATTERNS]
+        order = rng.permutation(len(formats))
+        held_out, trained = order[: len(formats) // 10], order[len(formats) // 10 :]
+        days = rng.permutation((LAST - FIRST).days + 1)
+        num_new = len(days) // 5
+        chosen = {
+            "train": (trained, days[num_new:], self.num_pairs),
+            "validation": (held_out, days[: num_new // 2], self.num_held_out),
+            "test": (held_out, days[num_new // 2 : num_new], self.num_held_out),
+        }
+        splits = {}
+        for split, (of_formats, of_days, number) in chosen.items():
+            pairs: dict[str, str] = {}
+            meanings: dict[str, set[str]] = defaultdict(set)
+            for format_index, day in zip(rng.choice(of_formats, number), rng.choice(of_days, number), strict=True):
+                date = FIRST + datetime.timedelta(days=int(day))
+                text = _written(date, *formats[format_index])
+                pairs[text] = date.isoformat()
+                meanings[text].add(date.isoformat())
+            clear = {text: iso for text, iso in pairs.items() if len(meanings[text]) == 1}
+            splits[split] = from_columns(text=clear, pair=clear.values())
+        return splits
+
+    def caveat(self, splits: Mapping[str, datasets.Dataset]) -> str:
+        """How many of the held-out sources differ from some in training by their numbers alone."""
+        forms = {split: [re.sub(r"\d+", "0", text) for text in rows["text"]] for split, rows in splits.items()}
+        trained = set(forms["train"])
+        held_out = [form in trained for split in ("validation", "test") for form in forms[split]]
+        share = sum(held_out) / len(held_out)
+        return f"no date is trained on, but {share:.0%} are written as others in training, numbers aside"
+
+
+def _written(date: datetime.date, locale: str, pattern: str) -> str:
+    from babel.dates import format_date  # noqa: PLC0415 -- an extra
+
+    return format_date(date, pattern, locale=locale)

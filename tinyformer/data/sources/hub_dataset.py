@@ -1,0 +1,280 @@
+"""Text from the Hugging Face Hub."""
+
+import errno
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import filelock
+
+from tinyformer.data.sources import hub
+from tinyformer.data.sources.columns import PAIR_ARGUMENTS, one_or_two, require_label_column, require_pair, two_columns
+from tinyformer.data.sources.documents import (
+    TEXTS,
+    class_name,
+    from_columns,
+    from_texts,
+    iterate_rows,
+    require_all_or_no_labels,
+)
+from tinyformer.data.sources.hub_card import require_plain_card
+from tinyformer.data.sources.source import SPLIT_OF, SPLITS
+from tinyformer.data.sources.squad import Question, from_questions, make_question
+from tinyformer.data.storage import default_cache_dir
+from tinyformer.errors import ArgumentError
+from tinyformer.files import atomic_write
+
+
+class HubDataset:
+    """A data set of the Hugging Face Hub that consists of data files (loading scripts are not run).
+
+    Args:
+        path: the repository, "owner/name".
+        name: the configuration, where the repository has several.
+        revision: a branch, tag or commit; None: the main branch.
+        text_column: the column that holds the text, or the two that hold a pair of texts.
+        label_column: the column that holds the label: a class whose name the data set gives, a text or a number.
+        source_column: the column that holds the sources of pairs; "translation.en" is the key `en` of `translation`.
+        target_column: the column that holds their targets.
+        rejoin_splits: whether the splits are consecutive parts of one text, to be joined into one document again.
+        document_start: a regular expression; rows are parts of documents, and a document starts with each row that
+            matches. None: each row is a document.
+        cache_dir: where the last commit used is noted, so that a prepared data set works offline; None: see
+            `default_cache_dir`.
+
+    Raises:
+        ArgumentError: `text_column` is not one column or two.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        *,
+        revision: str | None = None,
+        text_column: str | Sequence[str] = "text",
+        label_column: str | None = None,
+        source_column: str = "source",
+        target_column: str = "target",
+        rejoin_splits: bool = False,
+        document_start: str | None = None,
+        cache_dir: str | None = None,
+    ) -> None:
+        self.path = path
+        self.config = name
+        self.revision = revision
+        self.text_columns, self.label_column = one_or_two(text_column), label_column
+        self.pair_columns = two_columns(source_column, target_column)
+        self.rejoin_splits = rejoin_splits
+        self.document_start = document_start
+        self._commits_file = (default_cache_dir() if cache_dir is None else Path(cache_dir)) / "hub_commits.json"
+
+    @property
+    def name(self) -> str:
+        """The repository's name without its owner, and the configuration."""
+        return "-".join(filter(None, [self.path.rsplit("/", 1)[-1], self.config]))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the commit and of how it is read; without a network, of the commit used last.
+
+        Raises:
+            ArgumentError: the data set does not exist, or the Hub cannot be reached and it was never used before.
+        """
+        key = f"{self.path}@{self.revision}"
+        try:
+            commit = hub.resolve(self.path, self.revision, "dataset")
+        except hub.HubUnreachableError:
+            if key not in self._noted():
+                raise
+            commit = self._noted()[key]
+        if self._noted().get(key) != commit:
+            self._note(key, commit)
+        parts = [self.path, self.config, commit, self.text_columns, self.rejoin_splits, self.document_start]
+        return hashlib.sha256(json.dumps([*parts, self.label_column]).encode()).hexdigest()
+
+    def _note(self, key: str, commit: str) -> None:
+        self._commits_file.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
+            temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1))
+
+    def _noted(self) -> dict[str, str]:
+        """The commits used last, by repository and revision."""
+        return json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
+
+    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """The documents of each split; with `max_characters`, streamed up to that many characters.
+
+        Raises:
+            ArgumentError: the Hub cannot be reached, or the data set, configuration or column does not exist.
+        """
+        streaming = max_characters is not None
+        splits = self._open(streaming)
+        if not streaming and not self.rejoin_splits and not self.document_start:
+            return {split: self._text_only(rows) for split, rows in splits.items()}  # remains a memory map
+        if not streaming:
+            splits = {split: self._columns(rows, self.text_columns) for split, rows in splits.items()}
+        documents = {
+            split: take_characters(join_rows(map(self._text, rows), self.document_start), max_characters)
+            for split, rows in splits.items()
+        }
+        if self.rejoin_splits:
+            whole = "".join(text for split in SPLITS for text in documents.get(split, ()))
+            return {"train": from_texts([whole])}
+        return {split: from_texts(texts) for split, texts in documents.items()}
+
+    def _open(self, streaming: bool) -> dict[str, Any]:
+        commit = hub.resolve(self.path, self.revision, "dataset")
+        require_plain_card(self.path, commit)
+        try:
+            loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
+        # `datasets` raises errors of many classes: for gated data sets, missing data files, loading scripts, unknown
+        # configurations, files that cannot be read, and malformed cards.
+        except Exception as error:
+            if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
+                raise
+            problem = f"`datasets` cannot read it ({type(error).__name__}: {error})"
+            if self.config is None:
+                raise ArgumentError("path", self.path, problem) from error
+            raise ArgumentError("name", self.config, f"{self.path}: {problem}") from error
+        splits = {SPLIT_OF[split]: rows for split, rows in loaded.items() if split in SPLIT_OF}
+        if "train" not in splits:
+            raise ArgumentError("path", self.path, f"it has no split train, only {', '.join(map(str, loaded))}")
+        # A stream's rows are not decoded: that could fetch pictures from other servers.
+        return {split: rows.decode(False) for split, rows in splits.items()} if streaming else splits
+
+    def load_examples(self) -> dict[str, datasets.Dataset]:
+        """The rows of each split with their labels; the class number -1 means no label.
+
+        Raises:
+            ArgumentError: as for `load`; or `label_column` is missing, or only some rows have a label.
+        """
+        column = require_label_column(self.label_column, self.text_columns)
+        return {split: self._with_labels(split, rows, column) for split, rows in self._open(streaming=False).items()}
+
+    def load_pairs(self) -> dict[str, datasets.Dataset]:
+        """The pairs of each split.
+
+        Raises:
+            ArgumentError: as for `load`; or a row lacks its source or its target.
+        """
+        return {split: self._pairs(split, rows) for split, rows in self._open(streaming=False).items()}
+
+    def _pairs(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
+        rows = self._columns(rows.flatten(), self.pair_columns, PAIR_ARGUMENTS)
+        pairs = rows.rename_columns(dict(zip(self.pair_columns, TEXTS, strict=True)))
+        for number, values in enumerate(iterate_rows(pairs), start=1):
+            require_pair(values, self.pair_columns, f"row {number} of the split {split} of {self.path}")
+        return pairs
+
+    def load_questions(self) -> dict[str, datasets.Dataset]:
+        """The questions of each split, in the layout of `rajpurkar/squad`.
+
+        Raises:
+            ArgumentError: as for `load`; or a column is missing, or an answer is not in its context.
+        """
+        return {split: self._questions(split, rows) for split, rows in self._open(streaming=False).items()}
+
+    def _questions(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
+        def refuse(reason: str) -> ArgumentError:
+            return ArgumentError("path", self.path, reason)
+
+        rows, columns = rows.flatten(), ("question", "context", "answers.text", "answers.answer_start")
+        for column in columns:
+            if column not in rows.column_names:
+                raise refuse(f"has no questions: no column {column}, only {', '.join(rows.column_names)}")
+        for column, kinds in zip(columns, (_TEXT, _TEXT, _TEXT, _INTEGER), strict=True):
+            feature = rows.features[column]
+            feature = getattr(feature, "feature", feature) if "." in column else feature
+            if not isinstance(feature, datasets.Value) or feature.dtype not in kinds:
+                raise refuse(f"its column {column} holds something other than {', '.join(kinds[:-1])}")
+        questions: list[Question] = []
+        for row in rows.select_columns(list(columns)):
+            texts, starts = row["answers.text"], row["answers.answer_start"]
+            answers = None if texts is None else {"text": texts, "answer_start": starts}
+            place = f"row {len(questions) + 1} of the split {split}"
+            questions.append(make_question(row["question"], row["context"], answers, place, refuse))
+        return from_questions(questions)
+
+    def _with_labels(self, split: str, rows: datasets.Dataset, column: str) -> datasets.Dataset:
+        self._require_column(rows.column_names, "label_column", column)
+        feature = rows.features[column]
+        if not isinstance(feature, datasets.ClassLabel | datasets.Value):
+            reason = f"the column of {self.path} holds neither classes nor texts or numbers"
+            raise ArgumentError("label_column", column, reason)
+        if isinstance(feature, datasets.ClassLabel):
+            labels = [None if number in (None, -1) else feature.int2str(number) for number in rows[column]]
+        else:
+            labels = [class_name(value, column, self.path) for value in rows[column]]
+        require_all_or_no_labels(labels, column, lambda row: f"row {row + 1} of the split {split} of {self.path}")
+        return datasets.concatenate_datasets([self._text_only(rows), from_columns(label=labels)], axis=1)
+
+    def _text_only(self, rows: datasets.Dataset) -> datasets.Dataset:
+        rows = self._columns(rows, self.text_columns)
+        return rows.rename_columns(dict(zip(self.text_columns, TEXTS, strict=False)))
+
+    def _columns(
+        self, rows: datasets.Dataset, columns: Sequence[str], arguments: Sequence[str] = ("text_column",) * len(TEXTS)
+    ) -> datasets.Dataset:
+        """The columns of texts alone: decoding others could fetch pictures from other servers.
+
+        Args:
+            rows: the rows.
+            columns: the columns.
+            arguments: the argument that names each of them.
+        """
+        for argument, column in zip(arguments, columns, strict=False):
+            self._require_column(rows.column_names, argument, column)
+            if not _is_text(rows.features[column]):
+                raise self._no_texts(column, argument)
+        return rows.select_columns(list(columns))
+
+    def _text(self, row: Mapping[str, Any]) -> str:
+        for column in self.text_columns:
+            self._require_column(row, "text_column", column)
+            if not isinstance(row[column], str | None):
+                raise self._no_texts(column)
+        return "\n".join(row[column] or "" for column in self.text_columns)
+
+    def _no_texts(self, column: str, argument: str = "text_column") -> ArgumentError:
+        return ArgumentError(argument, column, f"the column of {self.path} holds no texts; choose another")
+
+    def _require_column(self, existing: Iterable[str], argument: str, column: str) -> None:
+        if column not in existing:
+            raise ArgumentError(argument, column, f"{self.path} has no such column; it has {', '.join(existing)}")
+
+
+_TEXT, _INTEGER = ("string", "large_string", "null"), ("int32", "int64", "null")
+"""The types of columns, as `datasets` names them."""
+
+
+def _is_text(feature: Any) -> bool:
+    return isinstance(feature, datasets.Value) and feature.dtype in _TEXT
+
+
+def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:
+    """Documents from rows: each row is one, or a document starts at each row that matches a regular expression."""
+    if document_start is None:
+        yield from rows
+        return
+    starts = re.compile(document_start).match
+    document: list[str] = []
+    for row in rows:
+        if document and starts(row):
+            yield "".join(document)
+            document = []
+        document.append(row)
+    yield "".join(document)
+
+
+def take_characters(texts: Iterable[str], max_characters: int | None) -> Iterator[str]:
+    """The first texts, up to the one that reaches this many characters; None: all of them."""
+    taken = 0
+    for text in texts:
+        yield text
+        taken += len(text)
+        if max_characters is not None and taken >= max_characters:
+            return

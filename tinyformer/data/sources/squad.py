@@ -1,0 +1,183 @@
+"""Questions whose answers are spans of a context, in the layouts of SQuAD: its JSON files, and rows as on the Hub."""
+
+import re
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import datasets
+import pyarrow as pa
+
+from tinyformer.data.sources.documents import from_columns
+from tinyformer.data.sources.files import SURROGATE, Layout, parse_json, read_rows
+from tinyformer.data.sources.text_files import LocalFiles
+from tinyformer.errors import ArgumentError
+
+COLUMNS = ("question", "context", "answers")
+"""The columns of a row; `answers` has the keys `text` and `answer_start`, with a list each."""
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def answer_words(answer: str) -> list[str]:
+    """The words of an answer that count in SQuAD's evaluation: in lower case, without punctuation and articles."""
+    return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context.
+
+    Attributes:
+        question: the question.
+        context: the text that holds its answer.
+        answers: the answers that people gave, the first of which is trained on; none where the context has no answer.
+        starts: the index in `context` of the first character of each answer.
+    """
+
+    question: str
+    context: str
+    answers: Sequence[str]
+    starts: Sequence[int]
+
+
+def from_questions(questions: Sequence[Question]) -> datasets.Dataset:
+    """A dataset in memory, with the columns `text` (the question), `pair` (its context), `answers` and `starts`."""
+    columns = {
+        "text": pa.array([one.question for one in questions], pa.large_string()),
+        "pair": pa.array([one.context for one in questions], pa.large_string()),
+        "answers": pa.array([list(one.answers) for one in questions], pa.list_(pa.large_string())),
+        "starts": pa.array([list(one.starts) for one in questions], pa.list_(pa.int64())),
+    }
+    return datasets.Dataset(pa.table(columns))
+
+
+class SquadFiles(LocalFiles):
+    """Files of questions about contexts: SQuAD's own .json, or .jsonl and .parquet with the columns of `COLUMNS`.
+
+    SQuAD's files (Rajpurkar et al. 2016, arXiv 1606.05250; 2018, arXiv 1806.03822) are read as they are published, both
+    version 1.1 and 2.0, where a question may have no answer.
+
+    Args:
+        files: see `LocalFiles`.
+    """
+
+    name = "squad"
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
+
+        Raises:
+            ArgumentError: a file does not exist, or its format is not supported.
+        """
+        return self.hash(b"questions")
+
+    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """The contexts, each once."""
+        splits = self.load_questions()
+        return {split: from_columns(text=dict.fromkeys(rows["pair"])) for split, rows in splits.items()}
+
+    def load_questions(self) -> dict[str, datasets.Dataset]:
+        """All questions, in the order of the files.
+
+        Raises:
+            ArgumentError: a file is missing, unreadable or of another layout, or an answer is not in its context.
+        """
+        return {
+            split: from_questions([one for file in files for one in _read(file)])
+            for split, files in self.of_splits.items()
+        }
+
+
+def _read(file: Path) -> Iterator[Question]:
+    """The questions of one file."""
+    if file.suffix.lower() not in (".json", ".jsonl", ".parquet"):
+        raise ArgumentError("files", str(file), "cannot hold questions; .json, .jsonl and .parquet files can")
+
+    def refuse(reason: str) -> ArgumentError:
+        return ArgumentError("files", str(file), reason)
+
+    document = _one_value(file) if file.suffix.lower() == ".json" else None
+    if isinstance(document, dict) and "data" in document:
+        yield from _published(document, refuse)
+        return
+    for number, values in enumerate(read_rows(file, _Rows(COLUMNS)), start=1):
+        question, context, answers = values
+        yield make_question(question, context, answers, f"row {number}", refuse)
+
+
+def _one_value(file: Path) -> Any:
+    """The one value of a JSON file; None where more follow, one on each line.
+
+    Raises:
+        ArgumentError: the file is not JSON.
+    """
+    try:
+        return parse_json(file)
+    except ArgumentError as error:
+        if getattr(error.__cause__, "msg", None) == "Extra data":  # json's words for what follows a value
+            return None
+        raise
+
+
+class _Rows(Layout):
+    """The columns of rows with questions, which no argument names."""
+
+    def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
+        """An error about a file that lacks a column."""
+        return ArgumentError("files", column, f"{reason}; rows have the columns {', '.join(COLUMNS)}")
+
+
+Refusal: TypeAlias = Callable[[str], ArgumentError]
+"""Makes the error about a source from what is wrong with it."""
+
+
+def _published(document: Mapping[str, Any], refuse: Refusal) -> Iterator[Question]:
+    """The questions of a file of SQuAD: articles of paragraphs, each with its questions."""
+    for article in _entries(document, "data", refuse):
+        for paragraph in _entries(article, "paragraphs", refuse):
+            for number, asked in enumerate(_entries(paragraph, "qas", refuse), start=1):
+                answers = _entries(asked, "answers", refuse) if "answers" in asked else []
+                columns = {key: [answer.get(key) for answer in answers] for key in ("text", "answer_start")}
+                place = f"question {asked.get('id', number)!s:.60}"
+                yield make_question(asked.get("question"), paragraph.get("context"), columns, place, refuse)
+
+
+def _entries(node: Mapping[str, Any], key: str, refuse: Refusal) -> Sequence[Mapping[str, Any]]:
+    entries = node.get(key)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise refuse(f"has no list of objects '{key}'; SQuAD's files have data, paragraphs, qas and answers")
+    return entries
+
+
+def make_question(question: Any, context: Any, answers: Any, place: str, refuse: Refusal) -> Question:
+    """A question of a row.
+
+    Args:
+        question: the value of its column.
+        context: the same.
+        answers: a mapping with the lists `text` and `answer_start`; None where there is no answer.
+        place: where the row stands, for errors.
+        refuse: makes the error.
+
+    Raises:
+        ArgumentError: question or context is not a text, or an answer is not where `answer_start` says.
+    """
+    for name, text in (("question", question), ("context", context)):
+        if not isinstance(text, str) or not text.strip():
+            raise refuse(f"{place} has no {name}; remove it, or fill it in")
+        if SURROGATE.search(text):
+            raise refuse(f"the {name} of {place} holds half of a surrogate pair, which is no text")
+    answers = {"text": [], "answer_start": []} if answers is None else answers
+    texts, starts = map(answers.get, ("text", "answer_start")) if isinstance(answers, Mapping) else (None, None)
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        raise refuse(f"the answers of {place} are not two lists of equal length, text and answer_start")
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
+            raise refuse(f"an answer of {place} is {text!r:.60} at {start!r:.20}, not a text and a number")
+        if not text.strip() or start < 0 or context[start : start + len(text)] != text:
+            raise refuse(f"the context of {place} has no answer {text!r:.60} at character {start}; remove or fix it")
+    return Question(question, context, texts, starts)

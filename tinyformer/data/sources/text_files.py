@@ -1,0 +1,207 @@
+"""Text of local files, with or without labels, or as pairs."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from tinyformer.data.sources.columns import PAIR_ARGUMENTS, one_or_two, require_label_column, require_pair, two_columns
+from tinyformer.data.sources.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
+from tinyformer.data.sources.files import Layout, read_rows
+from tinyformer.data.sources.source import SPLIT_OF
+from tinyformer.data.sources.text_paths import find_files
+from tinyformer.errors import ArgumentError
+
+_FORMAT = 3  # increase it when the same files would give other texts
+
+
+class LocalFiles:
+    """Local files, and the splits that their names say.
+
+    Args:
+        files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
+    """
+
+    def __init__(self, files: str | Iterable[str]) -> None:
+        self.files = [files] if isinstance(files, str) else [str(file) for file in files]
+
+    @property
+    def of_splits(self) -> dict[str, list[Path]]:
+        """The files by split; all are for training if none is said to be.
+
+        Raises:
+            ArgumentError: a file does not exist, or its format is not supported.
+        """
+        parts: dict[Path, tuple[str, ...]] = {}
+        for name in self.files:
+            path = Path(name).expanduser()
+            root = path if len(self.files) == 1 else path.parent  # of several folders, their own names count
+            for file in find_files([name]):
+                folders = file.relative_to(root).parts[:-1] if path.is_dir() else (file.parent.name,)
+                parts.setdefault(file, (*folders, file.stem))
+        splits: dict[str, list[Path]] = {}
+        for file, names in parts.items():
+            splits.setdefault(_split_of(names), []).append(file)
+        return splits if "train" in splits else {"train": list(parts)}
+
+    @property
+    def has_own_splits(self) -> bool:
+        """Whether the files include a validation split."""
+        return "validation" in self.of_splits
+
+    def hash(self, settings: bytes) -> str:
+        """SHA-256 of the contents of the files, their formats and splits, and of the settings for reading them."""
+        digest = hashlib.sha256(settings)
+        for split, files in self.of_splits.items():
+            for file in files:
+                with file.open("rb") as opened:
+                    content = hashlib.file_digest(opened, "sha256").hexdigest()
+                digest.update(f"{split} {file.suffix} {content}".encode())
+        return digest.hexdigest()
+
+
+class TextFiles(LocalFiles):
+    r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
+
+    Files and folders that are named `train`, `validation` (`valid`, `val`, `dev`) or `test`, perhaps with a number
+    (`train.txt`, `train-00000-of-00002.parquet`, `test/a.txt`), are these splits, if one of them is for training; other
+    files are for training. Line ends are
+    those of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is
+    kept, except a byte-order mark at the beginning of a file. The text of a row without text (null) that has a label is
+    empty. All texts are held in memory.
+
+    Args:
+        files: see `LocalFiles`.
+        text_column: the column or key that holds the text, or the two that hold a pair of texts; .txt files have none.
+        label_column: the column that holds the label. A label is a name: the number 1 is "1".
+        source_column: the column that holds the sources of pairs.
+        target_column: the column that holds their targets.
+        columns: the columns of .csv and .tsv files without a header.
+        quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
+        separator: what stands between the documents of a text, such as "<|endoftext|>"; None: each text is one.
+
+    Raises:
+        ArgumentError: `text_column` is not one column or two.
+    """
+
+    name = "text"
+
+    def __init__(
+        self,
+        files: str | Iterable[str],
+        text_column: str | Sequence[str] = "text",
+        label_column: str | None = None,
+        columns: Sequence[str] | None = None,
+        quoted: bool = True,
+        source_column: str = "source",
+        target_column: str = "target",
+        separator: str | None = None,
+    ) -> None:
+        super().__init__(files)
+        self.text_columns, self.label_column = one_or_two(text_column), label_column
+        self.columns, self.quoted = columns and list(columns), quoted
+        self.pair_columns = two_columns(source_column, target_column)
+        # A shell passes on \n as it is typed.
+        self.separator = separator.replace(r"\n", "\n") if separator else None
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
+
+        Raises:
+            ArgumentError: a file does not exist, or its format is not supported.
+        """
+        settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted, self.separator]
+        return self.hash(json.dumps(settings).encode())
+
+    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """All documents, in the order of the files.
+
+        Raises:
+            ArgumentError: a file is missing, unreadable or of an unknown format, or lacks a column.
+        """
+        return {
+            split: from_texts(text for texts, _, _ in self._rows(files, None) for text in self._documents(texts))
+            for split, files in self.of_splits.items()
+        }
+
+    def _documents(self, texts: Sequence[str]) -> Iterable[str]:
+        text = "\n".join(texts) if any(texts) else ""
+        if self.separator is None:
+            return [text]
+        return (part.strip("\n") for part in text.split(self.separator) if part.strip())
+
+    def load_examples(self) -> dict[str, datasets.Dataset]:
+        """All documents with their labels, in the order of the files.
+
+        Raises:
+            ArgumentError: as for `load`; or `label_column` is missing, only some rows have a label, or there is a
+                `separator`.
+        """
+        column = require_label_column(self.label_column, self.text_columns)
+        return {split: self._examples(files, column) for split, files in self._undivided().items()}
+
+    def load_pairs(self) -> dict[str, datasets.Dataset]:
+        """All pairs, in the order of the files.
+
+        Raises:
+            ArgumentError: as for `load`; or a row lacks its source or its target, or there is a `separator`.
+        """
+        return {split: self._pairs(files) for split, files in self._undivided().items()}
+
+    def _undivided(self) -> dict[str, list[Path]]:
+        """`of_splits`, for rows that are not divided into documents."""
+        if self.separator is not None:
+            reason = "divides texts into documents, but not rows with labels or pairs, which are whole"
+            raise ArgumentError("separator", self.separator.replace("\n", r"\n"), reason, {"separator": None})
+        return self.of_splits
+
+    def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
+        layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
+        pairs = []
+        for file in files:
+            for number, values in enumerate(read_rows(file, layout), start=1):
+                require_pair(values, self.pair_columns, f"row {number} of {file}")
+                pairs.append([with_newlines(text) for text in values])
+        sources, targets = zip(*pairs, strict=True) if pairs else ([], [])
+        return from_columns(text=sources, pair=targets)
+
+    def _examples(self, files: Sequence[Path], label_column: str) -> datasets.Dataset:
+        rows = list(self._rows(files, label_column))
+        labels = [label for _, label, _ in rows]
+        require_all_or_no_labels(labels, label_column, lambda row: rows[row][2])
+        texts = zip(*(texts for texts, _, _ in rows), strict=True) if rows else [[] for _ in self.text_columns]
+        return from_columns(**dict(zip(TEXTS, texts, strict=False)), label=labels)
+
+    def _rows(self, files: Iterable[Path], label_column: str | None) -> Iterator[tuple[list[str], str | None, str]]:
+        """The texts of each row, its label if there is a label column, and its place, for errors."""
+        layout = Layout(self.text_columns, label_column, self.columns, self.quoted)
+        for file in files:
+            for number, values in enumerate(read_rows(file, layout), start=1):
+                texts = [self._text(file, *named) for named in zip(self.text_columns, values, strict=False)]
+                label = None if label_column is None else class_name(values[-1], label_column, str(file))
+                yield [text or "" for text in texts], label, f"row {number} of {file}"
+
+    @staticmethod
+    def _text(file: Path, column: str, value: Any) -> str | None:
+        if value is not None and not isinstance(value, str):
+            raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
+        return value if value is None else with_newlines(value)
+
+
+def with_newlines(text: str) -> str:
+    r"""A text whose lines end in `\n`, as Python reads them from a file: not in `\r\n` or `\r`."""
+    return re.sub(r"\r\n?", "\n", text)
+
+
+_SPLIT_NAME = re.compile(rf"({'|'.join(SPLIT_OF)})([-_.]?v?\d[\d.]*(-of-\d+)?(-[0-9a-f]{{8,}})?)?")
+"""The name of a split, perhaps with a number: train-00000-of-00002 as on the Hub, dev-v2.0 as SQuAD's."""
+
+
+def _split_of(names: Sequence[str]) -> str:
+    """The split that the last of some names, of folders and the file in them, stands for; "train" if none does."""
+    found = (_SPLIT_NAME.fullmatch(name.lower()) for name in reversed(names))
+    return next((SPLIT_OF[match[1]] for match in found if match), "train")

@@ -1,0 +1,215 @@
+"""Recipes that build a tokenizer: from the training text, from a file, or from the Hub."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tinyformer.data.sources import hub
+from tinyformer.data.tokenizer.tokenizer import BYTE_OF, EOS, MASK, UNK, TextTokenizer
+from tinyformer.data.tokenizer.untrusted_tokenizer import require_harmless
+from tinyformer.errors import ArgumentError, require_at_most
+
+
+@runtime_checkable
+class TokenizerRecipe(Protocol):
+    """A way to build a tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """Short name, for folder names."""
+        ...
+
+    def key(self) -> str:
+        """Identifies the tokenizer that is built from given texts."""
+        ...
+
+    @property
+    def characters_per_token(self) -> int:
+        """An upper bound on the mean number of characters per token."""
+        ...
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer; recipes that learn use nothing but `texts`, the training documents."""
+        ...
+
+
+@dataclass(frozen=True)
+class MaskedTokenizer:
+    """A recipe's tokenizer, with a mask token.
+
+    Args:
+        recipe: builds the tokenizer.
+    """
+
+    recipe: TokenizerRecipe
+
+    @property
+    def name(self) -> str:
+        """See `TokenizerRecipe`."""
+        return self.recipe.name
+
+    @property
+    def characters_per_token(self) -> int:
+        """See `TokenizerRecipe`."""
+        return self.recipe.characters_per_token
+
+    def key(self) -> str:
+        """The recipe's key, marked as masked."""
+        return f"{self.recipe.key()} with {MASK}"
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """See `TextTokenizer.with_mask`."""
+        return self.recipe.build(texts).with_mask()
+
+
+class _Builder:
+    def key(self) -> str:
+        """The name of the recipe and its options."""
+        return repr(self)
+
+
+@dataclass(frozen=True)
+class CharTokenizer(_Builder):
+    """A token for each character of the training documents; any other character becomes `<unk>`."""
+
+    name = "char"
+    characters_per_token = 1
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer whose characters are those of `texts`, sorted by code point."""
+        characters: set[str] = set()
+        for text in texts:
+            characters.update(text)
+        vocabulary = {token: i for i, token in enumerate([UNK, EOS, *sorted(characters)])}
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNK, fuse_unk=False))
+        tokenizer.decoder = decoders.Fuse()
+        tokenizer.add_special_tokens([EOS])
+        return TextTokenizer(tokenizer, EOS)
+
+
+@dataclass(frozen=True)
+class ByteTokenizer(_Builder):
+    """A token for each of the 256 bytes of UTF-8, its id the byte's value, and `<eos>`."""
+
+    name = "byte"
+    characters_per_token = 1
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer; it does not depend on `texts`."""
+        tokenizer = Tokenizer(models.BPE(vocab=dict(BYTE_OF), merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([EOS])
+        return TextTokenizer(tokenizer, EOS)
+
+
+@dataclass(frozen=True)
+class BPETokenizer(_Builder):
+    """Byte-level byte-pair encoding, learned on the training documents.
+
+    Sennrich et al. 2016, arXiv 1508.07909; on bytes: Radford et al. 2019 (GPT-2).
+
+    Args:
+        vocab_size: upper bound, `<eos>` and the 256 bytes included; little text gives fewer tokens.
+
+    Raises:
+        ArgumentError: `vocab_size` is less than 257.
+    """
+
+    vocab_size: int = 2048
+    name = "bpe"
+    characters_per_token = 8
+
+    def __post_init__(self) -> None:
+        require_at_most(10_000_000, {"vocab_size": 2048}, vocab_size=self.vocab_size)
+        if self.vocab_size < 257:
+            reason = "must be at least 257, for the 256 bytes and <eos>"
+            raise ArgumentError("vocab_size", self.vocab_size, reason, {"vocab_size": 2048})
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer with the most frequent merges of `texts`."""
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            special_tokens=[EOS],
+            initial_alphabet=sorted(BYTE_OF),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return TextTokenizer(tokenizer, EOS)
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """The tokenizer in a `tokenizer.json`.
+
+    Args:
+        path: the file.
+        eos_token: see `TextTokenizer`.
+    """
+
+    path: str
+    eos_token: str | None = None
+    characters_per_token = 8
+
+    @property
+    def name(self) -> str:
+        """See `TokenizerRecipe`."""
+        return "file"
+
+    @property
+    def file(self) -> Path:
+        """The file on this machine."""
+        return Path(self.path)
+
+    @cached_property
+    def _tokenizer(self) -> TextTokenizer:
+        file = self.file
+        if not file.is_file():
+            raise ArgumentError("path", self.path, "the file does not exist; name a tokenizer.json")
+        try:
+            text = file.read_text(encoding="utf-8")
+            require_harmless(text, check_patterns=False)  # the user has named it
+            tokenizer = Tokenizer.from_str(text)
+        except ArgumentError as error:
+            raise ArgumentError("path", self.path, error.reason) from error
+        except Exception as error:  # the library raises plain Exception
+            reason = f"not a tokenizer.json of the library tokenizers ({error})"
+            raise ArgumentError("path", self.path, reason) from error
+        return TextTokenizer(tokenizer, self.eos_token)
+
+    def key(self) -> str:
+        """The tokenizer's fingerprint, whatever the path of its file."""
+        return self._tokenizer.fingerprint
+
+    def build(self, texts: Iterable[str]) -> TextTokenizer:
+        """The tokenizer; it does not depend on `texts`."""
+        return self._tokenizer
+
+
+@dataclass(frozen=True)
+class HubTokenizer(TokenizerFile):
+    """The `tokenizer.json` of a model on the Hugging Face Hub, downloaded once.
+
+    Args:
+        path: the repository, "owner/name".
+        eos_token: see `TextTokenizer`.
+    """
+
+    path: str = "openai-community/gpt2"
+
+    @property
+    def name(self) -> str:
+        """The repository's name without its owner."""
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def file(self) -> Path:
+        """The file, downloaded."""
+        return hub.model_file(self.path, "tokenizer.json")

@@ -1,0 +1,1 @@
+"""Generation of tokens: sampling and beam search."""

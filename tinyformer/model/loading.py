@@ -1,0 +1,83 @@
+"""`load`: the trained model of a checkpoint, in Python."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from tinyformer.checkpoint.file import load_checkpoint, load_weights, require_fitting
+from tinyformer.config.admission import admit_config
+from tinyformer.config.checks import check_types
+from tinyformer.config.errors import cause_of
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.model import Origin
+from tinyformer.model.model import Model
+from tinyformer.nn import EncoderDecoder, SpanReadout
+from tinyformer.run.parts import make_network, require_known_tokens
+from tinyformer.run.scores import register_score
+from tinyformer.run.start import tokenizer_of
+from tinyformer.tasks import SpanExtraction
+from tinyformer.tasks.span import is_positive
+
+
+def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()) -> Model:
+    """Load the model of a checkpoint, in evaluation mode and in the dtype of its weights.
+
+    As in `evaluate.py`, the file is not trusted: no code in it runs, and its config may name only classes of this
+    package.
+
+    Args:
+        checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`.
+        backend: attention backend: "auto" or a name in `tinyformer.nn.BACKENDS`, whatever the run used.
+        device: the device, as in torch: "cpu", "cuda", …
+        trusted: further classes that the checkpoint may use, such as "mine.Block".
+
+    Raises:
+        ArgumentError: the file cannot be read or names a class that is not trusted; the backend does not support the
+            model; the device does not exist.
+    """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
+    with argument_path(passed={"path": "checkpoint"}):
+        stored = load_checkpoint(checkpoint)
+        plain = admit_config(stored, lambda key, name: name in trusted, "name it in `trusted`")
+        tokenizer = tokenizer_of(stored) if stored.tokenizer else None
+    register_score(plain)
+    config = OmegaConf.create(plain)
+    for axis in ("attention", "cross_attention"):
+        if config.get(axis) is not None:
+            config[axis].backend = backend
+    try:
+        for part in ("network", "task.objective"):
+            check_types(config, part)
+        require_fitting(make_network(config, tokenizer, "meta"), stored)  # before memory is allocated
+        with torch.random.fork_rng():  # initial weights, which the checkpoint's replace, are drawn at random
+            network = make_network(config, tokenizer)
+    except InstantiationException as error:
+        cause = cause_of(error)
+        if isinstance(cause, ArgumentError) and cause.path[-1] == "backend":
+            cause.path = ("backend",)
+        raise cause from error
+    load_weights(network, stored)
+    dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
+    task = instantiate(config.task.objective, _convert_="all")
+    network.to(device, dtype)
+    has_spans = isinstance(network.readout, SpanReadout)
+    belongs = isinstance(network, task.network_class) and isinstance(task, SpanExtraction) == has_spans
+    if not belongs or (tokenizer is None and has_spans):
+        names = f"{type(network).__name__} and a {type(task).__name__}"
+        raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
+    require_known_tokens(task, network)
+    if isinstance(network, EncoderDecoder) and tokenizer is None and task.special_tokens.eos is None:
+        reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
+        raise ArgumentError("checkpoint", str(checkpoint), reason)
+    for name in ("max_question_length", "stride") if has_spans else ():  # as the run cut contexts into windows
+        if (value := OmegaConf.select(config, f"data.{name}")) is not None:
+            if not is_positive(value):
+                reason = f"its data.{name}={value!r:.60} is no positive integer"
+                raise ArgumentError("checkpoint", str(checkpoint), reason)
+            setattr(task, name, value)
+    return Model(network, tokenizer, task, Origin(stored.path, stored.step, trusted))

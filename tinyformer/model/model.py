@@ -1,0 +1,401 @@
+"""A trained model in Python: it scores, answers and generates texts, and shows what its heads do."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar, cast, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tinyformer import model as inspection
+from tinyformer.analysis import Analysis, Findings, Subject
+from tinyformer.batch import Batch
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.generation.beam_search import Beam, beam_search
+from tinyformer.model.ablation import Head, ablated_heads
+from tinyformer.model.forward import ForwardPass, Replacement, forward_pass, lengths_of, without_padding
+from tinyformer.model.points import Points, points_of
+from tinyformer.nn import EncoderDecoder, Network
+from tinyformer.run.analysis_run import analyse, make_subject
+from tinyformer.run.evaluation_run import evaluation_in_python
+from tinyformer.run.run import Evaluation
+from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
+from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids
+from tinyformer.tasks.span import require_one_window
+
+Result = TypeVar("Result")
+
+
+class Model:
+    """A trained network with its tokenizer and task; made by `load`.
+
+    Methods take texts, in the form in which the task reads them:
+
+    | task | `run`, `logits`, `attention`, `ablated` | `loss` |
+    |---|---|---|
+    | language modelling | `texts` | `texts` |
+    | classification | `texts`, or a list of pairs of texts | `texts, labels` |
+    | sequence to sequence | `texts, targets`: sources, and by default what the model decodes | `texts, targets` |
+    | span extraction | `texts, contexts`: questions, and the context of each or of all | `texts, contexts, answers` |
+
+    `texts` is one text, a list of texts, or a tensor of token ids of shape (batch, seq). Texts are padded on the right,
+    which does not affect the results: outputs for padding are zero. A text is read between the special tokens that its
+    tokenizer adds: for an imported model those of `transformers`, for others, as in training, the token that starts a
+    document. Special tokens can be spelled out in a text, such as `<mask>`; token ids are used as they are.
+
+    Targets may be token ids, without those that begin and end a target. Each window of a long context is a row.
+
+    Args:
+        network: the model.
+        tokenizer: its tokenizer; a model without one, such as Marian's, takes only token ids.
+        task: the task that it was trained for.
+        origin: the checkpoint of its weights.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        tokenizer: TextTokenizer | None,
+        task: Task,
+        origin: "inspection.Origin | None" = None,
+    ) -> None:
+        self.network, self.task, self.origin, self._tokenizer = network.eval(), task, origin, tokenizer
+
+    def __repr__(self) -> str:
+        return inspection.describe(type(self).__name__, self.network, self.task, self.origin)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ArgumentError: it has none.
+        """
+        return self._reader.tokenizer
+
+    @property
+    def _reader(self) -> TextReader:
+        return TextReader(self.network, self._tokenizer)
+
+    @property
+    def max_seq_len(self) -> int:
+        """The maximum length of a text in tokens, including the special tokens around it."""
+        return self.network.max_seq_len
+
+    @property
+    def points(self) -> Points:
+        """The points that `run` captures and replaces, with their shapes.
+
+        In an encoder–decoder their names begin with `encoder` or `decoder`.
+
+        - `embedding`: the input of the first layer.
+        - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if any; with two
+          softmaxes per head, queries and keys have two entries per head. A decoder has those of `cross_attention`, too.
+        - `layers.0.attention.weights`: the output of the softmax, without dropout; one map for each softmax.
+        - `layers.0.attention.output_by_head`: the input of the output projection: weighted values after all gates, zero
+          for ablated heads.
+        - `layers.0.residual_mid`: the residual stream after attention; `residual_cross_mid`: after cross-attention. In
+          a post-norm block it is normalised, as the next sublayer reads it.
+        - `layers.0.residual_post`: the output of the layer.
+        - `final_norm`: the output of the encoder or decoder.
+        - `logits`: the output of the readout.
+        """
+        return Points({name: point.shape for name, point in points_of(self.network).items()})
+
+    def tokenize(self, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
+        """The token ids that the encoder reads, padded on the right, and the length of each text in tokens.
+
+        Raises:
+            ArgumentError: there is no text, one is too long, or a token id is unknown.
+        """
+        return self.task.tokenize(self._reader, texts)
+
+    @torch.no_grad()
+    def encode(self, texts: Texts) -> Float[Tensor, "batch seq d_model"]:
+        """The encoder's output for each token.
+
+        Raises:
+            ArgumentError: see `tokenize`.
+        """
+        tokens, lengths = self.tokenize(texts)
+        mask = self.task.mask({"inputs": tokens, "lengths": lengths, "source_lengths": lengths})
+        return without_padding(self.network.encoder(tokens, mask), lengths)
+
+    @torch.no_grad()
+    def logits(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, "batch *seq scores"]:
+        """The logits: of shape (batch, seq, vocab_size), or (batch, num_classes) from a classifier.
+
+        Raises:
+            ArgumentError: see `tokenize`.
+        """
+        batch = self._batch(texts, *others, **named)
+        logits = self.task.forward(self.network, batch)
+        return without_padding(logits, lengths_of(batch)["seq"]) if logits.ndim == 3 else logits
+
+    @overload
+    def attention(self, texts: str, *others: Any, **named: Any) -> "inspection.TextMaps": ...
+
+    @overload
+    def attention(
+        self, texts: Sequence[str | tuple[str, str]] | Tensor, *others: Any, **named: Any
+    ) -> "list[inspection.TextMaps]": ...
+
+    def attention(self, texts: Texts, *others: Any, **named: Any) -> "inspection.TextMaps | list[inspection.TextMaps]":
+        """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
+
+        An encoder–decoder has them for a source and its target: `maps["cross", layer, head]`. For several
+        texts, or for token ids, the result is a list with the maps of each, without padding.
+
+        Raises:
+            ArgumentError: a context does not fit into one window, or see `tokenize`.
+        """
+        batch = self._batch(texts, *others, **named)
+        require_one_window(batch)
+        maps = inspection.maps_of_batch(self.network, self.task, self._tokenizer, batch, str(self.origin or ""))
+        return maps[0] if isinstance(texts, str) else maps
+
+    def run(
+        self,
+        texts: Texts,
+        *others: Any,
+        capture: str | Sequence[str] = (),
+        replace: Mapping[str, Replacement] | None = None,
+        **named: Any,
+    ) -> ForwardPass:
+        """A forward pass that returns activations, or replaces them and recomputes everything downstream.
+
+            logits, activations = model.run("The cat", capture=["layers.*.residual_post"])
+            model.run("The cat", replace={"layers.0.attention.values": torch.zeros_like})
+
+        It is exact for every attention backend and for a compiled network, which runs uncompiled. Activations are zero
+        at padding. Where attention weights are replaced, the layer's output is computed from them by definition.
+
+        Args:
+            texts: the texts.
+            others: what the task reads beside them.
+            capture: names of `points`, with `*` for any characters.
+            replace: for points, named in the same way, a tensor of the activation's shape, dtype and device, or a
+                function of the activation that returns one. Functions may change their argument in place.
+            named: what the task reads beside the texts, by name.
+
+        Raises:
+            ArgumentError: there is no such point, a replacement does not fit, or see `tokenize`.
+        """
+        if not capture:
+            self._require_no_point(*others)
+        batch = self._batch(texts, *others, **named)
+        return forward_pass(
+            self.network, lambda: self.task.forward(self.network, batch), lengths_of(batch), capture, replace
+        )
+
+    def ablated(
+        self, heads: Sequence[Head], mode: str = "zero", texts: Texts | None = None, *others: Any, **named: Any
+    ) -> AbstractContextManager[None]:
+        """Ablate heads in all that the model computes inside the block.
+
+            with model.ablated([(0, 1), (2, 3)], mode="mean", texts=texts):
+                print(model.loss(texts), model.generate("The cat"))
+
+        In nested blocks, the heads of both are ablated; where both name a head, the inner block decides.
+
+        Args:
+            heads: (layer, head) pairs, or ("cross", layer, head) with a kind of `encoder`, `decoder` or `cross`; heads
+                keep their numbers when others are pruned.
+            mode: what replaces the output of a head at every token: `zero`; its `mean` over the tokens of the texts
+                (Wang et al. 2022, arXiv 2211.00593); or `resample`, its output at the same position of another text
+                (Chan et al. 2022, causal scrubbing): one of the texts, drawn at random with a fixed seed, and beyond
+                its end a random token of it. `HeadAblation` has the same modes.
+            texts: the texts that the replacement is taken from, without padding; not needed for `zero`.
+            others: what the task reads beside them.
+            named: the same, by name.
+
+        Raises:
+            ArgumentError: there is no such head or mode, or no text where one is needed.
+        """
+        batches = [] if texts is None else [self._batch(texts, *others, **named)]
+        subject = Subject(self.network, batches, self.task, cast(TextTokenizer, self._tokenizer))
+        return ablated_heads(subject, heads, mode)
+
+    @torch.no_grad()
+    def loss(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, " batch"]:
+        """The loss of each text in nats per target.
+
+        Targets are the tokens after the first one; with a masked language model, each token but the special ones is
+        masked in turn, so that exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv 1910.14659). A classifier
+        has one target, the label, or its index. An encoder–decoder has the tokens of the target and the one that ends
+        it. A model for questions has the first and the last token of the answer, whose loss is the mean over both, and
+        over the windows of its context; the answer is empty if there is none.
+
+        Raises:
+            ArgumentError: a text has no target, one is missing or unknown, or see `tokenize`.
+        """
+        batch = self._reading(self.task.read_scored, texts, *others, **named)
+        nats, targets = self.task.nats_of_texts(self._reader, batch)
+        for index in (targets == 0).nonzero().flatten().tolist():
+            reason = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked"
+            raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})
+        return nats / targets
+
+    def generate(self, prompts: str | Sequence[str], *others: Any, **settings: Any) -> list[str]:
+        """Continue each prompt up to the end of its document; an encoder–decoder gives the target of each source.
+
+        Args:
+            prompts: the texts.
+            others: settings, see `tinyformer.tasks.CausalLM.generate`: `num_tokens`.
+            settings: the same, by name: `num_tokens`, `temperature`, `top_k`, `top_p`, `seed`; for an encoder–decoder
+                `beams`, `length_penalty`, `length_offset`, see `Beam`.
+
+        Raises:
+            ArgumentError: a setting is out of range, or the task generates no text, or the model has no tokenizer.
+        """
+        if not self.task.generates:
+            raise ArgumentError("task", type(self.task).__name__, "cannot generate text; CausalLM can")
+        return self._reading(self.task.generate, prompts, *others, **settings)
+
+    def generate_ids(
+        self,
+        source: Int[Tensor, "batch source_seq"],
+        lengths: Int[Tensor, " lengths"] | None = None,
+        beams: int = 4,
+        length_penalty: float = 1.0,
+        length_offset: float = 0.0,
+        max_tokens: int | None = None,
+    ) -> list[list[int]]:
+        """The token ids of the target of each source, without those that begin and end it, of an encoder–decoder.
+
+        Args:
+            source: token ids, with those that begin and end a source, padded on the right.
+            lengths: the number of tokens of each source without padding; by default, there is no padding.
+            beams: see `Beam`.
+            length_penalty: see `Beam`.
+            length_offset: see `Beam`.
+            max_tokens: maximum number of tokens of a target, see `beam_search`.
+
+        Raises:
+            ArgumentError: a setting is out of range, a source is longer than the context, an id is unknown, or the
+                model is no encoder–decoder.
+        """
+        task = self._task_of(Seq2Seq, "has no targets")
+        require_token_ids("source", source, self.network.vocab_size)
+        lengths = torch.full((len(source),), source.shape[1]) if lengths is None else lengths
+        if lengths.shape != source.shape[:1] or not bool(((lengths > 0) & (lengths <= source.shape[1])).all()):
+            reason = f"must hold {len(source)} lengths from 1 to {source.shape[1]}"
+            raise ArgumentError("lengths", lengths.tolist(), reason)
+        device, tokens = self._reader.device, task.special_tokens.around(self._tokenizer)
+        network, beam = cast(EncoderDecoder, self.network), Beam(beams, length_penalty, length_offset)
+        return beam_search(network, source.to(device), lengths.to(device), tokens, beam, max_tokens)
+
+    def answer(
+        self, questions: str | Sequence[str], contexts: str | Sequence[str], stride: int | None = None
+    ) -> list[Prediction]:
+        """The answer to each question; its text is empty where the model predicts that the context has none.
+
+        Args:
+            questions: the questions; long ones are truncated, as in the model's run.
+            contexts: the context of each question, of any length, or one context for all questions.
+            stride: see `tinyformer.data.QuestionTexts.cut`; None for that of the model's run.
+
+        Raises:
+            ArgumentError: a text is empty or no text, there are not as many contexts as questions, the stride is no
+                positive integer, or the model answers no questions.
+        """
+        task = self._task_of(SpanExtraction, "answers no questions")
+        asked = task.ask(self._reader, questions, contexts, None, stride, "questions")
+        return task.answer(self.network, asked)
+
+    def analyse(
+        self, analysis: str | Analysis = "heads", overrides: Sequence[str] = (), folder: str | Path | None = None
+    ) -> Findings:
+        """What `tinyformer evaluate analysis=…` finds on the data of the model's run: tables and figures, by name.
+
+            findings = model.analyse("heads", ["analysis.mode=mean"])
+            columns, rows = findings.tables["ablation"]
+            findings.figures["ablation"]
+
+        The model is analysed as it is, also inside `ablated`.
+
+        Args:
+            analysis: a name of the axis `analysis`, or an analysis, such as `HeadAblation(mode="mean")`.
+            overrides: further words of the command line, such as "split=test" or "data.files=book.txt".
+            folder: where to write what the command line writes; by default, nothing is kept.
+
+        Raises:
+            ConfigError: something in the overrides cannot work, or the analysis does not fit the model.
+            ArgumentError: the model was not loaded from a checkpoint.
+        """
+        words = [f"analysis={analysis}"] if isinstance(analysis, str) else []
+        with self._evaluation([*words, *overrides], folder) as run:
+            run.analysis = run.analysis if isinstance(analysis, str) else analysis
+            findings = analyse(run)
+        findings.files = findings.files if folder else []
+        return findings
+
+    def sample(self, num_windows: int, overrides: Sequence[str] = ()) -> Subject:
+        """The model with a random sample of the validation data of its run, for analyses: `HeadAblation()(model)`.
+
+        Args:
+            num_windows: maximum number of windows, examples or pairs.
+            overrides: see `analyse`.
+
+        Raises:
+            ConfigError: something in the overrides cannot work.
+            ArgumentError: the model was not loaded from a checkpoint.
+        """
+        with self._evaluation(overrides) as run:
+            return make_subject(run, num_windows)
+
+    def _evaluation(
+        self, overrides: Sequence[str], folder: str | Path | None = None
+    ) -> AbstractContextManager[Evaluation]:
+        """The evaluation of the model on the data of its run."""
+        if self.origin is None:
+            raise ArgumentError("origin", None, "the model was not loaded from a checkpoint, whose data are analysed")
+        path, _, trusted = self.origin
+        return evaluation_in_python(path, self.network, overrides, folder, trusted)
+
+    def _task_of(self, kind: type[Result], reason: str) -> Result:
+        """The task, which has to be of a class.
+
+        Raises:
+            ArgumentError: it is of another.
+        """
+        if not isinstance(self.task, kind):
+            raise ArgumentError("task", type(self.task).__name__, f"{reason}; {kind.__name__} does")
+        return self.task
+
+    def _batch(self, texts: Texts, *others: Any, **named: Any) -> Batch:
+        """Texts as the task's batch, without targets."""
+        return self._reading(self.task.read, texts, *others, **named)
+
+    def _reading(self, method: Callable[..., Result], *texts: Any, **named: Any) -> Result:
+        """What a method of the task makes of texts.
+
+        Raises:
+            ArgumentError: the method does not take as many, or none of this name.
+        """
+        try:
+            inspect.signature(method).bind(self._reader, *texts, **named)
+        except TypeError as error:
+            takes = ", ".join([*inspect.signature(method).parameters][1:])
+            raise ArgumentError("task", type(self.task).__name__, f"takes {takes}, and nothing else") from error
+        return method(self._reader, *texts, **named)
+
+    def _require_no_point(self, *others: Any) -> None:
+        """Refuse the name of a point in place of a text, as in `run("a text", "logits")`.
+
+        Raises:
+            ArgumentError: one of the arguments names points.
+        """
+        points, arguments = self.points, [*inspect.signature(self.task.read).parameters][2:]
+        for argument, names in zip([*arguments, "capture"], others, strict=False):
+            several = [names] if isinstance(names, str) else names
+            if not isinstance(several, Sequence) or not several:
+                continue
+            if all(isinstance(name, str) and any(fnmatchcase(point, name) for point in points) for name in several):
+                reason = "is the name of a point, given in place of a text"
+                raise ArgumentError(argument, names, reason, {"capture": names})

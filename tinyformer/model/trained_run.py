@@ -1,0 +1,220 @@
+"""`tinyformer.train`: a training run started from Python."""
+
+import functools
+import html
+import importlib
+import itertools
+import signal
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import run_job
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.config.admission import SCORE_KEYS, inherit_architecture, leaves
+from tinyformer.config.early import check_early
+from tinyformer.config.entry import remove_unused
+from tinyformer.config.errors import ConfigError, config_keys, describe, in_sentences
+from tinyformer.config.invocation import Invocation, config_dir, register_resolvers
+from tinyformer.config.isolation import keep_hydra, keep_process
+from tinyformer.config.keys import readable
+from tinyformer.config.resume import expand_resume, refuse_foreign_files, require_unused
+from tinyformer.config.sweep import hydra_parser
+from tinyformer.errors import ArgumentError
+from tinyformer.files import import_matplotlib, relative_path
+
+if TYPE_CHECKING:
+    from tinyformer.model.model import Model
+
+PROGRAM = "tinyformer.train"
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedRun:
+    """A training run that has ended; made by `train`.
+
+    Args:
+        folder: the folder of the run, an absolute path.
+        results: the contents of its `results.json`: "val/loss", "num_parameters", "steps", ….
+        trusted: the classes that its config names; `model` may use them.
+    """
+
+    folder: Path
+    results: dict[str, Any]
+    trusted: Sequence[str] = field(default=())
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint of the last weights, to which "val/loss" refers."""
+        return self.folder / "checkpoints" / "last.ckpt"
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """The checkpoint with the best validation metric."""
+        return self.folder / "checkpoints" / "best.ckpt"
+
+    @functools.cached_property
+    def model(self) -> "Model":
+        """The trained model on the CPU, as `tinyformer.load` gives it for `checkpoint`."""
+        from tinyformer.model.loading import load
+
+        return load(self.checkpoint, trusted=self.trusted)
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self._summary().items())
+        return f"TrainedRun({facts})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+            f'<td style="text-align:left">{html.escape(value)}</td></tr>'
+            for name, value in self._summary().items()
+        )
+        return f"<table>{rows}</table>"
+
+    def _summary(self) -> dict[str, str]:
+        """The folder, the size and the scores of the run, as names and values."""
+        shown = {"folder": self.folder, "steps": self.results.get("steps")}
+        shown |= {"parameters": self.results.get("num_parameters")}
+        for name, value in self.results.items():
+            if name.startswith(("val/", "test/")) and isinstance(value, float):
+                shown[name] = value
+        return {name: _format(value) for name, value in shown.items() if value is not None}
+
+
+def train(overrides: Sequence[str] = ()) -> TrainedRun:
+    """Train the model that some overrides of the default config describe, as `tinyformer train` does.
+
+    The run has the same config, checks and files as on the command line. Its folder is `outputs/DATE/TIME` in the
+    working directory, or the one given as `hydra.run.dir=FOLDER`. When it returns, the random number generators of the
+    process, torch's flags, loggers, environment variables and handlers of signals are as they were before.
+
+    Args:
+        overrides: the words of the command line, such as ["attention=gqa", "trainer.max_steps=200"] or
+            ["resume=outputs/…"].
+
+    Returns:
+        The run, with its results and its checkpoint.
+
+    Raises:
+        ConfigError: something in the overrides cannot work; nothing was computed or written. With HYDRA_FULL_ERROR=1
+            in the environment, the error that caused it is shown, too.
+        KeyboardInterrupt: Ctrl-C, or "Interrupt the kernel", stopped the run after its state was saved.
+    """
+    with keep_hydra(), in_sentences("train"):
+        return _run(*_compose(inherit_architecture(expand_resume(_words(overrides)))))
+
+
+def _words(overrides: Sequence[str]) -> list[str]:
+    """The overrides, checked to be words.
+
+    Raises:
+        ArgumentError: they are not a list of words.
+        ConfigError: an option of the command line is among them.
+    """
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        raise ArgumentError("overrides", overrides, "must be a list of words", {"overrides": ["attention=gqa"]})
+    for word in overrides:
+        if word in ("-m", "--multirun"):
+            raise ConfigError(f"{word}: {_ONE_RUN}.")
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: {PROGRAM} takes overrides only, such as attention=gqa.")
+    return readable(overrides)
+
+
+_ONE_RUN = f"{PROGRAM} makes one run; call it in a loop, or run the sweep with `tinyformer train -m`"
+
+
+def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
+    """The config of the run, with its `hydra` node, and the context in which Hydra runs it.
+
+    Raises:
+        ConfigError: an override has several values, or the folder contains links.
+    """
+    register_resolvers(config_dir(), PROGRAM)
+    with hydra_parser(config_dir()) as parser:
+        for override in parser.parse_overrides(list(words)):
+            if override.is_sweep_override():
+                raise ConfigError(f"{override.input_line}: {_ONE_RUN}.")
+        config = compose("train", list(words), return_hydra_config=True)
+        loader = GlobalHydra.instance().config_loader()
+    node = config.hydra
+    if node.mode not in (None, RunMode.RUN):
+        raise ConfigError(f"hydra.mode={node.mode.name}: {_ONE_RUN}.")
+    folder = Path(node.run.dir)
+    refuse_foreign_files(folder, "hydra.run.dir")
+    if not any(word.lstrip("+").startswith("hydra.run.dir=") for word in words):
+        node.run.dir = str(_unused(folder))
+    elif config.resume is None:
+        require_unused(relative_path(folder))
+    return config, HydraContext(loader, Callbacks(config))
+
+
+def _unused(folder: Path) -> Path:
+    """A folder that does not exist yet: it is named by the second, and runs in a loop may take less than one."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([folder], others) if not path.exists())
+
+
+def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
+    """Make the run as a job of Hydra, in this process.
+
+    Raises:
+        KeyboardInterrupt: see `train`.
+    """
+    errors: list[Exception] = []
+
+    def job(own: DictConfig) -> TrainedRun | None:
+        node = HydraConfig.get()
+        folder = Path(node.runtime.output_dir)
+        invocation = Invocation(node.overrides.task, node.runtime.choices, command=PROGRAM, in_python=True)
+        try:
+            with config_keys(own), warnings.catch_warnings():
+                importlib.invalidate_caches()  # a cell may just have written the file of a class
+                check_early(own, invocation.choices)
+                warnings.filterwarnings(
+                    "ignore", message="IProgress not found"
+                )  # tqdm's, of a notebook without widgets
+                import_matplotlib()
+                from tinyformer.run.training_run import train
+
+                with keep_process():
+                    return TrainedRun(folder, train(own, folder, invocation), tuple(_classes(own)))
+        except Exception as error:  # Hydra would print a line about it
+            errors.append(error)
+            if describe(error, config_dir(), "train") is not None:
+                remove_unused(folder)
+            return None
+
+    try:
+        ended = run_job(job, config, "hydra.run.dir", None, context, configure_logging=False)
+    except SystemExit as end:  # raised by Lightning, or by a run that has saved its state
+        if end.code == 128 + signal.SIGINT or isinstance(end.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+    if errors:
+        raise errors[0]
+    return ended.return_value
+
+
+def _classes(config: DictConfig) -> list[str]:
+    """The names of the classes in a config; they are trusted, since the caller wrote it."""
+    values = leaves(OmegaConf.to_container(config, resolve=False))
+    names = [value for key, value in values if key.endswith("_target_")]
+    return list(filter(None, names + [OmegaConf.select(config, key) for key in SCORE_KEYS]))
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, Path):
+        from tinyformer.files import relative_path
+
+        return relative_path(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""The programs beside training and evaluation: `card`, `compare`, `convert`, `doctor` and `findings`."""

@@ -1,0 +1,166 @@
+"""From a checkpoint to a Hugging Face folder."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting
+from tinyformer.config.admission import Plain, admit_config
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.keys import key_of
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.interop import FAMILIES
+from tinyformer.interop.difference import Difference, find_differences
+from tinyformer.interop.encoder_decoder import special_ids
+from tinyformer.interop.family import Family, Fields
+from tinyformer.interop.folder import write_folder
+from tinyformer.interop.vocabulary import tokenizer_files
+from tinyformer.programs.convert.configs import (
+    EMBEDDING,
+    FAMILY_NAMES,
+    OUTPUT,
+    compose_family,
+    depths_of,
+    meta_network,
+    network_class,
+)
+from tinyformer.run.start import tokenizer_of
+
+WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
+"""Arguments that do not change the function of a trained network."""
+
+TRAINING_ONLY = ("dropout",)
+"""Arguments that change the function in training only."""
+
+
+def export_model(path: Path, folder: Path) -> list[str]:
+    """Write a checkpoint as a folder that `transformers` loads.
+
+    Args:
+        path: the checkpoint.
+        folder: the folder to create.
+
+    Returns:
+        A report of what was done, as lines to print.
+
+    Raises:
+        ConfigError: something in the model has no counterpart in any family.
+        ArgumentError: the checkpoint cannot be read, or the folder cannot be written.
+    """
+    checkpoint = load_checkpoint(path)
+    with argument_path(passed={"path": "checkpoint"}):
+        config = admit_config(checkpoint, lambda key, name: True)  # classes are compared by name, never instantiated
+    sized = OmegaConf.create(_with_sizes(checkpoint, config))
+    written = OmegaConf.to_container(sized, resolve=False)
+    function = _function_of(sized)
+    # A network of another class differs in a single argument, its class, and would count as the nearest.
+    kind = function["network"]["_target_"]
+    families = [family for family in FAMILIES if network_class(family) == kind] or FAMILIES
+    candidates = [_as_family(family, sized, function) for family in families]
+    family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
+    if lacking := _relevant(differences):
+        setting = f"{_key(lacking[0], written)}={_shown(lacking[0].value)}"
+        raise ConfigError(
+            f"{setting} has no counterpart in {family.name}, the nearest of {FAMILY_NAMES}: there it is "
+            f"{_shown(lacking[0].other)}."
+        )
+    network = meta_network(config)
+    resolved: Any = OmegaConf.to_container(OmegaConf.create(config).model, resolve=True)
+    depths = depths_of(resolved)
+    dtype, shapes = checkpoint.weights[EMBEDDING].dtype, {name: w.shape for name, w in network.state_dict().items()}
+    zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
+    full = replace(checkpoint, weights=zeros | checkpoint.weights)
+    require_fitting(network, full)
+    weights = family.write(full.weights, depths, config["model"]["num_heads"])
+    if config["model"]["tied_readout"]:
+        del weights[family.name_of(OUTPUT, depths)]
+    fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
+    write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
+    left_out = sorted({f"{_key(d, written)}={_shown(d.value)}" for d in differences if d.name in TRAINING_ONLY})
+    return [
+        f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}.",
+        *(
+            f"{setting} affects training only and is left out: {family.name} has no field for it."
+            for setting in left_out
+        ),
+        *([] if checkpoint.tokenizer else ["The checkpoint has no tokenizer, so the folder has none."]),
+    ]
+
+
+def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
+    """A checkpoint's config, with the sizes that are null in it taken from the weights."""
+    weights, model = checkpoint.weights, dict(config["model"])
+    # A feed-forward network without `up_proj` is a user's class, which no family has anyway.
+    up = weights.get("encoder.layers.0.feed_forward.up_proj.weight", weights[EMBEDDING])
+    sizes = {"vocab_size": weights[EMBEDDING].shape[0], "d_ff": up.shape[0]}
+    model |= {key: size for key, size in sizes.items() if model.get(key) is None}
+    return config | {"model": model}
+
+
+def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
+    """The fields of a family that come closest to a config, the config that they describe, and their differences."""
+    fields = family.describe({field.ours: _plain(OmegaConf.select(sized, field.ours)) for field in family.fields})
+    config = compose_family(family, family.settings(fields))
+    return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _function_of(config: DictConfig) -> Plain:
+    """The part of a config that determines the model's function, resolved."""
+    objective = OmegaConf.to_container(config.task.objective, resolve=True)
+    return {"network": OmegaConf.to_container(config.network, resolve=True), "task": {"objective": objective}}
+
+
+def _relevant(differences: Sequence[Difference]) -> list[Difference]:
+    """The differences that change the function in evaluation; a bias that the model lacks is exported as zeros."""
+    harmless = (*WITHOUT_EFFECT, *TRAINING_ONLY)
+    return [d for d in differences if d.name not in harmless and not _is_bias_of_zeros(d)]
+
+
+def _is_bias_of_zeros(difference: Difference) -> bool:
+    return (difference.name, difference.value, difference.other) == ("bias", False, True)
+
+
+def _key(difference: Difference, written: Any) -> str:
+    try:
+        return key_of(written, f"{difference.path}.{difference.name}").removesuffix("._target_")
+    except KeyError:  # the checkpoint's config leaves the argument to its default
+        return f"{difference.path}.{difference.name}"
+
+
+def _shown(value: Any) -> str:
+    """A value as on a command line; a node or a class by the name of the class."""
+    if isinstance(value, dict):
+        value = value.get("_target_", value)
+    if isinstance(value, str) and value.startswith("tinyformer."):
+        return value.rpartition(".")[2]
+    return json.dumps(value, separators=(",", ":"), default=str).strip('"')
+
+
+def _files(fields: Fields, family: Family, checkpoint: Checkpoint, model: Plain) -> dict[str, Plain]:
+    """The JSON files of a folder, given the values of the `model` group."""
+    tokenizer = tokenizer_of(checkpoint) if checkpoint.tokenizer else None
+    if "cross_attention" in family.groups:
+        if tokenizer is None and model["special_tokens"]["eos"] is None:
+            reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
+            raise ArgumentError("checkpoint", str(checkpoint.path), reason)
+        special, decoding = special_ids(model["special_tokens"], tokenizer.eos_id if tokenizer else None)
+        files = {"config.json": fields | special, "generation_config.json": decoding}
+        start = [] if special["bos_token_id"] is None else [special["bos_token_id"]]
+        around = (start, [special["eos_token_id"]])
+    elif tokenizer is None:
+        return {"config.json": fields}
+    else:
+        special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
+        special["bos_token_id"] = tokenizer.start_id
+        generation = {"generation_config.json": special} if family.generates else {}
+        files, around = {"config.json": fields | special, **generation}, ([tokenizer.eos_id], [])
+    return files | (tokenizer_files(tokenizer, model["max_seq_len"], special, around) if tokenizer else {})

@@ -1,0 +1,169 @@
+"""From a Hugging Face folder to a checkpoint."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from tinyformer.checkpoint.file import Checkpoint, first_not_finite, save_network
+from tinyformer.config.admission import LIMIT, LIMITS, Plain, describe_config
+from tinyformer.config.keys import format_value
+from tinyformer.data import SpecialTokens
+from tinyformer.errors import ArgumentError
+from tinyformer.interop import FAMILIES
+from tinyformer.interop.family import Depths, Family, Fields, Weights
+from tinyformer.interop.folder import find_folder, read_config, read_tensors
+from tinyformer.interop.vocabulary import read_tokenizer
+from tinyformer.nn import Network
+from tinyformer.programs.convert.configs import (
+    DECODER_EMBEDDING,
+    EMBEDDING,
+    FAMILY_NAMES,
+    OUTPUT,
+    compose_family,
+    depths_of,
+    meta_network,
+)
+
+
+def import_model(source: str, path: Path) -> list[str]:
+    """Write a Hugging Face model as a checkpoint.
+
+    Args:
+        source: the model's folder, or its name on the Hub.
+        path: the checkpoint to write.
+
+    Returns:
+        A report of what was done, as lines to print.
+
+    Raises:
+        ArgumentError: the folder is malformed or of an unsupported family, or the checkpoint cannot be written.
+        ConfigError: a class refuses the model's sizes.
+    """
+    if path.exists():
+        raise ArgumentError("path", path, "exists already")
+    if not path.absolute().parent.is_dir():
+        raise ArgumentError("path", path, "is in a folder that does not exist")
+    folder = find_folder(source)
+    fields = read_config(folder)
+    family = _family_of(fields, folder)
+    with _field_names(folder):
+        settings = family.settings(fields)
+    for key, value in settings.items():  # before a network of these sizes is made
+        if isinstance(value, int) and value > (limit := LIMITS.get(key, LIMIT)):
+            raise ArgumentError("source", source, f"config.json asks for {key}={value:,}, more than {limit:,}")
+    _require_known_tokens(settings, source)
+    config = compose_family(family, settings)
+    tokenizer = read_tokenizer(folder, fields)
+    if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
+        reason = (
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has embeddings for "
+            f"{settings['model.vocab_size']} only; resize_token_embeddings of transformers adds the others"
+        )
+        raise ArgumentError("source", source, reason)
+    tensors, dtypes = read_tensors(folder)
+    if problem := first_not_finite(tensors):
+        raise ArgumentError("source", source, problem)
+    depths = depths_of(config["model"])
+    if (depth := max(depths.values())) > len(tensors):  # before a network of these layers is made
+        reason = f"config.json asks for {depth:,} layers, and the files hold {len(tensors):,} tensors"
+        raise ArgumentError("source", source, reason)
+    network = meta_network(config)
+    weights = _our_weights(tensors, family, fields, settings, network, depths, folder)
+    stacks = " + ".join(str(len(stack.layers)) for stack in network.stacks())
+    heads = f"{stacks} layers of {settings['model.num_heads']} heads"
+    lines = [f"{family.name}, {network.num_parameters():,} parameters in {heads}, saved in {path}."]
+    # Assigned, since the network is on the meta device.
+    network.load_state_dict(weights, assign=True)
+    facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
+    text = tokenizer.to_json() if tokenizer else None
+    overrides = describe_config(config, family.groups)
+    save_network(path, network, Checkpoint(path, weights, overrides, text, facts, step=0), overrides)
+    lines += [f"Its weights were converted from {dtypes} to fp32."] if dtypes != "fp32" else []
+    lines += [family.note] if family.note else []
+    if tokenizer is None:
+        return [*lines, "It has no tokenizer, so programs that read text refuse it; in Python it takes token ids."]
+    program = f"python evaluate.py checkpoint={format_value(path)} data=text"
+    file = "PAIRS" if len(network.stacks()) > 1 else "FILE"
+    return [*lines, f"To analyse its heads: {program} data.files={file} analysis=heads"]
+
+
+def _require_known_tokens(settings: Plain, source: str) -> None:
+    """Refuse special tokens that the vocabulary does not have.
+
+    Raises:
+        ArgumentError: the id of a special token is not in the vocabulary.
+    """
+    keys = {key: key.rpartition(".")[2] for key in settings if key.startswith("model.special_tokens.")}
+    try:
+        SpecialTokens(**{name: settings[key] for key, name in keys.items()}).require_known(settings["model.vocab_size"])
+    except ArgumentError as error:
+        reason = f"its special token {error.path[0]}={error.value} {error.reason}"
+        raise ArgumentError("source", source, reason) from error
+
+
+@contextlib.contextmanager
+def _field_names(folder: Path) -> Iterator[None]:
+    """Name the file in errors about the fields of a `config.json`."""
+    try:
+        yield
+    except ArgumentError as error:
+        error.path = (f"{folder / 'config.json'}: {'.'.join(error.path[1:])}",)
+        raise
+
+
+def _family_of(fields: Fields, folder: Path) -> Family:
+    of_type = [family for family in FAMILIES if family.model_type == fields.get("model_type")]
+    family = next((family for family in of_type if family.covers(fields)), None)
+    if family is None:
+        supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
+        reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
+        raise ArgumentError("source", folder, reason)
+    return family
+
+
+def _our_weights(
+    tensors: Weights,
+    family: Family,
+    fields: Fields,
+    settings: Plain,
+    network: Network,
+    depths: Depths,
+    folder: Path,
+) -> Weights:
+    """The weights of a family under our names.
+
+    Raises:
+        ArgumentError: a weight is missing, has another shape, or has no place in the network.
+    """
+    expected = network.state_dict()
+    weights, others = family.read(tensors, depths, settings["model.num_heads"])
+    tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
+    for name in tied if EMBEDDING in weights else ():
+        if name not in expected:  # one stack has no second embedding
+            continue
+        if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
+            reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
+            if name == OUTPUT:
+                reason += ", although config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
+            raise ArgumentError("source", folder, reason)
+        weights[name] = weights[EMBEDDING]
+    architecture = f"config.json says architectures={fields.get('architectures')}"
+    for name in sorted(expected.keys() - weights.keys()):
+        reason = f"has no {family.name_of(name, depths)}, which {family.architecture} has; {architecture}"
+        raise ArgumentError("source", folder, reason)
+    for name in [*sorted(weights.keys() - expected.keys()), *others]:
+        reason = (
+            f"has {family.name_of(name, depths)}, which has no place in {family.architecture} as config.json "
+            f"describes it; {architecture}"
+        )
+        raise ArgumentError("source", folder, reason)
+    for name, weight in weights.items():
+        if weight.shape != expected[name].shape:
+            reason = (
+                f"{family.name_of(name, depths)} does not fit config.json: it gives {name} the shape "
+                f"{list(weight.shape)} instead of {list(expected[name].shape)}"
+            )
+            raise ArgumentError("source", folder, reason)
+    return weights

@@ -1,0 +1,239 @@
+"""The error of a backend against eager in float64, and the kernel that computed it."""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from tinyformer.nn import AttentionCase, AttentionMask, BaseAttention, Scoring
+from tinyformer.nn.kernels.case import features_of
+from tinyformer.nn.kernels.eager import eager
+from tinyformer.nn.kernels.observe import kernel_among
+from tinyformer.nn.kernels.support import Backend
+from tinyformer.programs.doctor.cases import MakeMask, Shape
+
+SEEDS = (1, 2, 3)
+"""Seeds of the inputs. Backends are compared on those of the first; the others tell the typical size of each gradient:
+where terms cancel, as in that of differential attention's λ, a gradient can be small by chance, and its relative error
+large."""
+
+ILL_CONDITIONED = {torch.float32: 2.5e-5, torch.bfloat16: 0.05, torch.float64: torch.inf}
+"""If eager's own error in a parameter's gradient exceeds this, the gradient is a sum of terms that cancel, such as that
+of differential attention's λ over long rows in bf16. Its error is rounding, and does not count against a kernel."""
+
+ORACLE = Backend("oracle", eager, lambda case: None)
+"""Eager as the definition of attention; `BACKENDS["eager"]` is tested like the others."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The output of a backend, and the gradients of inputs and parameters if asked for."""
+
+    output: Tensor
+    gradients: tuple[Tensor, ...]
+
+    def errors(self, exact: "Solution", well_conditioned: Iterable[bool], sizes: Iterable[float]) -> "Errors":
+        """The errors against the exact solution; see `ILL_CONDITIONED`."""
+        gradients = self.gradient_errors(exact, sizes)
+        counted = [error for counts, error in zip(well_conditioned, gradients, strict=False) if counts]
+        output = relative_error(self.output, exact.output)
+        return Errors(output, max(gradients, default=None), max(counted, default=None))
+
+    def gradient_errors(self, exact: "Solution", sizes: Iterable[float]) -> list[float]:
+        """The error of each gradient, relative to its size."""
+        triples = zip(self.gradients, exact.gradients, sizes, strict=False)
+        return [relative_error(a, b, size) for a, b, size in triples]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Largest relative errors.
+
+    Args:
+        output: the error of the output.
+        gradient: the largest error of a gradient; None without gradients.
+        counted_gradient: the largest error of a well-conditioned gradient, see `ILL_CONDITIONED`.
+    """
+
+    output: float
+    gradient: float | None
+    counted_gradient: float | None
+
+
+def relative_error(actual: Tensor, exact: Tensor, size: float | None = None) -> float:
+    """max|a - b| / size, size being max|b| by default; the absolute error where the exact value is 0 up to rounding."""
+    size = exact.abs().max().item() if size is None else size
+    return (actual.double() - exact).abs().max().item() / (size if size > 1e-6 else 1.0)
+
+
+class Problem:
+    """An attention module, a mask and inputs, the same for every backend.
+
+    In bf16 it is computed under autocast, as a model trains: parameters and inputs stay fp32, so one solution in
+    float64 is exact for every dtype.
+
+    Args:
+        module: the attention module.
+        make_mask: makes the mask, which also covers the context of cross-attention.
+        shape: the sizes of the batch.
+        device: where to compute.
+        cross: whether the module attends to another sequence, 1.5 times as long.
+    """
+
+    def __init__(
+        self, module: BaseAttention, make_mask: MakeMask, shape: Shape, device: torch.device, cross: bool = False
+    ) -> None:
+        self.module, self.device, self.cross = module.to(device), device, cross
+        k_seq = 3 * shape.seq // 2 if cross else shape.seq
+        self.mask: AttentionMask = make_mask(shape.batch, k_seq, device).within(module.window)
+        queries, keys = (shape.batch, shape.seq, shape.d_model), (shape.batch, k_seq, shape.d_model)
+        self._sizes = [queries, queries, keys] if cross else [queries, queries]
+        _, *self.inputs = self._drawn(SEEDS[0])
+        self._eager_errors: dict[torch.dtype, Errors] = {}
+        self._well_conditioned: dict[torch.dtype, list[bool]] = {}
+
+    def _drawn(self, seed: int) -> list[Tensor]:
+        """Random values for the gradient of the output and for the inputs."""
+        random = torch.Generator().manual_seed(seed)
+        return [torch.randn(size, generator=random).to(self.device) for size in self._sizes]
+
+    def case(self, dtype: torch.dtype, gradient: bool = True) -> AttentionCase:
+        """The case that a backend is asked to compute."""
+        module = self.module
+        q = torch.zeros(1, module.num_heads, 1, module.head_dim, device=self.device, requires_grad=gradient)
+        scoring = module.scoring(q, 1, self.mask, self.cross)
+        q_seq, k_seq = self.inputs[0].shape[1], self.inputs[-1].shape[1]
+        uneven_dims = module.head_dim != module.v_head_dim
+        features = features_of(self.mask, scoring, q_seq, k_seq, module.dropout > 0, gradient, uneven_dims)
+        return AttentionCase(
+            self.device.type, dtype, max(module.head_dim, module.v_head_dim), features, max(q_seq, k_seq)
+        )
+
+    def solve(self, backend: Backend, dtype: torch.dtype, gradient: bool = True, seed: int = SEEDS[0]) -> Solution:
+        """The output and the gradients of a backend, which is called even if it would refuse the case."""
+        module = self.module if dtype != torch.float64 else copy.deepcopy(self.module).double()
+        module.resolved = backend
+        upstream, *drawn = self._drawn(seed)
+        inputs = [x.to(torch.promote_types(x.dtype, dtype)).requires_grad_(gradient) for x in drawn]
+        torch.manual_seed(seed)
+        with torch.set_grad_enabled(gradient), arithmetic(self.device, dtype):
+            output = module(
+                inputs[0],
+                self.mask,
+                context=inputs[1] if self.cross else None,
+                context_mask=self.mask if self.cross else None,
+            )
+        leaves = [*inputs, *module.parameters()] if gradient else []
+        upstream = upstream.to(output.dtype)
+        # A parameter that a backend ignores gets a gradient of zero, which counts as an error.
+        gradients = torch.autograd.grad(output, leaves, upstream, materialize_grads=True) if gradient else ()
+        return Solution(output.detach(), gradients)
+
+    def errors(self, backend: Backend, solution: Solution, dtype: torch.dtype) -> Errors:
+        exact = self.exact if not self.module.dropout else self._exact_without(self._dropped(backend, dtype))
+        return solution.errors(exact, self.well_conditioned(dtype), self.gradient_sizes)
+
+    def well_conditioned(self, dtype: torch.dtype) -> list[bool]:
+        """Which gradients count in this dtype, see `ILL_CONDITIONED`; those of the inputs always do."""
+        if dtype not in self._well_conditioned:
+            errors = self.solve(ORACLE, dtype).gradient_errors(self.exact, self.gradient_sizes)
+            limit, num_inputs = ILL_CONDITIONED[dtype], len(self.inputs)
+            counted = [index < num_inputs or error <= limit for index, error in enumerate(errors)]
+            self._well_conditioned[dtype] = counted
+        return self._well_conditioned[dtype]
+
+    @functools.cached_property
+    def exact(self) -> Solution:
+        """The solution in float64."""
+        return self.solve(ORACLE, torch.float64)
+
+    @functools.cached_property
+    def gradient_sizes(self) -> list[float]:
+        """The largest absolute value of each gradient, over the inputs of all seeds."""
+        others = [self.solve(ORACLE, torch.float64, seed=seed) for seed in SEEDS[1:]]
+        by_leaf = zip(*(solution.gradients for solution in (self.exact, *others)), strict=True)
+        return [max(gradient.abs().max().item() for gradient in gradients) for gradients in by_leaf]
+
+    def eager_errors(self, dtype: torch.dtype) -> Errors:
+        """The errors of eager in the same dtype, which those of other backends are compared with."""
+        if dtype not in self._eager_errors:
+            self._eager_errors[dtype] = self.errors(ORACLE, self.solve(ORACLE, dtype), dtype)
+        return self._eager_errors[dtype]
+
+    def _exact_without(self, dropped: Tensor) -> Solution:
+        """The solution in float64 with these weights dropped and the others rescaled."""
+        scale = 1 - self.module.dropout
+
+        def compute(
+            q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
+        ) -> Tensor:
+            with_dropout = replace(scoring, reweigh=lambda weights, grid: weights.masked_fill(dropped, 0.0) / scale)
+            return eager(q, k, v, mask, with_dropout)
+
+        return self.solve(replace(ORACLE, compute=compute), torch.float64)
+
+    def _dropped(self, backend: Backend, dtype: torch.dtype) -> Tensor:
+        """The weights that a backend drops with the seed, determined by its outputs for unit vectors as values.
+
+        A kernel's random numbers do not depend on the values, so it dropped the same weights in its solution.
+        """
+        is_zero: list[Tensor] = []
+
+        def compute(
+            q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
+        ) -> Tensor:
+            units = torch.eye(v.shape[2], device=v.device, dtype=v.dtype).split(v.shape[3], dim=1)
+            for unit in units:
+                values = torch.zeros_like(v)
+                values[..., : unit.shape[1]] = unit
+                torch.manual_seed(SEEDS[0])
+                is_zero.append(backend.compute(q, k, values, mask, scoring, dropout)[..., : unit.shape[1]] == 0)
+            return torch.zeros_like(q)
+
+        self.solve(replace(backend, compute=compute), dtype, gradient=False)
+        return torch.cat(is_zero, dim=-1)
+
+    def invalid_values(self, solution: Solution) -> str | None:
+        """Why a solution is invalid at any precision: not finite, or not zero in a row of length zero."""
+        values = (solution.output, *solution.gradients)
+        if not all(value.isfinite().all() for value in values):
+            return "gives values that are not finite"
+        if self.mask.lengths is None:
+            return None
+        empty = self.mask.lengths == 0
+        input_gradients = solution.gradients[: len(self.inputs)]
+        if any(value[empty].any() for value in (solution.output, *input_gradients)):
+            return "gives nonzero values for a row without keys"
+        return None
+
+
+@contextlib.contextmanager
+def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Autocast to bf16 if it is the dtype; on CPU without tracing flex, which is not compiled there."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16))
+        if device.type == "cpu":
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextlib.contextmanager
+def watched_kernel() -> Iterator[Callable[[], str]]:
+    """Profile a block; yields a function that returns, after the block, which kernel computed attention in it."""
+    # FlashAttention 2, 3 and 4 share one operator of torch and differ only in their CUDA kernels; flex has no operator.
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    with profile(activities=activities) as watched:
+        yield lambda: kernel_among(event.name() for event in profiled_events(watched))
+
+
+def profiled_events(watched: profile) -> list[Any]:
+    """The profiler's raw events; building the tree of `watched.events()` takes longer than the pass itself."""
+    assert watched.profiler is not None
+    assert watched.profiler.kineto_results is not None
+    return watched.profiler.kineto_results.events()

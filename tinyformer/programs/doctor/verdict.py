@@ -1,0 +1,209 @@
+"""Verdicts: whether a backend does what the documented table says, for each attention variant, mask and dtype.
+
+A cell fails if its backend
+
+- crashes or is wrong on a case that it accepts: its error against float64 exceeds `CEILING`, or both `FLOOR`, which
+  rounding the result once may cost, and `FACTOR` times the error of eager in the same dtype;
+- gives nonzero values for a row without keys, or any value that is not finite;
+- accepts what `support.LACKS` says it lacks, or refuses what it computes correctly when called nevertheless;
+- is the choice of `auto` and takes more than `speed.MAX_SLOWDOWN` times as long as the fastest backend that ran.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
+from tinyformer.nn.kernels.support import Backend
+from tinyformer.programs.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, MASKS, TIMED_SHAPE, Shape, make_module
+from tinyformer.programs.doctor.exactness import Errors, Problem, watched_kernel
+from tinyformer.programs.doctor.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
+from tinyformer.programs.doctor.variants import VARIANTS, Variant
+
+FACTOR = 4.0
+FLOOR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2**-8}
+CEILING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The results of one backend for one variant, mask and dtype.
+
+    Args:
+        backend: the name of the backend.
+        variant: the name of the attention variant.
+        mask: the name of the mask.
+        dtype: the short name of the dtype.
+        status: "ran", "refused" or "crashed".
+        kernel: the kernel that computed attention, as the profiler saw it.
+        output_error: max|a - b| / max|b| against eager in float64.
+        gradient_error: the largest such error of a gradient of inputs or parameters; None without a backward pass.
+        seconds: the time of the heads, forward and backward; forward alone where there is no backward pass.
+        peak_memory: the most bytes that such a pass holds at once.
+        auto: whether `auto` chooses this backend.
+        slowdown: for auto's choice, its time relative to the fastest backend's.
+        reason: why it refuses, computes no backward pass, or crashed.
+        failure: why the cell fails.
+    """
+
+    backend: str
+    variant: str
+    mask: str
+    dtype: str
+    status: str = "refused"
+    kernel: str | None = None
+    output_error: float | None = None
+    gradient_error: float | None = None
+    seconds: float | None = None
+    peak_memory: int | None = None
+    auto: bool = False
+    slowdown: float | None = None
+    reason: str | None = None
+    failure: str | None = None
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the backend computed gradients."""
+        return self.gradient_error is not None
+
+    def __str__(self) -> str:
+        return f"{self.backend} {self.variant} {self.mask} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The kernel and the errors of a backend on a problem; `wrong` says why its solution is wrong, if it is."""
+
+    kernel: str
+    errors: Errors
+    wrong: str | None
+
+
+def examine(
+    backends: Sequence[str],
+    variants: Sequence[str],
+    masks: Sequence[str],
+    dtypes: Sequence[str],
+    device: torch.device,
+    full: bool = False,
+) -> Iterator[list[Cell]]:
+    """The cells of all backends, for each variant, mask and dtype in turn.
+
+    Args:
+        backends: names in `BACKENDS`.
+        variants: names in `VARIANTS`.
+        masks: names in `MASKS`.
+        dtypes: names in `DTYPES`.
+        device: where to compute.
+        full: whether to use a realistic size.
+    """
+    for variant in (VARIANTS[name] for name in variants):
+        for mask in (name for name in masks if name in variant.masks):
+            torch.compiler.reset()  # after eight recompilations, torch would no longer compile flex
+            problem = make_problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
+            timed = problem if full else make_problem(variant, mask, TIMED_SHAPE, device)
+            for dtype in dtypes:
+                cells = [
+                    check_exactness(problem, Cell(name, variant.name, mask, dtype), DTYPES[dtype]) for name in backends
+                ]
+                yield _with_speed(timed, cells, DTYPES[dtype])
+
+
+def make_problem(variant: Variant, mask: str, shape: Shape, device: torch.device) -> Problem:
+    """The problem of a variant and a mask at a size."""
+    shape = shape.limited(variant)
+    return Problem(make_module(variant, shape), MASKS[mask], shape, device, variant.cross)
+
+
+def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
+    """Fill in the status, the kernel and the errors of a cell; its time is measured afterwards."""
+    backend = BACKENDS[cell.backend]
+    training, inference = problem.case(dtype), problem.case(dtype, gradient=False)
+    refusal = backend.refusal(training)
+    if refusal is None:
+        return _accepted(problem, cell, training, gradient=True)
+    if _computes_despite_refusal(problem, backend, training):
+        return replace(cell, reason=refusal, failure=f"refuses what it computes: {refusal}")
+    if backend.refusal(inference) is None:
+        reason = f"forward only: {refusal}"
+        return _accepted(problem, replace(cell, reason=reason), inference, gradient=False)
+    return replace(cell, reason=refusal)
+
+
+def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool) -> Cell:
+    backend = BACKENDS[cell.backend]
+    try:
+        attempt = _attempt(problem, backend, case.dtype, gradient)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return replace(cell, status="crashed", reason=reason, failure=f"crashes: {reason.splitlines()[0]}")
+    lacking = " or ".join(sorted(case.features & LACKS.get((backend.name, case.device), frozenset())))
+    return replace(
+        cell,
+        status="ran",
+        kernel=attempt.kernel,
+        output_error=attempt.errors.output,
+        gradient_error=attempt.errors.gradient,
+        failure=f"accepts {lacking}, which support.LACKS says it lacks" if lacking else attempt.wrong,
+    )
+
+
+def _computes_despite_refusal(problem: Problem, backend: Backend, case: AttentionCase) -> bool:
+    """Whether a backend that refuses a case computes it correctly when called nevertheless."""
+    if (backend.name, case.device) not in LACKS:
+        return False  # nothing to call: there is no kernel for the device, or its package is not installed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that it has no kernel, which is expected here
+        try:
+            return _attempt(problem, backend, case.dtype, gradient=True).wrong is None
+        except Exception:
+            return False
+
+
+def _attempt(problem: Problem, backend: Backend, dtype: torch.dtype, gradient: bool) -> Attempt:
+    with watched_kernel() as kernel:
+        solution = problem.solve(backend, dtype, gradient)
+    errors = problem.errors(backend, solution, dtype)
+    wrong = problem.invalid_values(solution) or _excess(errors, problem.eager_errors(dtype), dtype)
+    return Attempt(kernel(), errors, wrong)
+
+
+def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
+    """Which error is too large; None if both are within bounds."""
+    pairs = {"output": (errors.output, eager.output), "gradient": (errors.counted_gradient, eager.counted_gradient)}
+    for name, (error, yardstick) in pairs.items():
+        allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))
+        if error is not None and not error <= allowed:
+            return f"its {name} is off by {error:.1e}; at most {allowed:.1e} is allowed"
+    return None
+
+
+def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> list[Cell]:
+    """Measure the time and memory of the correct cells, and judge the choice of `auto`."""
+    chosen, device = select_backend("auto", problem.case(dtype)).name, problem.device.type
+    correct = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
+    passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
+    compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
+    trained, slowdown = compare(compared, chosen, device)
+    seconds = trained | {
+        name: median_seconds({name: passes[name]}, device)[name] for name in passes if name not in compared
+    }
+    timed = [
+        replace(
+            cell,
+            seconds=seconds.get(cell.backend),
+            peak_memory=peak_memory(passes[cell.backend], device) if cell.backend in passes else None,
+            auto=cell.backend == chosen,
+        )
+        for cell in cells
+    ]
+    return [_judged(cell, slowdown, trained) if cell.auto and slowdown is not None else cell for cell in timed]
+
+
+def _judged(cell: Cell, slowdown: float, compared: Mapping[str, float]) -> Cell:
+    """The cell of the backend that `auto` chose, which fails if it is much slower than the fastest."""
+    fastest = min(compared, key=compared.__getitem__)
+    slow = f"is chosen by auto but takes {slowdown:.2f} times as long as {fastest}"
+    return replace(cell, slowdown=slowdown, failure=slow if slowdown > MAX_SLOWDOWN else cell.failure)

@@ -1,0 +1,92 @@
+"""The figure of a finding: its curves, and each quantity with its band."""
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tinyformer.programs.findings.curves import Curve
+from tinyformer.programs.findings.quantities import Records
+from tinyformer.programs.findings.verdicts import Measured
+
+CAPTION = "band green, seeds as points and lines, mean and 95 % t-interval black"
+
+MANY_POINTS = 12
+"""Lines with fewer points mark each."""
+
+WIDE = 1000
+"""A quantity whose values and band's ends have a larger ratio is shown on a logarithmic axis."""
+
+
+def draw(measured: Sequence[Measured], curves: Sequence[Curve] = (), records: Sequence[Records] = ()) -> Figure:
+    """The panels of the curves, given the records of each seed, above one for each quantity."""
+    heights = [2.2] * len(curves) + [0.85] * len(measured)
+    figure = Figure(figsize=(8, 0.9 + sum(heights)), layout="constrained")
+    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, curve in zip(panels, curves, strict=False):
+        _draw_curve(panel, curve, records)
+    for panel, one in zip(panels[len(curves) :], measured, strict=True):
+        _draw_quantity(panel, one)
+    return figure
+
+
+def _draw_curve(panel: Axes, curve: Curve, records: Sequence[Records]) -> None:
+    """A line for each label and seed."""
+    lines = curve.lines(records)
+    for number, (label, of_seeds) in enumerate(lines.items()):
+        for seed, line in enumerate(of_seeds):
+            panel.plot(
+                list(line),
+                list(line.values()),
+                color=f"C{number}",
+                linewidth=1,
+                alpha=0.8,
+                marker="." if len(line) < MANY_POINTS else None,
+                label=None if seed else label.replace("_", " "),
+            )
+    for axis in curve.log:
+        panel.set(**{f"{axis}scale": "log"})
+    measured_at = sorted({x for of_seeds in lines.values() for line in of_seeds for x in line})
+    if "x" in curve.log and len(measured_at) < MANY_POINTS:
+        panel.set_xticks(measured_at, [f"{x:g}" for x in measured_at])
+        panel.set_xticks([], minor=True)
+    panel.set_xlabel(curve.along, fontsize=7)
+    if len(lines) > 1:
+        panel.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    _finish(panel, curve.name, ["top", "right"])
+
+
+def _draw_quantity(panel: Axes, one: Measured) -> None:
+    """The values of the seeds, their mean and its interval, on the band."""
+    start, end = one.check.at_least, one.check.at_most
+    ends = [at for at in (start, end) if at is not None]
+    finite = [value for value in one.values if math.isfinite(value)]
+    points, interval = [*finite, *ends], list(one.interval or ())
+    low, high = min([*points, *interval], default=0.0), max([*points, *interval], default=1.0)
+    if points and min(points) > 0 and max(points) / min(points) > WIDE:
+        panel.set_xscale("log")
+        low, high = min(points) / 10, high * 10
+        interval = [max(at, low) for at in interval]
+    else:
+        room = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
+        low, high = low - room, high + room
+    panel.set(xlim=(low, high), ylim=(-1, 1), yticks=[])
+    if ends:
+        panel.axvspan(low if start is None else start, high if end is None else end, color="#d9ead3")
+        for at in ends:
+            panel.axvline(at, color="#6aa84f", linewidth=1)
+    if interval:
+        panel.plot(interval, [0, 0], color="#1a1a1a", linewidth=1.2)
+        panel.plot([one.mean], [0], "|", color="#1a1a1a", markersize=14)
+    panel.plot(finite, [0] * len(finite), "o", markerfacecolor="none", color="#3f7fc1")
+    never = len(one.values) - len(finite)
+    _finish(panel, one.check.name + (f" ({never} never)" if never else ""), ["top", "right", "left"])
+
+
+def _finish(panel: Axes, title: str, hidden_spines: list[str]) -> None:
+    panel.set_title(title, fontsize=8, loc="left")
+    panel.tick_params(which="both", labelsize=7)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.get_offset_text().set_fontsize(7)
+    panel.spines[hidden_spines].set_visible(False)

@@ -1,0 +1,233 @@
+"""The runs of a finding: trained once, cached by their composed config, and continued after an interruption."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from omegaconf import OmegaConf
+
+import tinyformer
+from tinyformer.config.errors import report
+from tinyformer.config.invocation import config_dir
+from tinyformer.config.isolation import keep_hydra
+from tinyformer.config.job_lines import named_lines
+from tinyformer.config.sweep import compose_run
+from tinyformer.files import relative_path
+from tinyformer.programs.doctor.machine import describe_machine
+from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
+from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
+from tinyformer.programs.findings.programs import PROGRAMS, analyse
+from tinyformer.programs.findings.quantities import Records
+from tinyformer.programs.findings.records import read_record, read_results
+from tinyformer.run.lock import held
+
+ENDED = "ended.json"
+"""Written last: a folder with it is never made again."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that a finding needs.
+
+    Args:
+        finding: the finding.
+        name: its name in the finding.
+        seed: its seed.
+        program: what makes it, a name in `PROGRAMS`.
+        words: its overrides.
+        folder: where it is kept.
+        evaluate: overrides of `evaluate`, which analyses it; None for none.
+    """
+
+    finding: str
+    name: str
+    seed: int
+    program: str
+    words: list[str]
+    folder: Path
+    evaluate: list[str] | None
+
+    @property
+    def analysed(self) -> Path | None:
+        """The folder of its analysis."""
+        return self.folder / f"evaluate-{_digest(self.evaluate)}" if self.evaluate else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run, and its analysis, were made."""
+        return all((folder / ENDED).exists() for folder in (self.folder, self.analysed) if folder)
+
+
+def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
+    """The runs of a finding, those of the first seed first; each is composed, so that a mistake is found at once.
+
+    Raises:
+        Exception: what Hydra raises about overrides that do not compose.
+    """
+    config_name = CONFIG_NAMES.get(finding.program)
+    quiet = QUIET if finding.program == "train" else ()
+    described: dict[str, Any] = {}
+    for name in finding.runs:
+        described[name] = words = finding.words(name)
+        if config_name:  # the others take plain arguments
+            with keep_hydra():
+                config, _ = compose_run(config_name, [*words, *quiet])
+            described[name] = OmegaConf.to_container(config, resolve=False)
+    planned = []
+    for seed in finding.seeds:
+        for name in finding.runs:
+            words, description = finding.words(name), described[name]
+            if config_name:  # composing takes a second, so that it is not done for each seed
+                words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
+            folder = kept / f"{finding.program}-{_digest(description)}"
+            own = [word for word in words if word in finding.trusted]
+            evaluate = finding.evaluate and [*own, *finding.evaluate]
+            planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, evaluate))
+    return planned
+
+
+def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_THE_OTHER,)) -> int:
+    """Make the runs that were not made before, those that need the same training by one job; print a line about each.
+
+    A run that was killed continues from its last checkpoint, or starts over if it has none. One that fails is reported,
+    and the others are made.
+
+    Args:
+        planned: the runs, of any findings.
+        launcher: the launcher of Hydra that makes them, and its settings; see `launching.require_launcher`.
+
+    Returns:
+        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+    """
+    labelled: dict[Path, list[tuple[str, PlannedRun]]] = {}
+    for number, run in enumerate(planned, 1):
+        label = f"[{number}/{len(planned)}] {run.finding}/{run.name}, seed {run.seed}:"
+        labelled.setdefault(run.folder, []).append((label, run))
+    jobs = []
+    for runs in labelled.values():
+        job = functools.partial(_make_all, runs)
+        if all(run.has_ended for _, run in runs):
+            job()  # which only says so
+        else:
+            jobs.append(job)
+    return max(launch(jobs, launcher, planned[0].folder.parent)) if jobs else 0
+
+
+def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
+    """What runs that have ended left behind: for each seed, by name."""
+    by_seed: dict[int, dict[str, Any]] = {}
+    for run in planned:
+        by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
+    return list(by_seed.values())
+
+
+def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
+    """When, where and by which code each run was made, and how long it and its analysis took."""
+    facts = []
+    for run in planned:
+        made = json.loads((run.folder / ENDED).read_text())
+        if run.analysed:
+            made["seconds"] += json.loads((run.analysed / ENDED).read_text())["seconds"]
+        facts.append({"run": run.name, "seed": run.seed, "folder": run.folder.name, **made})
+    return facts
+
+
+def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
+    """Make runs of one folder, and report errors; each line begins with the label of its run."""
+    codes = []
+    for label, run in runs:
+        with named_lines(label):
+            try:
+                if run.has_ended:
+                    print(f"kept in {relative_path(run.folder)}")
+                    continue
+                start = time.perf_counter()
+                _make(run)
+                print(f"{time.perf_counter() - start:.0f} s, {relative_path(run.folder)}")
+            except Exception as error:  # reported like an error of the program, so that the other runs are made
+                codes.append(report(error, config_dir(), "train", os.environ.get("HYDRA_FULL_ERROR") == "1"))
+    return max(codes, default=0)
+
+
+def _make(run: PlannedRun) -> None:
+    """Make a run and its analysis.
+
+    Raises:
+        ConfigError: another process makes it.
+    """
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    problem = "another process is making this run; run the same command again when it has ended"
+    with held(run.folder.with_name(f".{run.folder.name}.ended.lock"), f"{relative_path(run.folder)}: {problem}."):
+        if not (run.folder / ENDED).exists():
+            with _quiet(run.folder.with_suffix(".txt")), _ending(run.folder, run.words):
+                PROGRAMS[run.program](run.words, run.folder)
+        if run.analysed and not (run.analysed / ENDED).exists():
+            shutil.rmtree(run.analysed, ignore_errors=True)  # an analysis that was killed takes seconds
+            with _quiet(run.analysed.with_suffix(".txt")), _ending(run.analysed, run.evaluate or []):
+                analyse(run.folder / "checkpoints" / "last.ckpt", run.evaluate or [], run.analysed)
+
+
+@contextlib.contextmanager
+def _quiet(path: Path) -> Iterator[None]:
+    """Send what is printed in the block to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        yield
+
+
+@contextlib.contextmanager
+def _ending(folder: Path, words: list[str]) -> Iterator[None]:
+    """Write down that what the block makes in a folder has ended."""
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    # The results of a resumed run include the time before its interruption.
+    seconds = max(seconds, read_results(folder).get("seconds", 0.0))
+    facts = {"overrides": words, "seconds": round(seconds, 1), **surroundings()}
+    unfinished = folder / f".{ENDED}"
+    unfinished.write_text(json.dumps(facts, indent=1))
+    unfinished.rename(folder / ENDED)
+
+
+def surroundings() -> dict[str, Any]:
+    """Machine, versions, time and commit."""
+    machine = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"), full=False)
+    return {
+        "machine": {key: machine[key] for key in ("name", "cpus", "threads", "system")},
+        "versions": {
+            "tinyformer": version("tinyformer"),
+            "python": machine["python"],
+            "torch": torch.__version__,
+            "lightning": lightning.__version__,
+        },
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of a checkout; None where the package is installed."""
+    root = Path(tinyformer.__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        words = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _digest(described: Any) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,92 @@
+"""Analyses of a trained model, and the files that they write."""
+
+import copy
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from lightning.pytorch.loggers import Logger
+
+from tinyformer.analysis import Findings, Subject, caption, save_png
+from tinyformer.checkpoint.file import save_network
+from tinyformer.config.admission import describe_config, recorded_sources
+from tinyformer.data import DataModule
+from tinyformer.errors import argument_path
+from tinyformer.files import relative_path
+from tinyformer.nn import Network
+from tinyformer.run.parts import make_seeded_network
+from tinyformer.run.run import Evaluation
+from tinyformer.training import RunWandbLogger
+
+
+def analyse(run: Evaluation) -> Findings:
+    """The findings of the chosen analysis, which are saved; none without one."""
+    if run.analysis is None:
+        return Findings()
+    subject = make_subject(run, run.analysis.num_windows)
+    with argument_path("analysis"):
+        findings = run.analysis(subject, run.folder)
+    keep_findings(findings, run.folder, run.loggers, subject.facts)
+    return findings
+
+
+def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts: Mapping[str, str]) -> None:
+    """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases.
+
+    Args:
+        findings: the findings, to which the files are added.
+        folder: the folder.
+        loggers: the loggers of the run.
+        facts: what was analysed, for the line above each figure, unless the findings have facts of their own; see
+            `caption`.
+    """
+    for name, (columns, rows) in findings.tables.items():
+        path = folder / f"{name}.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([columns, *rows])
+        findings.files.append(path)
+    for name, figure in findings.figures.items():
+        findings.files.append(save_png(figure, folder / f"{name}.png", caption(findings.facts or facts)))
+    for logger in loggers:
+        if isinstance(logger, RunWandbLogger):
+            logger.log_findings(findings)
+
+
+def make_subject(run: Evaluation, num_windows: int) -> Subject:
+    """The subject of an analysis: a checkpoint's network, and at most `num_windows` windows or pairs of a split."""
+    checkpoint, data, trainer = run.checkpoint, run.data, run.trainer
+    device = trainer.strategy.root_device
+
+    def placed(network: Network) -> Network:
+        return cast(Network, trainer.precision_plugin.convert_module(network.to(device).eval()))
+
+    def save_pruned(pruned: Network, path: Path) -> None:
+        own = copy.deepcopy(run.stored)
+        own["model"]["pruned_heads"] = pruned.pruned_heads()
+        overrides = describe_config(own, checkpoint.overrides) | recorded_sources(checkpoint)
+        save_network(path, pruned, checkpoint, overrides)
+
+    return Subject(
+        network=placed(run.network),
+        batches=[trainer.strategy.batch_to_device(batch, device) for batch in data.sample(run.split, num_windows)],
+        task=run.task,
+        tokenizer=data.tokenizer,
+        precision=trainer.precision_plugin.forward_context,
+        untrained=lambda: placed(make_seeded_network(run.config, data.tokenizer)),
+        save_pruned=save_pruned,
+        row=data.row,
+        facts=describe_subject(checkpoint.path, checkpoint.step, data, run.split),
+    )
+
+
+def describe_subject(path: Path, step: int, data: DataModule, split: str) -> dict[str, str]:
+    """What an analysis shows, by name, for the line above its figures; see `caption`.
+
+    Args:
+        path: the checkpoint.
+        step: its optimizer steps.
+        data: the data.
+        split: the split that is analysed.
+    """
+    return {"checkpoint": relative_path(path), "step": f"{step:,}", "data": f"{data.title}, {split} split"}

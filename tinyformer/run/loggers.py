@@ -1,0 +1,105 @@
+"""The loggers of a run: `metrics.csv` always, and what the `logger` group asks for."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path, PurePath
+from secrets import token_hex
+from typing import Any
+
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.analysis.costs import count_costs
+from tinyformer.config.errors import ConfigError
+from tinyformer.errors import ArgumentError
+from tinyformer.files import relative_path
+from tinyformer.nn import Network
+from tinyformer.training import RunCSVLogger, RunWandbLogger
+
+MIN_SECRET = 8
+"""Characters of the value of an environment variable, such as HF_TOKEN, from which it is not logged."""
+
+
+def make_loggers(
+    config: DictConfig, folder: Path, network: Network, is_sweep: bool = False, first_step: int = 0
+) -> list[Logger]:
+    """The loggers of a run.
+
+    Args:
+        config: the config.
+        folder: the folder of the run, which is made if it does not exist.
+        network: the model, whose parameters and costs are logged.
+        is_sweep: whether the run is one of a sweep, whose runs are one group in Weights & Biases.
+        first_step: the step from which a resumed run continues.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    loggers: list[Logger] = [RunCSVLogger(folder / "metrics.csv", first_step)]
+    if "_target_" in config.logger:
+        run = {
+            "run_dir": str(folder),
+            "run_id": _wandb_id(folder),
+            "group": "/".join(folder.parts[-3:-1]) if is_sweep else None,
+        }
+        loggers.append(instantiate(config.logger, _convert_="all", **run))
+        loggers[-1].log_hyperparams(_hyperparameters(config, network))
+    return loggers
+
+
+@contextlib.contextmanager
+def closing(loggers: list[Logger]) -> Iterator[None]:
+    """Close loggers at the end of the block, so that the next job of a sweep opens its own."""
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        for logger in loggers:
+            logger.finalize(status)
+            if isinstance(logger, RunWandbLogger):
+                logger.finish(failed=status != "success")
+
+
+def wandb_location(loggers: list[Logger]) -> str | None:
+    """Where to find the run in Weights & Biases; None if it is not logged there."""
+    return next((logger.location() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
+
+
+def _hyperparameters(config: DictConfig, network: Network) -> dict[str, Any]:
+    """The config as nested plain values, without the folders of paths and without secrets; `costs` of the network."""
+    named = (value for name, value in os.environ.items() if re.search("KEY|TOKEN|SECRET|PASSWORD", name))
+    secrets = [value for value in named if len(value) >= MIN_SECRET]
+
+    def public(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: public(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [public(entry) for entry in value]
+        if not isinstance(value, str):
+            return value
+        is_path = value.startswith(("/", "~", "..")) or os.path.exists(value)
+        return "…" if any(secret in value for secret in secrets) else PurePath(value).name if is_path else value
+
+    costs = {}
+    with contextlib.suppress(ArgumentError):  # of layers that cannot be counted
+        costs = asdict(count_costs(network))
+    return public(OmegaConf.to_container(config, resolve=True)) | {"costs": costs}
+
+
+def _wandb_id(folder: Path) -> str:
+    """An id that a run and its resumption share, so that they are one run in the browser.
+
+    Raises:
+        ConfigError: the file contains something else.
+    """
+    path = folder / "wandb" / "run_id"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(token_hex(4))
+    run_id = path.read_text(errors="replace").strip()
+    if not re.fullmatch(r"[0-9a-f]{8}", run_id):
+        raise ConfigError(f"{relative_path(path)} contains no id of a run of wandb; remove it for a new one.")
+    return run_id

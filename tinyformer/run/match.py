@@ -1,0 +1,185 @@
+"""Variants of equal cost: one size of a network is solved for, given a number of parameters or of FLOPs."""
+
+import copy
+import functools
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.analysis.costs import count_costs
+from tinyformer.config.errors import ConfigError, cause_of
+from tinyformer.config.invocation import Invocation
+from tinyformer.config.isolation import keep_hydra
+from tinyformer.config.keys import format_value
+from tinyformer.config.sweep import compose_run
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
+
+AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "norm")
+"""The axes whose defaults define the reference network."""
+
+QUANTITIES = {"num_parameters": "parameters", "flops_per_token": "FLOPs per token"}
+"""What can be matched: fields of `Costs`, and their names."""
+
+LARGEST = 2**18
+"""The largest size that is tried, in units of `multiple_of`."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """The quantity to match, and the size that is solved for.
+
+    Args:
+        quantity: a key of `QUANTITIES`.
+        by: the config key of the size.
+        to: the number to match; None for that of the same run with the defaults of `AXES`.
+        multiple_of: the size is a multiple of this.
+
+    Raises:
+        ArgumentError: the quantity is unknown, or a number is less than 1.
+    """
+
+    quantity: str
+    by: str
+    to: int | None = None
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        require_choice("quantity", self.quantity, QUANTITIES)
+        require_at_least(1, {"to": 800_000, "multiple_of": 8}, to=self.to, multiple_of=self.multiple_of)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """A size that was solved.
+
+    Attributes:
+        quantity: what was matched.
+        by: the config key of the size.
+        size: the size.
+        target: the number to match.
+        number: the number that the size gives, the nearest that its multiples allow.
+    """
+
+    quantity: str
+    by: str
+    size: int
+    target: int
+    number: int
+
+    def __str__(self) -> str:
+        difference = self.number - self.target
+        apart = f"{abs(difference):,} {'more' if difference > 0 else 'fewer'} than" if difference else "as many as"
+        return (
+            f"{self.by}={self.size}: {self.number:,} {QUANTITIES[self.quantity]}, {apart} the {self.target:,} to match"
+        )
+
+
+def match_size(config: DictConfig, invocation: Invocation, vocab_size: int, program: str = "train") -> Matched | None:
+    """Solve for the size that `match` names, and set it in a config.
+
+    Args:
+        config: the config of a run, in which the size is set.
+        invocation: its overrides; those of `AXES` are left out for the reference network.
+        vocab_size: number of tokens in the vocabulary, where the config does not set it.
+        program: the primary config.
+
+    Returns:
+        What was matched; None without `match`.
+
+    Raises:
+        ConfigError: no value of the size reaches the target, or the config has no such size.
+    """
+    if config.get("match") is None:
+        return None
+    match: Match = instantiate(config.match)
+    held = OmegaConf.select(config, match.by, default=...)
+    if held is ... or isinstance(held, bool) or not isinstance(held, int | None):
+        raise ConfigError(
+            f"match.by={format_value(match.by)}: is not a config key of a whole number; match.by=model.d_ff works."
+        )
+
+    if config.get("init_from") is not None:
+        raise ConfigError("match: the sizes are those of the checkpoint of init_from=; leave match= out.")
+
+    sized = copy.deepcopy(config)
+
+    @functools.cache
+    def count(factor: int) -> int:
+        size = factor * match.multiple_of
+        OmegaConf.update(sized, match.by, size)
+        try:
+            return _count(copy.deepcopy(sized), match.quantity, vocab_size)
+        except (ArgumentError, InstantiationException) as error:
+            cause = cause_of(error)
+            if not isinstance(cause, ArgumentError):
+                raise
+            other = f"match.multiple_of={2 * config.model.num_heads * match.multiple_of} tries others"
+            raise ConfigError(f"match.by={match.by}: {size} cannot be, since {cause} Perhaps {other}.") from error
+
+    target = match.to
+    if target is None:
+        target = _count(_reference(config, invocation, match.by, program), match.quantity, vocab_size)
+    factor = _solve(count, target)
+    if factor is None:
+        least, most = count(1), count(LARGEST)
+        raise ConfigError(
+            f"match.by={match.by}: no value of it gives {target:,} {QUANTITIES[match.quantity]}, only {least:,} to "
+            f"{most:,}; match.to={least} works."
+        )
+    size = factor * match.multiple_of
+    OmegaConf.update(config, match.by, size)
+    return Matched(match.quantity, match.by, size, target, count(factor))
+
+
+def set_size(stored: dict[str, Any], matched: Matched | None) -> None:
+    """Set the size that was solved for in a config of plain containers."""
+    if matched is not None:
+        *path, last = matched.by.split(".")
+        for name in path:
+            stored = stored[name]
+        stored[last] = matched.size
+
+
+def _solve(count: Callable[[int], int], target: int) -> int | None:
+    """The positive integer at which an increasing function is nearest to a target; None for a target out of range."""
+    low = high = 1
+    while count(high) < target:
+        low, high = high, 8 * high
+        if high > LARGEST or count(high) == count(low):
+            return None
+    if count(1) > target:
+        return None
+    for step in itertools.count():
+        if high - low <= 1:
+            return min((low, high), key=lambda number: abs(count(number) - target))
+        # Counts are linear in most sizes and quadratic in others, where bisection bounds the number of steps.
+        part = (target - count(low)) / (count(high) - count(low)) if step % 2 == 0 else 0.5
+        middle = min(max(low + int(part * (high - low)), low + 1), high - 1)
+        low, high = (middle, high) if count(middle) <= target else (low, middle)
+    return None
+
+
+def _count(config: DictConfig, quantity: str, vocab_size: int) -> int:
+    """The quantity of a config's network; `model.vocab_size` is set where it is null."""
+    if config.model.vocab_size is None:
+        config.model.vocab_size = vocab_size
+    with torch.device("meta"):
+        network = instantiate(config.network, _convert_="all")
+    return network.num_parameters() if quantity == "num_parameters" else getattr(count_costs(network), quantity)
+
+
+def _reference(config: DictConfig, invocation: Invocation, by: str, program: str) -> DictConfig:
+    """The config of a run without its overrides of `AXES` and of the size."""
+    keys = ((word, word.lstrip("+~").partition("=")[0]) for word in invocation.overrides)
+    kept = [word for word, key in keys if key != by and re.split(r"[./@]", key)[0] not in (*AXES, "match", "resume")]
+    with keep_hydra():
+        reference, _ = compose_run(program, kept)
+    reference.task.labels = config.task.labels
+    return reference

@@ -1,0 +1,55 @@
+"""The programs `train` and `evaluate`: `tinyformer train`, and `python train.py` in a checkout."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from tinyformer.config.admission import inherit_architecture, offer_stored_run
+from tinyformer.config.early import check_early
+from tinyformer.config.entry import ending_at_ctrl_c, run_program
+from tinyformer.config.invocation import Invocation
+from tinyformer.config.resume import expand_resume
+from tinyformer.files import import_matplotlib
+
+if TYPE_CHECKING:
+    from tinyformer.checkpoint.file import Checkpoint
+
+# Torch and Lightning take seconds to import: the jobs import them once the config is composed.
+
+
+def train_program(command: str, num_words: int = 0) -> int:
+    """Train the model that the command line describes; see `run_program`."""
+
+    def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+        is_resumed_sweep = invocation.is_sweep and config.resume is not None
+        if not is_resumed_sweep:  # a job that has ended is skipped, even if its text files no longer exist
+            check_early(config, invocation.choices)
+        with ending_at_ctrl_c():
+            import_matplotlib()
+            from tinyformer.run.start import continue_job
+            from tinyformer.run.training_run import train
+
+        if not is_resumed_sweep or continue_job(config, folder):
+            train(config, folder, invocation)
+
+    return run_program(job, "train", command, lambda words: inherit_architecture(expand_resume(words)), num_words)
+
+
+def evaluate_program(command: str, num_words: int = 0) -> int:
+    """Evaluate the checkpoint that the command line names; see `run_program`."""
+    checkpoints: list[Checkpoint | None] = []
+
+    def prepare(arguments: Sequence[str]) -> Sequence[str]:
+        checkpoints.append(offer_stored_run(arguments))
+        return arguments
+
+    def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+        with ending_at_ctrl_c():
+            import_matplotlib()
+            from tinyformer.run.evaluation_run import evaluate
+
+        evaluate(config, folder, invocation, checkpoints[0])
+
+    return run_program(job, "evaluate", command, prepare, num_words)

@@ -1,0 +1,205 @@
+"""The summary of a run: lines to print, and `results.json`."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tinyformer.analysis import Event
+from tinyformer.config.errors import printable
+from tinyformer.data import DataModule, PairSplit, QuestionSplit
+from tinyformer.data.base import count, shortened
+from tinyformer.files import atomic_write, relative_path
+from tinyformer.tasks import Task
+from tinyformer.training import AttentionTelemetry
+from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.callbacks.report import Report
+
+Metrics = Mapping[str, float | None]
+"""The metrics of a split, by name; None for one that is undefined."""
+
+PREFIXES = {"train": "train", "validation": "val", "test": "test", "all": "val"}
+"""The prefix of the metrics of each split."""
+
+COUNTS = ("num_tokens", "num_bytes", "num_unknown")
+"""The sizes of a split that `results.json` has."""
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Write `results.json`, with null for numbers that JSON lacks, such as nan."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in results.items()
+    }
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(finite, indent=2, ensure_ascii=False) + "\n")
+
+
+def split_results(metrics: Metrics, split: Any, name: str, limit: float | None) -> dict[str, Any]:
+    """The part of `results.json` about one split: its metrics and its size.
+
+    Args:
+        metrics: the metrics of the split.
+        split: the split.
+        name: its name, from which the prefix of the keys follows.
+        limit: `trainer.limit_val_batches`; where only a part is scored, its size is not known.
+    """
+    counts = {key: None if is_partial(limit) else getattr(split, key) for key in COUNTS}
+    return {f"{PREFIXES[name]}/{key}": value for key, value in {**metrics, **counts}.items()}
+
+
+def describe_split(task: Task, metrics: Metrics, split: Any, name: str, limit: float | None) -> dict[str, str | None]:
+    """The lines of the summary about one split; see `split_results`."""
+    unknown = split.num_unknown
+    lines = task.describe(metrics, split) | {"unknown": f"{unknown:,} characters became <unk>" if unknown else None}
+    scored = f"over {split.num_tokens:,} tokens of {split.num_bytes:,} bytes"
+    if is_partial(limit):
+        scored = f"over a part of the text (trainer.limit_val_batches={limit})"
+    return {
+        f"{PREFIXES[name]} loss": f"{metrics['loss']:.4f} nats per {task.unit}, {scored}",
+        # Lines about a validation split carry no prefix, even beside those of a test split.
+        **{f"test {key}" if name == "test" else key: line for key, line in lines.items()},
+    }
+
+
+def data_results(data: DataModule, splits: Sequence[str]) -> dict[str, Any]:
+    """The part of `results.json` about what each split consists of, and what was left out of it, by the reason."""
+    return {
+        name: {
+            "files": len(data.files.get(name, ())),
+            f"{data.document}s": data.splits[name].num_documents,
+            "tokens": data.splits[name].num_tokens,
+            "left_out": data.left_out.get(name, {}),
+        }
+        for name in splits
+    }
+
+
+def describe_data(data: DataModule, splits: Sequence[str], remark: str) -> dict[str, str]:
+    """The line of the summary about data, with a remark, and one about each split; see `data_results`."""
+    hidden = f"; {count(data.num_hidden, 'hidden file')} not read" if data.num_hidden else ""
+    lines = {"data": f"{data.title}{remark}{hidden}"}
+    for name in splits:
+        split, files = data.splits[name], data.files.get(name)
+        origin = f"{count(len(files), 'file')} ({shortened(files)}), " if files else "held out, " if data.files else ""
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in data.left_out.get(name, {}).items())
+        lines[name] = (
+            f"{origin}{count(split.num_documents, data.document)}, {count(split.num_tokens, 'token')}"
+            f"{describe_too_long(split)}{'; left out: ' * bool(reasons)}{reasons}"
+        )
+    return lines
+
+
+def describe_too_long(split: Any) -> str:
+    """How many pairs or questions of a split did not fit into the context; empty where all did."""
+    facts: list[tuple[int, str, str]] = []
+    if isinstance(split, PairSplit):
+        facts = [(split.num_truncated, "pair", "truncated"), (split.num_skipped, "pair", "skipped")]
+    elif isinstance(split, QuestionSplit):
+        facts = [(split.num_truncated, "question", "truncated"), (split.num_lost(), "answer", "whole in no window")]
+    return "".join(f", {count(number, noun)} {fate}" for number, noun, fate in facts if number)
+
+
+def is_partial(limit: float | None) -> bool:
+    """Whether Lightning scores only a part of the batches: their number, or a fraction of all."""
+    return limit is not None and not (isinstance(limit, float) and limit == 1.0)
+
+
+def speed_results(report: Report) -> dict[str, Any]:
+    """The part of `results.json` about speed; null for what was not measured, as in a run without a report."""
+    total, peak = report.total, report.peak
+    return {
+        "throughput/tokens_per_second": total.tokens_per_second if total.tokens else None,
+        "throughput/mfu": total.mfu(peak) if peak else None,
+        "throughput/peak_tflops": peak.flops / 1e12 if peak else None,
+        "throughput/memory_gb": report.latest.get("throughput/memory_gb"),
+        "throughput/data_wait": total.data_wait if peak else None,
+        "seconds": report.seconds,
+    }
+
+
+def describe_speed(report: Report, steps: int) -> str:
+    """The lines of the summary about speed."""
+    total, peak = report.total, report.peak
+    rate = f"{total.tokens_per_second:,.0f} tokens/s" if total.tokens else "not measured"
+    speed = f"{rate}, {count(steps, 'step')} in {report.seconds:.0f} s"
+    if peak is None:
+        return speed
+    memory, share = report.latest["throughput/memory_gb"], f"{100 * total.mfu(peak):.0f} % of {peak}"
+    if math.isnan(total.flops):
+        share = "operations of an attention of your own are not counted"
+    return f"{speed}\n{share}, waiting for data {100 * total.data_wait:.1f} %, at most {memory:.2f} GB of memory"
+
+
+def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds: float) -> dict[str, Any]:
+    """The part of `results.json` about the time that telemetry took; empty without telemetry.
+
+    Args:
+        telemetry: the callbacks.
+        training_seconds: the time of the training steps alone.
+    """
+    if not telemetry:
+        return {}
+    seconds = sum(callback.seconds for callback in telemetry)
+    share = seconds / training_seconds if training_seconds else None  # None: too short to measure
+    return {"telemetry/seconds": seconds, "telemetry/share": share}
+
+
+def describe_telemetry(results: dict[str, Any], telemetry: Sequence[AttentionTelemetry]) -> str | None:
+    """The line of the summary about the time that telemetry took."""
+    if not telemetry:
+        return None
+    if refusals := [callback.refusal for callback in telemetry if callback.refusal]:
+        return f"left out: {refusals[0]}"
+    number, seconds = sum(callback.num_measurements for callback in telemetry), results["telemetry/seconds"]
+    share = results["telemetry/share"]
+    spent = f"{seconds:.2f} s for {count(number, 'measurement')}"
+    return spent if share is None else f"{100 * share:.1f} % of training time ({spent})"
+
+
+def describe_events(events: Sequence[Event], folder: Path, limit: int = 3) -> str | None:
+    """The lines of the summary about events of heads: the first ones, and the number of the others."""
+    lines = [str(event) for event in events[:limit]]
+    if len(events) > limit:
+        lines.append(f"and {len(events) - limit} more in {relative_path(folder)}/events.csv")
+    return "\n".join(lines) or None
+
+
+def describe_skipped(steps: Sequence[int]) -> str | None:
+    """The line of the summary about steps that were skipped since they were not finite."""
+    return f"{count(len(steps), 'step')} skipped, the first at step {steps[0]}" if steps else None
+
+
+def describe_non_finite(stop: NonFiniteStep, last: Path, command: str) -> str:
+    """The lines that say why a run stopped at a step that was not finite, and what may help.
+
+    Args:
+        stop: the step.
+        last: the last checkpoint, which may not exist.
+        command: the command that continues the run.
+    """
+    cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
+    if not last.exists():
+        return f"{stop}\nNothing was saved; {cures}."
+    return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {command}"
+
+
+def describe_profile(folder: Path) -> str:
+    """The line of the summary about the files that a profiler left in a run's folder."""
+    return ", ".join(
+        relative_path(path) for path in [*sorted(folder.glob("*-profile.txt")), *folder.glob("trace.json")]
+    )
+
+
+def print_summary(rows: dict[str, str | None]) -> None:
+    """Print names and values, one on each line, without those that are None."""
+    width = max(map(len, rows)) + 2
+    print()
+    for name, value in rows.items():
+        if value is not None:
+            print(f"{name:<{width}}{value}".replace("\n", "\n" + " " * width))
+
+
+def indent(text: str) -> str:
+    """A text with each line indented, without control characters."""
+    return "\n".join(f"  {printable(line)}" for line in text.splitlines())

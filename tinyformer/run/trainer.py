@@ -1,0 +1,347 @@
+"""Lightning's trainer of a run, its device, precision and attention kernels."""
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from hydra.utils import instantiate
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import (
+    LSFEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.config.checks import check_value
+from tinyformer.config.errors import ConfigError
+from tinyformer.data import DataModule, PairSplit, QuestionSplit
+from tinyformer.data.stream import Split
+from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
+from tinyformer.memory import keep_freed_memory
+from tinyformer.nn import AttentionMask, Network, kernel_of_layer
+from tinyformer.training.checkpoint_io import WholeCheckpointIO
+from tinyformer.training.loops import FitLoop
+from tinyformer.training.profilers import PROFILERS, make_profiler
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Modes of `torch.compile`."""
+
+
+MATMUL_PRECISIONS = ("highest", "high", "medium")
+"""Values of `torch.set_float32_matmul_precision`."""
+
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes that record the kernels of a step as CUDA graphs."""
+
+NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
+"""Arguments of Lightning's trainer that a run reads itself."""
+
+POSITIVE: dict[str, tuple[int, str]] = {
+    "max_steps": (2000, "must be at least 1, or -1 for no limit"),
+    "max_epochs": (1, "must be at least 1, or -1 for no limit"),
+    "accumulate_grad_batches": (1, "must be at least 1"),
+    "log_every_n_steps": (10, "must be at least 1"),
+    "val_check_interval": (100, "must be above 0: batches, or a fraction of an epoch"),
+    "limit_train_batches": (1, "must be above 0, batches or a fraction of them"),
+    "limit_val_batches": (1, "must be above 0, batches or a fraction of them: each validation writes the checkpoints"),
+}
+"""Arguments of Lightning's trainer that must be above 0, each with a value that works, and the reason."""
+
+CHOSEN = (
+    *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),
+    *("use_distributed_sampler", "inference_mode", "enable_autolog_hparams"),
+)
+"""Arguments of Lightning's trainer that a run sets itself."""
+
+REFUSED: dict[str, tuple[bool | int | None, str]] = {
+    "fast_dev_run": (False, "writes no checkpoint, with which a run ends; trainer.max_steps=1 is as short"),
+    "barebones": (False, "writes no checkpoint, with which a run ends"),
+    "enable_checkpointing": (True, "a run ends with a checkpoint"),
+    "reload_dataloaders_every_n_epochs": (0, "would repeat the first epoch"),
+    **dict.fromkeys(("limit_test_batches", "limit_predict_batches"), (None, "has no effect: only validation scores")),
+}
+"""Arguments that a run does not support: the only value that is accepted, and the reason."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Lightning's arguments and the device of a run.
+
+    Args:
+        arguments: arguments of Lightning's trainer, from the `trainer` group, with the precision resolved.
+        device: the device type.
+    """
+
+    arguments: dict[str, Any]
+    device: str
+
+    @property
+    def precision(self) -> Any:
+        """Lightning's precision."""
+        return self.arguments["precision"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of matrix products."""
+        return compute_dtype(self.precision)
+
+    @property
+    def limit(self) -> float | None:
+        """The number of validation batches that are scored, or their fraction; None for all."""
+        return self.arguments.get("overfit_batches") or self.arguments["limit_val_batches"]
+
+    def decoded_part(self, data: DataModule, name: str) -> Split:
+        """A split; of pairs or questions, only those in the batches that are scored."""
+        split = data.splits[name]
+        if self.limit is None or not isinstance(split, PairSplit | QuestionSplit):
+            return split
+        batches = len(data.evaluation_dataloader(name))
+        scored = int(self.limit * batches) if isinstance(self.limit, float) else self.limit
+        return split.first(scored * data.batch_size)
+
+
+def set_up_process() -> None:
+    """Silence messages of libraries that a user can do nothing about, and let the process keep the memory it frees."""
+    # "GPU available: False, used: False" and "`Trainer.fit` stopped: …": the summary says it.
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for library in ("httpx", "httpx2", "absl"):  # a line for each request to the Hub; ROUGE's tokenizer
+        logging.getLogger(library).setLevel(logging.WARNING)
+    for message in (
+        # A batch is one gather from a memory map, which takes microseconds: workers would cost more.
+        r"The '\w+_dataloader' does not have many workers",
+        # Lightning's own use of a deprecated function of torch.
+        r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        # Flex is compiled on CUDA only; the summary names the kernel.
+        r"flex_attention called without torch\.compile",
+        # Metrics are already summed over all processes.
+        r"It is recommended to use `self\.log\('val/",
+        # Evaluation batches are in order, whatever their sampler is called.
+        r"You requested to overfit but enabled val dataloader shuffling",
+        # A resumed run may leave callbacks out.
+        r"Be aware that when using `ckpt_path`",
+        # A short run may end before the first report.
+        r"The number of training batches .* is smaller than the logging interval",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    keep_freed_memory()
+
+
+def make_settings(config: DictConfig) -> Settings:
+    """The `trainer` group as Lightning's arguments, each checked.
+
+    Raises:
+        ConfigError: an argument does not exist, or has another type.
+        ArgumentError: an argument is out of range, or asks for a device that the machine does not have.
+    """
+    arguments: dict[str, Any] = OmegaConf.to_container(config.trainer, resolve=True)  # type: ignore[assignment]
+    if missing := [name for name in NEEDED if name not in arguments]:
+        raise ConfigError(f"trainer.{missing[0]} is needed; leave ~trainer.{missing[0]} out.")
+    with argument_path("trainer"):
+        _check_time(arguments.get("max_time"))
+        for name, value in arguments.items():
+            if not (name == "precision" and value == "auto"):
+                check_value(L.Trainer, name, value, f"trainer.{name}")
+        for name, (example, reason) in POSITIVE.items():
+            value = arguments.get(name)
+            if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
+                raise ArgumentError(name, value, reason, {name: example})
+        _refuse_arguments(arguments)
+        if (arguments.get("num_nodes") or 1) > 1 and not _is_in_cluster():
+            reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
+            raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
+        strategy = str(arguments.get("strategy"))
+        if strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
+            reason = "starts processes with a copy of the run, which cannot be made"
+            raise ArgumentError("strategy", strategy, reason, {"strategy": "ddp"})
+        for name, choices in (("profiler", PROFILERS), ("gradient_clip_algorithm", ("norm", "value"))):
+            if arguments.get(name) is not None:
+                require_choice(name, arguments[name], choices)
+        device = resolve_device(arguments["accelerator"])
+    require_choice("matmul_precision", config.matmul_precision, MATMUL_PRECISIONS)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    if device == "cuda":
+        torch.cuda.set_device(_own_gpu(arguments["devices"]))
+    arguments["precision"] = resolve_precision(arguments["precision"], device)
+    return Settings(arguments, device)
+
+
+def _check_time(limit: Any) -> None:
+    """Refuse what is not a time in a sentence about it: Lightning's are about the arguments of `timedelta`."""
+    try:
+        Timer(limit)
+    except (AttributeError, TypeError, MisconfigurationException) as error:
+        reason = "must be days, hours, minutes and seconds as DD:HH:MM:SS, or a mapping of some of these"
+        raise ArgumentError("max_time", limit, reason, {"max_time": "00:00:30:00"}) from error
+
+
+def _refuse_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse arguments of Lightning's trainer that would not do in a run what Lightning documents."""
+    for name in sorted(arguments.keys() & CHOSEN):
+        raise ArgumentError(name, arguments[name], "is chosen by the run; remove it")
+    for name, (accepted, reason) in REFUSED.items():
+        if arguments.get(name) not in (None, accepted):
+            raise ArgumentError(name, arguments[name], reason, {name: accepted})
+
+
+def compile_arguments(config: DictConfig, settings: Settings) -> dict[str, Any] | None:
+    """The arguments of `torch.compile`; None if the network is not compiled. "auto" compiles on CUDA.
+
+    Raises:
+        ArgumentError: `compile` or `compile_mode` is not a choice, or the mode gives wrong gradients.
+    """
+    is_compiled = {"auto": settings.device == "cuda", True: True, False: False}
+    if config.compile not in is_compiled:
+        raise ArgumentError("compile", config.compile, "must be true, false or auto")
+    require_choice("compile_mode", config.compile_mode, COMPILE_MODES)
+    if not is_compiled[config.compile]:
+        return None
+    if config.compile_mode in WITH_CUDA_GRAPHS and (settings.arguments.get("accumulate_grad_batches") or 1) > 1:
+        # A graph overwrites the gradients of the batch before it: github.com/pytorch/pytorch/issues/169545.
+        reason = "accumulates wrong gradients in CUDA graphs, with trainer.accumulate_grad_batches above 1"
+        raise ArgumentError("compile_mode", config.compile_mode, reason, {"compile_mode": "default"})
+    return {"mode": config.compile_mode}
+
+
+def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
+    """Choose the attention backend of every layer for the whole run, and name the kernel that runs in each.
+
+    Args:
+        network: the model.
+        settings: the settings of the run.
+        mask: the task's mask.
+        training: whether there is a backward pass.
+    """
+    device, dtype = settings.device, settings.dtype
+    mask = mask.to(device)
+    with argument_path("network"):
+        network.resolve_backends(device, dtype, mask, training)
+    layers = zip(network.attentions(), network.attention_masks(mask), strict=True)
+    return [kernel_of_layer(layer, device, dtype, own, training=training) for layer, own in layers]
+
+
+def make_callbacks(config: DictConfig) -> list[L.Callback]:
+    """The callbacks of the `callbacks` group, without entries that are null."""
+    nodes = [node for node in config.callbacks.values() if node is not None]
+    return [instantiate(node, _convert_="all") for node in nodes]
+
+
+def training_trainer(
+    settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
+) -> L.Trainer:
+    """Lightning's trainer for a run."""
+    trainer = _make_trainer(
+        **{name: value for name, value in settings.arguments.items() if name not in ("profiler", "plugins")},
+        profiler=make_profiler(settings.arguments.get("profiler"), folder),
+        default_root_dir=folder,
+        logger=list(loggers),
+        callbacks=list(callbacks),
+        plugins=[*(settings.arguments.get("plugins") or []), WholeCheckpointIO()],
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+    )
+    trainer.fit_loop = FitLoop(trainer)
+    return trainer
+
+
+def require_one_process(trainer: L.Trainer) -> None:
+    """Refuse a trainer that starts processes by repeating the command of this one, which may be a notebook.
+
+    Raises:
+        ConfigError: it would start some.
+    """
+    if trainer.world_size > 1 and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+        devices = f"trainer.devices={trainer.num_devices}"
+        raise ConfigError(
+            f"{devices}: tinyformer.train is one process; `tinyformer train` on the command line starts more."
+        )
+
+
+def scoring_trainer(
+    settings: Settings,
+    folder: Path,
+    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[L.Callback] = (),
+    profiler: str | None = None,
+) -> L.Trainer:
+    """Lightning's trainer for scoring a split: on one device, without a progress bar."""
+    replaced = {
+        "enable_progress_bar": False,
+        "devices": [torch.cuda.current_device()] if settings.device == "cuda" else 1,
+        "num_nodes": 1,
+        "strategy": "auto",
+        "profiler": make_profiler(profiler, folder),
+    }
+    return _make_trainer(
+        **settings.arguments | replaced,
+        default_root_dir=folder,
+        logger=list(loggers),
+        callbacks=list(callbacks),
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        inference_mode=False,  # as in validation during training, so that its compiled graph is reused
+    )
+
+
+@contextlib.contextmanager
+def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
+    """Compute outside the trainer's loops as inside them: on its device, in its precision.
+
+    Its loops leave the network on the CPU. A compiled network runs uncompiled here, since each new shape would compile
+    it again; FlexAttention stays compiled.
+    """
+    network.to(trainer.strategy.root_device)
+    compiled, network._compiled_call_impl = network._compiled_call_impl, None
+    try:
+        with trainer.precision_plugin.forward_context():
+            yield
+    finally:
+        network._compiled_call_impl = compiled
+
+
+def _own_gpu(devices: Any) -> int:
+    """The GPU of this process; Lightning makes it the current one only when training starts."""
+    with _told_by_trainer():
+        indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
+    rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+    return indices[rank % len(indices)]
+
+
+def _is_in_cluster() -> bool:
+    """Whether a launcher outside this run starts its processes; otherwise it would wait for the other nodes forever."""
+    clusters = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+    return "NODE_RANK" in os.environ or any(cluster.detect() for cluster in clusters)
+
+
+def _make_trainer(**arguments: Any) -> L.Trainer:
+    """Lightning's trainer.
+
+    Raises:
+        ConfigError: Lightning refuses an argument.
+    """
+    with _told_by_trainer():
+        return L.Trainer(**arguments)
+
+
+@contextlib.contextmanager
+def _told_by_trainer() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error
