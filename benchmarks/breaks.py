@@ -424,7 +424,7 @@ BREAKS = (
         'settings.get("do_lower_case", False)',
         ("tests/interop/test_vocabulary.py",),
     ),
-    # inspection
+    # model
     Break(
         "weights_of_queries_before_they_are_replaced",
         "model/forward.py",

@@ -11,15 +11,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer import model as inspection
 from tinyformer.analysis import Analysis, Findings, Subject
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.model.ablation import Head, ablated_heads
+from tinyformer.model.description import Origin, describe
 from tinyformer.model.forward import ForwardPass, Replacement, forward_pass, lengths_of, without_padding
+from tinyformer.model.maps import maps_of_batch
 from tinyformer.model.points import Points, points_of
+from tinyformer.model.text_maps import TextMaps
 from tinyformer.nn import EncoderDecoder, Network
 from tinyformer.run.analysis_run import analyse, make_subject
 from tinyformer.run.evaluation_run import evaluation_in_python
@@ -62,12 +64,12 @@ class Model:
         network: Network,
         tokenizer: TextTokenizer | None,
         task: Task,
-        origin: "inspection.Origin | None" = None,
+        origin: Origin | None = None,
     ) -> None:
         self.network, self.task, self.origin, self._tokenizer = network.eval(), task, origin, tokenizer
 
     def __repr__(self) -> str:
-        return inspection.describe(type(self).__name__, self.network, self.task, self.origin)
+        return describe(type(self).__name__, self.network, self.task, self.origin)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -138,14 +140,14 @@ class Model:
         return without_padding(logits, lengths_of(batch)["seq"]) if logits.ndim == 3 else logits
 
     @overload
-    def attention(self, texts: str, *others: Any, **named: Any) -> "inspection.TextMaps": ...
+    def attention(self, texts: str, *others: Any, **named: Any) -> TextMaps: ...
 
     @overload
     def attention(
         self, texts: Sequence[str | tuple[str, str]] | Tensor, *others: Any, **named: Any
-    ) -> "list[inspection.TextMaps]": ...
+    ) -> list[TextMaps]: ...
 
-    def attention(self, texts: Texts, *others: Any, **named: Any) -> "inspection.TextMaps | list[inspection.TextMaps]":
+    def attention(self, texts: Texts, *others: Any, **named: Any) -> TextMaps | list[TextMaps]:
         """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
 
         An encoder–decoder has them for a source and its target: `maps["cross", layer, head]`. For several
@@ -156,7 +158,7 @@ class Model:
         """
         batch = self._batch(texts, *others, **named)
         require_one_window(batch)
-        maps = inspection.maps_of_batch(self.network, self.task, self._tokenizer, batch, str(self.origin or ""))
+        maps = maps_of_batch(self.network, self.task, self._tokenizer, batch, str(self.origin or ""))
         return maps[0] if isinstance(texts, str) else maps
 
     def run(

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer import model as inspection
+from tinyformer import model as models
 from tinyformer.analysis import CROSS_MEANINGS, CROSS_MEASURES, MEANINGS, MEASURES, PATTERNS, Words, words_of
 from tinyformer.analysis import Axes as TokenStrings
 from tinyformer.analysis.measures.capture import CapturedMaps
@@ -299,13 +299,13 @@ class TextMaps:
             ablated=[layer.is_ablated for layer in self.layers],
         )
 
-    def __sub__(self, other: "TextMaps") -> "inspection.MapsDifference":
+    def __sub__(self, other: "TextMaps") -> "models.MapsDifference":
         """The difference from the maps of another model for the same tokens.
 
         Raises:
             ArgumentError: the tokens differ, or no head is in both models.
         """
-        return inspection.MapsDifference(self, other) if isinstance(other, TextMaps) else NotImplemented
+        return models.MapsDifference(self, other) if isinstance(other, TextMaps) else NotImplemented
 
     def __repr__(self) -> str:
         parts = []
