@@ -31,6 +31,7 @@ Text: TypeAlias = str | Sequence[str]
 """A text, or the two texts of a pair for a classifier."""
 
 
+@runtime_checkable
 class Trained(Protocol):
     """A trained model to analyse, such as `tinyformer.Model`."""
 
