@@ -108,7 +108,7 @@ def test_captured_and_replaced_points_are_those_of_the_library(family: str, tmp_
     sides = Sides(family, tmp_path)
     hooks = {point: hook for point in sides.ours.points if (hook := hook_of(point, family))}
     assert len(hooks) >= len(sides.ours.points) - {"t5": 9}.get(family, 1)
-    logits, activations = sides.run("*")
+    logits, activations = sides.run(capture="*")
     assert logits.shape[-1] == VOCAB
     with torch.no_grad():
         expected, cache = sides.bridge.run_with_cache(IDS, **sides.arguments)
