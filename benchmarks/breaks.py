@@ -376,7 +376,7 @@ BREAKS = (
     # checkpoints, generation, the model in Python
     Break(
         "labels_ignored_by_a_start",
-        "run/start.py",
+        "run/starting_checkpoint.py",
         '(task["readout"]["_target_"], task["labels"]) == (config.task.readout._target_, config.task.labels)',
         'task["readout"]["_target_"] == config.task.readout._target_',
         ("tests/config/test_admission.py",),

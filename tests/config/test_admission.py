@@ -29,7 +29,7 @@ from tinyformer.config.admission import (
 from tinyformer.config.invocation import config_dir
 from tinyformer.config.sweep import compose_run
 from tinyformer.errors import ArgumentError
-from tinyformer.run.start import has_same_readout
+from tinyformer.run.starting_checkpoint import has_same_readout
 
 Plain = dict[str, Any]
 CALL = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}

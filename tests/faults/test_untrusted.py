@@ -18,7 +18,7 @@ import tinyformer
 from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare.__main__ import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
-from tinyformer.run import start
+from tinyformer.run import starting_checkpoint as start
 from tinyformer.run.scores import register_score
 
 CALL: dict[str, Any] = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}

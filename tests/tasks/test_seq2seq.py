@@ -14,8 +14,8 @@ from tinyformer.batch import IGNORED
 from tinyformer.data import ByteTokenizer, CharTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import Seq2Seq
-from tinyformer.tasks.reading import TextReader
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
+from tinyformer.tasks.user_texts import TextReader
 
 TOKENIZER = ByteTokenizer().build([])
 PROBABILITIES = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], [[0.2, 0.7, 0.1], [1 / 3, 1 / 3, 1 / 3]]])

@@ -22,7 +22,7 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Task
-from tinyformer.tasks.reading import is_row
+from tinyformer.tasks.user_texts import is_row
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""

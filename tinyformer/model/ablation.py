@@ -13,7 +13,7 @@ from tinyformer.analysis.ablation import MODES, Outputs, Replacement, gated, out
 from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn.cache import Cache
-from tinyformer.tasks.reading import SOME_TEXTS
+from tinyformer.tasks.user_texts import SOME_TEXTS
 
 Head: TypeAlias = Sequence[int | str]
 """The address of a head: (layer, head), or (kind, layer, head) in an encoder–decoder."""

@@ -18,7 +18,7 @@ from tinyformer.model.model import Model
 from tinyformer.nn import EncoderDecoder, SpanReadout
 from tinyformer.run.parts import make_network, require_known_tokens
 from tinyformer.run.scores import register_score
-from tinyformer.run.start import tokenizer_of
+from tinyformer.run.starting_checkpoint import tokenizer_of
 from tinyformer.tasks import SpanExtraction
 from tinyformer.tasks.span import is_positive
 

@@ -27,8 +27,8 @@ from tinyformer.run.analysis_run import analyse, make_subject
 from tinyformer.run.evaluation_run import evaluation_in_python
 from tinyformer.run.run import Evaluation
 from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
-from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids
 from tinyformer.tasks.span import require_one_window
+from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ from tinyformer.data import DataModule
 from tinyformer.data.generated.module import GeneratedDataModule
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.run.parts import make_data
-from tinyformer.run.start import tokenizer_of
+from tinyformer.run.starting_checkpoint import tokenizer_of
 
 
 def prepare_data(

@@ -28,7 +28,7 @@ def train_program(command: str, num_words: int = 0) -> int:
             check_early(config, invocation.choices)
         with ending_at_ctrl_c():
             import_matplotlib()
-            from tinyformer.run.start import continue_job
+            from tinyformer.run.starting_checkpoint import continue_job
             from tinyformer.run.training_run import train
 
         if not is_resumed_sweep or continue_job(config, folder):

@@ -14,7 +14,7 @@ from tinyformer.config.invocation import Invocation
 from tinyformer.data import DataModule
 from tinyformer.nn import Network
 from tinyformer.run.match import Matched
-from tinyformer.run.start import Start
+from tinyformer.run.starting_checkpoint import Start
 from tinyformer.run.trainer import Settings
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, FiniteCheck, TrainingModule, TrainingScores

@@ -15,7 +15,7 @@ from tinyformer.generation.sampling import Sampling, generate, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
 from tinyformer.run.summary import indent
 from tinyformer.tasks import Seq2Seq, Task
-from tinyformer.tasks.reading import TextReader
+from tinyformer.tasks.user_texts import TextReader
 
 NUM_OUTPUTS = 3
 """Outputs of a split that are printed."""

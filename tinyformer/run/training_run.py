@@ -29,7 +29,7 @@ from tinyformer.run.match import match_size, set_size
 from tinyformer.run.parts import check_config, evaluation_mask, make_task, require_known_tokens
 from tinyformer.run.run import Run
 from tinyformer.run.run_results import has_test, score_training, summarise_training
-from tinyformer.run.start import load_start, make_starting_network, prepare_data
+from tinyformer.run.starting_checkpoint import load_start, make_starting_network, prepare_data
 from tinyformer.run.summary import describe_non_finite
 from tinyformer.run.trainer import (
     Settings,

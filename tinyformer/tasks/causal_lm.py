@@ -13,7 +13,7 @@ from tinyformer.errors import require_numbers
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.reading import TextReader, Texts, texts_of
+from tinyformer.tasks.user_texts import TextReader, Texts, texts_of
 
 
 class CausalLM(TokenTask):

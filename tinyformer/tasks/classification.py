@@ -12,8 +12,8 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import AttentionMask
-from tinyformer.tasks.reading import TextReader, Texts
 from tinyformer.tasks.task import Task
+from tinyformer.tasks.user_texts import TextReader, Texts
 
 
 class Classification(Task):

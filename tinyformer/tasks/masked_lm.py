@@ -13,7 +13,7 @@ from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.reading import TextReader, Texts
+from tinyformer.tasks.user_texts import TextReader, Texts
 
 
 class MaskedLM(TokenTask):

@@ -15,8 +15,8 @@ from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.language import TokenTask, perplexity
-from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, require_token_ids, texts_of
 from tinyformer.tasks.text_metrics import text_metrics
+from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids, texts_of
 
 Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
 """A target, a list of targets, or of their token ids without those that begin and end a target."""

@@ -16,8 +16,8 @@ from tinyformer.data.sources.files import SURROGATE
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask
 from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
-from tinyformer.tasks.reading import SOME_TEXTS, TextReader, Texts, texts_of
 from tinyformer.tasks.task import Task
+from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, texts_of
 
 NUM_WINDOWS = 32
 """The number of windows in a batch of `SpanExtraction.answer`."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask, Network, Transformer
-from tinyformer.tasks.reading import TextReader, Texts
+from tinyformer.tasks.user_texts import TextReader, Texts
 
 
 class Task(ABC):

@@ -29,7 +29,7 @@ from tinyformer.programs.convert.configs import (
     meta_network,
     network_class,
 )
-from tinyformer.run.start import tokenizer_of
+from tinyformer.run.starting_checkpoint import tokenizer_of
 
 WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
 """Arguments that do not change the function of a trained network."""
