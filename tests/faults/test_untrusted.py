@@ -18,7 +18,7 @@ import tinyformer
 from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare.__main__ import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
-from tinyformer.run import starting_checkpoint as start
+from tinyformer.run import starting_checkpoint
 from tinyformer.run.scores import register_score
 
 CALL: dict[str, Any] = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
@@ -239,7 +239,7 @@ def test_a_run_starts_from_no_sizes_that_the_weights_lack(
     raw = torch.load(trained.last, weights_only=True)
     raw["tinyformer"]["overrides"] |= {"attention.head_dim": 2**20, "model.num_heads": 8}
     torch.save(raw, "large.ckpt")
-    monkeypatch.setattr(start, "make_seeded_network", None)  # which would allocate them
+    monkeypatch.setattr(starting_checkpoint, "make_seeded_network", None)  # which would allocate them
     ended = program("train.py", f"init_from=large.ckpt {TEXT} trainer.max_steps=2 trainer.precision=32-true")
     assert (ended.code, "init_from=large.ckpt: " in ended.err) == (2, True), ended.err
 
