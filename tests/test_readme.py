@@ -40,8 +40,11 @@ FENCE = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
 BLOCKS = [(kind, block) for page in PAGES.values() for kind, block in FENCE.findall(page)]
 PYTHON = {block for kind, block in BLOCKS if kind == "python"}
 LOOKING = sorted(block for block in PYTHON if ".attention(" in block)
+ANALYSING = [block for block in PYTHON if "model.analyse(" in block]
 LOADING = sorted(
-    block for block in PYTHON if "outputs/…" in block and "tinyformer.load" in block and block not in LOOKING
+    block
+    for block in PYTHON
+    if "outputs/…" in block and "tinyformer.load" in block and block not in (*LOOKING, *ANALYSING)
 )
 TRANSLATING = [block for block in PYTHON if "outputs/translate" in block]
 ANSWERING = [block for block in PYTHON if "outputs/span" in block]
@@ -338,6 +341,16 @@ def test_command_at_full_size(line: str, place: Path) -> None:
 
 
 @pytest.mark.slow
+def test_analysing_in_python(place: Path) -> None:
+    (block,) = ANALYSING
+    block = block.replace('"analysis.mode=mean"', '"analysis.mode=mean", "data.files=book.txt"')
+    names: dict[str, Any] = {}
+    exec(block.replace("outputs/…", "outputs/run").replace("(model)", '(model.sample(9, ["data.files=book.txt"]))'), names)
+    assert names["findings"].tables["ablation"] == (names["columns"], names["rows"])
+    assert Path("ablation.png").is_file()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("block", LOADING)
 def test_loading_in_python(block: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(block.replace("outputs/…", "outputs/run"), {})
@@ -391,7 +404,7 @@ def test_capturing_in_python(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_python_block_is_run() -> None:
-    assert {*LOADING, *LOOKING, *TRANSLATING, *ANSWERING, *CAPTURING, *TRAINING, *MINE} == PYTHON
+    assert {*LOADING, *LOOKING, *ANALYSING, *TRANSLATING, *ANSWERING, *CAPTURING, *TRAINING, *MINE} == PYTHON
     classes = {part for block in MINE for part in block.split("\n\n\n")[1:]}
     assert all(part.strip() in MINE[-1] for part in classes)  # commands run with the whole
 
