@@ -345,7 +345,8 @@ def test_analysing_in_python(place: Path) -> None:
     (block,) = ANALYSING
     block = block.replace('"analysis.mode=mean"', '"analysis.mode=mean", "data.files=book.txt"')
     names: dict[str, Any] = {}
-    exec(block.replace("outputs/…", "outputs/run").replace("(model)", '(model.sample(9, ["data.files=book.txt"]))'), names)
+    sample = '(model.sample(9, ["data.files=book.txt"]))'
+    exec(block.replace("outputs/…", "outputs/run").replace("(model)", sample), names)
     assert names["findings"].tables["ablation"] == (names["columns"], names["rows"])
     assert Path("ablation.png").is_file()
 
