@@ -79,8 +79,8 @@ ADAPTED = {
 """What a command asks of the network or of an earlier run, and what stands in for it here."""
 
 SMALL_MODULE = {
-    "tinyformer.programs.doctor": ["--variants", "mha", "--dtypes", "fp32"],
-    "tinyformer.programs.findings": ["--results", "results"],  # not those of the checkout
+    "doctor": ["--variants", "mha", "--dtypes", "fp32"],
+    "findings": ["--results", "results"],  # not those of the checkout
 }
 """What is added to the command of a program that takes no overrides."""
 

@@ -78,6 +78,7 @@ KILLED = {
         ("best.ckpt", "last.ckpt"),
     ),
     "language model": (f"{TEXT} generate.temperature=0", ("results.json",)),
+    "accumulated": (f"{TEXT} generate.temperature=0 trainer.accumulate_grad_batches=3", ("previous.ckpt",)),
 }
 """Data of a run, and files: the first write that a kill prevents is that of the last of them to be there."""
 

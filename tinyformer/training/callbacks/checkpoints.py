@@ -135,7 +135,7 @@ class Checkpoints(Checkpoint):
         signal_number = self._signal_of_any_process(trainer)
         if signal_number or self.is_due:
             self.is_due = False
-            trainer.save_checkpoint(self.last)
+            self._save(trainer, self.last)
         if signal_number:
             raise Interrupted(signal_number)
 
@@ -143,14 +143,12 @@ class Checkpoints(Checkpoint):
         """Save checkpoints."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
-        for logger in trainer.loggers:
-            logger.save()  # so that a run resumed from this checkpoint has its metrics
         if self._is_best(value := float(trainer.callback_metrics[self.monitor])):
             self.best_value = value
-            trainer.save_checkpoint(self.best)
+            self._save(trainer, self.best)
         self.is_due = bool(cast(TrainingModule, pl_module).step_targets)  # gradients are accumulated
         if not self.is_due:
-            trainer.save_checkpoint(self.last)
+            self._save(trainer, self.last)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the signal handlers before Lightning restores its own, which it does before `teardown`.
@@ -166,6 +164,12 @@ class Checkpoints(Checkpoint):
         """Restore the signal handlers, except after a signal: the next one must still end the process at once."""
         if self.signal_number is None:
             self._restore_handlers()
+
+    def _save(self, trainer: L.Trainer, path: Path) -> None:
+        """Write a checkpoint, and before it the metrics, which a run that is resumed from it must have."""
+        for logger in trainer.loggers:
+            logger.save()
+        trainer.save_checkpoint(path)
 
     def _signal_of_any_process(self, trainer: L.Trainer) -> int:
         """The number of the signal that any process of the run has received; 0 if there was none."""
