@@ -464,3 +464,9 @@ def test_a_run_inherits_what_differs_in_the_architecture(file: Any) -> None:
     assert config.norm == {"_target_": "mine.Norm", "_partial_": True, "eps": 1e-5, "gain": 2}
     with pytest.raises(ValueError, match=r"attention=mha: the checkpoint of init_from=.* has attention=gqa; leave"):
         inherit_architecture([*words, "attention=mha"])
+
+
+def test_a_deleted_value_may_refer_to_a_missing_one() -> None:
+    source = admission.composed({"data": "text", "~data.source.files": None})[0]["data"]["source"]
+    assert "files" not in source
+    assert "files" in admission.composed({"data": "text"})[0]["data"]["source"]

@@ -9,6 +9,7 @@ computes, such as `${model.d_model}`, only where it was overridden. So a later c
 checkpoint as it is, and an override of `model.d_model` acts on what follows from it.
 """
 
+import copy
 import difflib
 import functools
 import importlib
@@ -438,12 +439,16 @@ def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]
         NotAdmittedError: there is no such key to delete.
     """
     register_head_resolver()
-    deleted = [key for key in overrides if key.startswith("~")]
     chosen = (f"{axis}={overrides[axis]}" for axis in AXES if overrides.get(axis) in choices_of(axis))
-    try:
-        return _compose(*chosen, *deleted)
-    except HydraException as error:
-        raise NotAdmittedError(deleted[0][1:], "cannot be deleted by a checkpoint") from error
+    base, choices = copy.deepcopy(_compose(*chosen))
+    for key in (key[1:] for key in overrides if key.startswith("~")):
+        # Hydra, which would resolve the value before it deletes it, cannot delete one that refers to a missing value.
+        *owners, name = key.split(".")
+        node = functools.reduce(lambda node, owner: node.get(owner) or {}, owners, base)
+        if name not in node:
+            raise NotAdmittedError(key, "cannot be deleted by a checkpoint")
+        del node[name]
+    return base, choices
 
 
 @functools.cache
