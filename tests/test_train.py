@@ -377,7 +377,7 @@ def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: 
     [
         ("modle.d_model=8", "modle.d_model: there is no such key."),
         ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=128; model.num_heads=2 works."),
-        ("model.num_heads=x", "model.num_heads=x: should be a valid integer; model.num_heads=4 works."),
+        ("model.num_heads=x", "model.num_heads=x: should be a valid integer; model.num_heads=4 is the default."),
         ("data=text data.files=book.txt", "data.files=book.txt: the file does not exist; name a text file, "),
     ],
 )

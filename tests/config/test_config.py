@@ -72,11 +72,11 @@ def test_values_that_fit():
 
 
 UNFIT = [
-    ("share", "abc", "=abc: should be a valid number; part.share=0.5 works."),
-    ("share", None, "=null: should be a valid number; part.share=0.5 works."),
+    ("share", "abc", "=abc: should be a valid number; part.share=0.5 is the default."),
+    ("share", None, "=null: should be a valid number; part.share=0.5 is the default."),
     ("name", 3, "=3: should be a valid string"),
-    ("flag", "yes", "=yes: should be a valid boolean; part.flag=false works."),
-    ("kind", "c", "=c: should be 'a' or 'b'; part.kind=a works."),
+    ("flag", "yes", "=yes: should be a valid boolean; part.flag=false is the default."),
+    ("kind", "c", "=c: should be 'a' or 'b'; part.kind=a is the default."),
 ]
 
 

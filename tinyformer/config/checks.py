@@ -59,7 +59,7 @@ def check_value(function: Any, name: str, value: Any, key: str, example_of: Call
         name: the argument.
         value: its value, as plain containers.
         key: the config key of the value.
-        example_of: gives a value of a key that works; by default, `default_of`.
+        example_of: gives the default of a key; `default_of` unless given.
 
     Raises:
         ConfigError: the function has no such argument, or its type is another.
@@ -79,7 +79,7 @@ def check_value(function: Any, name: str, value: Any, key: str, example_of: Call
         example = (example_of or default_of)(key)
         if example is None and parameter.default is not parameter.empty:
             example = parameter.default
-        cure = "" if example is None else f"; {key}={format_value(example)} works"
+        cure = "" if example is None else f"; {key}={format_value(example)} is the default"
         raise ConfigError(f"{key}={format_value(value)}: {problem}{cure}.")
 
 

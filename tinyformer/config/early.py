@@ -1,7 +1,5 @@
 """Mistakes that a config alone shows, reported before torch and Lightning are imported, which takes seconds."""
 
-import contextlib
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +11,9 @@ from omegaconf.errors import InterpolationKeyError
 from tinyformer.config.checks import check_value, default_of, targets
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.invocation import config_dir
-from tinyformer.config.keys import key_of, key_of_argument
+from tinyformer.config.keys import key_of
 from tinyformer.data.sources.text_paths import find_files
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import argument_path
 from tinyformer.nn.sizes import head_dim_of, require_sizes
 
 
@@ -33,7 +31,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
     for axis, choice in _needed_axes():
         if config.get(axis) is None:
             raise ConfigError(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}={choice}.")
-    written, example_of = OmegaConf.to_container(config, resolve=False), functools.partial(_example, config, choices)
+    written, example_of = OmegaConf.to_container(config, resolve=False), functools.partial(default_of, choices=choices)
     for part in PARTS:
         if not OmegaConf.is_dict(OmegaConf.select(config, part, throw_on_resolution_failure=False)):
             continue
@@ -50,21 +48,6 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
                 check_value(check, name, value, key_of(written, f"{path}.{name}"), example_of)
             with argument_path(*path.split(".")):
                 check(**arguments)
-
-
-def _example(config: DictConfig, choices: Mapping[str, Any] | None, key: str) -> Any:
-    """The default of a key, or what the check of the sizes proposes if it does not fit the others; None for neither."""
-    trial, example = copy.deepcopy(config), default_of(key, choices)
-    if example is not None:
-        OmegaConf.update(trial, key, example)
-        try:
-            with contextlib.suppress(ConfigError):  # of another value, which is reported next
-                check_early(trial, choices)
-        except ArgumentError as error:
-            written = OmegaConf.to_container(config, resolve=False)
-            works = {(*error.owner, *name.split(".")): value for name, value in error.works.items()}
-            return next((value for path, value in works.items() if key_of_argument(written, path) == key), None)
-    return example
 
 
 def _needed_axes() -> Iterator[tuple[str, str]]:
