@@ -1,12 +1,11 @@
 """Type checks of a config against the signatures of the classes that its nodes name."""
 
 import difflib
-import functools
 import inspect
 import math
 import pydoc
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,12 +28,12 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
     Args:
         config: the whole config.
         part: the key of the node to check, such as `network`; the whole config by default.
-        choices: the choice of each axis; errors suggest a value from its file.
+        choices: the choice of each axis; errors name the default of its file.
 
     Raises:
         ConfigError: a class has no such argument, or its type is another.
     """
-    written, example_of = OmegaConf.to_container(config, resolve=False), functools.partial(default_of, choices=choices)
+    written = OmegaConf.to_container(config, resolve=False)
     for path in OBJECTS:
         node = OmegaConf.select(config, path, throw_on_resolution_failure=False)
         if not part and node is not None and (not OmegaConf.is_dict(node) or node.get("_target_") is None):
@@ -48,10 +47,10 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
             _require_factory(function, name, value, f"{path}.{name}")
             key = key_of(written, f"{path}.{name}")
             if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
-                check_value(function, name, value, key, example_of)
+                check_value(function, name, value, key, choices)
 
 
-def check_value(function: Any, name: str, value: Any, key: str, example_of: Callable[[str], Any] | None = None) -> None:
+def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping[str, Any] | None = None) -> None:
     """Check the value of one argument.
 
     Args:
@@ -59,7 +58,7 @@ def check_value(function: Any, name: str, value: Any, key: str, example_of: Call
         name: the argument.
         value: its value, as plain containers.
         key: the config key of the value.
-        example_of: gives the default of a key; `default_of` unless given.
+        choices: the choice of each axis, for the default that the error names.
 
     Raises:
         ConfigError: the function has no such argument, or its type is another.
@@ -76,7 +75,7 @@ def check_value(function: Any, name: str, value: Any, key: str, example_of: Call
     owner, parameter = parameters[name]
     problem = "must be finite" if _has_non_finite(value) else _type_problem(_type_hint(owner, name), value)
     if problem:
-        example = (example_of or default_of)(key)
+        example = default_of(key, choices)
         if example is None and parameter.default is not parameter.empty:
             example = parameter.default
         cure = "" if example is None else f"; {key}={format_value(example)} is the default"

@@ -1,6 +1,5 @@
 """Mistakes that a config alone shows, reported before torch and Lightning are imported, which takes seconds."""
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from tinyformer.config.checks import check_value, default_of, targets
+from tinyformer.config.checks import check_value, targets
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.invocation import config_dir
 from tinyformer.config.keys import key_of
@@ -22,7 +21,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
 
     Args:
         config: the whole config.
-        choices: the choice of each axis; errors suggest a value from its file.
+        choices: the choice of each axis; errors name the default of its file.
 
     Raises:
         ConfigError: an axis was deleted, or a value has another type.
@@ -31,7 +30,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
     for axis, choice in _needed_axes():
         if config.get(axis) is None:
             raise ConfigError(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}={choice}.")
-    written, example_of = OmegaConf.to_container(config, resolve=False), functools.partial(default_of, choices=choices)
+    written = OmegaConf.to_container(config, resolve=False)
     for part in PARTS:
         if not OmegaConf.is_dict(OmegaConf.select(config, part, throw_on_resolution_failure=False)):
             continue
@@ -45,7 +44,7 @@ def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) ->
             if any(each.default is each.empty and each.name not in arguments for each in parameters):
                 continue  # a factory, which gets the others later
             for name, value in arguments.items():
-                check_value(check, name, value, key_of(written, f"{path}.{name}"), example_of)
+                check_value(check, name, value, key_of(written, f"{path}.{name}"), choices)
             with argument_path(*path.split(".")):
                 check(**arguments)
 
