@@ -50,6 +50,7 @@ def mistake_in(*overrides: str) -> str:
     [
         ("seed=0", "none"),
         ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer; model.num_heads=4 is the default."),
+        ("~norm norm={a:1}", "norm: there is no such key any more; an earlier override removes it."),
         ("optimizer.lr=-1", "optimizer.lr=-1*; optimizer.lr=0.001 works."),
         ("schedule=wsd schedule.decay_fraction=2", "schedule.decay_fraction=2*; schedule.decay_fraction=0.2 works."),
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),

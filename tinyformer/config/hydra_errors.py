@@ -94,8 +94,8 @@ def _unknown_key(message: str, config_dir: Path, config_name: str) -> str:
     if not hint and key in keys:
         if "already" in message:
             return f"+{key}: adds a key that is there already; without the + it is set."
-        parent = key.rpartition(".")[0]
-        return f"{key}: there is no such key any more; an earlier override removes it or replaces {parent}."
+        or_replaces = f" or replaces {parent}" if (parent := key.rpartition(".")[0]) else ""
+        return f"{key}: there is no such key any more; an earlier override removes it{or_replaces}."
     hint = hint or nearest(key, [*keys, *_keys_of_choices(key, config_dir)])
     if not hint:
         by_last_part = {name.rpartition(".")[2]: name for name in reversed(keys)}
