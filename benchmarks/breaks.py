@@ -169,9 +169,9 @@ BREAKS = (
     ),
     Break(
         "the_same_tokens_dropped_in_each_epoch",
-        "data/labelled.py",
-        'Examples(self.splits["train"], self._token_dropout, (self.seed, epoch))',
-        'Examples(self.splits["train"], self._token_dropout, (self.seed,))',
+        "data/examples.py",
+        "Examples(split, self._token_dropout, (seed, epoch))",
+        "Examples(split, self._token_dropout, (seed,))",
         ("tests/data/test_examples.py",),
     ),
     Break(
@@ -186,7 +186,7 @@ BREAKS = (
         "data/splits.py",
         "elif whole.max(initial=0) < len(fractions):",
         "else:",
-        ("tests/data/test_splits.py", "tests/data/test_labelled.py"),
+        ("tests/data/test_splits.py", "tests/data/test_examples.py"),
     ),
     Break(
         "one_document_makes_up_a_split",
@@ -225,10 +225,10 @@ BREAKS = (
     ),
     Break(
         "the_unknowable_symbol_scored",
-        "data/generated/induction.py",
+        "data/generated/sequences.py",
         "position > period",
         "position >= period",
-        ("tests/data/test_induction.py",),
+        ("tests/data/test_generated.py",),
     ),
     Break(
         "half_of_an_odd_length",
@@ -614,7 +614,7 @@ BREAKS = (
     ),
     Break(
         "keys_are_scored",
-        "data/generated/recall.py",
+        "data/generated/sequences.py",
         "np.put_along_axis(scored, 2 * slots + 1, True, axis=1)",
         "np.put_along_axis(scored, 2 * slots, True, axis=1)",
         ("tests/data/test_generated.py",),

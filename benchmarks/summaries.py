@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from hydra.utils import instantiate
 
 from tinyformer.config.sweep import compose_run
-from tinyformer.data import PairDataModule, PairSplit
+from tinyformer.data import DataModule, PairSplit
 from tinyformer.data.sources.pydoc import Library
 from tinyformer.tasks.text_metrics import text_metrics
 
@@ -56,7 +56,7 @@ def rouge(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]
 def main() -> None:
     """Print the scores."""
     config, _ = compose_run("train", ["experiment=summarise_cpu", *sys.argv[1:]])
-    data: PairDataModule = instantiate(config.datamodule, _convert_="all")
+    data: DataModule = instantiate(config.datamodule, _convert_="all")
     data.prepare()
     test, names = data.splits["test"], names_by_pair()
     rows = range(test.num_documents)

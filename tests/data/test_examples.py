@@ -1,5 +1,6 @@
-"""Labelled sequences and batches: truncation, padding, order and token dropout."""
+"""Labelled texts: sequences and batches, token dropout, what is held out, which classes there are."""
 
+import random
 from itertools import chain
 
 import numpy as np
@@ -8,13 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.data import ByteTokenizer, Examples, LabelledSplit, SimilarLengthLoader
+from tinyformer.data import ByteTokenizer, ExampleFormat, Examples, LabelledSplit, SimilarLengthLoader, SourceDataModule
 from tinyformer.data.examples import truncate
+from tinyformer.data.sources.documents import from_columns
+from tinyformer.errors import ArgumentError
+from tinyformer.tasks import Classification
 
 from .streams import EOS, split_of
 
 TOKENIZER = ByteTokenizer().build([]).with_mask()
-lengths_of_texts = st.lists(st.integers(0, 40), min_size=1, max_size=120)
+
+
+# Sequences and batches.
 
 
 def labelled(lengths):
@@ -40,12 +46,10 @@ def test_a_batch_is_padded_to_its_longest_example():
     assert batch["inputs"].tolist() == [[eos, 1005, 1006, 1007, 1008], [eos] * 5, [eos, 1001, 1002, eos, eos]]
     columns = [batch[name].tolist() for name in ("lengths", "labels", "rows")]
     assert columns == [[5, 1, 3], [2, 1, 0], [2, 1, 0]]
-    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
 
 def sequences(lengths, texts_per_example, max_length):
-    stream = split_of(lengths)
-    ids, offsets, num_cut = truncate(stream, texts_per_example, max_length)
+    ids, offsets, num_cut = truncate(split_of(lengths), texts_per_example, max_length)
     return [part.tolist() for part in np.split(ids, offsets[1:-1])], num_cut
 
 
@@ -54,7 +58,7 @@ def test_long_texts_lose_their_end():
     assert sequences([3, 1], 1, 5) == ([[EOS, 10, 11, 12], [EOS, 13]], 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=8), st.integers(1, 16))
 def test_pairs_are_truncated_as_if_token_by_token(pairs, max_length):
     truncated, num_cut = sequences(list(chain.from_iterable(pairs)), 2, max_length)
@@ -69,21 +73,18 @@ def test_pairs_are_truncated_as_if_token_by_token(pairs, max_length):
     assert num_cut == sum(first + second + 2 > max_length for first, second in pairs)
 
 
-@settings(max_examples=40, deadline=None)
-@given(lengths_of_texts, st.integers(1, 9), st.integers(1, 4), st.integers(0, 3))
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=120), st.integers(1, 9), st.integers(1, 4), st.integers(0, 3))
 def test_ranks_share_an_epoch_and_every_example_comes_once(texts, batch_size, world_size, seed):
     split = labelled([n + 1 for n in texts])
     loaders = [loader_of(split, batch_size, seed=seed, rank=r, world_size=world_size) for r in range(world_size)]
     assert len({len(loader) for loader in loaders}) == 1
-    if len(texts) < world_size:
-        assert len(loaders[0]) == 0
-        return
-    for _ in range(2):
+    assert (len(loaders[0]) == 0) == (len(texts) < world_size)
+    for _ in range(2 if len(loaders[0]) else 0):
         epoch = [rows_of(loader) for loader in loaders]
         assert {len(batches) for batches in epoch} == {len(loaders[0])}
         sizes = [len(batch) for batches in epoch for batch in batches]
-        assert 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
-        assert max(sizes) <= max(batch_size, 2)
+        assert 1 <= min(sizes) <= max(sizes) <= min(min(sizes) + 1, max(batch_size, 2))
         assert sorted(chain.from_iterable(chain.from_iterable(epoch))) == list(range(len(texts)))
 
 
@@ -98,19 +99,16 @@ def test_epochs_differ_in_batches_and_a_seed_repeats_them():
 def dropped(split, rows, dropout=0.3, key=(0, 0)):
     """For each example, which of its tokens are replaced by the mask token."""
     batch = Examples(split, dropout, key).__getitems__(rows)
-    is_mask = (batch["inputs"] == TOKENIZER.mask_id).tolist()
-    lengths = batch["lengths"].tolist()
+    is_mask, lengths = (batch["inputs"] == TOKENIZER.mask_id).tolist(), batch["lengths"].tolist()
     assert not any(any(row[length:]) for row, length in zip(is_mask, lengths, strict=True))
     return [row[:length] for row, length in zip(is_mask, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.3, 0.9])
+@pytest.mark.parametrize("dropout", [0.1, 0.9])
 def test_the_given_share_of_tokens_is_dropped_and_never_the_first(dropout):
-    split = labelled([50] * 1000)
-    rows = dropped(split, list(range(1000)), dropout)
-    assert not any(row[0] for row in rows)
-    share = np.array([row[1:] for row in rows])
-    deviation = np.sqrt(dropout * (1 - dropout))
+    rows = np.array(dropped(labelled([50] * 1000), list(range(1000)), dropout))
+    assert not rows[:, 0].any()
+    share, deviation = rows[:, 1:], np.sqrt(dropout * (1 - dropout))
     assert share.mean() == pytest.approx(dropout, abs=5 * deviation / np.sqrt(share.size))
     assert share.mean(axis=1).std() == pytest.approx(deviation / np.sqrt(49), rel=0.2)
     assert np.corrcoef(share[:, 1:].ravel(), share[:, :-1].ravel())[0, 1] == pytest.approx(0, abs=0.03)
@@ -125,3 +123,174 @@ def test_what_is_dropped_depends_on_seed_epoch_and_example_alone():
     plain, some = (Examples(split, dropout).__getitems__([0, 1, 2, 3])["inputs"] for dropout in (0.0, 0.3))
     assert torch.equal(some, torch.where(some == TOKENIZER.mask_id, some, plain))
     assert not (plain == TOKENIZER.mask_id).any()
+
+
+# The data of a run.
+
+
+def reviews(number, seed=0):
+    """Sentences, no two of which are alike, and their labels."""
+    generator = random.Random(seed)
+    for _ in range(number):
+        words = [f"w{generator.randrange(10**6)}" for _ in range(generator.randint(2, 12))]
+        yield " ".join(words), generator.choice("01")
+
+
+class Labelled:
+    """A source in memory that counts how often it is loaded; rows are (text, label) or (text, pair, label)."""
+
+    name = "labelled"
+
+    def __init__(self, **splits):
+        self.splits, self.loads = splits, 0
+        self.has_own_splits = "validation" in splits
+
+    def fingerprint(self):
+        return str(self.splits)
+
+    def load(self, max_characters=None):
+        return self.load_examples()
+
+    def load_examples(self):
+        self.loads += 1
+        names = {2: ("text", "label"), 3: ("text", "pair", "label")}[len(next(iter(self.splits.values()))[0])]
+        return {
+            split: from_columns(**dict(zip(names, zip(*rows, strict=True), strict=True)))
+            for split, rows in self.splits.items()
+        }
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Data of these splits, or of a source."""
+
+    def module(source=None, whole=False, seq_len=32, **changes):
+        splits = {name: changes.pop(name) for name in ("train", "validation", "test") if name in changes}
+        options = {name: changes.pop(name) for name in ("labels", "num_texts", "token_dropout") if name in changes}
+        settings = {"batch_size": 8, "cache_dir": str(tmp_path / "cache")} | changes
+        row_format = ExampleFormat(seq_len, **options)
+        data = SourceDataModule(source or Labelled(**splits), ByteTokenizer(), row_format, **settings)
+        data.prepare(whole)
+        return data
+
+    return module
+
+
+def examples(split):
+    """Text and label of each example."""
+    return [(split.text(row), split.classes[split.labels[row]]) for row in range(split.num_documents)]
+
+
+def test_a_sources_own_splits_are_used_and_evaluated_whole(make):
+    rows = {"train": list(reviews(50)), "validation": list(reviews(21, 1)), "test": list(reviews(10, 2))}
+    module = make(**rows, seq_len=256)
+    assert {name: examples(split) for name, split in module.splits.items()} == rows
+    assert (module.labels, module.num_texts, module.scored_whole) == (["0", "1"], 1, False)
+    for name, expected in rows.items():
+        found = {}
+        for batch in module.evaluation_dataloader(name):
+            columns = (batch[key] for key in ("inputs", "lengths", "labels", "rows"))
+            for inputs, length, label, row in zip(*columns, strict=True):
+                assert inputs[0] == module.tokenizer.eos_id
+                found[int(row)] = module.tokenizer.decode(inputs[1:length]), module.labels[label]
+        assert [found[row] for row in range(len(found))] == expected
+
+
+def test_processes_share_an_evaluation_without_repeating(make, monkeypatch):
+    module, shares = make(train=list(reviews(50))), []
+    monkeypatch.setattr(SourceDataModule, "_world_size", 3)
+    for rank in range(3):
+        monkeypatch.setattr(SourceDataModule, "_rank", rank)
+        shares.append(list(chain.from_iterable(rows_of(module.evaluation_dataloader("train")))))
+    assert sorted(chain.from_iterable(shares)) == list(range(module.splits["train"].num_documents))
+    assert all(shares)
+
+
+def test_a_sample_is_random_whatever_the_batch_size(make):
+    """A sorted split: neither its first rows nor its longest ones."""
+    rows, drawn = [("a " * number, "01"[number % 2]) for number in range(1, 301)], {}
+    for batch_size, sizes in ((7, [7] * 10 + [6] * 5), (64, [50, 50])):
+        module = make(train=rows, validation=rows, seq_len=1000, batch_size=batch_size)
+        batches = rows_of(module.sample("validation", 100))
+        assert list(map(len, batches)) == sizes
+        drawn[batch_size] = list(chain.from_iterable(batches))
+    assert drawn[7] == drawn[64] == sorted(set(drawn[7]))
+    # The standard deviation of the mean is 300 / √(12 · 100) · √(2/3) = 7.
+    assert abs(sum(drawn[7]) / 100 - 149.5) < 15
+    assert list(chain.from_iterable(rows_of(module.sample("validation", 10**6)))) == list(range(300))
+
+
+def test_few_examples_are_divided_whole(make):
+    rows = [(f"{'long ' * 50}number {i}", str(i % 2)) for i in range(10)]
+    module = make(train=rows, validation_fraction=0.2, test_fraction=0.1, group_near_copies=False)
+    assert [split.num_documents for split in module.splits.values()] == [6, 2, 2]
+
+
+@pytest.mark.parametrize("split_seed", range(2))
+def test_each_class_is_divided_by_itself_and_one_without_examples_is_named(make, split_seed):
+    rows = [*((f"common {i} {i}", "common") for i in range(400)), *((f"rare {i} {i}", "rare") for i in range(3))]
+    rows += [(f"alarm {i} {i}", "alarm") for i in range(2)]
+    module = make(train=rows, split_seed=split_seed, seed=7)
+    assert {name: list(split.label_counts.values()) for name, split in module.splits.items()} == {
+        "train": [1, 360, 1],
+        "validation": [1, 20, 1],
+        "test": [0, 20, 1],
+    }
+    assert module.caveats == ["the test split has no example of alarm"]
+    test = module.splits["test"]
+    assert examples(test) == examples(make(train=rows, split_seed=split_seed).splits["test"])
+    assert examples(test) != examples(make(train=rows, split_seed=9).splits["test"])
+    metrics = {"accuracy": 1.0, "macro_f1": 1.0, "majority_share": 0.9}
+    described = Classification(module.labels).describe(metrics, test)["accuracy"]
+    assert described.startswith("100.0%, macro-F1 1.000 (without alarm: no examples); ")
+
+
+def test_a_label_that_is_no_class_is_refused(make):
+    train = [("a", "no"), ("b", "yes")]
+    sentence = r"^source='labelled': the label maybe of the validation split is not .* \(no, yes\); 2 examples have"
+    with pytest.raises(ArgumentError, match=sentence):
+        make(train=train, validation=[("c", "maybe"), ("d", "yes"), ("e", "maybe")])
+    module = make(train=train, validation=[("c", "no")], test=[("c", "perhaps")])
+    assert len(list(module.val_dataloader())) == 1
+    with pytest.raises(ArgumentError, match="the label perhaps of the test split"):
+        module.test_dataloader()
+    with pytest.raises(ArgumentError, match=r"^source='labelled': all examples have the label 7; there must be"):
+        make(train=[("a", "7"), ("b", "7")])
+
+
+def test_whole_data_are_all_examples_in_the_order_of_given_classes(make):
+    rows, test = list(reviews(30)), list(reviews(5, 1))
+    module = make(train=rows, test=test, labels=["1", "other", "0"], seq_len=256, whole=True)
+    assert (module.scored_whole, set(module.splits)) == (True, {"all"})
+    assert module.labels == ["1", "other", "0"]
+    assert examples(module.splits["all"]) == rows + test
+    assert module.splits["all"].label_counts["other"] == 0
+
+
+def test_prepared_examples_are_opened_again(make):
+    source, tokenizer = Labelled(train=list(reviews(80))), ByteTokenizer().build([])
+    first, second = make(source), make(source)
+    assert first.fingerprint == second.fingerprint
+    assert [examples(split) for split in first.splits.values()] == [examples(s) for s in second.splits.values()]
+    assert second.is_prepared(tokenizer)
+    assert second.is_prepared(tokenizer.with_mask())
+    shorter = make(source, seq_len=8)  # another length needs no other tokens
+    assert source.loads == 1
+    assert shorter.splits["train"].num_truncated > 50
+
+
+def test_a_model_of_single_texts_is_not_given_pairs_nor_the_reverse(make):
+    single, pairs = list(reviews(40)), [(text, "so", label) for text, label in reviews(40)]
+    for rows, num_texts in ((single, 1), (pairs, 2)):
+        assert [make(train=rows, num_texts=n).num_texts for n in (None, num_texts)] == [num_texts] * 2
+        with pytest.raises(ArgumentError, match=r"^source='labelled': has .* texts, and the model classifies "):
+            make(train=rows, num_texts=3 - num_texts)
+
+
+def test_two_epochs_drop_different_tokens(make):
+    data, texts = make(train=list(reviews(40)), token_dropout=0.5, validation_fraction=0, test_fraction=0), []
+    loader, lengths = data.train_dataloader(), data.splits["train"].lengths
+    for _ in range(2):
+        rows = {int(row): ids for batch in loader for row, ids in zip(batch["rows"], batch["inputs"], strict=True)}
+        texts.append(torch.cat([rows[row][1 : lengths[row]] for row in range(40)]) == data.tokenizer.mask_id)
+    assert (texts[0] != texts[1]).double().mean() == pytest.approx(0.5, abs=0.1)

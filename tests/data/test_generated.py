@@ -1,4 +1,4 @@
-"""Recall, copying and modular addition: every scored target against a solver that reads the text, and fresh epochs."""
+"""Generated sequences: every scored target against a solver that reads the text, and fresh epochs."""
 
 import csv
 import itertools
@@ -15,29 +15,29 @@ from tinyformer.data import (
     ByteTokenizer,
     CharTokenizer,
     CopyDataModule,
+    InductionDataModule,
+    Masking,
     ModularAdditionDataModule,
     RecallDataModule,
 )
-from tinyformer.data.batches.masking import Masking
-from tinyformer.data.generated.modular_addition import NUMBERS
+from tinyformer.data.generated.sequences import NUMBERS
 from tinyformer.errors import ArgumentError
 
-RECALL = {"seq_len": 30, "max_seq_len": 40, "batch_size": 8, "num_pairs": 4, "num_keys": 9, "num_values": 5}
-RECALL |= {"num_sequences": 50, "num_validation_sequences": 20}
-COPY = {"max_seq_len": 40, "batch_size": 8, "num_symbols": 5, "min_length": 2, "max_length": 7, "max_test_length": 12}
-COPY |= {"num_sequences": 50, "num_validation_sequences": 20}
-ADDITION = {"max_seq_len": 8, "batch_size": 8, "modulus": 13, "train_fraction": 0.3}
-
+NUMBER = {"num_sequences": 50, "num_validation_sequences": 20}
+INDUCTION = {"seq_len": 40, "num_symbols": 16, "min_period": 6, "max_period": 12} | NUMBER
+RECALL = {"seq_len": 30, "num_pairs": 4, "num_keys": 9, "num_values": 5} | NUMBER
+COPY = {"num_symbols": 5, "min_length": 2, "max_length": 7, "max_test_length": 12} | NUMBER
 KINDS = {
+    "induction": (InductionDataModule, INDUCTION),
     "recall": (RecallDataModule, RECALL),
     "copy": (CopyDataModule, COPY),
-    "modular_addition": (ModularAdditionDataModule, ADDITION),
+    "modular_addition": (ModularAdditionDataModule, {"modulus": 13, "train_fraction": 0.3}),
 }
 
 
 def prepared(kind, **changes):
     make, arguments = KINDS[kind]
-    module = make(**arguments | changes)
+    module = make(**{"max_seq_len": 40, "batch_size": 8} | arguments | changes)
     module.prepare()
     return module
 
@@ -53,6 +53,13 @@ def texts(module, split):
 
 
 # Independent of the module: what a person would write under each scored position, from the text before it.
+
+
+def induced(text):
+    period = text.index(text[0], 1)
+    assert len(set(text)) == period >= 6
+    assert text == (text[:period] * 7)[: len(text)]  # the same block again and again
+    return {at: text[text.rindex(text[at - 1], 0, at - 1) + 1] for at in range(period + 1, len(text))}
 
 
 def recalled(text):
@@ -75,7 +82,7 @@ def added(text):
     return {4: NUMBERS[(NUMBERS.index(a) + NUMBERS.index(b)) % 13]}
 
 
-SOLVERS = {"recall": recalled, "copy": copied, "modular_addition": added}
+SOLVERS = {"induction": induced, "recall": recalled, "copy": copied, "modular_addition": added}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,27 +157,32 @@ def test_fresh_epochs_are_new_resume_exactly_and_never_show_validation(kind, num
     assert first == second
 
 
-def test_the_fingerprint_covers_everything_that_changes_the_tokens():
-    other, drawn = (
-        ByteTokenizer().build([]),
-        [{"num_sequences": 51}, {"num_validation_sequences": 21}, {"fresh": False}],
-    )
-    changes = {
-        "recall": [{"seq_len": 29}, {"num_pairs": 3}, {"num_keys": 8}, {"num_values": 4}, *drawn],
-        "copy": [{"num_symbols": 6}, {"min_length": 1}, {"max_length": 6}, {"max_test_length": 13}, *drawn],
-        "modular_addition": [{"modulus": 12}, {"train_fraction": 0.4}],
-    }
-    changes = {kind: [{"split_seed": 1}, {"tokenizer": other}, *several] for kind, several in changes.items()}
-    for kind, several in changes.items():
-        first, others = prepared(kind), [prepared(kind, **change) for change in several]
-        assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(several)
-        same = prepared(kind, batch_size=3, num_workers=1, max_seq_len=99)
-        assert same.fingerprint == first.fingerprint
-        for split in first.splits:
-            assert list(texts(first, split)) == list(texts(same, split)) != list(texts(others[0], split))
+DRAWN = [{"num_sequences": 51}, {"num_validation_sequences": 21}, {"fresh": False}]
+CHANGES = {
+    "induction": [{"seq_len": 39}, {"num_symbols": 17}, {"min_period": 7}, {"max_period": 13}, *DRAWN[:2]],
+    "recall": [{"seq_len": 29}, {"num_pairs": 3}, {"num_keys": 8}, {"num_values": 4}, *DRAWN],
+    "copy": [{"num_symbols": 6}, {"min_length": 1}, {"max_length": 6}, {"max_test_length": 13}, *DRAWN],
+    "modular_addition": [{"modulus": 12}, {"train_fraction": 0.4}],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fingerprint_covers_everything_that_changes_the_tokens(kind):
+    changes = [{"split_seed": 1}, {"tokenizer": ByteTokenizer().build([])}, *CHANGES[kind]]
+    first, others = prepared(kind), [prepared(kind, **change) for change in changes]
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(changes)
+    same = prepared(kind, batch_size=3, num_workers=1, max_seq_len=99)
+    assert same.fingerprint == first.fingerprint
+    for split in first.splits:
+        assert list(texts(first, split)) == list(texts(same, split)) != list(texts(others[0], split))
 
 
 MISTAKES = [
+    ("induction", {"num_symbols": 95}, "num_symbols=95: must be from 1 to 94"),
+    ("induction", {"num_symbols": 11}, "max_period=12: must be at most num_symbols=11, .*; max_period=11 works"),
+    ("induction", {"max_period": 5}, "max_period=5: must be at least min_period=6; max_period=6 works"),
+    ("induction", {"seq_len": 14}, "seq_len=14: must be at least 15, for a block of max_period=12 .*; seq_len=15 wo"),
+    ("induction", {"num_sequences": 2**22}, "num_sequences=4194304: must be at most 1677721; num_sequences=1677721 w"),
     ("recall", {"num_keys": 0}, "num_keys=0: must be from 1 to 398"),
     ("recall", {"num_keys": 390, "num_values": 9}, "num_values=9: must be from 1 to 8"),
     ("recall", {"num_pairs": 0}, "num_pairs=0: must be at least 1"),

@@ -97,13 +97,13 @@ def splits(method="load", **source):
     loaded = getattr(HubDataset(**source, cache_dir=cache), method)()
     return {name: rows.to_dict() for name, rows in loaded.items()}
 def text(path="owner/large"):
-    return TextDataModule(
-        HubDataset(path, cache_dir=cache), HubTokenizer("owner/model"), seq_len=16, batch_size=4,
-        test_fraction=0, max_tokens=100_000, group_near_copies=False, cache_dir=cache,
+    return SourceDataModule(
+        HubDataset(path, cache_dir=cache), HubTokenizer("owner/model"), WindowFormat(16, max_tokens=100_000), 4,
+        test_fraction=0, group_near_copies=False, cache_dir=cache,
     )
 def examples(path):
     source = HubDataset(path, text_column="sentence", label_column="label", cache_dir=cache)
-    return LabelledDataModule(source, ByteTokenizer(), 16, 4, cache_dir=cache, test_fraction=0)
+    return SourceDataModule(source, ByteTokenizer(), ExampleFormat(16), 4, cache_dir=cache, test_fraction=0)
 def sentence(call):
     try:
         call()
@@ -178,7 +178,7 @@ def test_questions_are_read_in_the_layout_of_squad(run):
     code = """
         questions = dict(method="load_questions")
         source = HubDataset("owner/squad", cache_dir=cache)
-        data = QuestionDataModule(source, ByteTokenizer(), 16, 4, cache_dir=cache, test_fraction=0)
+        data = SourceDataModule(source, ByteTokenizer(), QuestionFormat(16), 4, cache_dir=cache, test_fraction=0)
         data.prepare()
         answer = [
             splits(path="owner/squad", **questions),

@@ -18,9 +18,10 @@ from tinyformer.data import (
     Masker,
     Masking,
     ResumableLoader,
-    TextDataModule,
+    SourceDataModule,
     TextFiles,
     TextTokenizer,
+    WindowFormat,
     Windows,
 )
 
@@ -124,8 +125,8 @@ def test_the_mask_is_the_last_token_and_is_never_read_from_text():
 def make(tmp_path):
     def module(**changes):
         (tmp_path / "book.txt").write_text(TEXT * 200)
-        options = {"seq_len": 16, "batch_size": 4, "cache_dir": str(tmp_path / "cache"), "masking": Masking()}
-        data = TextDataModule(TextFiles(str(tmp_path / "book.txt")), ByteTokenizer(), **options | changes)
+        source, windows = TextFiles(str(tmp_path / "book.txt")), WindowFormat(16, "document", masking=Masking())
+        data = SourceDataModule(source, ByteTokenizer(), windows, 4, cache_dir=str(tmp_path / "cache"), **changes)
         data.prepare()
         return data
 
@@ -133,7 +134,7 @@ def make(tmp_path):
 
 
 def test_training_masks_differ_between_epochs_and_from_evaluation_which_repeats_its_own(make):
-    data = make(pack="document")
+    data = make()
     loader, split = data.train_dataloader(), data.splits["train"]
     assert isinstance(loader, ResumableLoader)
 
@@ -147,5 +148,5 @@ def test_training_masks_differ_between_epochs_and_from_evaluation_which_repeats_
         assert len(epochs[one] & epochs[other]) < 0.2 * len(epochs[one])
     validation = targets(data.val_dataloader())
     assert targets(data.val_dataloader()) == validation
-    assert targets(make(pack="document", seed=1).val_dataloader()) == validation
-    assert targets(make(pack="document", split_seed=1).val_dataloader()) != validation
+    assert targets(make(seed=1).val_dataloader()) == validation
+    assert targets(make(split_seed=1).val_dataloader()) != validation

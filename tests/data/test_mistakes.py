@@ -9,16 +9,15 @@ import pytest
 from tinyformer.data import (
     BPETokenizer,
     ByteTokenizer,
-    CharTokenizer,
     Docstrings,
-    InductionDataModule,
-    LabelledDataModule,
+    ExampleFormat,
     LocalOrHub,
     Masking,
     Pydoc,
-    TextDataModule,
+    SourceDataModule,
     TextFiles,
     TokenizerFile,
+    WindowFormat,
 )
 from tinyformer.errors import ArgumentError
 
@@ -37,66 +36,32 @@ def labelled(tmp_path):
     return TextFiles(str(tmp_path / "rows.csv"), label_column="label")
 
 
-BOTH = [TextDataModule, LabelledDataModule]
+def module(**changes):
+    return SourceDataModule(**{"tokenizer": ByteTokenizer(), "row_format": WindowFormat(8), "batch_size": 2} | changes)
+
+
 PLAIN = r"device='cuda': windows within documents, or with masked tokens, are read .*; device='auto' works\.$"
-MODULES = [
-    (BOTH, {"batch_size": 0}, r"batch_size=0: must be at least 1; batch_size=16 works\.$"),
-    (BOTH, {"validation_fraction": 1.0}, "validation_fraction=1.0: must be .* less than 1; validation_fraction=0.05 w"),
-    (
-        BOTH,
-        {"validation_fraction": 0.5, "test_fraction": 0.5},
-        "test_fraction=0.5: leaves no text to train on, with validation_fraction=0.5; validation_fraction=0.05 test_fr",
-    ),
-    ([TextDataModule], {"pack": "tight"}, r"pack='tight': must be one of concat, document\.$"),
-    ([TextDataModule], {"device": "cuda", "masking": Masking()}, PLAIN),
-    ([LabelledDataModule], {"token_dropout": 1.0}, "token_dropout=1.0: .* less than 1; token_dropout=0.3 works"),
-    ([LabelledDataModule], {"labels": ["a"]}, r"labels=\['a'\]: must be at least two different names; .*'yes'\] works"),
-    ([LabelledDataModule], {"source": Pydoc()}, "source='pydoc': its texts have no class labels; docstrings and files"),
+CUT = "test_fraction=0.5: leaves no text to train on, with validation_fraction=0.5; validation_fraction=0.05 test_fr"
+ARGUMENTS = [
+    (module, {"batch_size": 0}, r"batch_size=0: must be at least 1; batch_size=16 works\.$"),
+    (module, {"validation_fraction": 1.0}, "validation_fraction=1.0: must be .* than 1; validation_fraction=0.05 w"),
+    (module, {"validation_fraction": 0.5, "test_fraction": 0.5}, CUT),
+    (module, {"row_format": ExampleFormat(8), "source": Pydoc()}, "source='pydoc': its texts have no class labels; "),
+    (WindowFormat, {"seq_len": 0}, "seq_len=0: must be at least 1; seq_len=256 works"),
+    (WindowFormat, {"seq_len": 8, "pack": "tight"}, r"pack='tight': must be one of concat, document\.$"),
+    (WindowFormat, {"seq_len": 8, "device": "cuda", "masking": Masking()}, PLAIN),
+    (ExampleFormat, {"seq_len": 8, "token_dropout": 1.0}, "token_dropout=1.0: .* than 1; token_dropout=0.3 works"),
+    (ExampleFormat, {"seq_len": 8, "labels": ["a"]}, r"labels=\['a'\]: must be at least two different names; .*'yes'"),
+    (Masking, {"rate": 0.0}, "rate=0.0: must be greater than 0 and less than 1; rate=0.15 works"),
+    (Masking, {"mask_share": 0.8, "random_share": 0.3}, "random_share=0.3: must be at most 1 - mask_share, .*=0.8; ma"),
+    (BPETokenizer, {"vocab_size": 256}, "vocab_size=256: must be at least 257, for the 256 .*; vocab_size=2048 works"),
+    (Docstrings, {"num_packages": 1}, "num_packages=1: must be at least 2; num_packages=20 works"),
 ]
 
 
-def test_arguments_of_the_modules(labelled):
-    for modules, changes, sentence in MODULES:
-        for module in modules:
-            settings = {"source": labelled, "tokenizer": ByteTokenizer(), "seq_len": 8, "batch_size": 2} | changes
-            refused(module, sentence, **settings)
-
-
-INDUCTION = {"seq_len": 40, "max_seq_len": 64, "batch_size": 8, "num_symbols": 16, "min_period": 6, "max_period": 12}
-INDUCTION |= {"num_sequences": 100, "num_validation_sequences": 50}
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"num_symbols": 95}, "num_symbols=95: must be from 1 to 94"),
-        ({"num_symbols": 11}, "max_period=12: must be at most num_symbols=11, since .*; max_period=11 works"),
-        ({"seq_len": 14}, "seq_len=14: must be at least 15, for a block of max_period=12 .*; seq_len=15 works"),
-        ({"max_seq_len": 39}, "seq_len=40: must be at most max_seq_len=39; seq_len=39 works"),
-        ({"num_sequences": 2**22}, "num_sequences=4194304: must be at most 1677721; num_sequences=1677721 works"),
-        ({"masking": Masking()}, "masking=.*: the sequences are predicted from left to right"),
-        ({"tokenizer": CharTokenizer().build(["aceghijklmnop"])}, "num_symbols=16: .* no token for the symbols b d f"),
-        (
-            {"num_symbols": 3, "min_period": 3, "max_period": 3},
-            "num_sequences=100: they include all 6 different sequences, .* draw fewer, or from more symbols",
-        ),
-    ],
-)
-def test_arguments_of_induction(changes, sentence):
-    refused(lambda **settings: InductionDataModule(**settings).prepare(), sentence, **INDUCTION | changes)
-
-
-def test_arguments_of_masking_and_recipes():
-    for options, sentence in [
-        ({"rate": 0.0}, "rate=0.0: must be greater than 0 and less than 1; rate=0.15 works"),
-        (
-            {"mask_share": 0.8, "random_share": 0.3},
-            "random_share=0.3: must be at most 1 - mask_share, .*share=0.8; mask",
-        ),
-    ]:
-        refused(Masking, sentence, **options)
-    refused(BPETokenizer, "vocab_size=256: must be at least 257, for the 256 .*; vocab_size=2048 works", vocab_size=256)
-    refused(Docstrings, "num_packages=1: must be at least 2; num_packages=20 works", num_packages=1)
+def test_arguments(labelled):
+    for call, settings, sentence in ARGUMENTS:
+        refused(call, sentence, **({"source": labelled} if call is module else {}) | settings)
 
 
 def damaged() -> bytes:
@@ -188,20 +153,22 @@ def test_contents_of_files(method, rows, tmp_path):
 
 def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
     """The path leads from the module's argument to that of the object at fault."""
-
-    def module(source, tokenizer=None, module=TextDataModule, **changes):
-        settings = {"seq_len": 4, "batch_size": 2, "validation_fraction": 0, "test_fraction": 0} | changes
-        return module(source, tokenizer or ByteTokenizer(), cache_dir=str(tmp_path), **settings)
-
-    missing, text = TextFiles("none.txt"), TextFiles(str(tmp_path / "rows.csv"))
+    text, examples = TextFiles(str(tmp_path / "rows.csv")), ExampleFormat(4)
     remote = LocalOrHub("none.txt", lambda files: TextFiles(files, label_column="label"), labelled)
     wrong = LocalOrHub(labelled.files, lambda files: TextFiles(files, label_column="gold"), labelled)
-    for data, sentence in [
-        (module(missing), "source.files='none.txt': the file does not exist"),
-        (module(text, TokenizerFile("none.json")), "tokenizer.path='none.json': the file does not exist"),
-        (module(text, module=LabelledDataModule), "source.label_column=None: "),
-        (module(remote, module=LabelledDataModule), "source.files='none.txt'"),
-        (module(wrong, module=LabelledDataModule), "source.local.label_column='gold'"),
-        (module(text, seq_len=9), "seq_len=9: the training text has only 3 tokens; seq_len=3 works"),
+    fractions = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(tmp_path)}
+    for settings, sentence in [
+        ({"source": TextFiles("none.txt")}, "source.files='none.txt': the file does not exist"),
+        (
+            {"source": text, "tokenizer": TokenizerFile("none.json")},
+            "tokenizer.path='none.json': the file does not exi",
+        ),
+        ({"source": text, "row_format": examples}, "source.label_column=None: "),
+        ({"source": remote, "row_format": examples}, "source.files='none.txt'"),
+        ({"source": wrong, "row_format": examples}, "source.local.label_column='gold'"),
+        (
+            {"source": text, "row_format": WindowFormat(9)},
+            "row_format.seq_len=9: the training text has only 3 tokens; ",
+        ),
     ]:
-        refused(data.prepare, sentence)
+        refused(module(**settings | fractions).prepare, sentence)

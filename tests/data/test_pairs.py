@@ -9,26 +9,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from tinyformer.batch import IGNORED
-from tinyformer.data import ByteTokenizer, Docstrings, PairDataModule, Pairs, SpecialTokens, TextFiles
+from tinyformer.data import ByteTokenizer, Docstrings, PairFormat, Pairs, SourceDataModule, SpecialTokens, TextFiles
 from tinyformer.errors import ArgumentError
 
 EOS = ByteTokenizer().build([]).eos_id
+COLUMNS = ("source", "target")
 ROWS = [("ab", "x"), ("c", "yzw"), ("defg", "v"), ("h", "u")]
 
 
 def write(folder: Path, rows=ROWS, name: str = "pairs.tsv") -> str:
     path = folder / name
-    path.write_text("\n".join("\t".join(row) for row in [("source", "target"), *rows]) + "\n")
+    path.write_text("\n".join("\t".join(row) for row in [COLUMNS, *rows]) + "\n")
     return str(path)
 
 
-def prepared(folder: Path, files: str, seq_len: int = 16, **options) -> PairDataModule:
-    fractions = {"validation_fraction": 0, "test_fraction": 0} | options
-    columns = {name: fractions.pop(name) for name in ("source_column", "target_column") if name in fractions}
-    tokenizer = fractions.pop("tokenizer", ByteTokenizer())
-    data = PairDataModule(
-        TextFiles(files, **columns), tokenizer, seq_len, 2, cache_dir=str(folder / "cache"), **fractions
-    )
+def prepared(folder: Path, files: str, seq_len: int = 16, columns: tuple[str, str] = COLUMNS, **options):
+    """The data of a file."""
+    source = TextFiles(files, source_column=columns[0], target_column=columns[1])
+    settings = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(folder / "cache")}
+    data = SourceDataModule(source, ByteTokenizer(), PairFormat(seq_len, **options), 2, **settings)
     data.prepare()
     return data
 
@@ -48,74 +47,67 @@ def test_a_batch_holds_sources_what_the_decoder_reads_and_what_it_predicts(tmp_p
     assert split.num_targets == 10 + 12
 
 
-@pytest.mark.parametrize(("too_long", "rows"), [("truncate", [("def", "v"), ("c", "yzw")]), ("skip", [("ab", "x")])])
-def test_pairs_longer_than_the_context(tmp_path, too_long, rows):
-    split = prepared(tmp_path, write(tmp_path), seq_len=4 if too_long == "truncate" else 3, too_long=too_long).splits
-    found = [(split["train"].source(row), split["train"].target(row)) for row in range(split["train"].num_documents)]
-    assert set(rows) <= set(found)
-    assert (split["train"].num_truncated, split["train"].num_skipped) == ((1, 0) if too_long == "truncate" else (0, 2))
-    batch = Pairs(split["train"]).__getitems__([0])
-    assert (batch["source"][0, -1], batch["targets"][0, -1]) == (EOS, EOS)
+def test_pairs_longer_than_the_context(tmp_path):
+    for too_long, seq_len, rows, numbers in (
+        ("truncate", 4, [("ab", "x"), ("c", "yzw"), ("def", "v"), ("h", "u")], (1, 0)),
+        ("skip", 3, [("ab", "x"), ("h", "u")], (0, 2)),
+    ):
+        split = prepared(tmp_path, write(tmp_path), seq_len, too_long=too_long).splits["train"]
+        assert sorted((split.source(row), split.target(row)) for row in range(len(rows))) == sorted(rows)
+        assert (split.num_documents, split.num_truncated, split.num_skipped) == (len(rows), *numbers)
+        batch = Pairs(split).__getitems__([0])
+        assert (batch["source"][0, -1], batch["targets"][0, -1]) == (EOS, EOS)
 
 
 def test_every_pair_is_read_once_an_epoch_beside_pairs_of_similar_length(tmp_path):
     rows = [("a" * (1 + n % 9), "b" * (1 + n * 7 % 11)) for n in range(60)]
     data = prepared(tmp_path, write(tmp_path, rows))
-    batches = list(data.train_dataloader())
-    assert sorted(row for batch in batches for row in batch["rows"].tolist()) == list(range(60))
+    batches, evaluated = list(data.train_dataloader()), list(data.evaluation_dataloader("train"))
+    for read in (batches, evaluated):
+        assert sorted(row for batch in read for row in batch["rows"].tolist()) == list(range(60))
     padding = sum(int((batch["targets"] == IGNORED).sum()) for batch in batches)
     shuffled = np.random.default_rng(0).permutation(60).reshape(-1, 2)
     lengths = data.splits["train"].lengths[:, 1]
     assert padding < 0.5 * sum(abs(int(lengths[a]) - int(lengths[b])) for a, b in shuffled)
-
-
-def test_evaluation_reads_the_longest_batch_first_and_every_pair_once(tmp_path):
-    rows = [("a" * (1 + n % 9), "b" * (1 + n * 7 % 11)) for n in range(60)]
-    batches = list(prepared(tmp_path, write(tmp_path, rows)).evaluation_dataloader("train"))
-    assert sorted(row for batch in batches for row in batch["rows"].tolist()) == list(range(60))
-    longest = [max(batch["source"].shape[1], batch["inputs"].shape[1]) for batch in batches]
-    assert longest[0] == max(longest)
+    longest = [max(batch["source"].shape[1], batch["inputs"].shape[1]) for batch in evaluated]
+    assert longest[0] == max(longest)  # so that running out of memory shows at once
     assert longest[1:] != sorted(longest[1:], reverse=True)
 
 
-def as_jsonl(folder: Path, rows: list[dict]) -> str:
-    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return str(folder / "pairs.jsonl")
-
-
-def as_parquet(folder: Path, rows: list[dict]) -> str:
-    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
-    return str(folder / "pairs.parquet")
-
-
-MISTAKES = {
-    "source_column='es': ": lambda folder: {"files": write(folder), "source_column": "es"},
-    "target_column='en': ": lambda folder: {"files": as_jsonl(folder, [{"source": "a"}]), "target_column": "en"},
-    "row 2 of": lambda folder: {"files": write(folder, [("a", "b"), ("c", " ")])},
-    "holds 3 there, not text": lambda folder: {"files": as_jsonl(folder, [{"source": "a", "target": 3}])},
-    "has no text there; remove": lambda folder: {
-        "files": as_parquet(folder, [{"source": "a", "target": "b"}, {"source": None, "target": "d"}])
-    },
-    "must not be the column of the sources": lambda folder: {"files": write(folder), "target_column": "source"},
-    "pair 3 of the train split has texts of 4 and 1 tokens, and 3 fit": lambda folder: {
-        "files": write(folder),
-        "seq_len": 4,
-        "too_long": "error",
-    },
-    "must be at least 2": lambda folder: {"files": write(folder), "seq_len": 1},
+MISTAKES = {  # the contents of the file, the columns, and the settings
+    "source_column='es': ": (ROWS, ("es", "target"), {}),
+    "target_column='en': ": ([{"source": "a"}], ("source", "en"), {}),
+    "row 2 of": ([("a", "b"), ("c", " ")], COLUMNS, {}),
+    "holds 3 there, not text": ([{"source": "a", "target": 3}], COLUMNS, {}),
+    "has no text there; remove": ([{"source": "a", "target": "b"}, {"source": None, "target": "d"}], COLUMNS, {}),
+    "must not be the column of the sources": (ROWS, ("source", "source"), {}),
+    "pair 3 of the train split has texts of 4 and 1 tokens, and 3 fit": (
+        ROWS,
+        COLUMNS,
+        {"seq_len": 4, "too_long": "error"},
+    ),
+    "leaves no pair of the train split: all have": ([("abc", "d")], COLUMNS, {"seq_len": 3, "too_long": "skip"}),
+    "must be at least 2": (ROWS, COLUMNS, {"seq_len": 1}),
 }
 
 
 @pytest.mark.parametrize("message", MISTAKES)
 def test_mistakes(tmp_path, message):
-    with pytest.raises(ArgumentError) as caught:
-        prepared(tmp_path, **MISTAKES[message](tmp_path))
-    assert message in str(caught.value)
+    rows, columns, settings = MISTAKES[message]
+    files = [write(tmp_path, rows)]
+    if isinstance(rows[0], dict):
+        (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
+        files = [str(tmp_path / "pairs.jsonl"), str(tmp_path / "pairs.parquet")]
+    for path in files:
+        with pytest.raises(ArgumentError) as caught:
+            prepared(tmp_path, path, columns=columns, **settings)
+        assert message in str(caught.value)
 
 
 def test_a_source_without_pairs():
     with pytest.raises(ArgumentError, match="has no pairs of a source and a target"):
-        PairDataModule(Docstrings(), ByteTokenizer(), 16, 2)
+        SourceDataModule(Docstrings(), ByteTokenizer(), PairFormat(16), 2)
 
 
 def test_the_tokens_around_texts_are_those_of_the_model(tmp_path):

@@ -18,8 +18,9 @@ from tinyformer.data import (
     Docstrings,
     LocalOrHub,
     Question,
-    QuestionDataModule,
+    QuestionFormat,
     Questions,
+    SourceDataModule,
     SquadFiles,
     TextFiles,
     TextTokenizer,
@@ -146,83 +147,70 @@ def test_answers_that_no_window_holds_whole_are_counted(stride, max_length, lost
     assert split.first(1).num_lost() == 0
 
 
-def prepared(files, folder, **options):
-    settings = {"seq_len": 32, "batch_size": 2, "validation_fraction": 0, "test_fraction": 0} | options
-    tokenizer, source = settings.pop("tokenizer", ByteTokenizer()), settings.pop("source", None) or SquadFiles(files)
-    data = QuestionDataModule(source, tokenizer, cache_dir=str(folder / "cache"), **settings)
+def asked(question="q", context="c", answer=None):
+    """A row of a file, the answer, if there is one, where it first occurs."""
+    answers = [] if answer is None else [answer]
+    starts = [context.index(answer) for answer in answers]
+    return {"question": question, "context": context, "answers": {"text": answers, "answer_start": starts}}
+
+
+def prepared(folder, files, source=None, fractions=0.0, group_near_copies=True, split_seed=0, **options):
+    """The data of files, or of some rows."""
+    files = files if isinstance(files, str) else write(folder, "rows.jsonl", files)
+    row_format = QuestionFormat(**{"seq_len": 32} | options)
+    settings = {"validation_fraction": fractions, "test_fraction": fractions, "cache_dir": str(folder / "cache")}
+    settings |= {"group_near_copies": group_near_copies, "split_seed": split_seed}
+    data = SourceDataModule(source or SquadFiles(files), ByteTokenizer(), row_format, 2, **settings)
     data.prepare()
     return data
 
 
 def test_every_window_is_trained_on_once_an_epoch(tmp_path):
-    asked = [
-        {"question": "q", "context": "abcde" * n, "answers": {"text": [], "answer_start": []}} for n in range(1, 9)
-    ]
-    data = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path)
+    rows = [asked(context="abcde" * n) for n in range(1, 9)]
+    data = prepared(tmp_path, rows)
     split = data.splits["train"]
-    rows = [row for batch in data.train_dataloader() for row in batch["rows"].tolist()]
-    assert sorted(rows) == list(range(split.num_windows))
+    read = [row for batch in data.train_dataloader() for row in batch["rows"].tolist()]
+    assert sorted(read) == list(range(split.num_windows))
     assert split.num_windows > 8
-    again = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, stride=3)
+    again = prepared(tmp_path, rows, stride=3)
     assert (again.fingerprint, again.is_prepared(again.tokenizer)) == (data.fingerprint, True)  # cut when it is opened
     assert again.splits["train"].num_windows > split.num_windows
-    drawn = [
-        prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, max_examples=3, split_seed=seed).splits["train"]
-        for seed in range(4)
-    ]
-    contexts = [[rows.context(row) for row in range(3)] for rows in drawn]
-    assert [rows.num_documents for rows in drawn] == [3] * 4
-    assert len(set(map(tuple, contexts))) > 1  # they are drawn at random
+    drawn = [prepared(tmp_path, rows, max_examples=3, split_seed=seed).splits["train"] for seed in range(4)]
+    assert [split.num_documents for split in drawn] == [3] * 4
+    assert len({tuple(map(split.context, range(3))) for split in drawn}) > 1  # they are drawn at random
 
 
 def test_a_sample_is_of_windows_with_an_answer_or_of_questions_without_one(tmp_path):
     """Of a long context, most windows hold no answer; where none does, all are drawn from."""
     dots = "." * 200
-    long = {"question": "q", "context": f"{dots}x{dots}", "answers": {"text": ["x"], "answer_start": [200]}}
-    none = {"question": "q", "context": dots, "answers": {"text": [], "answer_start": []}}
-    lost = {"question": "q", "context": dots, "answers": {"text": [dots], "answer_start": [0]}}
 
     def drawn(*rows):
-        data = prepared(write(tmp_path, "rows.jsonl", rows), tmp_path)
+        data = prepared(tmp_path, rows)
         windows = [row for batch in data.sample("train", 10**6) for row in batch["rows"].tolist()]
         return windows, data.splits["train"]
 
-    windows, split = drawn(long, none)
+    windows, split = drawn(asked(context=f"{dots}x{dots}", answer="x"), asked(context=dots))
     starts, rows = Questions(split).__getitems__(list(range(split.num_windows)))["starts"], split.window_rows
     assert windows == [window for window in range(split.num_windows) if starts[window] > 0 or rows[window] == 1]
     assert 0 < (starts > 0).sum() < (rows == 0).sum() / 4
-    windows, split = drawn(lost)
+    windows, split = drawn(asked(context=dots, answer=dots))
     assert windows == list(range(split.num_windows))
 
 
 @pytest.mark.parametrize("group_near_copies", [True, False])
-def test_questions_about_one_context_stay_on_one_side_of_the_hold_out(tmp_path, group_near_copies):
-    contexts = [" ".join(f"word{n}-{i}" for i in range(8)) for n in range(30)]
-    questions = [" ".join(f"which{n}-{i}" for i in range(12)) for n in range(90)]  # longer than the contexts
-    asked = [
-        {"question": question, "context": contexts[n % 30], "answers": {"text": [], "answer_start": []}}
-        for n, question in enumerate(questions)
-    ]
-    settings = {"validation_fraction": 0.2, "test_fraction": 0.2, "group_near_copies": group_near_copies}
-    data = prepared(write(tmp_path, "rows.jsonl", asked), tmp_path, **settings)
-    held = [{split.context(row) for row in range(split.num_documents)} for split in data.splits.values()]
-    assert [len(one) for one in held] == [18, 6, 6]
-    assert len(set.union(*held)) == 30
-
-
-def test_contexts_that_are_near_copies_stay_on_one_side_of_the_hold_out(tmp_path):
+def test_questions_about_one_context_and_near_copies_of_it_stay_on_one_side_of_the_hold_out(
+    tmp_path, group_near_copies
+):
     words = [[f"word{n}-{i}" for i in range(20)] for n in range(20)]
-    asked = [
-        {"question": f"which{n}?", "context": " ".join([*own[:19], last]), "answers": {"text": [], "answer_start": []}}
-        for n, own in enumerate(words)
-        for last in ("one", "two")
-    ]
-    settings = {"validation_fraction": 0.2, "test_fraction": 0.2}
-    path = write(tmp_path, "rows.jsonl", asked)
-    for group, is_divided in ((True, False), (False, True)):
-        splits = prepared(path, tmp_path, group_near_copies=group, **settings).splits.values()
-        held = [{split.context(row).split()[0] for row in range(split.num_documents)} for split in splits]
-        assert (sum(map(len, held)) > 20) == is_divided
+    contexts = [" ".join([*own[:19], last]) for own in words for last in ("one", "two")]
+    # Questions are longer than contexts, whose near-copies alone count.
+    rows = [asked(" ".join(f"{n}-{i}" for i in range(30)), contexts[n % 40]) for n in range(120)]
+    splits = prepared(tmp_path, rows, fractions=0.2, group_near_copies=group_near_copies).splits.values()
+    held = [{split.context(row) for row in range(split.num_documents)} for split in splits]
+    assert [len(one) for one in held] == [24, 8, 8]
+    assert len(set.union(*held)) == 40
+    copies = [{context.split()[0] for context in one} for one in held]
+    assert (sum(map(len, copies)) > 20) == (not group_near_copies)
 
 
 # Files.
@@ -281,7 +269,7 @@ def test_a_folder_as_it_is_published_has_two_splits(tmp_path):
     first = source.fingerprint()
     write(tmp_path, "dev-v1.1.json", published(PARAGRAPH))
     assert source.fingerprint() != first
-    data = prepared(str(tmp_path), tmp_path, test_fraction=0.0, stride=28)
+    data = prepared(tmp_path, str(tmp_path), stride=28)
     assert data.document == "question"
     assert data.splits["validation"].answers() == [["1999", "in 1999"], []]
     np.testing.assert_array_equal(data.splits["train"].spans, [[20, 23], [-1, -1]])  # é has two bytes
@@ -335,7 +323,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("message", ARGUMENTS)
 def test_mistakes_in_arguments(tmp_path, message):
     with pytest.raises(ArgumentError) as caught:
-        prepared(write(tmp_path, "rows.jsonl", [ROW]), tmp_path, **ARGUMENTS[message])
+        prepared(tmp_path, [ROW], **ARGUMENTS[message])
     assert message in str(caught.value)
 
 

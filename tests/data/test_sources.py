@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyformer.data import ByteTokenizer, Pydoc, TextDataModule, TextFiles
+from tinyformer.data import ByteTokenizer, Pydoc, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.data.sources.documents import natural_order
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.errors import ArgumentError
@@ -239,7 +239,9 @@ def test_what_a_split_leaves_out_is_counted(tmp_path):
             ".git/packed.txt": "no text",
         },
     )
-    data = TextDataModule(TextFiles(str(tmp_path / "texts")), ByteTokenizer(), 2, 1, cache_dir=str(tmp_path))
+    data = SourceDataModule(
+        TextFiles(str(tmp_path / "texts")), ByteTokenizer(), WindowFormat(2), 1, cache_dir=str(tmp_path)
+    )
     data.prepare()
     reason = "without text (empty, null or cut short)"
     left_out = {"train": {reason: 3}, "validation": {reason: 2}, "test": {}}

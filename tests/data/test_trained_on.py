@@ -7,12 +7,13 @@ import pytest
 
 from tinyformer.data import (
     ByteTokenizer,
-    ExampleRecipe,
-    PairRecipe,
-    QuestionRecipe,
+    ExampleFormat,
+    PairFormat,
+    QuestionFormat,
+    Recipe,
     SquadFiles,
     TextFiles,
-    TextRecipe,
+    WindowFormat,
 )
 from tinyformer.data.trained_on import LENGTH, cut_out, fingerprints, fingerprints_of_all
 
@@ -44,10 +45,10 @@ def rows_of(kind, numbers):
     for i in numbers:
         context = f"context {i}. " * 20
         yield {
-            TextRecipe: {"text": f"row {i} " * 40},
-            ExampleRecipe: {"text": f"row {i}", "label": i % 2},
-            PairRecipe: {"source": f"row {i}", "target": f"fila {i} " * 30},
-            QuestionRecipe: {
+            WindowFormat: {"text": f"row {i} " * 40},
+            ExampleFormat: {"text": f"row {i}", "label": i % 2},
+            PairFormat: {"source": f"row {i}", "target": f"fila {i} " * 30},
+            QuestionFormat: {
                 "question": f"which {i}?",
                 "context": context,
                 "answers": {"text": [str(i)], "answer_start": [context.index(str(i))]},
@@ -55,14 +56,14 @@ def rows_of(kind, numbers):
         }[kind]
 
 
-@pytest.mark.parametrize("kind", [TextRecipe, ExampleRecipe, PairRecipe, QuestionRecipe])
+@pytest.mark.parametrize("kind", [WindowFormat, ExampleFormat, PairFormat, QuestionFormat])
 def test_rows_of_the_training_split_are_left_out_of_every_other_split(tmp_path, kind):
     def recipe(name, numbers, **settings):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("\n".join(map(json.dumps, rows_of(kind, numbers))))
-        source = SquadFiles(str(path)) if kind is QuestionRecipe else TextFiles(str(path), label_column="label")
-        return kind(source, ByteTokenizer(), 0.2, 0.2, **settings)
+        source = SquadFiles(str(path)) if kind is QuestionFormat else TextFiles(str(path), label_column="label")
+        return Recipe(source, ByteTokenizer(), kind(16), 0.2, 0.2, **settings)
 
     def numbers(prepared, split):
         ids = np.asarray(prepared.splits[split].ids)

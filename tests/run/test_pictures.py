@@ -11,7 +11,7 @@ from nn.model_cases import make_transformer
 
 from tinyformer.analysis import Findings, HeadMaps, HeadRelations, head_maps
 from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
-from tinyformer.data import CharTokenizer, TextDataModule, TextFiles
+from tinyformer.data import CharTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.run import analysis_run
 from tinyformer.run.analysis_run import describe_subject, keep_findings
 from tinyformer.training.callbacks import head_log
@@ -73,7 +73,6 @@ def test_pictures_of_a_text_name_it_in_place_of_the_data(tmp_path, monkeypatch):
     ],
 )
 def test_the_line_names_the_files_of_the_data(tmp_path, files, shown):
-    settings = {"validation_fraction": 0.1, "test_fraction": 0.1, "group_near_copies": False, "cache_dir": None}
-    data = TextDataModule(TextFiles(files), CharTokenizer(), 8, **settings, batch_size=1, num_workers=0, seed=0)
+    data = SourceDataModule(TextFiles(files), CharTokenizer(), WindowFormat(8), 1)
     facts = describe_subject(tmp_path / "last.ckpt", 1234, data, "test")
     assert facts == {"checkpoint": str(tmp_path / "last.ckpt"), "step": "1,234", "data": shown}

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from nn.model_cases import make_transformer
 
-from tinyformer.data import ByteTokenizer, TextDataModule, TextFiles
+from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine
 from tinyformer.training.loops import FitLoop
@@ -23,8 +23,9 @@ QUIET = (
 
 def make_data(folder, text=TEXT, tokenizer=None, **changes):
     (folder / "book.txt").write_text(text, encoding="utf-8")
-    settings = {"seq_len": 16, "batch_size": 4, "cache_dir": str(folder / "cache"), "test_fraction": 0.0}
-    return TextDataModule(TextFiles(str(folder / "book.txt")), tokenizer or ByteTokenizer(), **settings | changes)
+    settings = {"batch_size": 4, "cache_dir": str(folder / "cache"), "test_fraction": 0.0}
+    source, windows = TextFiles(str(folder / "book.txt")), WindowFormat(16)
+    return SourceDataModule(source, tokenizer or ByteTokenizer(), windows, **settings | changes)
 
 
 def make_module(data, optimizer=None, schedule=None, evaluated="validation", first_step=0, **network):

@@ -1,21 +1,21 @@
-from .base import DataModule
 from .batches.loader import EpochLoader, ResumableLoader
 from .batches.masking import MaskedWindows, Masker, Masking
 from .batches.similar_lengths import SimilarLengthLoader
 from .batches.windows import Pack, Windows
-from .cache import Prepared, TextRecipe
-from .example_cache import ExampleRecipe
-from .examples import Examples, LabelledSplit
-from .generated.copying import CopyDataModule
-from .generated.induction import InductionDataModule
-from .generated.modular_addition import ModularAdditionDataModule
-from .generated.recall import RecallDataModule
-from .labelled import LabelledDataModule
-from .module import TextDataModule, TokenDataModule
+from .cache import Recipe
+from .examples import ExampleFormat, Examples, LabelledSplit
+from .generated.module import GeneratedDataModule
+from .generated.sequences import (
+    CopyDataModule,
+    InductionDataModule,
+    ModularAdditionDataModule,
+    RecallDataModule,
+)
+from .module import DataModule, SourceDataModule
 from .near_copies import near_copy_groups
-from .pairs import PairDataModule, PairRecipe, Pairs, PairSplit
-from .question_module import QuestionDataModule, QuestionRecipe
-from .questions import Questions, QuestionSplit, QuestionTexts, tokenise_questions
+from .pairs import PairFormat, Pairs, PairSplit
+from .questions import QuestionFormat, Questions, QuestionSplit, QuestionTexts, tokenise_questions
+from .row_format import RowFormat, WindowFormat
 from .sources.dates import Dates
 from .sources.docstring_questions import DocstringQuestions
 from .sources.docstrings import Docstrings
@@ -27,7 +27,7 @@ from .sources.summaries import Summaries
 from .sources.text_files import TextFiles
 from .splits import hold_out
 from .storage import default_cache_dir
-from .stream import TokenSplit
+from .stream import Prepared, TokenSplit
 from .tokenizer.recipes import (
     BPETokenizer,
     ByteTokenizer,
@@ -50,12 +50,12 @@ __all__ = [
     "DocstringQuestions",
     "Docstrings",
     "EpochLoader",
-    "ExampleRecipe",
+    "ExampleFormat",
     "Examples",
+    "GeneratedDataModule",
     "HubDataset",
     "HubTokenizer",
     "InductionDataModule",
-    "LabelledDataModule",
     "LabelledSource",
     "LabelledSplit",
     "LocalOrHub",
@@ -65,8 +65,7 @@ __all__ = [
     "Masking",
     "ModularAdditionDataModule",
     "Pack",
-    "PairDataModule",
-    "PairRecipe",
+    "PairFormat",
     "PairSource",
     "PairSplit",
     "PairTokens",
@@ -74,27 +73,27 @@ __all__ = [
     "Prepared",
     "Pydoc",
     "Question",
-    "QuestionDataModule",
-    "QuestionRecipe",
+    "QuestionFormat",
     "QuestionSource",
     "QuestionSplit",
     "QuestionTexts",
     "Questions",
     "RecallDataModule",
+    "Recipe",
     "ResumableLoader",
+    "RowFormat",
     "SimilarLengthLoader",
     "Source",
+    "SourceDataModule",
     "SpecialTokens",
     "SquadFiles",
     "Summaries",
-    "TextDataModule",
     "TextFiles",
-    "TextRecipe",
     "TextTokenizer",
-    "TokenDataModule",
     "TokenSplit",
     "TokenizerFile",
     "TokenizerRecipe",
+    "WindowFormat",
     "Windows",
     "default_cache_dir",
     "hold_out",

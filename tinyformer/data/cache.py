@@ -2,23 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 from jaxtyping import UInt64
 
+from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import from_texts, iterate_rows, iterate_texts, text_columns
 from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import build_once, default_cache_dir, open_intact
-from tinyformer.data.stream import TokenSplit, open_split, with_progress, write_split
+from tinyformer.data.stream import Prepared, open_split, with_progress, write_split
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
@@ -26,31 +25,10 @@ from tinyformer.errors import argument_path
 
 _NO_TEXT, _TRAINED_ON = "without text (empty, null or cut short)", "trained_on.npy"
 
-_FORMAT = 4  # increase it when the same input would give other files
+_FORMAT = 5  # increase it when the same input would give other files
 
 LeftOut = dict[str, dict[str, int]]
 """For each split, how many rows (or, where it says so, characters) were left out, by the reason."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A tokenised source, opened.
-
-    Attributes:
-        tokenizer: the tokenizer of all splits.
-        splits: for each split, the stream of its texts in order; a row may have several.
-        folder: where the files are.
-        fingerprint: `Recipe.key`.
-        trained_on: the fingerprints of the training split; None where there is none, or where they are too many.
-        facts: what `Recipe._divide` returned beside the splits.
-    """
-
-    tokenizer: TextTokenizer
-    splits: dict[str, TokenSplit]
-    folder: Path
-    fingerprint: str
-    trained_on: UInt64[np.ndarray, " fingerprints"] | None
-    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,36 +38,23 @@ class Recipe:
     Args:
         source: where the text comes from.
         tokenizer: built on the training documents, or a finished tokenizer.
+        row_format: which rows are tokenised. Its `max_examples` and `max_tokens` bound the first split (the training
+            split, or "all"); examples are drawn at random, by `seed`, since data sets may be sorted by label.
         validation_fraction: see `hold_out`.
         test_fraction: see `hold_out`.
         seed: see `hold_out`.
         group_near_copies: see `hold_out`.
-        max_examples: upper bound on the rows of the first split (the training split, or "all"). They are drawn at
-            random, by `seed`, since data sets may be sorted by label.
-        max_tokens: upper bound on the scored tokens of that split, for documents that may be cut.
         whole: hold nothing out; the documents of all the source's splits are one split "all".
         without: fingerprints of the text on which a model was trained, which is left out of all splits but "train".
-
-    Attributes:
-        method: the source's method that loads the rows.
-        keep_whole: see `hold_out`.
-        compared: see `hold_out`; by these columns, rows are recognised, too.
-        classes: see `hold_out`.
     """
-
-    method: ClassVar[str]
-    keep_whole: ClassVar[bool] = True
-    compared: ClassVar[tuple[str, ...]] = ()
-    classes: ClassVar[str | None] = None
 
     source: Source
     tokenizer: TokenizerRecipe
+    row_format: RowFormat
     validation_fraction: float = 0.0
     test_fraction: float = 0.0
     seed: int = 0
     group_near_copies: bool = False
-    max_examples: int | None = None
-    max_tokens: int | None = None
     whole: bool = False
     without: UInt64[np.ndarray, " fingerprints"] | None = None
 
@@ -104,7 +69,11 @@ class Recipe:
     @cached_property
     def content(self) -> str:
         """SHA-256 of everything that determines the texts of the splits, whatever tokenizer encodes them."""
-        return hashlib.sha256(json.dumps(self._parts()).encode()).hexdigest()
+        with argument_path("source"):
+            source = self.source.fingerprint()
+        division = [self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies, self.whole]
+        parts = [_FORMAT, source, *division, *self.row_format.key(self.source)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
         """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder.
@@ -123,50 +92,87 @@ class Recipe:
         source = self.source.name.replace("/", "-")  # it may come from a file, and must not lead out of the folder
         return parent / f"{source}-{self.tokenizer.name}-{self.key[:12]}"
 
-    def _parts(self) -> list[Any]:
+    def _open(self, folder: Path) -> Prepared | None:
+        """None if the folder's contents are incomplete."""
+        try:
+            facts = json.loads((folder / "meta.json").read_text())
+            if not facts["splits"].keys() & {"train", "all"}:
+                return None
+            tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
+            splits = {name: open_split(folder, name, tokenizer, counts) for name, counts in facts.pop("splits").items()}
+            trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
+            return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
+            return None
+
+    def _build(self, folder: Path) -> None:
+        """Tokenise the source into a folder that does not exist."""
         with argument_path("source"):
-            source = self.source.fingerprint()
-        return [
-            *(type(self).__name__, _FORMAT, source, self.max_examples, self.max_tokens, self.whole),
-            *(self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies),
-        ]
+            load, max_characters = getattr(self.source, self.row_format.method), self._max_characters()
+            own = load() if max_characters is None else load(max_characters)
+        splits, facts = self._divide(own)
+        texts_of = self.row_format.texts
+        with argument_path("tokenizer"):
+            tokenizer = self.tokenizer.build(texts_of(next(iter(splits.values()))))
+        folder.mkdir()
+        counts, limit = {}, self.row_format.max_tokens
+        for name, rows in splits.items():
+            texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), name)
+            counts[name] = write_split(texts, tokenizer, folder, name, limit)
+            limit = None  # which bounds the first split only
+            self.row_format.write(folder, name, rows, tokenizer)
+        (folder / "tokenizer.json").write_text(tokenizer.to_json())
+        (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
+        if "train" in splits and (known := fingerprints_of_all(self._compared(splits["train"]))) is not None:
+            np.save(folder / _TRAINED_ON, known)
+
+    def _max_characters(self) -> int | None:
+        """Upper bound on the characters that `max_tokens` need, what is held out included."""
+        if self.row_format.max_tokens is None:
+            return None
+        training_share = 1 - self.validation_fraction - self.test_fraction
+        return int(self.row_format.max_tokens * self.tokenizer.characters_per_token / training_share) + 1
 
     def _divide(self, own: dict[str, datasets.Dataset]) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The splits to tokenise, the first of which is the training split or "all"; and facts about them.
+        """The splits to tokenise, the first of which is the training split or "all"; and the facts of `Prepared`.
 
         Args:
             own: the source's splits.
-
-        Returns:
-            The splits; `left_out` (see `LeftOut`), `division` (the phrase of `hold_out`, or what the source's method
-            `caveat` says of the splits), and what subclasses add.
         """
-        left_out: LeftOut = {split: {} for split in ("all", *SPLITS)}
+        rows_of, left_out = self.row_format, LeftOut({split: {} for split in ("all", *SPLITS)})
+        own, facts = rows_of.select(own, self.source, self.whole)
         if self.whole:
             own = {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}
-        if not self.keep_whole:
+        if not rows_of.keep_whole:
             own = {s: _select(rows, iterate_texts(rows), left_out[s], _NO_TEXT) for s, rows in own.items()}
         fractions = (0.0, 0.0) if self.whole else (self.validation_fraction, self.test_fraction)
-        copies, compared, classes = self.group_near_copies, self.compared, self.classes
-        splits, division = hold_out(own, *fractions, self.seed, copies, self.keep_whole, compared, classes)
+        splits, division = hold_out(
+            own,
+            *fractions,
+            self.seed,
+            self.group_near_copies,
+            keep_whole=rows_of.keep_whole,
+            compared=rows_of.compared,
+            classes=rows_of.classes,
+        )
         splits = {split: splits[split] for split in left_out if split in splits}
         if self.without is not None:
             known = set(self.without.tolist())
             for split, rows in splits.items():
                 if split != "train":
                     splits[split] = self._unknown(rows, known, left_out[split])
-        if self.max_examples is not None:
+        if rows_of.max_examples is not None:
             first, rows = next(iter(splits.items()))
-            drawn = np.random.default_rng(self.seed).permutation(len(rows))[: self.max_examples]
+            drawn = np.random.default_rng(self.seed).permutation(len(rows))[: rows_of.max_examples]
             is_drawn = np.isin(np.arange(len(rows)), drawn)
             splits[first] = _select(rows, is_drawn, left_out[first], "beyond max_examples")
         if (caveat := getattr(self.source, "caveat", None)) and not self.whole:
             division = caveat(splits)
-        return splits, {"left_out": left_out, "division": division}
+        return splits, {"left_out": left_out, "division": division, **facts}
 
     def _unknown(self, rows: datasets.Dataset, known: set[int], left_out: dict[str, int]) -> datasets.Dataset:
         """The rows, or the parts of documents, that are not known."""
-        if self.keep_whole:
+        if self.row_format.keep_whole:
             is_unknown = (not fingerprints(text) <= known for text in self._compared(rows))
             return _select(rows, is_unknown, left_out, "of the run's training split")
         assert self.without is not None
@@ -177,58 +183,7 @@ class Recipe:
 
     def _compared(self, rows: datasets.Dataset) -> Iterable[str]:
         """The text of each row by which it is recognised."""
-        return map("\n".join, iterate_rows(rows.select_columns(list(self.compared) or text_columns(rows))))
-
-    def _open(self, folder: Path) -> Prepared | None:
-        """None if the folder's contents are incomplete."""
-        try:
-            facts = json.loads((folder / "meta.json").read_text())
-            if not facts["splits"].keys() & {"train", "all"}:
-                return None
-            splits = {name: open_split(folder, name, counts) for name, counts in facts.pop("splits").items()}
-            tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
-            trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
-            return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
-            return None
-
-    def _build(self, folder: Path) -> None:
-        """Tokenise the source into a folder that does not exist."""
-        with argument_path("source"):
-            own = self._load()
-        splits, facts = self._divide(own)
-        with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.build(self._texts(next(iter(splits.values()))))
-        folder.mkdir()
-        counts, limit = {}, self.max_tokens
-        for name, rows in splits.items():
-            texts = with_progress(self._texts(rows), len(rows) * len(text_columns(rows)), name)
-            counts[name] = write_split(texts, tokenizer, folder, name, limit)
-            limit = None  # which bounds the first split only
-            self._write(folder, name, rows, tokenizer)
-        (folder / "tokenizer.json").write_text(tokenizer.to_json())
-        (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
-        if "train" in splits and (found := fingerprints_of_all(self._compared(splits["train"]))) is not None:
-            np.save(folder / _TRAINED_ON, found)
-
-    def _load(self) -> dict[str, datasets.Dataset]:
-        """The rows of the source's splits."""
-        return getattr(self.source, self.method)()
-
-    def _texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        """The texts of rows to tokenise, in order."""
-        return chain.from_iterable(iterate_rows(rows))
-
-    def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write the rows of a split as they stand in the source, which tokens need not tell."""
-        with pa.ipc.new_file(str(folder / f"{name}.arrow"), rows.features.arrow_schema) as file:
-            for table in rows.with_format("arrow").iter(10_000):
-                file.write_table(table)
-
-
-def open_rows(folder: Path, name: str) -> pa.Table:
-    """The rows of a split, in a memory map."""
-    return pa.ipc.open_file(pa.memory_map(str(folder / f"{name}.arrow"))).read_all()
+        return map("\n".join, iterate_rows(rows.select_columns(list(self.row_format.compared) or text_columns(rows))))
 
 
 def _select(
@@ -240,26 +195,3 @@ def _select(
         return rows  # remains a memory map without a table of indices
     left_out[reason] = len(rows) - len(kept)
     return rows.select(kept)
-
-
-@dataclass(frozen=True)
-class TextRecipe(Recipe):
-    """Everything that determines the token streams of a source."""
-
-    keep_whole = False
-
-    def _load(self) -> dict[str, datasets.Dataset]:
-        return self.source.load(self._max_characters())
-
-    def _texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        return filter(None, iterate_texts(rows))
-
-    def _write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write nothing: tokens tell all."""
-
-    def _max_characters(self) -> int | None:
-        """Upper bound on the characters that `max_tokens` need, what is held out included."""
-        if self.max_tokens is None:
-            return None
-        training_share = 1 - self.validation_fraction - self.test_fraction
-        return int(self.max_tokens * self.tokenizer.characters_per_token / training_share) + 1

@@ -1,16 +1,28 @@
-"""Labelled token sequences, and batches of them."""
+"""Labelled texts, or pairs of texts, as rows of batches."""
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt
+from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.near_copies import splitmix64
-from tinyformer.data.stream import Split, TokenSplit
+from tinyformer.data.row_format import RowFormat
+from tinyformer.data.sources.documents import natural_order
+from tinyformer.data.sources.source import SPLITS, LabelledSource, Source, in_use
+from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
+from tinyformer.errors import ArgumentError
+
+_LONGEST = 2**20  # characters of a text that are kept: more than a model reads, few enough to tokenise in seconds
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,8 @@ class LabelledSplit(Split):
         num_bytes: length of the raw texts in UTF-8 before truncation (each text up to a million characters).
         num_unknown: number of `<unk>` tokens before truncation.
         num_truncated: number of truncated sequences.
+        num_texts: number of texts of an example.
+        unknown: the labels that are none of the classes.
     """
 
     ids: UInt[np.ndarray, " tokens"]
@@ -36,6 +50,8 @@ class LabelledSplit(Split):
     num_bytes: int
     num_unknown: int
     num_truncated: int
+    num_texts: int = 1
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def num_documents(self) -> int:
@@ -154,3 +170,145 @@ class Examples(Rows):
     def _dropped(self, positions: Int64[np.ndarray, "batch seq"]) -> Bool[np.ndarray, "batch seq"]:
         # The element of a SplitMix64 sequence at each position, which does not depend on those before.
         return splitmix64(self._key + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) < self._threshold
+
+
+class ExampleFormat(RowFormat):
+    """Texts, or pairs of texts, and their classes.
+
+    Args:
+        seq_len: maximum number of tokens of a sequence; longer ones are truncated.
+        labels: names of the classes, for a model that was trained on them; None: those of the training split.
+        num_texts: number of texts of an example, for a model that was trained on such; None: that of the data.
+        token_dropout: probability that a token is masked in training, see `Examples`.
+        max_examples: see `RowFormat`.
+
+    Raises:
+        ArgumentError: a value is out of range.
+    """
+
+    kind, method, classes = LabelledSource, "load_examples", "label"
+    lacking = "its texts have no class labels; docstrings and files with a label column do"
+    row, needs_mask = "example", True
+
+    def __init__(
+        self,
+        seq_len: int,
+        labels: list[str] | None = None,
+        num_texts: int | None = None,
+        token_dropout: float | int = 0.0,
+        max_examples: int | None = None,
+    ) -> None:
+        super().__init__(seq_len, max_examples)
+        if not 0 <= token_dropout < 1:
+            reason = "must be at least 0 and less than 1"
+            raise ArgumentError("token_dropout", token_dropout, reason, {"token_dropout": 0.3})
+        if labels is not None and not len(labels) == len(set(labels)) >= 2:
+            raise ArgumentError("labels", labels, "must be at least two different names", {"labels": ["no", "yes"]})
+        self._labels, self._num_texts, self._token_dropout = labels, num_texts, float(token_dropout)
+
+    def select(
+        self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
+    ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
+        """The splits that have labels; and as facts `classes`, the labels to train on, and `without_labels`.
+
+        The classes are those of the training examples before any are held out, or of all examples.
+
+        Raises:
+            ArgumentError: there is no label to train on.
+        """
+        labels = {split: set(rows["label"]) - {None} for split, rows in splits.items()}
+        without = [split for split in SPLITS if split in splits and not labels[split]]
+        if not any(labels.values()) or ("train" in without and not whole):
+            raise ArgumentError("source", source.name, f"no example of its split {without[0]} has a class label")
+        classes = set[str]().union(*labels.values()) if whole else labels["train"]
+        facts = {"classes": sorted(classes, key=natural_order), "without_labels": without}
+        return {split: rows for split, rows in splits.items() if labels[split]}, facts
+
+    def texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        """The beginning of each text."""
+        return (text[:_LONGEST] for text in super().texts(rows))
+
+    def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
+        """Write the labels."""
+        write_rows(folder, name, rows.select_columns("label"))
+
+    def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, LabelledSplit]:
+        """The labelled sequences.
+
+        Raises:
+            ArgumentError: there are fewer than two classes, labels that are none of them, or pairs of texts for a model
+                of single texts, or the reverse.
+        """
+        classes = self._labels or prepared.facts["classes"]
+        if len(classes) < 2:
+            reason = f"all examples have the label {classes[0]}; there must be at least two classes"
+            raise ArgumentError("source", source.name, reason)
+        labels = {name: prepared.rows(name)["label"].to_pylist() for name in prepared.splits}
+        has_pairs = any(len(stream.offsets) - 1 > len(labels[name]) for name, stream in prepared.splits.items())
+        num_texts = 2 if has_pairs else 1
+        if self._num_texts not in (None, num_texts):
+            kinds = ("pairs of texts", "single texts") if has_pairs else ("single texts", "pairs of texts")
+            columns = getattr(in_use(source), "text_columns", ())
+            works = {"source.text_column": columns[0]} if len(columns) == 2 else {}
+            raise ArgumentError("source", source.name, f"has {kinds[0]}, and the model classifies {kinds[1]}", works)
+        if has_pairs and prepared.tokenizer.has_segments:
+            _warn(f"{source.name}: token_type_ids are left out: the tokens of both texts of a pair have type 0.")
+        for name in prepared.facts["without_labels"]:
+            _warn(f"{source.name}: the {name} split has no labels and is left out.")
+        splits = {}
+        for name, stream in prepared.splits.items():
+            number = {label: number for number, label in enumerate(classes)}
+            ids, offsets, num_truncated = truncate(stream, num_texts, self.seq_len)
+            splits[name] = LabelledSplit(
+                ids,
+                offsets,
+                np.fromiter((number.get(label, -1) for label in labels[name]), np.int64, len(labels[name])),
+                classes,
+                prepared.tokenizer,
+                stream.num_bytes,
+                stream.num_unknown,
+                num_truncated,
+                num_texts,
+                sorted(set(labels[name]) - set(classes), key=natural_order),
+            )
+        for name in ("train", "validation"):
+            if name in splits and not whole:
+                self.check(splits[name], name, source)
+        return splits
+
+    def check(self, split: LabelledSplit, name: str, source: Source) -> None:
+        """Refuse a split with labels that the model has no class for.
+
+        Raises:
+            ArgumentError: there is such a label.
+        """
+        if split.unknown:
+            raise ArgumentError(
+                "source",
+                source.name,
+                f"the label {split.unknown[0]} of the {name} split is not one of the classes trained on "
+                f"({', '.join(split.classes)}); {(split.labels < 0).sum():,} examples have such labels: rename or "
+                "remove them",
+            )
+
+    def caveats(self, splits: Mapping[str, LabelledSplit]) -> list[str]:
+        """The classes that a split has no example of."""
+        absent = {name: split.absent for name, split in splits.items()}
+        return [f"the {name} split has no example of {classes}" for name, classes in absent.items() if classes]
+
+    def rows(self, split: LabelledSplit, seed: int) -> Examples:
+        """All tokens of the examples."""
+        return Examples(split)
+
+    def training_rows(self, split: LabelledSplit, seed: int, epoch: int) -> Examples:
+        """The examples with token dropout."""
+        return Examples(split, self._token_dropout, (seed, epoch))
+
+    def lengths(self, split: LabelledSplit) -> Int64[np.ndarray, " examples"]:
+        """The number of tokens of each."""
+        return split.lengths
+
+
+@rank_zero_only
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr)

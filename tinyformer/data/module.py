@@ -1,178 +1,372 @@
-"""Windows of token ids as the data of a run."""
+"""The data of a run as a Lightning data module: splits, and the batches that their row format makes of them."""
 
-from typing import Any, Literal, cast
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import lightning
+import numpy as np
 import torch
+from jaxtyping import UInt64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
-from tinyformer.data.base import DataModule, SourceDataModule
-from tinyformer.data.batches.loader import ResumableLoader
-from tinyformer.data.batches.masking import MaskedWindows, Masker, Masking
-from tinyformer.data.batches.share import share
-from tinyformer.data.batches.windows import PACKS, Pack, Windows
-from tinyformer.data.cache import Prepared, TextRecipe
-from tinyformer.data.sources.source import Source
-from tinyformer.data.stream import TokenSplit
+from tinyformer.data.batches.loader import EpochLoader
+from tinyformer.data.batches.windows import Rows
+from tinyformer.data.cache import LeftOut, Recipe
+from tinyformer.data.row_format import RowFormat
+from tinyformer.data.sources.source import SPLITS, Source, in_use
+from tinyformer.data.sources.text_files import LocalFiles
+from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
-from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
+from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 
-TokenDevice = Literal["auto", "cpu", "cuda"]
-SHARE_OF_GPU = 0.1
-"""The share of a GPU's free memory that tokens may take with `device="auto"`."""
+SAMPLE_SEED = 0
+"""The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""
 
 
-class TokenDataModule(DataModule):
-    """Batches of windows of token ids.
+class DataModule(lightning.LightningDataModule):
+    """The data of a run. A subclass prepares the splits.
 
     Args:
-        seq_len: tokens in a window.
-        batch_size: windows in a batch, on each device.
-        pack: see `Windows`.
-        document_mask: whether batches contain the document of each token.
-        masking: how tokens are masked, for a model that predicts them from both sides; None: no token is masked.
-        device: where training tokens are kept: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is
-            the GPU if they fit into a tenth of its free memory and windows run across documents, unmasked and without
-            `document_mask`.
-        settings: further arguments of `DataModule`; `seed` and `split_seed` also determine the masks.
+        row_format: the rows of a batch.
+        batch_size: rows in a batch, on each device.
+        num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
+        seed: determines the order of training.
+        split_seed: determines what is held out, and which data are drawn at random.
+
+    Attributes:
+        seq_len: maximum number of tokens in a row.
+        name: short name, for the summary.
+        tokenizer: after `prepare`, the tokenizer.
+        splits: after `prepare`, the tokens by split: train, validation, test, or "all" alone.
+        fingerprint: after `prepare`, identifies the content of all splits.
+        labels: after `prepare`, the names of the classes; None where there are none.
+        num_texts: after `prepare`, the number of texts of a labelled example; None where there are none.
+        files: after `prepare`, the names of the files of each split, where data are read from files.
+        num_hidden: after `prepare`, the number of hidden files in their folders, which are not read.
+        left_out: after `prepare`, what each split leaves out; see `LeftOut`.
+        trained_on: after `prepare`, the fingerprints of the training split; None where they are not taken.
+        without: set before `prepare`, the fingerprints of text to leave out of all splits but "train".
+        document: see `RowFormat`.
 
     Raises:
-        ArgumentError: the GPU is requested for windows that only the memory map supports.
+        ArgumentError: a number is out of range.
     """
 
-    splits: dict[str, TokenSplit]
+    name: str
+    tokenizer: TextTokenizer
+    splits: Mapping[str, Any]
+    fingerprint: str
+    labels: list[str] | None = None
+    num_texts: int | None = None
+    num_hidden = 0
+    trained_on: UInt64[np.ndarray, " fingerprints"] | None = None
+    without: UInt64[np.ndarray, " fingerprints"] | None = None
 
     def __init__(
-        self,
-        seq_len: int,
-        batch_size: int,
-        pack: Pack,
-        document_mask: bool,
-        masking: Masking | None = None,
-        device: TokenDevice = "auto",
-        **settings: Any,
+        self, row_format: RowFormat, batch_size: int, num_workers: int = 0, seed: int = 0, split_seed: int = 0
     ) -> None:
-        super().__init__(seq_len, batch_size, **settings)
-        self.pack, self._document_mask, self._masking, self._device = pack, document_mask, masking, device
-        if device == "cuda" and not self._is_plain:
-            reason = "windows within documents, or with masked tokens, are read from the memory map"
-            raise ArgumentError("device", device, reason, {"device": "auto"})
+        super().__init__()
+        require_at_least(1, {"batch_size": 16}, batch_size=batch_size)
+        require_at_least(0, num_workers=num_workers, seed=seed, split_seed=split_seed)
+        require_at_most(256, {"num_workers": 2}, num_workers=num_workers)
+        self.row_format, self.seq_len, self.document = row_format, row_format.seq_len, row_format.document
+        self.batch_size, self.num_workers, self.seed, self.split_seed = batch_size, num_workers, seed, split_seed
+        self.files: dict[str, list[str]] = {}
+        self.left_out: LeftOut = {}
 
-    def _training_loader(self, **settings: Any) -> ResumableLoader:
-        return ResumableLoader(
-            self.splits["train"],
-            self.seq_len,
-            pack=self.pack,
-            with_documents=self._document_mask,
-            masker=self._masker(self.seed),
-            device=self._token_device(),
-            **settings,
-        )
+    def __deepcopy__(self, memo: dict) -> "DataModule":
+        """Itself: copies of a model, such as those that average its weights, share its data."""
+        return self
 
     @property
-    def _is_plain(self) -> bool:
-        return self.pack == "concat" and not self._document_mask and self._masking is None
+    @abstractmethod
+    def content(self) -> str | None:
+        """Identifies the texts of all splits, whatever tokenizer encodes them; None where that is not known."""
+
+    @abstractmethod
+    def prepare(self, whole: bool = False) -> None:
+        """Make the tokens, or open what was made before.
+
+        Args:
+            whole: hold nothing out: everything becomes the one split "all", to evaluate on other than the run's data.
+        """
+
+    @abstractmethod
+    def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
+        """Whether `prepare` would only open files, and give the tokens of this tokenizer."""
 
     def require_device(self, device: str) -> None:
-        """Refuse to train on a type of device that cannot hold the tokens.
+        """Refuse to train on a type of device that cannot hold the data."""
+        with argument_path("row_format"):
+            self.row_format.require_device(device)
+
+    @property
+    def completion(self) -> tuple[str, str] | None:
+        """The beginning of a validation text, and how it ends; None where the beginning does not determine the end."""
+        return None
+
+    @property
+    def title(self) -> str:
+        """The name in pictures, with what distinguishes these data from others of the same name."""
+        return self.name
+
+    @property
+    def caveats(self) -> list[str]:
+        """After `prepare`, what the scores of held-out data do not show, a phrase each."""
+        return []
+
+    @property
+    def scored_whole(self) -> bool:
+        """Whether an evaluation on these data scores all of them, if they are not the run's own.
+
+        True where no split is meant for evaluation.
+        """
+        return False
+
+    def setup(self, stage: str) -> None:
+        """Lightning's hook: prepare, unless that was done before."""
+        if not hasattr(self, "splits"):
+            self.prepare()
+
+    def train_dataloader(self) -> EpochLoader:
+        """Shuffled training batches; their order is resumed from a checkpoint.
 
         Raises:
-            ArgumentError: the tokens are to be kept on a GPU, and this is another device.
+            ArgumentError: there are fewer rows than devices.
         """
-        if self._device == "cuda" and device != "cuda":
-            raise ArgumentError("device", self._device, f"the run is on {device}", {"device": "auto"})
+        loader = self._training_loader(
+            batch_size=self.batch_size,
+            seed=self.seed,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            rank=self._rank,
+            world_size=self._world_size,
+        )
+        if not len(loader):
+            reason = f"there are fewer training {self.row_format.row}s than devices"
+            raise ArgumentError("trainer.devices", self._world_size, reason, {"devices": 1})
+        if self.trainer is not None:
+            limit, length = self.trainer.limit_train_batches, len(loader)
+            loader.limit(limit, is_repeated=self.trainer.overfit_batches > 0)  # type: ignore[attr-defined]
+            if not len(loader):
+                name, reason = "trainer.limit_train_batches", f"is less than one of the {length} batches of an epoch"
+                raise ArgumentError(name, limit, reason, {"limit_train_batches": 1})
+        return loader
 
-    def _token_device(self) -> torch.device | None:
-        """The device that holds the training tokens; None: the memory map."""
+    def val_dataloader(self) -> DataLoader | list[DataLoader]:
+        """The whole validation split; an empty list if there is none."""
+        return self.evaluation_dataloader("validation") if "validation" in self.splits else []
+
+    def test_dataloader(self) -> DataLoader:
+        """The whole test split."""
+        return self.evaluation_dataloader("test")
+
+    def evaluation_dataloader(self, split: str) -> DataLoader:
+        """The whole split, each target once, always in the same order; with several processes, this one's share of it.
+
+        Raises:
+            ArgumentError: the split does not exist, or is empty.
+        """
+        self.require_split(split)
+        settings = self.batch_size, self._rank, self._world_size
+        return self.row_format.evaluation_loader(self.splits[split], self._rows(split), *settings)
+
+    def sample(self, split: str, num_rows: int) -> Iterator[Batch]:
+        """Batches of rows of a split, drawn at random without replacement, always the same, in the split's order.
+
+        They have at most `batch_size` rows, and differ in size by one at most.
+
+        Args:
+            split: the split.
+            num_rows: number of rows; all of them where there are fewer.
+
+        Raises:
+            ArgumentError: the split does not exist, or is empty.
+        """
+        self.require_split(split)
+        rows = self._rows(split)
+        judged = self.row_format.judged(self.splits[split], rows)
+        chosen = np.sort(np.random.default_rng(SAMPLE_SEED).permutation(judged)[:num_rows])
+        for part in np.array_split(chosen, -(-len(chosen) // self.batch_size)):
+            yield rows.__getitems__(part.tolist())
+
+    def require_split(self, split: str) -> None:
+        """Refuse a split that does not exist.
+
+        Raises:
+            ArgumentError: there is no such split.
+        """
+        if split not in self.splits:
+            reason = f"there is no such split, only {', '.join(self.splits)}"
+            raise ArgumentError("split", split, reason, {"split": list(self.splits)[-1]})
+
+    def _training_loader(self, **settings: Any) -> EpochLoader:
+        """The training split's batches; the settings are those that `train_dataloader` passes."""
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
-        self.require_device(device.type)
-        if device.type != "cuda":
-            return None
-        if self._device == "cuda":
-            return device
-        split = self.splits["train"]
-        fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
-        return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
+        with argument_path("row_format", passed=_OF_MODULE):
+            return self.row_format.training_loader(self.splits["train"], device, **settings)
 
-    def _rows(self, split: str) -> Windows | MaskedWindows:
-        windows = Windows(self.splits[split], self.seq_len, self.pack, with_documents=self._document_mask)
-        masker = self._masker(self.split_seed)
-        return MaskedWindows(windows, masker) if masker else windows
+    def _rows(self, split: str) -> Rows:
+        """A split's rows, as they are evaluated.
 
-    def _evaluation_loader(self, split: str, rank: int, world_size: int) -> DataLoader[Batch]:
-        return share(self._rows(split), self.batch_size, rank, world_size)
+        Raises:
+            ArgumentError: there are none, or they cannot be scored.
+        """
+        return self.row_format.rows(self.splits[split], self.split_seed)
 
-    def _masker(self, seed: int) -> Masker | None:
-        return Masker(self._masking, self.tokenizer, seed) if self._masking else None
+    @property
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer is not None else 0
+
+    @property
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer is not None else 1
 
 
-class TextDataModule(SourceDataModule, TokenDataModule):
-    """Windows of token ids from a source of text.
+_OF_MODULE = {"source": "source"}
+"""Arguments of a data module that its row format finds fault with."""
+
+
+class SourceDataModule(DataModule):
+    """Data from a source, tokenised once and kept in the cache folder.
 
     Args:
         source: where the text comes from.
-        tokenizer: a recipe, built on the training documents, or a finished tokenizer.
-        seq_len: tokens in a window.
-        batch_size: windows in a batch, on each device.
-        pack: see `Windows`.
-        document_mask: whether batches contain the document of each token.
-        max_tokens: maximum number of training tokens.
-        masking: see `TokenDataModule`; the tokenizer then has a mask token.
-        device: see `TokenDataModule`.
-        settings: further arguments of `SourceDataModule`.
-
-    Attributes:
-        tokenizer: after `prepare`, the tokenizer.
-        splits: after `prepare`, the tokens by split: train, validation, test, or "all" alone.
-        fingerprint: after `prepare`, identifies text, tokenizer and hold-out together.
+        tokenizer: a recipe, built on the training split, or a finished tokenizer; a mask token is added if the row
+            format needs one.
+        row_format: which rows are read: windows of text, labelled examples, pairs or questions.
+        batch_size: see `DataModule`.
+        validation_fraction: share of the training text, or of the rows, to hold out, unless the source has a validation
+            split.
+        test_fraction: the same for testing.
+        group_near_copies: keep near-copies on one side of the hold-out, see `hold_out`.
+        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
+        settings: further arguments of `DataModule`.
 
     Raises:
-        ArgumentError: a number is out of range, or `pack` or `device` is not supported.
+        ArgumentError: a number is out of range, or the source has no such rows.
     """
 
     def __init__(
         self,
         source: Source,
         tokenizer: TokenizerRecipe,
-        seq_len: int,
+        row_format: RowFormat,
         batch_size: int,
         *,
-        pack: str = "concat",
-        max_tokens: int | None = None,
-        document_mask: bool = False,
-        masking: Masking | None = None,
-        device: TokenDevice = "auto",
+        validation_fraction: float | int = 0.05,
+        test_fraction: float | int = 0.05,
+        group_near_copies: bool = True,
+        cache_dir: str | None = None,
         **settings: Any,
     ) -> None:
-        require_at_least(1, {"max_tokens": 1_000_000}, max_tokens=max_tokens)
-        require_choice("pack", pack, PACKS)
-        super().__init__(
-            source,
-            MaskedTokenizer(tokenizer) if masking else tokenizer,
-            seq_len,
-            batch_size=batch_size,
-            pack=cast(Pack, pack),
-            document_mask=document_mask,
-            masking=masking,
-            device=device,
-            **settings,
-        )
-        self._max_tokens = max_tokens
+        fractions = {"validation_fraction": validation_fraction, "test_fraction": test_fraction}
+        for argument, fraction in fractions.items():
+            if not 0 <= fraction < 1:
+                raise ArgumentError(argument, fraction, "must be at least 0 and less than 1", {argument: 0.05})
+        if sum(fractions.values()) >= 1:
+            reason = f"leaves no text to train on, with `validation_fraction`={validation_fraction}"
+            raise ArgumentError("test_fraction", test_fraction, reason, dict.fromkeys(fractions, 0.05))
+        if not isinstance(source, row_format.kind):
+            raise ArgumentError("source", source.name, row_format.lacking)
+        super().__init__(row_format, batch_size, **settings)
+        self.source, self.name, self.cache_dir = source, source.name, cache_dir
+        self._tokenizer_recipe = MaskedTokenizer(tokenizer) if row_format.needs_mask else tokenizer
+        self._held_out = {name: float(fraction) for name, fraction in fractions.items()}
+        self._group_near_copies = group_near_copies
 
-    def _take(self, prepared: Prepared, whole: bool) -> None:
-        self.splits = prepared.splits
-        num_tokens, needed = (
-            self.splits[next(iter(self.splits))].num_tokens,
-            self.seq_len if self.pack == "concat" else 1,
-        )
-        if not whole and num_tokens < needed:
-            works = {"seq_len": num_tokens} if num_tokens else {}
-            raise ArgumentError("seq_len", self.seq_len, f"the training text has only {num_tokens} tokens", works)
+    def _recipe(self, whole: bool) -> Recipe:
+        hold_out: dict[str, Any] = {"whole": True}
+        if not whole:
+            hold_out = {**self._held_out, "seed": self.split_seed, "group_near_copies": self._group_near_copies}
+        return Recipe(self.source, self._tokenizer_recipe, self.row_format, without=self.without, **hold_out)
 
-    def _recipe(self, whole: bool) -> TextRecipe:
-        hold_out = self._hold_out(whole)
-        return TextRecipe(self.source, self._tokenizer_recipe, max_tokens=self._max_tokens, **hold_out)
+    @property
+    def content(self) -> str:
+        """See `Recipe.content`."""
+        return self._recipe(whole=False).content
 
-    def _rows(self, split: str) -> Windows | MaskedWindows:
+    def prepare(self, whole: bool = False) -> None:
+        """Tokenise the source, or open what was tokenised before; see `DataModule.prepare`.
+
+        Raises:
+            ArgumentError: the source or the tokenizer cannot be read, or the run cannot be trained on what they give.
+        """
+        prepared = self._recipe(whole).prepare(self.cache_dir)
+        self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
+        self.left_out, self._division = prepared.facts["left_out"], prepared.facts["division"]
+        self.trained_on = prepared.trained_on
+        source = in_use(self.source)
+        if isinstance(source, LocalFiles):
+            self.files = {split: [file.name for file in files] for split, files in source.of_splits.items()}
+            self.files["all"] = [name for split in SPLITS for name in self.files.get(split, [])]
+            self.num_hidden = len(hidden_files(source.files))
+        with argument_path("row_format", passed=_OF_MODULE):
+            self.splits = self.row_format.open(prepared, self.source, whole)
+        split = next(iter(self.splits.values()))
+        self.labels, self.num_texts = getattr(split, "classes", None), getattr(split, "num_texts", None)
+
+    def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
+        """Whether the tokens of a given tokenizer (with a mask token if these data need one) are in the cache."""
+        if self.row_format.needs_mask:
+            tokenizer = tokenizer.with_mask()
+        prepared = self._recipe(whole).open(self.cache_dir)
+        return prepared is not None and prepared.tokenizer.fingerprint == tokenizer.fingerprint
+
+    @property
+    def caveats(self) -> list[str]:
+        """What `hold_out` says, or the source, and the row format."""
+        return [*filter(None, [self._division]), *self.row_format.caveats(self.splits)]
+
+    @property
+    def title(self) -> str:
+        """The name, with the files that were given: "text (a.txt, b.txt and 3 more)"."""
+        source = in_use(self.source)
+        if not isinstance(source, LocalFiles):
+            return self.name
+        return f"{self.name} ({shortened([Path(name).name for name in source.files])})"
+
+    @property
+    def scored_whole(self) -> bool:
+        """True for files without a validation split."""
+        with argument_path("source"):
+            return not getattr(in_use(self.source), "has_own_splits", True)
+
+    def _training_loader(self, **settings: Any) -> EpochLoader:
+        self._require_rows("train")
+        return super()._training_loader(**settings)
+
+    def _rows(self, split: str) -> Rows:
         self._require_rows(split)
+        with argument_path("row_format", passed=_OF_MODULE):
+            self.row_format.check(self.splits[split], split, self.source)
         return super()._rows(split)
+
+    def _require_rows(self, split: str) -> None:
+        """Refuse an empty split.
+
+        Raises:
+            ArgumentError: it is empty.
+        """
+        if self.splits[split].num_tokens:
+            return
+        argument = f"{split}_fraction"
+        if self._held_out.get(argument):
+            reason = f"leaves the {split} split empty: there are too few different {self.document}s for every split"
+            raise ArgumentError(argument, self._held_out[argument], reason)
+        raise ArgumentError("source", self.name, f"its {split} split is empty")
+
+
+def count(number: float, noun: str) -> str:
+    """A number with its noun, as in "1 batch", "2.5 epochs" or "2,000 documents"."""
+    shown = f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    return f"{shown} {noun}{'' if shown == '1' else 'es' if noun.endswith('tch') else 's'}"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first two names, and the number of the others."""
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

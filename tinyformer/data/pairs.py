@@ -1,4 +1,4 @@
-"""Pairs of a source text and its target, such as a sentence and its translation, as token sequences in batches."""
+"""Pairs of a source text and its target, such as a sentence and its translation, as rows of batches."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -9,28 +9,16 @@ import torch
 from jaxtyping import Int64, UInt
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.data.base import RowDataModule
 from tinyformer.data.batches.windows import Rows
-from tinyformer.data.cache import Prepared, Recipe, open_rows
+from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import TEXTS
 from tinyformer.data.sources.source import PairSource, Source
-from tinyformer.data.stream import Split, TokenSplit
-from tinyformer.data.tokenizer.recipes import TokenizerRecipe
+from tinyformer.data.stream import Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TooLong = Literal["truncate", "skip", "error"]
-
-
-@dataclass(frozen=True)
-class PairRecipe(Recipe):
-    """Everything that determines the tokenised pairs of a `PairSource`."""
-
-    method, compared = "load_pairs", TEXTS
-
-    def _parts(self) -> list[Any]:
-        return [*super()._parts(), *cast(PairSource, self.source).pair_columns]
 
 
 @dataclass(frozen=True)
@@ -138,56 +126,54 @@ class Pairs(Rows):
         return np.where(place < lengths[:, None], ids, padding)
 
 
-class PairDataModule(RowDataModule):
-    """Batches of pairs of a source text and its target, such as a sentence and its translation.
-
-    Both are tokenised by one tokenizer.
+class PairFormat(RowFormat):
+    """Pairs of a source text and its target, such as a sentence and its translation, both by one tokenizer.
 
     Args:
-        source: where the pairs come from: a `PairSource`.
-        tokenizer: a recipe, built on sources and targets of the training split, or a finished tokenizer.
         seq_len: maximum number of tokens of a source, and of a target, with the tokens around them.
-        batch_size: pairs in a batch, on each device.
         too_long: what to do with a pair that has a longer text: "truncate" the text, "skip" the pair, or "error".
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
-        settings: further arguments of `RowDataModule`.
+        max_examples: see `RowFormat`.
 
     Raises:
-        ArgumentError: the source has no pairs, or a value is out of range.
+        ArgumentError: a value is out of range.
     """
 
-    splits: dict[str, PairSplit]
+    kind, method, compared = PairSource, "load_pairs", TEXTS
+    lacking = "has no pairs of a source and a target; files and Hub data sets with two columns do"
     row = document = "pair"
-    kind, lacking = PairSource, "has no pairs of a source and a target; files and Hub data sets with two columns do"
-    recipe, rows = PairRecipe, Pairs
 
     def __init__(
         self,
-        source: Source,
-        tokenizer: TokenizerRecipe,
         seq_len: int,
-        batch_size: int,
-        *,
         too_long: TooLong = "truncate",
         special_tokens: SpecialTokens | None = None,
-        **settings: Any,
+        max_examples: int | None = None,
     ) -> None:
         self._special_tokens = SpecialTokens.of(special_tokens)
         num_added = 1 if self._special_tokens.bos is None else 2
         require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # a token and those around it
-        super().__init__(source, tokenizer, seq_len, batch_size=batch_size, **settings)
+        super().__init__(seq_len, max_examples)
         require_choice("too_long", too_long, ("truncate", "skip", "error"))
         self._too_long = too_long
 
-    def _take(self, prepared: Prepared, whole: bool) -> None:
-        self.splits = {
-            name: self._split(name, stream, open_rows(prepared.folder, name)["pair"])
-            for name, stream in prepared.splits.items()
-        }
+    def key(self, source: Source) -> list[Any]:
+        """With the columns of the pairs."""
+        return [*super().key(source), *cast(PairSource, source).pair_columns]
 
-    def _split(self, name: str, stream: TokenSplit, targets: pa.ChunkedArray) -> PairSplit:
+    def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, PairSplit]:
+        """The pairs, truncated or skipped where they are too long.
+
+        Raises:
+            ArgumentError: one is too long, or all are.
+        """
+        tokenizer = prepared.tokenizer
+        targets = {name: prepared.rows(name)["pair"] for name in prepared.splits}
+        return {name: self._split(name, stream, tokenizer, targets[name]) for name, stream in prepared.splits.items()}
+
+    def _split(self, name: str, stream: TokenSplit, tokenizer: TextTokenizer, targets: pa.ChunkedArray) -> PairSplit:
         begins = np.asarray(stream.offsets[:-1]).reshape(-1, 2)
-        tokens = self._special_tokens.around(self.tokenizer)
+        tokens = self._special_tokens.around(tokenizer)
         # In the stream, each text has the tokenizer's `eos` before it.
         lengths = np.diff(stream.offsets).reshape(-1, 2) + (tokens.num_added - 1)
         is_long = np.asarray((lengths > self.seq_len).any(axis=1))
@@ -211,7 +197,7 @@ class PairDataModule(RowDataModule):
             begins,
             np.minimum(lengths, self.seq_len),
             targets,
-            self.tokenizer,
+            tokenizer,
             tokens,
             stream.num_bytes,
             stream.num_unknown,
@@ -220,11 +206,14 @@ class PairDataModule(RowDataModule):
             num_skipped=skips,
         )
 
-    def _order(self, split: str) -> Int64[np.ndarray, " pairs"]:
+    def rows(self, split: PairSplit, seed: int) -> Pairs:
+        """The pairs of a split."""
+        return Pairs(split)
+
+    def lengths(self, split: PairSplit) -> Int64[np.ndarray, " pairs"]:
         """The longer of source and target, and then the shorter.
 
         In this order, 8 % of the tokens in batches of Spanish and English verses are padding; sorted by target, 17 %.
         """
-        lengths = self.splits[split].lengths
-        longer, shorter = lengths.max(axis=1), lengths.min(axis=1)
+        longer, shorter = split.lengths.max(axis=1), split.lengths.min(axis=1)
         return longer * (int(longer.max(initial=0)) + 1) + shorter

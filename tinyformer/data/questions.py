@@ -1,8 +1,10 @@
-"""Questions and windows of their contexts as token sequences in batches."""
+"""Questions and windows of their contexts as rows of batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,9 +13,12 @@ from jaxtyping import Bool, Int64, UInt
 
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import Rows
+from tinyformer.data.row_format import RowFormat
+from tinyformer.data.sources.source import QuestionSource, Source
 from tinyformer.data.sources.squad import Question, from_questions
-from tinyformer.data.stream import Split
+from tinyformer.data.stream import Prepared, Split
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
+from tinyformer.errors import ArgumentError, require_at_least
 
 EXTRA_TOKENS = 2
 """Tokens of a window beside those of question and context: `eos` before each."""
@@ -270,3 +275,78 @@ class Questions(Rows):
         arrays |= {"answerable": self._is_answerable[rows], "rows": windows}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return tensors  # type: ignore[return-value]
+
+
+class QuestionFormat(RowFormat):
+    """Questions with their contexts, and where the answers are.
+
+    Args:
+        seq_len: maximum number of tokens of a question and a part of its context, with an `eos` before each.
+        stride: tokens from the beginning of a window of a long context to that of the next; see `QuestionTexts.cut`.
+        max_question_length: maximum number of tokens of a question; longer ones are truncated.
+        max_examples: see `RowFormat`.
+
+    Raises:
+        ArgumentError: a value is out of range.
+    """
+
+    kind, method = QuestionSource, "load_questions"
+    lacking = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
+    row, document = "window", "question"
+    compared = ("pair",)  # else training would have questions about held-out contexts
+
+    def __init__(
+        self,
+        seq_len: int,
+        stride: int | None = None,
+        max_question_length: int = 64,
+        max_examples: int | None = None,
+    ) -> None:
+        require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
+        super().__init__(seq_len, max_examples)
+        room = seq_len - EXTRA_TOKENS - 1  # of the context, beside a question of one token
+        works = {"stride": max(room // 2, 1), "max_question_length": 64}
+        require_at_least(1, works, stride=stride, max_question_length=max_question_length)
+        if stride is not None and stride >= max(room, 2):
+            reason = f"must be less than {room}, or no two windows of `seq_len`={seq_len} would share a token, and an "
+            reason += "answer would be cut wherever two of them meet"
+            raise ArgumentError("stride", stride, reason, {"stride": max(room // 2, 1)})
+        self._stride, self._max_question_length = stride, max_question_length
+
+    def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
+        """Write the rows, and the tokens of the answers."""
+        columns = (list(rows[column]) for column in ("pair", "answers", "starts"))
+        np.save(folder / f"{name}.spans.npy", token_spans(tokenizer, *columns))
+        super().write(folder, name, rows, tokenizer)
+
+    def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, QuestionSplit]:
+        """The questions and their windows."""
+        return {
+            name: QuestionTexts(
+                stream.ids,
+                np.asarray(stream.offsets[:-1]).reshape(-1, 2),
+                np.diff(stream.offsets).reshape(-1, 2) - 1,
+                np.load(prepared.folder / f"{name}.spans.npy"),
+                prepared.rows(name),
+                prepared.tokenizer,
+                stream.num_bytes,
+                stream.num_unknown,
+            ).cut(self.seq_len, self._max_question_length, self._stride)
+            for name, stream in prepared.splits.items()
+        }
+
+    def rows(self, split: QuestionSplit, seed: int) -> Questions:
+        """The windows of a split."""
+        return Questions(split)
+
+    def lengths(self, split: QuestionSplit) -> Int64[np.ndarray, " windows"]:
+        """The number of tokens of each window."""
+        return split.sizes
+
+    def judged(self, split: QuestionSplit, rows: Rows) -> Int64[np.ndarray, " judged"]:
+        """The windows that hold the answer, and those of questions without one; all where there are none of these.
+
+        The other windows of a long context, often most of them, have no answer for any model to find.
+        """
+        is_judged = split.holds_answer | ~split.is_answerable[split.window_rows]
+        return np.flatnonzero(is_judged if is_judged.any() else np.ones_like(is_judged))

@@ -1,4 +1,4 @@
-"""The cache folder, folders that are built once, and arrays that grow on disk."""
+"""The cache folder, and folders that are built once."""
 
 import hashlib
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import filelock
-import numpy as np
 
 from tinyformer.files import atomic_write
 
@@ -93,31 +92,3 @@ def _checksum(path: Path) -> list[Any]:
             file.seek(position)
             digest.update(file.read(BLOCK_BYTES))
     return [size, digest.hexdigest()]
-
-
-class ArrayWriter:
-    """A one-dimensional `.npy` file that grows: its header is rewritten when the length is known."""
-
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
-        self._file = path.open("wb")
-        self._dtype = dtype
-        self.length = 0
-        self._write_header()
-
-    def append(self, values: np.ndarray) -> None:
-        """Add values at the end."""
-        self._file.write(values.astype(self._dtype).tobytes())
-        self.length += len(values)
-
-    def __enter__(self) -> "ArrayWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.seek(0)
-        self._write_header()
-        self._file.close()
-
-    def _write_header(self) -> None:
-        # NumPy pads the header so that the length can grow without changing the header's size.
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
-        np.lib.format.write_array_header_1_0(self._file, header)

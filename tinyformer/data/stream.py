@@ -4,16 +4,17 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
-from jaxtyping import Bool, Int64, UInt
+import pyarrow as pa
+from jaxtyping import Bool, Int64, UInt, UInt64
 from rich.console import Console
 from rich.progress import Progress
 
-from tinyformer.data.storage import ArrayWriter
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 
 _BATCH = 2**21  # characters tokenised at a time: the encodings of two batches take about 1 GB at most
@@ -58,10 +59,9 @@ class TokenSplit(Split):
     Attributes:
         ids: the stream, memory-mapped.
         offsets: the index in `ids` of each document's `eos`, and the length of `ids`.
-        num_bytes: length of the raw text in UTF-8.
         num_characters: length of the raw text in Unicode code points.
-        num_unknown: number of `<unk>` tokens.
         scored: which ids are scored as targets; None: all of them.
+        tokenizer: the tokenizer of the ids.
     """
 
     ids: UInt[np.ndarray, " tokens"]
@@ -70,6 +70,7 @@ class TokenSplit(Split):
     num_characters: int
     num_unknown: int
     scored: Bool[np.ndarray, " tokens"] | None = None
+    tokenizer: TextTokenizer | None = None
 
     @property
     def num_documents(self) -> int:
@@ -87,21 +88,46 @@ class TokenSplit(Split):
         return self.num_targets if self.scored is None else int(np.count_nonzero(self.scored[1:]))
 
 
-def open_split(folder: Path, name: str, counts: dict[str, Any]) -> TokenSplit:
+@dataclass(frozen=True)
+class Prepared:
+    """A tokenised source, opened.
+
+    Attributes:
+        tokenizer: the tokenizer of all splits.
+        splits: for each split, the stream of its texts in order; a row may have several.
+        folder: where the files are.
+        fingerprint: identifies text, tokenizer and hold-out together.
+        trained_on: the fingerprints of the training split; None where there is none, or where they are too many.
+        facts: `left_out` (see `LeftOut`), `division` (see `hold_out`), and what `RowFormat.select` adds.
+    """
+
+    tokenizer: TextTokenizer
+    splits: dict[str, TokenSplit]
+    folder: Path
+    fingerprint: str
+    trained_on: UInt64[np.ndarray, " fingerprints"] | None
+    facts: dict[str, Any]
+
+    def rows(self, name: str) -> pa.Table:
+        """The rows of a split that `write_rows` wrote, in a memory map."""
+        return pa.ipc.open_file(pa.memory_map(str(self.folder / f"{name}.arrow"))).read_all()
+
+
+def write_rows(folder: Path, name: str, rows: datasets.Dataset) -> None:
+    """Write the rows of a split as they stand in the source."""
+    with pa.ipc.new_file(str(folder / f"{name}.arrow"), rows.features.arrow_schema) as file:
+        for table in rows.with_format("arrow").iter(10_000):
+            file.write_table(table)
+
+
+def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any]) -> TokenSplit:
     """What `write_split` wrote.
 
     Raises:
         OSError, ValueError, EOFError: a file is missing or damaged.
     """
     ids = np.load(folder / f"{name}.npy", mmap_mode="r")
-    return TokenSplit(ids, np.load(folder / f"{name}.offsets.npy"), **counts)
-
-
-@dataclass
-class _Counts:
-    num_bytes: int = 0
-    num_characters: int = 0
-    num_unknown: int = 0
+    return TokenSplit(ids, np.load(folder / f"{name}.offsets.npy"), tokenizer=tokenizer, **counts)
 
 
 def write_split(
@@ -120,10 +146,10 @@ def write_split(
         The counts of `TokenSplit`, by name.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
-    counts = _Counts()
+    counts = dict.fromkeys(("num_bytes", "num_characters", "num_unknown"), 0)
     with (
-        ArrayWriter(folder / f"{name}.npy", dtype) as ids,
-        ArrayWriter(folder / f"{name}.offsets.npy", np.dtype(np.int64)) as offsets,
+        _ArrayWriter(folder / f"{name}.npy", dtype) as ids,
+        _ArrayWriter(folder / f"{name}.offsets.npy", np.dtype(np.int64)) as offsets,
     ):
         for texts_read, documents in _encode(texts, tokenizer, limit):
             # One array for all documents of a batch: one for each would take a fifth as long as tokenising them.
@@ -131,11 +157,36 @@ def write_split(
             lengths = np.array([1 + len(tokens) for tokens in documents])
             offsets.append(ids.length + lengths.cumsum() - lengths)
             ids.append(stream)
-            counts.num_bytes += sum(len(text.encode()) for text in texts_read)
-            counts.num_characters += sum(map(len, texts_read))
-            counts.num_unknown += int((stream == tokenizer.unk_id).sum())  # 0 where unk_id is None
+            counts["num_bytes"] += sum(len(text.encode()) for text in texts_read)
+            counts["num_characters"] += sum(map(len, texts_read))
+            counts["num_unknown"] += int((stream == tokenizer.unk_id).sum())  # 0 where unk_id is None
         offsets.append(np.array([ids.length]))
-    return asdict(counts)
+    return counts
+
+
+class _ArrayWriter:
+    """A one-dimensional `.npy` file that grows: its header is rewritten when the length is known."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        self._file, self._dtype, self.length = path.open("wb"), dtype, 0
+        self._write_header()
+
+    def append(self, values: np.ndarray) -> None:
+        self._file.write(values.astype(self._dtype).tobytes())
+        self.length += len(values)
+
+    def __enter__(self) -> "_ArrayWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        # NumPy pads the header so that the length can grow without changing the header's size.
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
 
 
 def _encode(

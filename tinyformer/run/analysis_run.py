@@ -75,7 +75,7 @@ def make_subject(run: Evaluation, num_windows: int) -> Subject:
         precision=trainer.precision_plugin.forward_context,
         untrained=lambda: placed(make_seeded_network(run.config, data.tokenizer)),
         save_pruned=save_pruned,
-        row=data.row,
+        row=data.row_format.row,
         facts=describe_subject(checkpoint.path, checkpoint.step, data, run.split),
     )
 

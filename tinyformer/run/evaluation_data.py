@@ -7,8 +7,7 @@ from omegaconf import DictConfig
 
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.config.invocation import Invocation
-from tinyformer.data import DataModule
-from tinyformer.data.generated.module import GeneratedDataModule
+from tinyformer.data import DataModule, GeneratedDataModule
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.run.parts import make_data
 from tinyformer.run.starting_checkpoint import tokenizer_of

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.config.checks import check_types
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.config.hydra_errors import raising_module
-from tinyformer.data import DataModule, QuestionDataModule, TextTokenizer
+from tinyformer.data import DataModule, QuestionFormat, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
@@ -82,7 +82,7 @@ def make_task(config: DictConfig, data: DataModule) -> Task:
     refuse_prompts(config.generate, task)
     if isinstance(task, Seq2Seq):
         task.beam = make_beam(config.generate)
-    if isinstance(task, SpanExtraction) and isinstance(data, QuestionDataModule):
+    if isinstance(task, SpanExtraction) and isinstance(data.row_format, QuestionFormat):
         with argument_path("task", "objective"):
             task.require_answers(data.splits)
     if task.needs_masking and config.task.masking is None:

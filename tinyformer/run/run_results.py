@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from tinyformer.analysis import Findings, analyse_predictions
 from tinyformer.checkpoint.file import load_checkpoint, load_weights
 from tinyformer.data import DataModule
-from tinyformer.data.base import count
+from tinyformer.data.module import count
 from tinyformer.files import relative_path
 from tinyformer.hardware import describe_device
 from tinyformer.run.analysis_run import describe_subject, keep_findings

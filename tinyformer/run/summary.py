@@ -9,7 +9,7 @@ from typing import Any
 from tinyformer.analysis import Event
 from tinyformer.config.errors import printable
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
-from tinyformer.data.base import count, shortened
+from tinyformer.data.module import count, shortened
 from tinyformer.files import atomic_write, relative_path
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry

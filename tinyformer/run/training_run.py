@@ -95,7 +95,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     warning = memory_warning(stored, network, kernels, settings, mask, data)
     if compiled is not None:
         # Otherwise torch compiles each graph twice: for the length of the first batch, then, at the second, for any.
-        network.compile(**compiled, dynamic=data.varying_length or None)
+        network.compile(**compiled, dynamic=data.row_format.varying_length or None)
     optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
     module = TrainingModule(network, task, data, optimizer, schedule)
     loggers = make_loggers(config, folder, network, invocation.is_sweep, start.first_step if start else 0)

@@ -1,18 +1,20 @@
-"""Loaders of training batches that resume from a checkpoint within an epoch."""
+"""Loaders: of training batches, which resume within an epoch, and of one process's share of an evaluation."""
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sized
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from tinyformer.data.batches.masking import MaskedWindows, Masker
 from tinyformer.data.batches.windows import Pack, TensorWindows, Windows
 from tinyformer.data.stream import TokenSplit
+from tinyformer.errors import ArgumentError
 
 
 class EpochLoader(ABC):
@@ -36,7 +38,7 @@ class EpochLoader(ABC):
         self._current_epoch = self._batch = 0
 
     @abstractmethod
-    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
+    def _epoch(self, epoch: int) -> tuple[Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
         """The data set (whose `__getitems__` returns a whole batch), and the indices of the items of each batch.
 
         Both are functions of the epoch alone, so that an interrupted run continues with the same batches.
@@ -60,7 +62,7 @@ class EpochLoader(ABC):
         requested = time.perf_counter()
         epoch, done = self._current_epoch, self._batch
         dataset, batches = self._epoch(0 if self._is_repeated else epoch)
-        loader = torch.utils.data.DataLoader(
+        loader = DataLoader(
             dataset,
             batch_sampler=batches[done : self._limit],
             collate_fn=identity,
@@ -148,7 +150,7 @@ class ResumableLoader(EpochLoader):
         # With the tokens on a device, there is nothing for workers to read and no memory to pin.
         super().__init__(length, 0 if device else num_workers, pin_memory and device is None)
 
-    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
+    def _epoch(self, epoch: int) -> tuple[Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
         generator = np.random.default_rng((self._seed, epoch))
         phase = int(generator.integers(self._last_phase + 1))
         windows = self._windows(phase)
@@ -173,3 +175,41 @@ class ResumableLoader(EpochLoader):
 def identity(batch: Any) -> Any:
     """The batch itself: data sets return whole batches, so that nothing has to be collated."""
     return batch
+
+
+def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) -> DataLoader:
+    """All items of a data set in order, or one process's share of them.
+
+    Args:
+        dataset: its `__getitems__` returns some of its items as one batch.
+        batch_size: items in a batch; None where each item is a batch already.
+        rank: index of the process.
+        world_size: number of processes.
+
+    Raises:
+        ArgumentError: there are fewer items than processes, some of which would have nothing to evaluate.
+    """
+    if 0 < len(cast(Sized, dataset)) < world_size:
+        reason = f"there are only {len(cast(Sized, dataset))} items to evaluate, fewer than devices"
+        raise ArgumentError("trainer.devices", world_size, reason, {"devices": 1})
+    return DataLoader(
+        dataset,
+        batch_size,
+        sampler=_Share(dataset, world_size, rank, shuffle=False),
+        collate_fn=identity,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # evaluating must not advance the random numbers of training
+    )
+
+
+class _Share(DistributedSampler):
+    """Every `num_replicas`-th item; unlike the base class, it repeats none to make the shares equal.
+
+    It is a `DistributedSampler` because Lightning replaces any other under several processes.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))
+
+    def __len__(self) -> int:
+        return len(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))

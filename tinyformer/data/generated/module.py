@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int, UInt16
 
-from tinyformer.data.batches.loader import ResumableLoader
+from tinyformer.data.batches.loader import EpochLoader, ResumableLoader
 from tinyformer.data.batches.masking import Masking
-from tinyformer.data.module import TokenDataModule
+from tinyformer.data.module import DataModule
+from tinyformer.data.row_format import WindowFormat
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer.recipes import CharTokenizer
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
@@ -27,6 +28,8 @@ ABSENT = -1
 
 MAX_TOKENS = 2**26
 """Maximum number of tokens of a split, whose sequences are held in memory: drawing them takes up to 1 GB."""
+
+_FORMAT = 1  # increase it when the same arguments would give other sequences
 
 
 class Drawn(NamedTuple):
@@ -44,8 +47,12 @@ class Drawn(NamedTuple):
         """Some of the sequences."""
         return Drawn(self.symbols[chosen], self.scored[chosen])
 
+    def hashable(self) -> list[bytes]:
+        """The symbols of each sequence in a form that can be hashed."""
+        return [row.tobytes() for row in self.symbols]
 
-class GeneratedDataModule(TokenDataModule):
+
+class GeneratedDataModule(DataModule):
     """Sequences of symbols that a program makes, `<eos> s_1 … s_n`, each of which fills one window.
 
     Only the targets that the sequence determines are scored: loss and accuracy are computed from these alone. A
@@ -62,14 +69,14 @@ class GeneratedDataModule(TokenDataModule):
         split_seed: determines the sequences.
         settings: further arguments of `DataModule`; `seed` determines the order of the sequences.
 
+    Attributes:
+        alphabet_argument: the argument that determines the number of symbols.
+
     Raises:
         ArgumentError: a number is out of range, or `masking` is given.
     """
 
     alphabet_argument = "num_symbols"
-    """The argument that determines the number of symbols."""
-
-    document = "sequence"
 
     def __init__(
         self,
@@ -90,8 +97,9 @@ class GeneratedDataModule(TokenDataModule):
         if seq_len > max_seq_len:
             works = {"seq_len": max_seq_len}
             raise ArgumentError("seq_len", seq_len, f"must be at most `max_seq_len`={max_seq_len}", works)
-        super().__init__(seq_len, batch_size, "document", False, split_seed=split_seed, **settings)
-        self._symbols, self._identity = symbols, [*identity, split_seed]
+        super().__init__(WindowFormat(seq_len, "document"), batch_size, split_seed=split_seed, **settings)
+        self.document = "sequence"
+        self._symbols, self._identity = symbols, [self.name, _FORMAT, symbols, *identity, split_seed]
         self.tokenizer = tokenizer or CharTokenizer().build([symbols])
 
     @abstractmethod
@@ -124,7 +132,6 @@ class GeneratedDataModule(TokenDataModule):
     def completion(self) -> tuple[str, str] | None:
         """The first validation sequence, up to its last run of scored symbols, and this run."""
         split = self.splits["validation"]
-        assert split.scored is not None
         symbols = slice(split.offsets[0] + 1, split.offsets[1])  # without <eos>
         ids, scored = split.ids[symbols], split.scored[symbols]
         end = np.flatnonzero(scored)[-1] + 1
@@ -137,13 +144,12 @@ class GeneratedDataModule(TokenDataModule):
         ids = self._ids[symbols]
         ids[:, 0] = self.tokenizer.eos_id
         lengths = present.sum(axis=1)
-        num_characters = int((lengths - 1).sum())
         sizes = np.array([len(symbol.encode()) for symbol in self._symbols])
         return TokenSplit(
             ids[present],
             np.concatenate([[0], lengths.cumsum()]),
             num_bytes=int(sizes[drawn.symbols[drawn.symbols != ABSENT]].sum()),
-            num_characters=num_characters,
+            num_characters=int((lengths - 1).sum()),
             num_unknown=0,
             scored=scored[present],
         )
@@ -154,24 +160,21 @@ class GeneratedDataModule(TokenDataModule):
         Raises:
             ArgumentError: a symbol has no token, as in the vocabulary of a text without it.
         """
-        tokens = self.tokenizer.encode_batch(list(self._symbols))
-        lacking = [
-            symbol
-            for symbol, ids in zip(self._symbols, tokens, strict=True)
-            if len(ids) != 1 or ids == [self.tokenizer.unk_id]
-        ]
+        tokens = dict(zip(self._symbols, self.tokenizer.encode_batch(list(self._symbols)), strict=True))
+        lacking = [symbol for symbol, ids in tokens.items() if len(ids) != 1 or ids == [self.tokenizer.unk_id]]
         if lacking:
             reason = f"the tokenizer has no token for the symbols {' '.join(lacking)}"
             raise ArgumentError(self.alphabet_argument, len(self._symbols), reason)
-        return np.array(tokens, np.uint16).ravel()
+        return np.array([*tokens.values()], np.uint16).ravel()
 
 
 class RandomDataModule(GeneratedDataModule):
     """Random sequences: as many for training and validation as are asked for, or new ones in each epoch.
 
-    No sequence of the validation split is trained on.
+    No sequence of the validation split is trained on. A subclass draws the sequences in `_draw`.
 
     Args:
+        seq_len: see `GeneratedDataModule`.
         num_sequences: number of training sequences in an epoch.
         num_validation_sequences: number of validation sequences.
         fresh: whether each epoch has training sequences of its own; else longer runs repeat them in another order.
@@ -208,8 +211,8 @@ class RandomDataModule(GeneratedDataModule):
             split: self._draw(np.random.default_rng((self.split_seed, stream)), number)
             for stream, (split, number) in enumerate(self._num_sequences.items())
         }
-        seen = _rows(drawn["train"])
-        is_unseen = [row not in seen for row in _bytes(drawn["validation"])]
+        seen = set(drawn["train"].hashable())
+        is_unseen = [key not in seen for key in drawn["validation"].hashable()]
         if not any(is_unseen):
             reason = (
                 f"they include all {len(seen)} different sequences, so that none is left for validation; draw fewer, "
@@ -217,13 +220,13 @@ class RandomDataModule(GeneratedDataModule):
             )
             raise ArgumentError("num_sequences", self._num_sequences["train"], reason)
         drawn["validation"] = drawn["validation"].rows(np.array(is_unseen))
-        self._held_out = _rows(drawn["validation"])
+        self._held_out = set(drawn["validation"].hashable())
         return drawn
 
-    def _training_loader(self, **settings: Any) -> ResumableLoader:
+    def _training_loader(self, **settings: Any) -> EpochLoader:
         if not self._fresh:
             return super()._training_loader(**settings)
-        return FreshLoader(self.splits["train"], self.seq_len, pack=self.pack, split_of=self._split_of, **settings)
+        return FreshLoader(self.splits["train"], self.seq_len, pack="document", split_of=self._split_of, **settings)
 
     def _split_of(self, epoch: int) -> TokenSplit:
         """The training sequences of an epoch."""
@@ -232,7 +235,7 @@ class RandomDataModule(GeneratedDataModule):
         generator = np.random.default_rng((self.split_seed, 0, epoch))
         drawn = self._draw(generator, self._num_sequences["train"])
         while True:  # this ends, since the sequences of the first epoch are not held out
-            held_out = np.array([row in self._held_out for row in _bytes(drawn)])
+            held_out = np.array([key in self._held_out for key in drawn.hashable()])
             if not held_out.any():
                 return self._tokens(drawn)
             for old, new in zip(drawn, self._draw(generator, int(held_out.sum())), strict=True):
@@ -275,11 +278,3 @@ def require_symbols(name: str, number: int, alphabet: str = ALPHABET, smallest: 
     if not smallest <= number <= len(alphabet):
         raise ArgumentError(name, number, f"must be from {smallest} to {len(alphabet)}", {name: min(26, len(alphabet))})
     return alphabet[:number]
-
-
-def _bytes(drawn: Drawn) -> list[bytes]:
-    return [row.tobytes() for row in drawn.symbols]
-
-
-def _rows(drawn: Drawn) -> set[bytes]:
-    return set(_bytes(drawn))

@@ -27,7 +27,7 @@ from tinyformer.analysis import (
     sides_of,
 )
 from tinyformer.data import DataModule, Pairs, PairSplit
-from tinyformer.data.base import count
+from tinyformer.data.module import count
 from tinyformer.generation.beam_search import Beam
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.training.module import TrainingModule

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Timer
 
 from tinyformer.analysis.costs import TrainingFlops, batch_sizes
 from tinyformer.batch import IGNORED
-from tinyformer.data.base import count
 from tinyformer.data.batches.loader import EpochLoader
+from tinyformer.data.module import count
 from tinyformer.hardware import compute_dtype, peak_memory
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule, num_steps, sum_over_processes

@@ -23,7 +23,7 @@ from tinyformer.analysis import (
     measure_maps,
     split_name,
 )
-from tinyformer.data.base import count
+from tinyformer.data.module import count
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.nn import EncoderDecoder
 from tinyformer.nn.maps import NoMapsError

@@ -1,0 +1,253 @@
+"""What a task reads: which rows of a source, and what rows of a batch their tokens become."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import datasets
+import numpy as np
+import torch
+from jaxtyping import Int, Int64
+from torch.utils.data import DataLoader
+
+from tinyformer.batch import Batch
+from tinyformer.data.batches.loader import EpochLoader, ResumableLoader, share
+from tinyformer.data.batches.masking import MaskedWindows, Masker, Masking
+from tinyformer.data.batches.similar_lengths import EvaluationBatches, SimilarLengthLoader
+from tinyformer.data.batches.windows import PACKS, Pack, Rows, Windows
+from tinyformer.data.sources.documents import iterate_rows, iterate_texts
+from tinyformer.data.sources.source import Source
+from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
+from tinyformer.data.tokenizer.tokenizer import TextTokenizer
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
+
+TokenDevice = Literal["auto", "cpu", "cuda"]
+SHARE_OF_GPU = 0.1
+"""The share of a GPU's free memory that tokens may take with `device="auto"`."""
+
+
+class RowFormat(ABC):
+    """The rows that a task reads: how they are loaded and tokenised, and the batches that are made of them.
+
+    Args:
+        seq_len: maximum number of tokens in a row of a batch.
+        max_examples: maximum number of the source's rows that are trained on; they are drawn at random.
+
+    Attributes:
+        kind: the interface of the sources that have such rows.
+        method: its method that loads them.
+        lacking: what other sources lack, for errors.
+        row: what a row of a batch is, in the singular.
+        document: what `num_documents` of a split counts, in the singular.
+        varying_length: whether the rows of one batch may be longer than those of another.
+        needs_mask: whether the tokenizer needs a mask token.
+        max_tokens: maximum number of training tokens, for documents that may be cut.
+        keep_whole: see `hold_out`.
+        compared: see `hold_out`; by these columns, rows are recognised, too.
+        classes: see `hold_out`.
+
+    Raises:
+        ArgumentError: a number is out of range.
+    """
+
+    kind: ClassVar[type]
+    method: ClassVar[str]
+    lacking: ClassVar[str]
+    row: ClassVar[str]
+    document: ClassVar[str] = "document"
+    varying_length: ClassVar[bool] = True
+    keep_whole: ClassVar[bool] = True
+    compared: ClassVar[tuple[str, ...]] = ()
+    classes: ClassVar[str | None] = None
+    needs_mask: bool = False
+    max_tokens: int | None = None
+
+    def __init__(self, seq_len: int, max_examples: int | None = None) -> None:
+        require_at_least(1, {"seq_len": 256, "max_examples": 1000}, seq_len=seq_len, max_examples=max_examples)
+        self.seq_len, self.max_examples = seq_len, max_examples
+
+    def key(self, source: Source) -> list[Any]:
+        """What determines the tokens, beside the source and how it is divided, as plain values."""
+        return [type(self).__name__, self.max_examples, self.max_tokens]
+
+    def select(
+        self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
+    ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
+        """The source's splits that can be used, and facts about them, as plain values.
+
+        Args:
+            splits: what the source has loaded.
+            source: the source.
+            whole: whether all splits become the one split "all".
+        """
+        return splits, {}
+
+    def texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        """The texts of rows to tokenise, in order."""
+        return chain.from_iterable(iterate_rows(rows))
+
+    def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
+        """Write what the tokens of a split do not tell: by default, the rows as they stand in the source."""
+        write_rows(folder, name, rows)
+
+    @abstractmethod
+    def open(self, prepared: Prepared, source: Source, whole: bool) -> Mapping[str, Any]:
+        """The splits of what was tokenised.
+
+        Raises:
+            ArgumentError: a model cannot be trained on them, which does not matter if they are `whole`.
+        """
+
+    def check(self, split: Any, name: str, source: Source) -> None:  # noqa: B027 -- most formats refuse none
+        """Refuse a split that cannot be scored, by an `ArgumentError`."""
+
+    def caveats(self, splits: Mapping[str, Any]) -> list[str]:
+        """What the scores of held-out rows do not show, a phrase each."""
+        return []
+
+    @abstractmethod
+    def rows(self, split: Any, seed: int) -> Rows:
+        """The rows of a split as they are evaluated; the seed determines what is drawn at random."""
+
+    def training_rows(self, split: Any, seed: int, epoch: int) -> Rows:
+        """The rows of a split as they are trained on in an epoch."""
+        return self.rows(split, seed)
+
+    def lengths(self, split: Any) -> Int64[np.ndarray, " rows"]:
+        """A number for each row of a split, by which rows of similar length are found."""
+        raise NotImplementedError
+
+    def judged(self, split: Any, rows: Rows) -> Int[np.ndarray, " judged"]:
+        """The indices of the rows that a sample is drawn from; by default, of all."""
+        return np.arange(len(rows))
+
+    def require_device(self, device: str) -> None:  # noqa: B027 -- most formats refuse none
+        """Refuse to train on a type of device that cannot hold the data, by an `ArgumentError`."""
+
+    def training_loader(self, split: Any, device: torch.device, seed: int, **settings: Any) -> EpochLoader:
+        """The batches of the training split.
+
+        Args:
+            split: the split.
+            device: the device that trains.
+            seed: determines their order.
+            settings: further arguments of the loader.
+        """
+        rows, lengths = (lambda epoch: self.training_rows(split, seed, epoch)), self.lengths(split)
+        return SimilarLengthLoader(rows, lengths, seed=seed, **settings)
+
+    def evaluation_loader(
+        self, split: Any, rows: Rows, batch_size: int, rank: int, world_size: int
+    ) -> DataLoader[Batch]:
+        """The batches of a split, or one process's share of them."""
+        return share(EvaluationBatches(rows, self.lengths(split), batch_size), None, rank, world_size)
+
+
+class WindowFormat(RowFormat):
+    """Windows of consecutive tokens of documents.
+
+    Args:
+        seq_len: tokens in a window.
+        pack: see `Windows`.
+        document_mask: whether batches contain the document of each token.
+        max_tokens: maximum number of training tokens.
+        masking: how tokens are masked, for a model that predicts them from both sides; None: no token is masked.
+        device: where training tokens are kept: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is
+            the GPU if they fit into a tenth of its free memory and windows run across documents, unmasked and without
+            `document_mask`.
+
+    Raises:
+        ArgumentError: a number is out of range, or the GPU is requested for windows that only the memory map supports.
+    """
+
+    kind, method, lacking = Source, "load", "is no source of text"
+    row, varying_length, keep_whole = "window", False, False
+
+    def __init__(
+        self,
+        seq_len: int,
+        pack: str = "concat",
+        document_mask: bool = False,
+        max_tokens: int | None = None,
+        masking: Masking | None = None,
+        device: TokenDevice = "auto",
+    ) -> None:
+        super().__init__(seq_len)
+        require_at_least(1, {"max_tokens": 1_000_000}, max_tokens=max_tokens)
+        require_choice("pack", pack, PACKS)
+        self.pack, self.max_tokens, self.masking = cast(Pack, pack), max_tokens, masking
+        self.needs_mask = masking is not None
+        self._document_mask, self._device = document_mask, device
+        self._is_plain = pack == "concat" and not document_mask and masking is None
+        if device == "cuda" and not self._is_plain:
+            reason = "windows within documents, or with masked tokens, are read from the memory map"
+            raise ArgumentError("device", device, reason, {"device": "auto"})
+
+    def texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        """The documents; the two texts of a pair are one of two lines."""
+        return filter(None, iterate_texts(rows))
+
+    def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
+        """Write nothing: tokens tell all."""
+
+    def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, TokenSplit]:
+        """The streams of tokens.
+
+        Raises:
+            ArgumentError: the training text is shorter than a window.
+        """
+        num_tokens = next(iter(prepared.splits.values())).num_tokens
+        if not whole and num_tokens < (self.seq_len if self.pack == "concat" else 1):
+            works = {"seq_len": num_tokens} if num_tokens else {}
+            raise ArgumentError("seq_len", self.seq_len, f"the training text has only {num_tokens} tokens", works)
+        return prepared.splits
+
+    def rows(self, split: TokenSplit, seed: int) -> Rows:
+        """The windows; the seed determines their masks."""
+        windows = Windows(split, self.seq_len, self.pack, with_documents=self._document_mask)
+        masker = self._masker(split, seed)
+        return MaskedWindows(windows, masker) if masker else windows
+
+    def require_device(self, device: str) -> None:
+        """Refuse to train on a type of device that cannot hold the tokens.
+
+        Raises:
+            ArgumentError: the tokens are to be kept on a GPU, and this is another device.
+        """
+        if self._device == "cuda" and device != "cuda":
+            raise ArgumentError("device", self._device, f"the run is on {device}", {"device": "auto"})
+
+    def token_device(self, split: TokenSplit, device: torch.device) -> torch.device | None:
+        """The device that holds the training tokens, given the one that trains; None: the memory map."""
+        self.require_device(device.type)
+        if device.type != "cuda" or self._device == "cuda":
+            return device if device.type == "cuda" else None
+        fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
+        return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
+
+    def training_loader(self, split: TokenSplit, device: torch.device, seed: int, **settings: Any) -> ResumableLoader:
+        """The windows in random order; see `RowFormat`."""
+        return ResumableLoader(
+            split,
+            self.seq_len,
+            pack=self.pack,
+            with_documents=self._document_mask,
+            masker=self._masker(split, seed),
+            device=self.token_device(split, device),
+            seed=seed,
+            **settings,
+        )
+
+    def evaluation_loader(
+        self, split: Split, rows: Rows, batch_size: int, rank: int, world_size: int
+    ) -> DataLoader[Batch]:
+        """The windows in order; see `RowFormat`."""
+        return share(rows, batch_size, rank, world_size)
+
+    def _masker(self, split: TokenSplit, seed: int) -> Masker | None:
+        if self.masking is None:
+            return None
+        assert split.tokenizer is not None
+        return Masker(self.masking, split.tokenizer, seed)
