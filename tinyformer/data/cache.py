@@ -76,11 +76,7 @@ class Recipe:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
-        """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder.
-
-        Raises:
-            ArgumentError: the source or the tokenizer cannot be read.
-        """
+        """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
         return build_once(self._folder(cache_dir), self._open, self._build)
 
     def open(self, cache_dir: str | Path | None = None) -> Prepared | None:
@@ -93,7 +89,6 @@ class Recipe:
         return parent / f"{source}-{self.tokenizer.name}-{self.key[:12]}"
 
     def _open(self, folder: Path) -> Prepared | None:
-        """None if the folder's contents are incomplete."""
         try:
             facts = json.loads((folder / "meta.json").read_text())
             if not facts["splits"].keys() & {"train", "all"}:
@@ -106,7 +101,6 @@ class Recipe:
             return None
 
     def _build(self, folder: Path) -> None:
-        """Tokenise the source into a folder that does not exist."""
         with argument_path("source"):
             load, max_characters = getattr(self.source, self.row_format.method), self._max_characters()
             own = load() if max_characters is None else load(max_characters)
@@ -134,11 +128,7 @@ class Recipe:
         return int(self.row_format.max_tokens * self.tokenizer.characters_per_token / training_share) + 1
 
     def _divide(self, own: dict[str, datasets.Dataset]) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The splits to tokenise, the first of which is the training split or "all"; and the facts of `Prepared`.
-
-        Args:
-            own: the source's splits.
-        """
+        """The source's splits, divided: the first is the training split or "all"; and the facts of `Prepared`."""
         rows_of, left_out = self.row_format, LeftOut({split: {} for split in ("all", *SPLITS)})
         own, facts = rows_of.select(own, self.source, self.whole)
         if self.whole:

@@ -60,17 +60,14 @@ class LabelledSplit(Split):
 
     @property
     def lengths(self) -> Int64[np.ndarray, " examples"]:
-        """Number of tokens of each sequence."""
         return np.diff(self.offsets)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all sequences."""
         return len(self.ids)
 
     @property
     def label_counts(self) -> dict[str, int]:
-        """The number of examples of each class."""
         counts = np.bincount(self.labels[self.labels >= 0], minlength=len(self.classes))
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
@@ -93,15 +90,9 @@ class LabelledSplit(Split):
 def truncate(
     stream: TokenSplit, texts_per_example: int, max_length: int
 ) -> tuple[UInt[np.ndarray, " tokens"], Int64[np.ndarray, " examples_and_end"], int]:
-    """Sequences of limited length from a stream of texts; in a pair, the longer text is truncated first.
+    """The sequences of a stream of texts, cut to a length, with their offsets, and the number of those that were cut.
 
-    Args:
-        stream: the texts, each with its `eos`.
-        texts_per_example: 1, or 2 for pairs.
-        max_length: maximum number of tokens of a sequence.
-
-    Returns:
-        The sequences, their offsets (the end of the last one included), and the number of truncated sequences.
+    In a pair (with 2 texts per example), the longer text is truncated first.
     """
     begins = stream.offsets[:-1]
     lengths = np.diff(stream.offsets).reshape(-1, texts_per_example)
@@ -135,12 +126,7 @@ class Examples(Rows):
         key: determines which tokens are replaced: the seed and the epoch.
     """
 
-    def __init__(
-        self,
-        split: LabelledSplit,
-        token_dropout: float = 0.0,
-        key: tuple[int, ...] = (0,),
-    ) -> None:
+    def __init__(self, split: LabelledSplit, token_dropout: float = 0.0, key: tuple[int, ...] = (0,)) -> None:
         self._split = split
         self._ids = split.ids.view(np.ndarray)  # an array is indexed faster than a memory map
         self._threshold = np.uint64(token_dropout * 2**64)
@@ -150,7 +136,6 @@ class Examples(Rows):
         return self._split.num_documents
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The examples with these indices as one batch, padded on the right with `eos` to the longest of them."""
         rows = np.asarray(indices)
         begin = self._split.offsets[rows]
         lengths = self._split.offsets[rows + 1] - begin
@@ -209,12 +194,9 @@ class ExampleFormat(RowFormat):
     def select(
         self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
     ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The splits that have labels; and as facts `classes`, the labels to train on, and `without_labels`.
+        """The splits that have labels; and as facts `classes`, those to train on, and `without_labels`, other splits.
 
         The classes are those of the training examples before any are held out, or of all examples.
-
-        Raises:
-            ArgumentError: there is no label to train on.
         """
         labels = {split: set(rows["label"]) - {None} for split, rows in splits.items()}
         without = [split for split in SPLITS if split in splits and not labels[split]]
@@ -225,20 +207,12 @@ class ExampleFormat(RowFormat):
         return {split: rows for split, rows in splits.items() if labels[split]}, facts
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        """The beginning of each text."""
         return (text[:_LONGEST] for text in super().texts(rows))
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write the labels."""
         write_rows(folder, name, rows.select_columns("label"))
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, LabelledSplit]:
-        """The labelled sequences.
-
-        Raises:
-            ArgumentError: there are fewer than two classes, labels that are none of them, or pairs of texts for a model
-                of single texts, or the reverse.
-        """
         classes = self._labels or prepared.facts["classes"]
         if len(classes) < 2:
             reason = f"all examples have the label {classes[0]}; there must be at least two classes"
@@ -277,19 +251,11 @@ class ExampleFormat(RowFormat):
         return splits
 
     def check(self, split: LabelledSplit, name: str, source: Source) -> None:
-        """Refuse a split with labels that the model has no class for.
-
-        Raises:
-            ArgumentError: there is such a label.
-        """
+        """Refuse a split with labels that the model has no class for."""
         if split.unknown:
-            raise ArgumentError(
-                "source",
-                source.name,
-                f"the label {split.unknown[0]} of the {name} split is not one of the classes trained on "
-                f"({', '.join(split.classes)}); {(split.labels < 0).sum():,} examples have such labels: rename or "
-                "remove them",
-            )
+            reason = f"the label {split.unknown[0]} of the {name} split is not one of the classes trained on "
+            reason += f"({', '.join(split.classes)}); {(split.labels < 0).sum():,} examples have such labels: "
+            raise ArgumentError("source", source.name, f"{reason}rename or remove them")
 
     def caveats(self, splits: Mapping[str, LabelledSplit]) -> list[str]:
         """The classes that a split has no example of."""
@@ -297,15 +263,12 @@ class ExampleFormat(RowFormat):
         return [f"the {name} split has no example of {classes}" for name, classes in absent.items() if classes]
 
     def rows(self, split: LabelledSplit, seed: int) -> Examples:
-        """All tokens of the examples."""
         return Examples(split)
 
     def training_rows(self, split: LabelledSplit, seed: int, epoch: int) -> Examples:
-        """The examples with token dropout."""
         return Examples(split, self._token_dropout, (seed, epoch))
 
     def lengths(self, split: LabelledSplit) -> Int64[np.ndarray, " examples"]:
-        """The number of tokens of each."""
         return split.lengths
 
 

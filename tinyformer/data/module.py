@@ -38,19 +38,19 @@ class DataModule(lightning.LightningDataModule):
         split_seed: determines what is held out, and which data are drawn at random.
 
     Attributes:
-        seq_len: maximum number of tokens in a row.
         name: short name, for the summary.
-        tokenizer: after `prepare`, the tokenizer.
-        splits: after `prepare`, the tokens by split: train, validation, test, or "all" alone.
-        fingerprint: after `prepare`, identifies the content of all splits.
-        labels: after `prepare`, the names of the classes; None where there are none.
-        num_texts: after `prepare`, the number of texts of a labelled example; None where there are none.
-        files: after `prepare`, the names of the files of each split, where data are read from files.
-        num_hidden: after `prepare`, the number of hidden files in their folders, which are not read.
-        left_out: after `prepare`, what each split leaves out; see `LeftOut`.
-        trained_on: after `prepare`, the fingerprints of the training split; None where they are not taken.
+        seq_len, document: see `RowFormat`.
         without: set before `prepare`, the fingerprints of text to leave out of all splits but "train".
-        document: see `RowFormat`.
+
+    The others are known after `prepare`:
+        tokenizer: encodes all splits.
+        splits: the tokens of train, validation and test, or of "all" alone.
+        fingerprint: identifies the content of all splits.
+        labels, num_texts: of labelled examples, the names of the classes and the number of texts; else None.
+        files: the names of the files of each split, where data are read from files.
+        num_hidden: the number of hidden files in their folders, which are not read.
+        left_out: what each split leaves out; see `LeftOut`.
+        trained_on: the fingerprints of the training split; None where they are not taken.
 
     Raises:
         ArgumentError: a number is out of range.
@@ -89,18 +89,13 @@ class DataModule(lightning.LightningDataModule):
 
     @abstractmethod
     def prepare(self, whole: bool = False) -> None:
-        """Make the tokens, or open what was made before.
-
-        Args:
-            whole: hold nothing out: everything becomes the one split "all", to evaluate on other than the run's data.
-        """
+        """Make the tokens, or open what was made before; hold nothing out if the data are read `whole`, as "all"."""
 
     @abstractmethod
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
         """Whether `prepare` would only open files, and give the tokens of this tokenizer."""
 
     def require_device(self, device: str) -> None:
-        """Refuse to train on a type of device that cannot hold the data."""
         with argument_path("row_format"):
             self.row_format.require_device(device)
 
@@ -121,23 +116,15 @@ class DataModule(lightning.LightningDataModule):
 
     @property
     def scored_whole(self) -> bool:
-        """Whether an evaluation on these data scores all of them, if they are not the run's own.
-
-        True where no split is meant for evaluation.
-        """
+        """Whether an evaluation on data other than the run's scores all of them: no split is meant for evaluation."""
         return False
 
     def setup(self, stage: str) -> None:
-        """Lightning's hook: prepare, unless that was done before."""
         if not hasattr(self, "splits"):
             self.prepare()
 
     def train_dataloader(self) -> EpochLoader:
-        """Shuffled training batches; their order is resumed from a checkpoint.
-
-        Raises:
-            ArgumentError: there are fewer rows than devices.
-        """
+        """Shuffled training batches; their order is resumed from a checkpoint."""
         loader = self._training_loader(
             batch_size=self.batch_size,
             seed=self.seed,
@@ -158,34 +145,25 @@ class DataModule(lightning.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
-        """The whole validation split; an empty list if there is none."""
         return self.evaluation_dataloader("validation") if "validation" in self.splits else []
 
     def test_dataloader(self) -> DataLoader:
-        """The whole test split."""
         return self.evaluation_dataloader("test")
 
     def evaluation_dataloader(self, split: str) -> DataLoader:
         """The whole split, each target once, always in the same order; with several processes, this one's share of it.
 
         Raises:
-            ArgumentError: the split does not exist, or is empty.
+            ArgumentError: the split does not exist, is empty, or cannot be scored.
         """
         self.require_split(split)
         settings = self.batch_size, self._rank, self._world_size
         return self.row_format.evaluation_loader(self.splits[split], self._rows(split), *settings)
 
     def sample(self, split: str, num_rows: int) -> Iterator[Batch]:
-        """Batches of rows of a split, drawn at random without replacement, always the same, in the split's order.
+        """Batches of some rows of a split, drawn at random without replacement, always the same, in the split's order.
 
-        They have at most `batch_size` rows, and differ in size by one at most.
-
-        Args:
-            split: the split.
-            num_rows: number of rows; all of them where there are fewer.
-
-        Raises:
-            ArgumentError: the split does not exist, or is empty.
+        They have at most `batch_size` rows, and differ in size by one at most; see also `evaluation_dataloader`.
         """
         self.require_split(split)
         rows = self._rows(split)
@@ -195,27 +173,17 @@ class DataModule(lightning.LightningDataModule):
             yield rows.__getitems__(part.tolist())
 
     def require_split(self, split: str) -> None:
-        """Refuse a split that does not exist.
-
-        Raises:
-            ArgumentError: there is no such split.
-        """
+        """Refuse a split that does not exist."""
         if split not in self.splits:
             reason = f"there is no such split, only {', '.join(self.splits)}"
             raise ArgumentError("split", split, reason, {"split": list(self.splits)[-1]})
 
     def _training_loader(self, **settings: Any) -> EpochLoader:
-        """The training split's batches; the settings are those that `train_dataloader` passes."""
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
         with argument_path("row_format", passed=_OF_MODULE):
             return self.row_format.training_loader(self.splits["train"], device, **settings)
 
     def _rows(self, split: str) -> Rows:
-        """A split's rows, as they are evaluated.
-
-        Raises:
-            ArgumentError: there are none, or they cannot be scored.
-        """
         return self.row_format.rows(self.splits[split], self.split_seed)
 
     @property
@@ -287,15 +255,9 @@ class SourceDataModule(DataModule):
 
     @property
     def content(self) -> str:
-        """See `Recipe.content`."""
         return self._recipe(whole=False).content
 
     def prepare(self, whole: bool = False) -> None:
-        """Tokenise the source, or open what was tokenised before; see `DataModule.prepare`.
-
-        Raises:
-            ArgumentError: the source or the tokenizer cannot be read, or the run cannot be trained on what they give.
-        """
         prepared = self._recipe(whole).prepare(self.cache_dir)
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         self.left_out, self._division = prepared.facts["left_out"], prepared.facts["division"]
@@ -319,7 +281,6 @@ class SourceDataModule(DataModule):
 
     @property
     def caveats(self) -> list[str]:
-        """What `hold_out` says, or the source, and the row format."""
         return [*filter(None, [self._division]), *self.row_format.caveats(self.splits)]
 
     @property
@@ -347,11 +308,6 @@ class SourceDataModule(DataModule):
         return super()._rows(split)
 
     def _require_rows(self, split: str) -> None:
-        """Refuse an empty split.
-
-        Raises:
-            ArgumentError: it is empty.
-        """
         if self.splits[split].num_tokens:
             return
         argument = f"{split}_fraction"

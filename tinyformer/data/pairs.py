@@ -53,7 +53,6 @@ class PairSplit(Split):
 
     @property
     def num_documents(self) -> int:
-        """Number of pairs."""
         return len(self.begins)
 
     @property
@@ -86,9 +85,6 @@ class Pairs(Rows):
 
     A batch has each source (`source`), its length (`source_lengths`), the target as the decoder reads it (`inputs`),
     and the same one token further, as it predicts it (`targets`); see `PairTokens`.
-
-    Args:
-        split: the pairs.
     """
 
     def __init__(self, split: PairSplit) -> None:
@@ -98,7 +94,6 @@ class Pairs(Rows):
         return self._split.num_documents
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The pairs with these indices as one batch, padded to the longest source and the longest target."""
         rows, tokens = np.asarray(indices), self._split.tokens
         (source_begin, begin), (source_lengths, lengths) = self._split.begins[rows].T, self._split.lengths[rows].T
         source = self._texts(source_begin, source_lengths, padding=tokens.eos)
@@ -158,15 +153,9 @@ class PairFormat(RowFormat):
         self._too_long = too_long
 
     def key(self, source: Source) -> list[Any]:
-        """With the columns of the pairs."""
         return [*super().key(source), *cast(PairSource, source).pair_columns]
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, PairSplit]:
-        """The pairs, truncated or skipped where they are too long.
-
-        Raises:
-            ArgumentError: one is too long, or all are.
-        """
         tokenizer = prepared.tokenizer
         targets = {name: prepared.rows(name)["pair"] for name in prepared.splits}
         return {name: self._split(name, stream, tokenizer, targets[name]) for name, stream in prepared.splits.items()}
@@ -207,7 +196,6 @@ class PairFormat(RowFormat):
         )
 
     def rows(self, split: PairSplit, seed: int) -> Pairs:
-        """The pairs of a split."""
         return Pairs(split)
 
     def lengths(self, split: PairSplit) -> Int64[np.ndarray, " pairs"]:

@@ -95,7 +95,7 @@ class QuestionSplit(QuestionTexts, Split):
     window_lengths: Int64[np.ndarray, " windows"]
 
     def first(self, number: int) -> "QuestionSplit":
-        """The first questions of the split, with their windows; all of them if it has fewer."""
+        """The first questions alone, with their windows."""
         is_kept = self.window_rows < number
         rows = {name: getattr(self, name)[:number] for name in ("begins", "lengths", "spans")}
         windows = {name: getattr(self, name)[is_kept] for name in ("window_rows", "window_starts", "window_lengths")}
@@ -103,12 +103,10 @@ class QuestionSplit(QuestionTexts, Split):
 
     @property
     def num_documents(self) -> int:
-        """Number of questions."""
         return len(self.begins)
 
     @property
     def num_windows(self) -> int:
-        """Number of windows."""
         return len(self.window_rows)
 
     @property
@@ -118,17 +116,14 @@ class QuestionSplit(QuestionTexts, Split):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all windows."""
         return int(self.sizes.sum())
 
     @property
     def is_answerable(self) -> Bool[np.ndarray, " questions"]:
-        """Whether the context of each question has an answer."""
         return pc.list_value_length(self.table["answers"]).to_numpy() > 0
 
     @property
     def num_unanswerable(self) -> int:
-        """Number of questions whose context has no answer."""
         return int((~self.is_answerable).sum())
 
     @property
@@ -150,22 +145,18 @@ class QuestionSplit(QuestionTexts, Split):
         return int(np.setdiff1d(np.flatnonzero(self.is_answerable), self.window_rows[holds]).size)
 
     def question(self, row: int) -> str:
-        """A question."""
         return self.table["text"][row].as_py()
 
     def context(self, row: int) -> str:
-        """The whole context of a question."""
         return self.table["pair"][row].as_py()
 
     def answers(self) -> list[list[str]]:
-        """The answers to each question."""
         return self.table["answers"].to_pylist()
 
     def texts_of(self, spans: Sequence[tuple[int, int]]) -> list[str]:
-        """The text of some consecutive tokens of each question's context, without white space around it.
+        """The text from the first to the last of some tokens of each question's context, without white space around it.
 
-        Args:
-            spans: the first and the last token, counted in the context, for each question; empty where last < first.
+        It is empty where last < first.
         """
         texts = [""] * len(spans)
         contexts = self.table["pair"].slice(0, len(spans)).to_pylist()
@@ -176,12 +167,7 @@ class QuestionSplit(QuestionTexts, Split):
 
 
 def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) -> QuestionTexts:
-    """Questions in memory, tokenised.
-
-    Args:
-        questions: the questions, at least one.
-        tokenizer: encodes them.
-    """
+    """Questions in memory, at least one, tokenised."""
     table = from_questions(questions).data.table
     texts = [text for one in questions for text in (one.question, one.context)]
     encoded = [[tokenizer.eos_id, *ids] for ids in tokenizer.encode_batch(texts)]
@@ -204,11 +190,7 @@ def token_spans(
 ) -> Int64[np.ndarray, "questions 2"]:
     """The first and the last token of each question's first answer; -1 where there is no answer, or no token of it.
 
-    Args:
-        tokenizer: encodes the contexts.
-        contexts: the context of each question.
-        answers: the answers to each question.
-        starts: the index in the context of the first character of each answer.
+    The answers to a question start at the characters `starts` of its context.
     """
     spans = np.full((len(contexts), 2), -1, np.int64)
     for row, offsets in _with_offsets(tokenizer, contexts, list(map(bool, answers))):
@@ -241,9 +223,6 @@ class Questions(Rows):
     A batch has, beside the tokens of each window (`inputs`) and their number (`lengths`), where its part of the context
     begins (`contexts`) and where the answer's first and last token are (`starts`, `ends`): 0, the first `eos`, where
     the window does not hold the whole answer. `answerable` says whether the question has an answer at all.
-
-    Args:
-        split: the questions.
     """
 
     def __init__(self, split: QuestionSplit) -> None:
@@ -254,7 +233,6 @@ class Questions(Rows):
         return self._split.num_windows
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The windows with these indices as one batch, padded to the longest of them."""
         split, windows = self._split, np.asarray(indices)
         rows, part, size = (each[windows] for each in (split.window_rows, split.window_starts, split.window_lengths))
         (question_begin, context_begin), length = split.begins[rows].T, split.lengths[rows, 0]
@@ -314,13 +292,11 @@ class QuestionFormat(RowFormat):
         self._stride, self._max_question_length = stride, max_question_length
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write the rows, and the tokens of the answers."""
         columns = (list(rows[column]) for column in ("pair", "answers", "starts"))
         np.save(folder / f"{name}.spans.npy", token_spans(tokenizer, *columns))
         super().write(folder, name, rows, tokenizer)
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, QuestionSplit]:
-        """The questions and their windows."""
         return {
             name: QuestionTexts(
                 stream.ids,
@@ -336,11 +312,9 @@ class QuestionFormat(RowFormat):
         }
 
     def rows(self, split: QuestionSplit, seed: int) -> Questions:
-        """The windows of a split."""
         return Questions(split)
 
     def lengths(self, split: QuestionSplit) -> Int64[np.ndarray, " windows"]:
-        """The number of tokens of each window."""
         return split.sizes
 
     def judged(self, split: QuestionSplit, rows: Rows) -> Int64[np.ndarray, " judged"]:

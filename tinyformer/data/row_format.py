@@ -75,13 +75,7 @@ class RowFormat(ABC):
     def select(
         self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
     ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The source's splits that can be used, and facts about them, as plain values.
-
-        Args:
-            splits: what the source has loaded.
-            source: the source.
-            whole: whether all splits become the one split "all".
-        """
+        """The loaded splits that can be used (all as one, if `whole`), and facts about them, as plain values."""
         return splits, {}
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:
@@ -94,11 +88,7 @@ class RowFormat(ABC):
 
     @abstractmethod
     def open(self, prepared: Prepared, source: Source, whole: bool) -> Mapping[str, Any]:
-        """The splits of what was tokenised.
-
-        Raises:
-            ArgumentError: a model cannot be trained on them, which does not matter if they are `whole`.
-        """
+        """The splits of what was tokenised; unless they are `whole`, an `ArgumentError` if none can be trained on."""
 
     def check(self, split: Any, name: str, source: Source) -> None:  # noqa: B027 -- most formats refuse none
         """Refuse a split that cannot be scored, by an `ArgumentError`."""
@@ -127,14 +117,7 @@ class RowFormat(ABC):
         """Refuse to train on a type of device that cannot hold the data, by an `ArgumentError`."""
 
     def training_loader(self, split: Any, device: torch.device, seed: int, **settings: Any) -> EpochLoader:
-        """The batches of the training split.
-
-        Args:
-            split: the split.
-            device: the device that trains.
-            seed: determines their order.
-            settings: further arguments of the loader.
-        """
+        """The batches of the training split, in an order that `seed` determines, for a device that trains."""
         rows, lengths = (lambda epoch: self.training_rows(split, seed, epoch)), self.lengths(split)
         return SimilarLengthLoader(rows, lengths, seed=seed, **settings)
 
@@ -186,18 +169,12 @@ class WindowFormat(RowFormat):
             raise ArgumentError("device", device, reason, {"device": "auto"})
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        """The documents; the two texts of a pair are one of two lines."""
-        return filter(None, iterate_texts(rows))
+        return filter(None, iterate_texts(rows))  # the two texts of a pair are one of two lines
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
         """Write nothing: tokens tell all."""
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, TokenSplit]:
-        """The streams of tokens.
-
-        Raises:
-            ArgumentError: the training text is shorter than a window.
-        """
         num_tokens = next(iter(prepared.splits.values())).num_tokens
         if not whole and num_tokens < (self.seq_len if self.pack == "concat" else 1):
             works = {"seq_len": num_tokens} if num_tokens else {}
@@ -205,17 +182,11 @@ class WindowFormat(RowFormat):
         return prepared.splits
 
     def rows(self, split: TokenSplit, seed: int) -> Rows:
-        """The windows; the seed determines their masks."""
         windows = Windows(split, self.seq_len, self.pack, with_documents=self._document_mask)
         masker = self._masker(split, seed)
         return MaskedWindows(windows, masker) if masker else windows
 
     def require_device(self, device: str) -> None:
-        """Refuse to train on a type of device that cannot hold the tokens.
-
-        Raises:
-            ArgumentError: the tokens are to be kept on a GPU, and this is another device.
-        """
         if self._device == "cuda" and device != "cuda":
             raise ArgumentError("device", self._device, f"the run is on {device}", {"device": "auto"})
 
@@ -228,7 +199,6 @@ class WindowFormat(RowFormat):
         return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
 
     def training_loader(self, split: TokenSplit, device: torch.device, seed: int, **settings: Any) -> ResumableLoader:
-        """The windows in random order; see `RowFormat`."""
         return ResumableLoader(
             split,
             self.seq_len,
@@ -243,7 +213,6 @@ class WindowFormat(RowFormat):
     def evaluation_loader(
         self, split: Split, rows: Rows, batch_size: int, rank: int, world_size: int
     ) -> DataLoader[Batch]:
-        """The windows in order; see `RowFormat`."""
         return share(rows, batch_size, rank, world_size)
 
     def _masker(self, split: TokenSplit, seed: int) -> Masker | None:

@@ -43,12 +43,8 @@ def _user_cache_dir() -> Path:
 def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], build: Callable[[Path], None]) -> Contents:
     """Build a folder, or open what an earlier call (of any process) left.
 
-    The folder appears under its final name only when it is complete; a damaged one is built again.
-
-    Args:
-        folder: its final path.
-        open_folder: returns its contents, or None if they are incomplete.
-        build: makes it, under a temporary name.
+    The folder appears under its final name only when it is complete; a damaged one is built again. `open_folder`
+    returns its contents, or None if they are incomplete; `build` makes it under a temporary name.
     """
     if contents := open_intact(folder, open_folder):
         return contents
@@ -60,8 +56,8 @@ def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], bui
             print(f"{folder} is damaged, or has no checksums; it is built again.", file=sys.stderr)
         with atomic_write(folder) as temporary:
             build(temporary)
-            names = [path.name for path in sorted(temporary.iterdir())]
-            (temporary / CHECKSUMS).write_text(json.dumps(_checksums(temporary, names), indent=1))
+            checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
+            (temporary / CHECKSUMS).write_text(json.dumps(checksums, indent=1))
             shutil.rmtree(folder, ignore_errors=True)
         contents = open_intact(folder, open_folder)
     assert contents is not None
@@ -72,17 +68,14 @@ def open_intact(folder: Path, open_folder: Callable[[Path], Contents | None]) ->
     """What `build_once` left in a folder; None if it is missing, incomplete or damaged."""
     try:
         stored = json.loads((folder / CHECKSUMS).read_text())
-        return open_folder(folder) if stored == _checksums(folder, list(stored)) else None
-    except (OSError, ValueError, TypeError, RecursionError):
+        is_intact = all(_checksum(folder / name) == checksum for name, checksum in stored.items())
+        return open_folder(folder) if is_intact else None
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 
-def _checksums(folder: Path, names: list[str]) -> dict[str, list[Any]]:
-    """The size of each file, and a checksum of its contents; see `WHOLE_BYTES`."""
-    return {name: _checksum(folder / name) for name in names}
-
-
 def _checksum(path: Path) -> list[Any]:
+    """The size of a file, and a checksum of its contents; see `WHOLE_BYTES`."""
     digest, size = hashlib.blake2b(digest_size=16), path.stat().st_size
     positions: Sequence[int] = range(0, size, BLOCK_BYTES)
     if size > WHOLE_BYTES:

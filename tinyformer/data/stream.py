@@ -74,17 +74,14 @@ class TokenSplit(Split):
 
     @property
     def num_documents(self) -> int:
-        """Number of documents; empty ones are left out."""
         return len(self.offsets) - 1
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that follow another, scored or not."""
         return max(len(self.ids) - 1, 0)
 
     @property
     def num_tokens(self) -> int:
-        """Number of scored tokens."""
         return self.num_targets if self.scored is None else int(np.count_nonzero(self.scored[1:]))
 
 
@@ -121,11 +118,7 @@ def write_rows(folder: Path, name: str, rows: datasets.Dataset) -> None:
 
 
 def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any]) -> TokenSplit:
-    """What `write_split` wrote.
-
-    Raises:
-        OSError, ValueError, EOFError: a file is missing or damaged.
-    """
+    """What `write_split` wrote."""
     ids = np.load(folder / f"{name}.npy", mmap_mode="r")
     return TokenSplit(ids, np.load(folder / f"{name}.offsets.npy"), tokenizer=tokenizer, **counts)
 
@@ -133,17 +126,9 @@ def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[s
 def write_split(
     texts: Iterable[str], tokenizer: TextTokenizer, folder: Path, name: str, limit: int | None = None
 ) -> dict[str, int]:
-    """Write the stream `eos t1 eos t2 ...` and the offset of each text's `eos`.
+    """Write the stream `eos t1 eos t2 ...` and the offset of each text's `eos`; return the counts of `TokenSplit`.
 
-    Args:
-        texts: the texts to tokenise.
-        tokenizer: encodes them.
-        folder: where the files are written.
-        name: the split's.
-        limit: stop after this many scored tokens.
-
-    Returns:
-        The counts of `TokenSplit`, by name.
+    It ends after `limit` scored tokens, if there is a limit.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     counts = dict.fromkeys(("num_bytes", "num_characters", "num_unknown"), 0)

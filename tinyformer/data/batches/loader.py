@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -50,7 +50,6 @@ class EpochLoader(ABC):
         self._is_repeated = is_repeated
 
     def __len__(self) -> int:
-        """Number of batches in a whole epoch."""
         return self._limit
 
     @property
@@ -80,7 +79,6 @@ class EpochLoader(ABC):
             requested = time.perf_counter()
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its batches were returned, of how many in the whole data."""
         return {"epoch": self._current_epoch, "batch": self._batch, "length": self._length}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -101,14 +99,12 @@ class ResumableLoader(EpochLoader):
 
     Args:
         split: the tokens, at least one window for each rank.
-        seq_len: length of a window.
+        seq_len, pack, with_documents: see `Windows`.
         batch_size: windows in a batch, on each rank.
-        pack: see `Windows`.
-        with_documents: see `Windows`.
         masker: masks tokens, different ones in each epoch.
         seed: determines the order, together with the epoch.
-        num_workers: see `EpochLoader`.
-        pin_memory: see `EpochLoader`.
+        split_of: returns the tokens of an epoch, if each has its own, in as many windows as `split`.
+        num_workers, pin_memory: see `EpochLoader`.
         rank: index of this process among `world_size`; each has different windows, and equally many batches.
         world_size: number of processes that train together.
         device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. Only
@@ -124,6 +120,7 @@ class ResumableLoader(EpochLoader):
         pack: Pack = "concat",
         with_documents: bool = False,
         masker: Masker | None = None,
+        split_of: Callable[[int], TokenSplit] | None = None,
         seed: int = 0,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -132,7 +129,7 @@ class ResumableLoader(EpochLoader):
         device: torch.device | None = None,
     ) -> None:
         self._split, self._seq_len, self._pack, self._seed = split, seq_len, pack, seed
-        self._with_documents, self._masker = with_documents, masker
+        self._with_documents, self._masker, self._split_of = with_documents, masker, split_of
         self._rank, self._world_size = rank, world_size
         # The last phase that leaves at least one window. The number of windows is the minimum over all phases, because
         # Lightning asks for an epoch's length only once.
@@ -140,19 +137,15 @@ class ResumableLoader(EpochLoader):
         windows = len(self._windows(self._last_phase))
         self.batch_size = min(batch_size, windows // world_size)
         length = windows // (self.batch_size * world_size) if self.batch_size else 0
-        self._tokens: torch.Tensor | None = None
-        if device is not None:
-            assert pack == "concat"
-            assert masker is None
-            assert not with_documents
-            assert split.scored is None
-            self._tokens = torch.from_numpy(split.ids.astype(np.int32)).to(device)
+        self._tokens = None if device is None else torch.from_numpy(split.ids.astype(np.int32)).to(device)
         # With the tokens on a device, there is nothing for workers to read and no memory to pin.
         super().__init__(length, 0 if device else num_workers, pin_memory and device is None)
 
     def _epoch(self, epoch: int) -> tuple[Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
         generator = np.random.default_rng((self._seed, epoch))
         phase = int(generator.integers(self._last_phase + 1))
+        if self._split_of is not None:
+            self._split = self._split_of(epoch)
         windows = self._windows(phase)
         order = generator.permutation(len(windows))[: self._length * self._world_size * self.batch_size]
         batches = order.reshape(self._length, self._world_size, self.batch_size)[:, self._rank]
@@ -178,13 +171,7 @@ def identity(batch: Any) -> Any:
 
 
 def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) -> DataLoader:
-    """All items of a data set in order, or one process's share of them.
-
-    Args:
-        dataset: its `__getitems__` returns some of its items as one batch.
-        batch_size: items in a batch; None where each item is a batch already.
-        rank: index of the process.
-        world_size: number of processes.
+    """All items of a data set in order, or one process's share of them; None as batch size where items are batches.
 
     Raises:
         ArgumentError: there are fewer items than processes, some of which would have nothing to evaluate.

@@ -107,13 +107,7 @@ class Masker:
 
 
 class MaskedWindows(Rows):
-    """Windows with masked tokens.
-
-    Args:
-        windows: the text.
-        masker: masks it.
-        epoch: `EVALUATION`, or the training epoch from 1.
-    """
+    """Windows with masked tokens; the epoch is `EVALUATION`, or a training epoch from 1."""
 
     def __init__(self, windows: Windows, masker: Masker, epoch: int = EVALUATION) -> None:
         self._windows, self._masker, self._epoch = windows, masker, epoch
@@ -122,5 +116,4 @@ class MaskedWindows(Rows):
         return len(self._windows)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The windows with these indices, as one batch."""
         return self._masker(self._windows.__getitems__(indices), indices, self._epoch)

@@ -23,11 +23,7 @@ class SimilarLengthLoader(EpochLoader):
         rows_of: returns the rows of an epoch, given its number.
         lengths: of the rows, at least one for each rank.
         batch_size: maximum number of rows in a batch, on each rank.
-        seed: determines the order, together with the epoch.
-        num_workers: see `EpochLoader`.
-        pin_memory: see `EpochLoader`.
-        rank: index of this process among `world_size`; each has different rows, and equally many batches.
-        world_size: number of processes that train together.
+        seed, num_workers, pin_memory, rank, world_size: see `ResumableLoader`.
     """
 
     def __init__(
@@ -61,14 +57,8 @@ def group_by_length(
     """The indices of rows in groups of similar length and of equal size, give or take one.
 
     The rows are shuffled and divided into pools of `pool` groups; a pool is sorted by length and divided into
-    groups; then the groups are shuffled.
-
-    Args:
-        lengths: the lengths of the rows.
-        num_groups: at most the number of rows.
-        pool: number of groups in a pool. The larger, the less padding, and the more often the same rows share a
-            group.
-        generator: shuffles.
+    groups; then the groups are shuffled. The larger a pool, the less padding, and the more often the same rows share a
+    group.
     """
     unsorted = np.array_split(generator.permutation(len(lengths)), num_groups)
     groups: list[Int64[np.ndarray, " group"]] = []
@@ -84,11 +74,6 @@ class EvaluationBatches(torch.utils.data.Dataset):
 
     The batch with the longest sequence comes first, so that running out of memory shows at once. The others are in
     random order, so that the first few are a sample even of sorted data.
-
-    Args:
-        rows: the rows, at least one.
-        lengths: their lengths.
-        batch_size: maximum number of rows in a batch.
     """
 
     def __init__(self, rows: Rows, lengths: Int64[np.ndarray, " rows"], batch_size: int) -> None:

@@ -75,7 +75,6 @@ class Windows(Rows):
         return int(self._first[-1])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The windows with these indices, as one batch."""
         window = np.asarray(indices)
         text = np.searchsorted(self._first, window, side="right") - 1
         start = self._begin[text] + (window - self._first[text]) * self.seq_len
@@ -109,10 +108,6 @@ def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int
 
     Each row has `most` starts, the last one repeated in rows with fewer documents, so that batches of one size have one
     shape.
-
-    Args:
-        documents: the document of each token.
-        most: the largest number of documents in a row.
     """
     row, position = np.nonzero(np.diff(documents, axis=1))
     first = np.searchsorted(row, row)  # the index of the row's first boundary
@@ -133,13 +128,7 @@ def _slices(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
 
 
 class TensorWindows(Rows):
-    """The windows of `Windows` with `drop_partial`, for a stream held on a device: a batch is one gather there.
-
-    Args:
-        ids: all tokens of a split.
-        seq_len: length of a window.
-        phase: see `Windows`.
-    """
+    """The windows of `Windows` with `drop_partial`, for a stream held on a device: a batch is one gather there."""
 
     def __init__(self, ids: Int[Tensor, " tokens"], seq_len: int, phase: int = 0) -> None:
         self._ids, self._seq_len, self._phase = ids, seq_len, phase

@@ -4,14 +4,12 @@ import hashlib
 import json
 import string
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int, UInt16
 
-from tinyformer.data.batches.loader import EpochLoader, ResumableLoader
+from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.batches.masking import Masking
 from tinyformer.data.module import DataModule
 from tinyformer.data.row_format import WindowFormat
@@ -33,22 +31,15 @@ _FORMAT = 1  # increase it when the same arguments would give other sequences
 
 
 class Drawn(NamedTuple):
-    """Sequences of symbols that are not tokens yet.
-
-    Args:
-        symbols: the index of each symbol; `ABSENT` after the last one of a shorter sequence.
-        scored: which symbols are scored as targets.
-    """
+    """Sequences of symbols, by their indices (`ABSENT` after the last one), and which are scored as targets."""
 
     symbols: Int[np.ndarray, "sequences symbols"]
     scored: Bool[np.ndarray, "sequences symbols"]
 
     def rows(self, chosen: Bool[np.ndarray, " sequences"]) -> "Drawn":
-        """Some of the sequences."""
         return Drawn(self.symbols[chosen], self.scored[chosen])
 
     def hashable(self) -> list[bytes]:
-        """The symbols of each sequence in a form that can be hashed."""
         return [row.tobytes() for row in self.symbols]
 
 
@@ -107,21 +98,13 @@ class GeneratedDataModule(DataModule):
         """The sequences of each split; the same arguments give the same sequences."""
 
     def prepare(self, whole: bool = False) -> None:
-        """Make the sequences.
-
-        Args:
-            whole: has no effect, since nothing is held out.
-
-        Raises:
-            ArgumentError: the tokenizer lacks a symbol, or there are too few different sequences.
-        """
+        """Make the sequences; `whole` has no effect, since nothing is held out."""
         self._ids = self._symbol_ids()
         self.splits = {split: self._tokens(drawn) for split, drawn in self._make().items()}
         self.fingerprint = hashlib.sha256(f"{self.content} {self.tokenizer.fingerprint}".encode()).hexdigest()
 
     @property
     def content(self) -> str:
-        """Identifies the sequences of all splits, whatever tokenizer encodes them."""
         return hashlib.sha256(json.dumps(self._identity).encode()).hexdigest()
 
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
@@ -155,11 +138,7 @@ class GeneratedDataModule(DataModule):
         )
 
     def _symbol_ids(self) -> UInt16[np.ndarray, " symbols"]:
-        """The token of each symbol.
-
-        Raises:
-            ArgumentError: a symbol has no token, as in the vocabulary of a text without it.
-        """
+        """The token of each symbol, which the vocabulary of a text without the symbol lacks."""
         tokens = dict(zip(self._symbols, self.tokenizer.encode_batch(list(self._symbols)), strict=True))
         lacking = [symbol for symbol, ids in tokens.items() if len(ids) != 1 or ids == [self.tokenizer.unk_id]]
         if lacking:
@@ -174,15 +153,10 @@ class RandomDataModule(GeneratedDataModule):
     No sequence of the validation split is trained on. A subclass draws the sequences in `_draw`.
 
     Args:
-        seq_len: see `GeneratedDataModule`.
         num_sequences: number of training sequences in an epoch.
         num_validation_sequences: number of validation sequences.
         fresh: whether each epoch has training sequences of its own; else longer runs repeat them in another order.
-        identity: see `GeneratedDataModule`.
-        settings: further arguments of `GeneratedDataModule`.
-
-    Raises:
-        ArgumentError: see `GeneratedDataModule`.
+        seq_len, identity, settings: see `GeneratedDataModule`.
     """
 
     def __init__(
@@ -224,9 +198,7 @@ class RandomDataModule(GeneratedDataModule):
         return drawn
 
     def _training_loader(self, **settings: Any) -> EpochLoader:
-        if not self._fresh:
-            return super()._training_loader(**settings)
-        return FreshLoader(self.splits["train"], self.seq_len, pack="document", split_of=self._split_of, **settings)
+        return super()._training_loader(split_of=self._split_of if self._fresh else None, **settings)
 
     def _split_of(self, epoch: int) -> TokenSplit:
         """The training sequences of an epoch."""
@@ -242,39 +214,8 @@ class RandomDataModule(GeneratedDataModule):
                 old[held_out] = new
 
 
-class FreshLoader(ResumableLoader):
-    """Batches of training windows, with new sequences in each epoch.
-
-    Args:
-        split: the tokens of the first epoch.
-        seq_len: length of a window.
-        split_of: returns the tokens of an epoch, given its number; every epoch has as many windows as the first.
-        settings: further arguments of `ResumableLoader`.
-    """
-
-    def __init__(
-        self, split: TokenSplit, seq_len: int, *, split_of: Callable[[int], TokenSplit], **settings: Any
-    ) -> None:
-        super().__init__(split, seq_len, **settings)
-        self._split_of = split_of
-
-    def _epoch(self, epoch: int) -> tuple[torch.utils.data.Dataset, Any]:
-        self._split = self._split_of(epoch)
-        return super()._epoch(epoch)
-
-
 def require_symbols(name: str, number: int, alphabet: str = ALPHABET, smallest: int = 1) -> str:
-    """The first symbols of an alphabet.
-
-    Args:
-        name: the argument that says how many.
-        number: its value.
-        alphabet: all symbols.
-        smallest: the smallest number.
-
-    Raises:
-        ArgumentError: the number is too small, or larger than the alphabet.
-    """
+    """The first symbols of an alphabet, as many as the argument `name` says, at least `smallest`."""
     if not smallest <= number <= len(alphabet):
         raise ArgumentError(name, number, f"must be from {smallest} to {len(alphabet)}", {name: min(26, len(alphabet))})
     return alphabet[:number]

@@ -48,10 +48,7 @@ class InductionDataModule(RandomDataModule):
         num_symbols: number of different symbols.
         min_period: the smallest p.
         max_period: the largest p.
-        settings: further arguments of `RandomDataModule`.
-
-    Raises:
-        ArgumentError: a number is out of range, or `masking` is given.
+        settings: see `RandomDataModule`.
     """
 
     name = "induction"
@@ -97,11 +94,7 @@ class RecallDataModule(RandomDataModule):
         num_pairs: D, the number of pairs, and of queries.
         num_keys: number of different keys.
         num_values: number of different values.
-        fresh: see `RandomDataModule`.
-        settings: further arguments of `RandomDataModule`.
-
-    Raises:
-        ArgumentError: a number is out of range, or `masking` is given.
+        fresh, settings: see `RandomDataModule`.
     """
 
     name, alphabet_argument = "recall", "num_keys"
@@ -160,11 +153,7 @@ class CopyDataModule(RandomDataModule):
         min_length: the smallest n.
         max_length: the largest n in training and validation.
         max_test_length: the largest n in the test split, which is as large as the validation split.
-        fresh: see `RandomDataModule`.
-        settings: further arguments of `RandomDataModule`.
-
-    Raises:
-        ArgumentError: a number is out of range, or `masking` is given.
+        fresh, settings: see `RandomDataModule`.
     """
 
     name = "copy"
@@ -234,9 +223,6 @@ class ModularAdditionDataModule(GeneratedDataModule):
         modulus: p, which need not be a prime number.
         train_fraction: fraction of the table that is for training; `split_seed` determines which.
         settings: further arguments of `GeneratedDataModule`.
-
-    Raises:
-        ArgumentError: a number is out of range, or `masking` is given.
     """
 
     name, alphabet_argument = "modular_addition", "modulus"
