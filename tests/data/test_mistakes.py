@@ -1,6 +1,7 @@
 """Every mistake has one sentence that names the argument, the value, the reason and mostly a value that works."""
 
 import io
+import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,8 +14,11 @@ from tinyformer.data import (
     ExampleFormat,
     LocalOrHub,
     Masking,
+    PairFormat,
     Pydoc,
+    QuestionFormat,
     SourceDataModule,
+    SquadFiles,
     TextFiles,
     TokenizerFile,
     WindowFormat,
@@ -47,6 +51,14 @@ ARGUMENTS = [
     (module, {"validation_fraction": 1.0}, "validation_fraction=1.0: must be .* than 1; validation_fraction=0.05 w"),
     (module, {"validation_fraction": 0.5, "test_fraction": 0.5}, CUT),
     (module, {"row_format": ExampleFormat(8), "source": Pydoc()}, "source='pydoc': its texts have no class labels; "),
+    (module, {"row_format": PairFormat(8), "source": Docstrings()}, "source='docstrings': has no pairs of a source"),
+    (module, {"row_format": QuestionFormat(8), "source": Docstrings()}, "source='docstrings': has no questions about"),
+    (PairFormat, {"seq_len": 1}, "seq_len=1: must be at least 2"),
+    (QuestionFormat, {"seq_len": 3}, "seq_len=3: must be at least 4"),
+    (QuestionFormat, {"seq_len": 8, "max_examples": 0}, "max_examples=0: must be at least 1"),
+    (QuestionFormat, {"seq_len": 8, "max_question_length": 0}, "max_question_length=0: must be at least 1"),
+    (QuestionFormat, {"seq_len": 8, "stride": 0}, "stride=0: must be at least 1"),
+    (QuestionFormat, {"seq_len": 32, "stride": 29}, "stride=29: must be less than 29, or no two windows of seq_len=32"),
     (WindowFormat, {"seq_len": 0}, "seq_len=0: must be at least 1; seq_len=256 works"),
     (WindowFormat, {"seq_len": 8, "pack": "tight"}, r"pack='tight': must be one of concat, document\.$"),
     (WindowFormat, {"seq_len": 8, "device": "cuda", "masking": Masking()}, PLAIN),
@@ -87,12 +99,7 @@ FILES = [
     ("a.docx", b"x", {}, "files='.*a.docx': the format '.docx' is not supported; .txt, .csv, .* are"),
     ("latin.txt", "né".encode("latin1"), {}, "files='.*latin.txt': not UTF-8, at byte 1; convert it, e.g. with `iconv"),
     ("a.csv", b"id,body\n1,x\n", {}, "text_column='text': .*a.csv has no such column: its first row, which"),
-    (
-        "a.csv",
-        b"body\tlabel\nx\t1\n",
-        {},
-        r"text_column='text': .*, is body, label; .*columns=\['text', 'column_2'\] works",
-    ),
+    ("a.csv", b"body\tlabel\nx\t1\n", {}, r"text_column='text': .* is body, label; .*=\['text', 'column_2'\] works"),
     ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 of .*a.jsonl has no such column; it has body"),
     ("a.jsonl", b'{"text": 3}\n', {}, "text_column='text': .*a.jsonl holds 3 there, not text"),
     ("a.json", b"[1, 2]", {}, "files='.*a.json': row 1 is 1; must be an object with a key 'text'"),
@@ -107,7 +114,7 @@ FILES = [
         "a.csv",
         b"a,b,c\nx,y,z\n",
         {"text_column": ["a", "b", "c"]},
-        r"text_column=\['a', 'b', 'c'\]: must be one column, or",
+        r"text_column=\['a', 'b', 'c'\]: must be one column",
     ),
     ("a.csv", b"text^label\nx^1\n", {}, r"text_column='text': .* is text\^label; .* write one of , ; \| or a tab"),
     ("a.csv", b"x^1\n", TWO, r"files=.*: its first row is one field, x\^1, but there are 2 .*; write one of , ; \|"),
@@ -124,12 +131,7 @@ LABELS = [
     ("a.jsonl", b'{"text": "x", "label": ["a", "b"]}', L, r"label_column='label': .*a.jsonl holds \['a', 'b'\] there"),
     ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}', L, "label_column='label': row 2 of .* has no such column"),
     ("a.csv", b"text,label\nx,1\ny,\nz\nw,0\n", L, "label_column='label': row 2 of .*a.csv has no label, .* 2 among 4"),
-    (
-        "a.tsv",
-        b'text\tlabel\nx\t1\n"open\t0\nz\t1\n',
-        L,
-        "files=.*: a quotation mark near line 4 .*; quoted=False works",
-    ),
+    ("a.tsv", b'text\tlabel\nx\t1\n"open\t0\nz\t1\n', L, "files=.*: a quotation mark near line 4 .*; quoted=F"),
 ]
 
 
@@ -138,17 +140,69 @@ PAIRS = [
     ("a.tsv", b"uno\tone\t3\n", {}, HEADER),
     ("a.csv", b"source\nuno\n", {}, "target_column=.*it has source"),
     ("a.csv", b"source,target\nuno,one\n", {"separator": "x"}, "separator='x': .* pairs.*; separator=None works"),
+    ("a.csv", b"source,target\nuno,one\n", {"source_column": "es"}, "source_column='es': "),
+    ("a.csv", b"source,target\nuno,one\ndos, \n", {}, "target_column='target': row 2 of .* has no text there; remove"),
+    (
+        "a.csv",
+        b"source,target\nuno,one\n",
+        {"target_column": "source"},
+        "target_column='source': must not be the column",
+    ),
+    ("a.jsonl", b'{"source": "a"}', {"target_column": "en"}, "target_column='en': "),
+    ("a.jsonl", b'{"source": "a", "target": 3}', {}, "target_column='target': .* holds 3 there, not text"),
+    ("a.jsonl", b'{"source": null, "target": "b"}', {}, "source_column='source': .* has no text there; remove"),
+]
+CONTEXT = "The Café opened in 1999"
+
+
+def squad(text="1999", start=19, question="When?", context=CONTEXT, **changes) -> bytes:
+    """A file of SQuAD with one question."""
+    asked = {"question": question, "answers": [{"text": text, "answer_start": start}]} | changes
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}).encode()
+
+
+def row(answers) -> bytes:
+    return json.dumps([{"question": "When?", "context": CONTEXT, "answers": answers}]).encode()
+
+
+QUESTIONS = [
+    ("a.json", content, {}, f"files='.*a.json': .*{sentence}")
+    for content, sentence in [
+        (squad(question=" "), "question 1 has no question"),
+        (squad(context=None), "question 1 has no context"),
+        (squad(text="1998"), "the context of question 1 has no answer '1998' at character 19"),
+        (squad(start=18), "has no answer '1999' at character 18"),
+        (squad(text="Café", start=-19), "has no answer 'Café' at character -19"),
+        (squad(text=" ", start=3), "has no answer ' ' at character 3"),
+        (squad(start=None), "an answer of question 1 is '1999' at None, not a text and a number"),
+        (squad(question="\ud800"), "half of a surrogate pair"),
+        (squad(answers={"text": ["1999"], "answer_start": [19]}), "has no list of objects 'answers'"),
+        (b'{"data": [{"paragraphs": [{"context": "c", "qas": [1]}]}]}', "has no list of objects 'qas'"),
+        (b'{"data": [{}]}', "has no list of objects 'paragraphs'"),
+        (row(["1999"]), "the answers of row 1 are not two lists"),
+        (row({"text": ["1999"], "answer_start": []}), "the answers of row 1 are not two lists of"),
+        (b"[", "not JSON"),
+    ]
+]
+QUESTIONS += [
+    ("a.json", b'[{"question": "q", "context": "c"}]', {}, "files='answers': .*; rows have the columns question, con"),
+    ("a.txt", b"text", {}, "files='.*a.txt': cannot hold questions; .json"),
 ]
 
 
-@pytest.mark.parametrize(("method", "rows"), [("load", FILES), ("load_examples", LABELS), ("load_pairs", PAIRS)])
+@pytest.mark.parametrize(
+    ("method", "rows"),
+    [("load", FILES), ("load_examples", LABELS), ("load_pairs", PAIRS), ("load_questions", QUESTIONS)],
+    ids=["texts", "labels", "pairs", "questions"],
+)
 def test_contents_of_files(method, rows, tmp_path):
+    kind = SquadFiles if method == "load_questions" else TextFiles
     for number, (name, content, settings, sentence) in enumerate(rows):
         folder = tmp_path / str(number)
         folder.mkdir()
         if content is not None:
             (folder / name).write_bytes(content)
-        refused(lambda **given: getattr(TextFiles(**given), method)(), sentence, files=str(folder / name), **settings)
+        refused(lambda **given: getattr(kind(**given), method)(), sentence, files=str(folder / name), **settings)
 
 
 def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
@@ -159,16 +213,16 @@ def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
     fractions = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(tmp_path)}
     for settings, sentence in [
         ({"source": TextFiles("none.txt")}, "source.files='none.txt': the file does not exist"),
-        (
-            {"source": text, "tokenizer": TokenizerFile("none.json")},
-            "tokenizer.path='none.json': the file does not exi",
-        ),
+        ({"source": text, "tokenizer": TokenizerFile("none.json")}, "tokenizer.path='none.json': the file does not"),
         ({"source": text, "row_format": examples}, "source.label_column=None: "),
         ({"source": remote, "row_format": examples}, "source.files='none.txt'"),
         ({"source": wrong, "row_format": examples}, "source.local.label_column='gold'"),
-        (
-            {"source": text, "row_format": WindowFormat(9)},
-            "row_format.seq_len=9: the training text has only 3 tokens; ",
-        ),
+        ({"source": text, "row_format": WindowFormat(9)}, "row_format.seq_len=9: the training text has only 3 t"),
     ]:
         refused(module(**settings | fractions).prepare, sentence)
+    files = str(tmp_path / "rows.csv")
+    for source, method, lacking in (
+        (LocalOrHub(files, TextFiles, SquadFiles(files)), "load_questions", "questions about contexts"),
+        (LocalOrHub(files, SquadFiles, text), "load_examples", "class labels"),
+    ):
+        refused(getattr(source, method), f"files=.*files for .* have no {lacking}")

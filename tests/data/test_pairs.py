@@ -1,33 +1,29 @@
 """Pairs of a source and a target: their batches, what is too long, and files that hold no pairs."""
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tinyformer.batch import IGNORED
-from tinyformer.data import ByteTokenizer, Docstrings, PairFormat, Pairs, SourceDataModule, SpecialTokens, TextFiles
+from tinyformer.data import ByteTokenizer, PairFormat, Pairs, SourceDataModule, SpecialTokens, TextFiles
 from tinyformer.errors import ArgumentError
 
 EOS = ByteTokenizer().build([]).eos_id
-COLUMNS = ("source", "target")
 ROWS = [("ab", "x"), ("c", "yzw"), ("defg", "v"), ("h", "u")]
 
 
 def write(folder: Path, rows=ROWS, name: str = "pairs.tsv") -> str:
     path = folder / name
-    path.write_text("\n".join("\t".join(row) for row in [COLUMNS, *rows]) + "\n")
+    path.write_text("\n".join("\t".join(row) for row in [("source", "target"), *rows]) + "\n")
     return str(path)
 
 
-def prepared(folder: Path, files: str, seq_len: int = 16, columns: tuple[str, str] = COLUMNS, **options):
+def prepared(folder: Path, files: str, seq_len: int = 16, tokenizer=None, **options):
     """The data of a file."""
-    source = TextFiles(files, source_column=columns[0], target_column=columns[1])
+    source = TextFiles(files)
     settings = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(folder / "cache")}
-    data = SourceDataModule(source, ByteTokenizer(), PairFormat(seq_len, **options), 2, **settings)
+    data = SourceDataModule(source, tokenizer or ByteTokenizer(), PairFormat(seq_len, **options), 2, **settings)
     data.prepare()
     return data
 
@@ -74,40 +70,16 @@ def test_every_pair_is_read_once_an_epoch_beside_pairs_of_similar_length(tmp_pat
     assert longest[1:] != sorted(longest[1:], reverse=True)
 
 
-MISTAKES = {  # the contents of the file, the columns, and the settings
-    "source_column='es': ": (ROWS, ("es", "target"), {}),
-    "target_column='en': ": ([{"source": "a"}], ("source", "en"), {}),
-    "row 2 of": ([("a", "b"), ("c", " ")], COLUMNS, {}),
-    "holds 3 there, not text": ([{"source": "a", "target": 3}], COLUMNS, {}),
-    "has no text there; remove": ([{"source": "a", "target": "b"}, {"source": None, "target": "d"}], COLUMNS, {}),
-    "must not be the column of the sources": (ROWS, ("source", "source"), {}),
-    "pair 3 of the train split has texts of 4 and 1 tokens, and 3 fit": (
-        ROWS,
-        COLUMNS,
-        {"seq_len": 4, "too_long": "error"},
-    ),
-    "leaves no pair of the train split: all have": ([("abc", "d")], COLUMNS, {"seq_len": 3, "too_long": "skip"}),
-    "must be at least 2": (ROWS, COLUMNS, {"seq_len": 1}),
-}
-
-
-@pytest.mark.parametrize("message", MISTAKES)
-def test_mistakes(tmp_path, message):
-    rows, columns, settings = MISTAKES[message]
-    files = [write(tmp_path, rows)]
-    if isinstance(rows[0], dict):
-        (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
-        files = [str(tmp_path / "pairs.jsonl"), str(tmp_path / "pairs.parquet")]
-    for path in files:
-        with pytest.raises(ArgumentError) as caught:
-            prepared(tmp_path, path, columns=columns, **settings)
-        assert message in str(caught.value)
-
-
-def test_a_source_without_pairs():
-    with pytest.raises(ArgumentError, match="has no pairs of a source and a target"):
-        SourceDataModule(Docstrings(), ByteTokenizer(), PairFormat(16), 2)
+@pytest.mark.parametrize(
+    ("message", "rows", "settings"),
+    [
+        ("pair 3 of the train split has texts of 4 and 1 tokens, and 3 fit", ROWS, {"seq_len": 4, "too_long": "error"}),
+        ("leaves no pair of the train split: all have", [("abc", "d")], {"seq_len": 3, "too_long": "skip"}),
+    ],
+)
+def test_pairs_that_are_too_long_are_refused(tmp_path, message, rows, settings):
+    with pytest.raises(ArgumentError, match=message):
+        prepared(tmp_path, write(tmp_path, rows), **settings)
 
 
 def test_the_tokens_around_texts_are_those_of_the_model(tmp_path):

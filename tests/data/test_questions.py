@@ -15,18 +15,14 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tinyformer.data import (
     BPETokenizer,
     ByteTokenizer,
-    Docstrings,
-    LocalOrHub,
     Question,
     QuestionFormat,
     Questions,
     SourceDataModule,
     SquadFiles,
-    TextFiles,
     TextTokenizer,
     tokenise_questions,
 )
-from tinyformer.errors import ArgumentError
 
 BYTES = ByteTokenizer().build([])
 EOS = BYTES.eos_id
@@ -154,13 +150,13 @@ def asked(question="q", context="c", answer=None):
     return {"question": question, "context": context, "answers": {"text": answers, "answer_start": starts}}
 
 
-def prepared(folder, files, source=None, fractions=0.0, group_near_copies=True, split_seed=0, **options):
+def prepared(folder, files, fractions=0.0, group_near_copies=True, split_seed=0, **options):
     """The data of files, or of some rows."""
     files = files if isinstance(files, str) else write(folder, "rows.jsonl", files)
     row_format = QuestionFormat(**{"seq_len": 32} | options)
     settings = {"validation_fraction": fractions, "test_fraction": fractions, "cache_dir": str(folder / "cache")}
     settings |= {"group_near_copies": group_near_copies, "split_seed": split_seed}
-    data = SourceDataModule(source or SquadFiles(files), ByteTokenizer(), row_format, 2, **settings)
+    data = SourceDataModule(SquadFiles(files), ByteTokenizer(), row_format, 2, **settings)
     data.prepare()
     return data
 
@@ -220,18 +216,10 @@ def published(*paragraphs) -> dict:
     return {"version": "v2.0", "data": [{"title": "t", "paragraphs": list(paragraphs)}]}
 
 
-PARAGRAPH = {
-    "context": CONTEXT,
-    "qas": [
-        {
-            "id": "1",
-            "question": "When did it open?",
-            "answers": [{"text": "1999", "answer_start": 19}, {"text": "in 1999", "answer_start": 16}],
-            "is_impossible": False,
-        },
-        {"id": "2", "question": "Who?", "answers": [], "plausible_answers": [{"text": "x", "answer_start": 9}]},
-    ],
-}
+ANSWERS = [{"text": "1999", "answer_start": 19}, {"text": "in 1999", "answer_start": 16}]
+FIRST = {"id": "1", "question": "When did it open?", "answers": ANSWERS, "is_impossible": False}
+PLAUSIBLE = {"id": "2", "question": "Who?", "answers": [], "plausible_answers": [{"text": "x", "answer_start": 9}]}
+PARAGRAPH = {"context": CONTEXT, "qas": [FIRST, PLAUSIBLE]}
 ROW = {"id": "1", "title": "t", "context": CONTEXT, "question": "When did it open?"}
 ROW |= {"answers": {"text": ["1999", "in 1999"], "answer_start": [19, 16]}}
 UNANSWERABLE = ROW | {"question": "Who?", "answers": {"text": [], "answer_start": []}}
@@ -273,65 +261,3 @@ def test_a_folder_as_it_is_published_has_two_splits(tmp_path):
     assert data.document == "question"
     assert data.splits["validation"].answers() == [["1999", "in 1999"], []]
     np.testing.assert_array_equal(data.splits["train"].spans, [[20, 23], [-1, -1]])  # é has two bytes
-
-
-def changed(**values):
-    return published({**PARAGRAPH, "qas": [PARAGRAPH["qas"][0] | values]})
-
-
-MISTAKES = {
-    "question 1 has no question": changed(question=" "),
-    "question 1 has no context": published({**PARAGRAPH, "context": None}),
-    "the context of question 1 has no answer '1998' at character 19": changed(
-        answers=[{"text": "1998", "answer_start": 19}]
-    ),
-    "has no answer '1999' at character 18": changed(answers=[{"text": "1999", "answer_start": 18}]),
-    "has no answer 'Café' at character -45": changed(answers=[{"text": "Café", "answer_start": -45}]),
-    "has no answer ' ' at character 3": changed(answers=[{"text": " ", "answer_start": 3}]),
-    "an answer of question 1 is '1999' at None, not a text and a number": changed(answers=[{"text": "1999"}]),
-    "half of a surrogate pair": changed(question="\ud800"),
-    "has no list of objects 'answers'": changed(answers={"text": ["1999"], "answer_start": [19]}),
-    "has no list of objects 'qas'": published({"context": CONTEXT, "qas": [1]}),
-    "has no list of objects 'paragraphs'": {"data": [{}]},
-    "rows have the columns question, context, answers": [{"question": "q", "context": "c"}],
-    "the answers of row 1 are not two lists": [ROW | {"answers": ["1999"]}],
-    "the answers of row 1 are not two lists of": [ROW | {"answers": {"text": ["1999"], "answer_start": []}}],
-    "not JSON": "[",
-}
-
-
-@pytest.mark.parametrize("message", MISTAKES)
-def test_mistakes_in_files(tmp_path, message):
-    path = tmp_path / "train.json"
-    path.write_text(MISTAKES[message] if message == "not JSON" else json.dumps(MISTAKES[message]))
-    with pytest.raises(ArgumentError) as caught:
-        SquadFiles(str(path)).load_questions()
-    assert caught.value.path[0] == "files"
-    assert message in str(caught.value)
-
-
-ARGUMENTS = {
-    "stride=29: must be less than 29, or no two windows of seq_len=32 would share a token": {"stride": 29},
-    "stride=0: must be at least 1": {"stride": 0},
-    "max_question_length=0: must be at least 1": {"max_question_length": 0},
-    "max_examples=0: must be at least 1": {"max_examples": 0},
-    "seq_len=3: must be at least 4": {"seq_len": 3},
-    "source='docstrings': has no questions about contexts": {"source": Docstrings()},
-}
-
-
-@pytest.mark.parametrize("message", ARGUMENTS)
-def test_mistakes_in_arguments(tmp_path, message):
-    with pytest.raises(ArgumentError) as caught:
-        prepared(tmp_path, [ROW], **ARGUMENTS[message])
-    assert message in str(caught.value)
-
-
-def test_texts_have_no_questions(tmp_path):
-    book = tmp_path / "book.txt"
-    book.write_text("a")
-    for source in (SquadFiles(str(book)), LocalOrHub(str(book), TextFiles, SquadFiles(str(book)))):
-        with pytest.raises(ArgumentError, match=r"^files=.*(cannot hold|no) questions"):
-            source.load_questions()
-    with pytest.raises(ArgumentError, match=r"^files=.*no class labels"):
-        LocalOrHub(str(book), SquadFiles, TextFiles(str(book))).load_examples()

@@ -21,10 +21,10 @@ QUIET = (
 """What Lightning says about runs this small."""
 
 
-def make_data(folder, text=TEXT, tokenizer=None, **changes):
+def make_data(folder, text=TEXT, tokenizer=None, pack="concat", **changes):
     (folder / "book.txt").write_text(text, encoding="utf-8")
     settings = {"batch_size": 4, "cache_dir": str(folder / "cache"), "test_fraction": 0.0}
-    source, windows = TextFiles(str(folder / "book.txt")), WindowFormat(16)
+    source, windows = TextFiles(str(folder / "book.txt")), WindowFormat(16, pack)
     return SourceDataModule(source, tokenizer or ByteTokenizer(), windows, **settings | changes)
 
 
