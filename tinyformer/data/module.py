@@ -39,14 +39,12 @@ class DataModule(lightning.LightningDataModule):
 
     Attributes:
         name: short name, for the summary.
-        seq_len, document: see `RowFormat`.
         without: set before `prepare`, the fingerprints of text to leave out of all splits but "train".
-
-    The others are known after `prepare`:
-        tokenizer: encodes all splits.
+        tokenizer: encodes all splits; known after `prepare`, as all that follow are.
         splits: the tokens of train, validation and test, or of "all" alone.
         fingerprint: identifies the content of all splits.
-        labels, num_texts: of labelled examples, the names of the classes and the number of texts; else None.
+        labels: the names of the classes; None where there are none.
+        num_texts: the number of texts of a labelled example; None where there are none.
         files: the names of the files of each split, where data are read from files.
         num_hidden: the number of hidden files in their folders, which are not read.
         left_out: what each split leaves out; see `LeftOut`.

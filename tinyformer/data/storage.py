@@ -30,14 +30,7 @@ def default_cache_dir() -> Path:
         return Path(chosen).expanduser()
     if (_ROOT / "conf").is_dir() and (_ROOT / "pyproject.toml").is_file():
         return _ROOT / "data" / "cache"
-    return _user_cache_dir() / "tinyformer"
-
-
-def _user_cache_dir() -> Path:
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    variable, default = ("LOCALAPPDATA", "AppData/Local") if os.name == "nt" else ("XDG_CACHE_HOME", ".cache")
-    return Path(os.environ.get(variable) or Path.home() / default)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinyformer"
 
 
 def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], build: Callable[[Path], None]) -> Contents:

@@ -3,7 +3,7 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt, UInt64
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 
@@ -195,15 +195,14 @@ def _encode(
 def _prefetched(
     batches: Iterable[list[str]], encode: Callable[[list[str]], list[list[int]]]
 ) -> Iterator[tuple[list[str], list[list[int]]]]:
-    """Each batch and its tokens; a thread encodes the next batch (outside of the GIL) while one is used."""
+    """Each batch, of one at least, and its tokens; a thread encodes the next one (outside of the GIL) meanwhile."""
     with ThreadPoolExecutor(1) as executor:
-        pending: tuple[list[str], Future[list[list[int]]]] | None = None
-        for texts in batches:
-            previous, pending = pending, (texts, executor.submit(encode, texts))
-            if previous is not None:
-                yield previous[0], previous[1].result()
-        if pending is not None:
-            yield pending[0], pending[1].result()
+        pending = ((texts, executor.submit(encode, texts)) for texts in batches)
+        texts, encoded = next(pending)
+        for following in pending:
+            yield texts, encoded.result()
+            texts, encoded = following
+        yield texts, encoded.result()
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -221,6 +220,5 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def with_progress(texts: Iterable[str], number: int, name: str) -> Iterator[str]:
     """The texts, with a progress bar on standard error if that is a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        yield from progress.track(texts, number, description=f"Tokenising {name}")
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    yield from track(texts, f"Tokenising {name}", number, console=console, transient=True, disable=hidden)

@@ -96,15 +96,14 @@ class ResumableLoader(EpochLoader):
 
     No window occurs twice in an epoch. With `pack="concat"`, each epoch has its own random phase, so that a token is
     not always at the same position. Windows that do not fill a batch are left out, unless there is less than one batch.
+    For arguments without a description, see `Windows` and `EpochLoader`.
 
     Args:
         split: the tokens, at least one window for each rank.
-        seq_len, pack, with_documents: see `Windows`.
         batch_size: windows in a batch, on each rank.
         masker: masks tokens, different ones in each epoch.
         seed: determines the order, together with the epoch.
         split_of: returns the tokens of an epoch, if each has its own, in as many windows as `split`.
-        num_workers, pin_memory: see `EpochLoader`.
         rank: index of this process among `world_size`; each has different windows, and equally many batches.
         world_size: number of processes that train together.
         device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. Only

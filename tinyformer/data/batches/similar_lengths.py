@@ -17,13 +17,13 @@ class SimilarLengthLoader(EpochLoader):
     """Batches of training rows of similar length, every row once an epoch.
 
     They are regrouped in each epoch, see `group_by_length`. The sizes of batches differ by at most one row, and at each
-    step the batches of all ranks have similar lengths, so that no rank waits long for another.
+    step the batches of all ranks have similar lengths, so that no rank waits long for another. For arguments without a
+    description, see `ResumableLoader`.
 
     Args:
         rows_of: returns the rows of an epoch, given its number.
         lengths: of the rows, at least one for each rank.
         batch_size: maximum number of rows in a batch, on each rank.
-        seed, num_workers, pin_memory, rank, world_size: see `ResumableLoader`.
     """
 
     def __init__(

@@ -156,7 +156,7 @@ class RandomDataModule(GeneratedDataModule):
         num_sequences: number of training sequences in an epoch.
         num_validation_sequences: number of validation sequences.
         fresh: whether each epoch has training sequences of its own; else longer runs repeat them in another order.
-        seq_len, identity, settings: see `GeneratedDataModule`.
+        settings: further arguments of `GeneratedDataModule`.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class InductionDataModule(RandomDataModule):
         num_symbols: number of different symbols.
         min_period: the smallest p.
         max_period: the largest p.
-        settings: see `RandomDataModule`.
+        settings: further arguments of `RandomDataModule`.
     """
 
     name = "induction"
@@ -94,7 +94,7 @@ class RecallDataModule(RandomDataModule):
         num_pairs: D, the number of pairs, and of queries.
         num_keys: number of different keys.
         num_values: number of different values.
-        fresh, settings: see `RandomDataModule`.
+        settings: further arguments of `RandomDataModule`.
     """
 
     name, alphabet_argument = "recall", "num_keys"
@@ -153,7 +153,7 @@ class CopyDataModule(RandomDataModule):
         min_length: the smallest n.
         max_length: the largest n in training and validation.
         max_test_length: the largest n in the test split, which is as large as the validation split.
-        fresh, settings: see `RandomDataModule`.
+        settings: further arguments of `RandomDataModule`.
     """
 
     name = "copy"
