@@ -2,12 +2,12 @@
 
 import csv
 import itertools
-import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from commands import SMALL, column, results_of
 
 import tinyformer
 from tinyformer.batch import IGNORED
@@ -211,26 +211,51 @@ def test_arguments(kind, changes, sentence):
         prepared(kind, **changes)
 
 
-def test_training_accuracy_is_that_of_the_saved_model_on_the_training_sums(program):
-    sizes = (
-        "model.num_layers=1 model.num_heads=2 model.d_model=16 model.max_seq_len=8 optimizer=adamw optimizer.lr=1e-2"
+def test_a_run_its_training_accuracy_and_what_an_evaluation_may_change(program):
+    data = (
+        "data=modular_addition data.modulus=7 data.batch_size=8 model.max_seq_len=8 optimizer=adamw optimizer.lr=1e-2"
     )
-    data = "data=modular_addition data.modulus=7 data.batch_size=8 trainer.max_steps=40 trainer.precision=32-true"
-    ended = program("train.py", sizes, data, "trainer.val_check_interval=20 hydra.run.dir=run")
+    ended = program("train.py", SMALL, data, "trainer.max_steps=40 trainer.val_check_interval=20 hydra.run.dir=run")
     assert ended.code == 0, ended.err
-    module = prepared("modular_addition", modulus=7, train_fraction=0.5)
+    assert "not every token is scored" in ended.out
+    module, results = prepared("modular_addition", modulus=7, train_fraction=0.5), results_of("run")
+    assert (results["val/bits_per_byte"], results["val/num_tokens"]) == (None, 25)
     prompt, end = module.completion
     assert f"\nA completion:\n  prompt     {prompt}\n  expected   {end}\n  generated  " in ended.out
     ids = torch.tensor(module.splits["train"].ids.tolist()).view(-1, 6)
     predicted = tinyformer.load("run/checkpoints/last.ckpt").logits(ids[:, :-1])[:, -1].argmax(-1)
-    accuracy = (predicted == ids[:, -1]).float().mean().item()
-    rows = list(csv.DictReader(Path("run/metrics.csv").read_text().splitlines()))
-    logged = [float(row["train/accuracy"]) for row in rows if row["train/accuracy"]]
-    assert 0 < accuracy != logged[0]
-    assert json.loads(Path("run/results.json").read_text())["train/accuracy"] == logged[-1] == pytest.approx(accuracy)
+    logged = [float(value) for value in column("run", "train/accuracy").values()]
+    assert 0 < results["train/accuracy"] == logged[-1] != logged[0]
+    assert logged[-1] == pytest.approx((predicted == ids[:, -1]).float().mean().item())
     evaluate = "checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated"
     for change in ("data.split_seed=5", "data.train_fraction=0.2"):
         ended = program("evaluate.py", evaluate, change)
         assert ended.err.startswith(f"Error: {change}: would make other splits, with sequences that the checkpoint may")
     ended = program("evaluate.py", evaluate, "seed=5")
     assert (ended.code, "not the data and splits of the run" in ended.out) == (0, False), ended.err
+
+
+@pytest.mark.nightly
+def test_the_induction_heads_are_found_and_ablated(program):
+    # ALiBi's slopes differ between heads, so that some become induction heads and others do not.
+    sizes = "data.seq_len=48 data.num_symbols=48 data.min_period=8 data.max_period=16 data.batch_size=32 "
+    sizes += "data.num_validation_sequences=128 model.max_seq_len=48 model.num_layers=2 position=alibi"
+    steps = "trainer.max_steps=400 trainer.val_check_interval=400 generate.num_tokens=1 hydra.run.dir=run"
+    ended = program("train.py", SMALL, "data=induction", sizes, steps, "callbacks.attention=null")
+    assert ended.code == 0, ended.err
+
+    def accuracy(*overrides):
+        checkpoint = "checkpoint=run/checkpoints/last.ckpt callbacks.attention=null hydra.run.dir=evaluated"
+        ended = program("evaluate.py", checkpoint, *overrides)
+        assert ended.code == 0, ended.err
+        return results_of("evaluated")["val/accuracy"]
+
+    assert accuracy("analysis=maps analysis.importance=false score=true") > 0.8
+    with Path("evaluated/maps.csv").open() as file:
+        scores = {(int(row["layer"]), int(row["head"])): float(row["induction"]) for row in csv.DictReader(file)}
+    induction = [head for head, score in scores.items() if score > 0.4]
+    others = [head for head in scores if head[0] == 1 and head not in induction][: len(induction)]
+    assert {layer for layer, _ in induction} == {1}
+    assert len(others) == len(induction)
+    assert accuracy(f"attention.ablated_heads={[[*head] for head in induction]}".replace(" ", "")) <= 0.3
+    assert accuracy(f"attention.ablated_heads={[[*head] for head in others]}".replace(" ", "")) >= 0.8

@@ -2,13 +2,13 @@
 
 from itertools import chain
 
-import numpy as np
 import pytest
 import torch
 
-from tinyformer.data import ByteTokenizer, Examples, LabelledSplit, ResumableLoader, SimilarLengthLoader
+from tinyformer.data import Examples, ResumableLoader, SimilarLengthLoader
 
 from .streams import split_of
+from .test_examples import labelled
 
 SPLIT = split_of([52, 33, 116])  # 203 scored tokens; each token is unique
 
@@ -19,11 +19,7 @@ def loader(**changes):
 
 def example_loader(**changes):
     """Ten batches of examples in each epoch, with token dropout."""
-    lengths = np.arange(2, 39)
-    offsets = np.cumsum([0, *lengths])
-    tokenizer = ByteTokenizer().build([]).with_mask()
-    ids, labels = np.arange(1000, 1000 + offsets[-1], dtype=np.uint32), np.zeros(len(lengths), np.int64)
-    split = LabelledSplit(ids, offsets, labels, ["a"], tokenizer, 1, 0, 0)
+    split = labelled(range(2, 39))
     return SimilarLengthLoader(lambda epoch: Examples(split, 0.5, (3, epoch)), split.lengths, 4, seed=3, **changes)
 
 
