@@ -1,4 +1,4 @@
-"""Model families: config fields and weights with their counterparts in tinyformer, for import and export."""
+"""The description of a model family: its config fields and weights, with their counterparts in tinyformer."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,11 +68,7 @@ class Field:
     nullable: bool = False
 
     def read(self, fields: Fields) -> Any:
-        """Our value; None for null.
-
-        Raises:
-            ArgumentError: the field is missing, has another type, or a value that is not supported.
-        """
+        """Our value; None for null. A missing field, another type, and an unsupported value are refused."""
         value = fields.get(self.theirs, self.default)
         if value is REQUIRED:
             raise ArgumentError(f"fields.{self.theirs}", None, "is missing")
@@ -98,37 +94,49 @@ class Field:
         return is_kind and (self.kind is not float or abs(value) <= sys.float_info.max)  # JSON in Python has NaN
 
 
+SIZES = (
+    Field("vocab_size", "model.vocab_size", int),
+    Field("hidden_size", "model.d_model", int),
+    Field("num_hidden_layers", "model.num_layers", int),
+    Field("num_attention_heads", "model.num_heads", int),
+    Field("intermediate_size", "model.d_ff", int),
+    Field("initializer_range", "model.init_std", float, 0.02),
+)
+"""Fields that most families of one stack have."""
+
+
 @dataclass(frozen=True)
 class Module:
     """A module of the family and its counterpart in tinyformer.
 
     Args:
         theirs: its name without the family's prefix, with `{}` for the number of the layer.
-        ours: our name; several names if theirs concatenates the outputs of several modules.
+        ours: our name, or several, separated by spaces, if theirs concatenates the outputs of several modules.
         transposed: whether its matrix is stored as (inputs, outputs).
         by_head: whether the outputs of our modules are concatenated head by head, not module by module.
     """
 
     theirs: str
-    ours: tuple[str, ...]
+    ours: str
     transposed: bool = False
     by_head: bool = False
 
     def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
         """The name in the family, and our names, of the weight and the bias of every layer."""
-        stack = self.ours[0].partition(".")[0]
+        stack = self.ours.partition(".")[0]
         for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
-                ours = tuple(f"{name.format(layer)}.{part}" for name in self.ours)
+                ours = tuple(f"{name.format(layer)}.{part}" for name in self.ours.split())
                 yield f"{self.theirs.format(layer)}.{part}", ours
 
     def read(self, tensor: Tensor, num_heads: int) -> Sequence[Tensor]:
         """Split a tensor of the family into our tensors."""
+        number = len(self.ours.split())
         if not tensor.ndim:
             return [tensor]
-        if self.by_head and len(tensor) % (num_heads * len(self.ours)) == 0:  # otherwise it does not fit the network
-            return tensor.unflatten(0, (num_heads, len(self.ours), -1)).transpose(0, 1).flatten(1, 2).unbind()
-        return self._transpose(tensor).chunk(len(self.ours))
+        if self.by_head and len(tensor) % (num_heads * number) == 0:  # otherwise it does not fit the network
+            return tensor.unflatten(0, (num_heads, number, -1)).transpose(0, 1).flatten(1, 2).unbind()
+        return self._transpose(tensor).chunk(number)
 
     def write(self, tensors: Sequence[Tensor], num_heads: int) -> Tensor:
         """Join our tensors to a tensor of the family."""
@@ -138,6 +146,21 @@ class Module:
 
     def _transpose(self, tensor: Tensor) -> Tensor:
         return tensor.T if self.transposed and tensor.ndim == 2 else tensor
+
+
+def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
+    """The modules of all layers.
+
+    Args:
+        theirs: what precedes their names, such as "h.{}."
+        ours: what precedes our names, such as "encoder.layers.{}."
+        names: the name of a module in its layer, and our name or names.
+        transposed: see `Module`.
+    """
+    return tuple(
+        Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
+        for name, module in names.items()
+    )
 
 
 def unchanged(values: dict[str, Any]) -> dict[str, Any]:
@@ -190,11 +213,7 @@ class Family:
     covers: Callable[[Fields], bool] = lambda fields: True
 
     def settings(self, fields: Fields) -> dict[str, Any]:
-        """The values of our config by key, without keys that keep their defaults.
-
-        Raises:
-            ArgumentError: a field is malformed or not supported.
-        """
+        """The values of our config by key, without keys that keep their defaults; unsupported fields are refused."""
         fields = self.read_fields(fields)
         for name, only in (ANYWHERE | self.fixed).items():
             value = fields.get(name, only)
@@ -221,13 +240,7 @@ class Family:
         return {"architectures": [self.architecture], "model_type": self.model_type, **self.write_fields(written)}
 
     def read(self, tensors: Weights, depths: Depths, num_heads: int) -> tuple[Weights, list[str]]:
-        """The weights under our names, and the names of tensors that the family does not have.
-
-        Args:
-            tensors: the tensors of the files.
-            depths: the number of layers.
-            num_heads: the number of query heads.
-        """
+        """The weights under our names, and the names of tensors that the family does not have."""
         plain = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
         remaining = self.read_weights({name: w for name, w in plain.items() if not self._is_unused(name)})
         weights: Weights = {}
