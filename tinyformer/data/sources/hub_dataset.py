@@ -12,16 +12,19 @@ import datasets
 import filelock
 
 from tinyformer.data.sources import hub
-from tinyformer.data.sources.columns import PAIR_ARGUMENTS, one_or_two, require_label_column, require_pair, two_columns
 from tinyformer.data.sources.documents import (
+    PAIR_ARGUMENTS,
     TEXTS,
     class_name,
     from_columns,
     from_texts,
     iterate_rows,
+    one_or_two,
     require_all_or_no_labels,
+    require_label_column,
+    require_pair,
+    two_columns,
 )
-from tinyformer.data.sources.hub_card import require_plain_card
 from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.squad import Question, from_questions, make_question
 from tinyformer.data.storage import default_cache_dir
@@ -128,7 +131,7 @@ class HubDataset:
 
     def _open(self, streaming: bool) -> dict[str, Any]:
         commit = hub.resolve(self.path, self.revision, "dataset")
-        require_plain_card(self.path, commit)
+        hub.require_plain_card(self.path, commit)
         try:
             loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
         # `datasets` raises errors of many classes: for gated data sets, missing data files, loading scripts, unknown

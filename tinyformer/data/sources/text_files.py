@@ -9,8 +9,18 @@ from typing import Any
 
 import datasets
 
-from tinyformer.data.sources.columns import PAIR_ARGUMENTS, one_or_two, require_label_column, require_pair, two_columns
-from tinyformer.data.sources.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
+from tinyformer.data.sources.documents import (
+    PAIR_ARGUMENTS,
+    TEXTS,
+    class_name,
+    from_columns,
+    from_texts,
+    one_or_two,
+    require_all_or_no_labels,
+    require_label_column,
+    require_pair,
+    two_columns,
+)
 from tinyformer.data.sources.files import Layout, read_rows
 from tinyformer.data.sources.source import SPLIT_OF
 from tinyformer.data.sources.text_paths import find_files
