@@ -49,23 +49,14 @@ ANYWHERE: Fields = {"quantization_config": None, "auto_map": None, "is_encoder_d
 
 @dataclass(frozen=True)
 class Field:
-    """A field of `config.json` and its counterpart in our config.
+    """A field of `config.json` and its counterpart in our config."""
 
-    Args:
-        theirs: the name of the field.
-        ours: the key of our config, such as `model.d_model`.
-        kind: the type of its values, a key of `KINDS`.
-        default: the default in `transformers`.
-        choices: our values by theirs, if they differ.
-        nullable: whether it may be null, which stands for the default of our key.
-    """
-
-    theirs: str
-    ours: str
-    kind: type
-    default: Any = REQUIRED
-    choices: Mapping[Any, Any] | None = None
-    nullable: bool = False
+    theirs: str  # the name of the field
+    ours: str  # the key of our config, such as `model.d_model`
+    kind: type  # of its values, a key of `KINDS`
+    default: Any = REQUIRED  # in `transformers`
+    choices: Mapping[Any, Any] | None = None  # our values by theirs, if they differ
+    nullable: bool = False  # whether it may be null, which stands for the default of our key
 
     def read(self, fields: Fields) -> Any:
         """Our value; None for null. A missing field, another type, and an unsupported value are refused."""
@@ -107,19 +98,12 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Module:
-    """A module of the family and its counterpart in tinyformer.
+    """A module of the family and its counterpart in tinyformer, each with `{}` for the number of the layer."""
 
-    Args:
-        theirs: its name without the family's prefix, with `{}` for the number of the layer.
-        ours: our name, or several, separated by spaces, if theirs concatenates the outputs of several modules.
-        transposed: whether its matrix is stored as (inputs, outputs).
-        by_head: whether the outputs of our modules are concatenated head by head, not module by module.
-    """
-
-    theirs: str
-    ours: str
-    transposed: bool = False
-    by_head: bool = False
+    theirs: str  # without the family's prefix
+    ours: str  # several names, separated by spaces, if theirs concatenates the outputs of several modules
+    transposed: bool = False  # whether its matrix is stored as (inputs, outputs)
+    by_head: bool = False  # whether the outputs of our modules are concatenated head by head, not module by module
 
     def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
         """The name in the family, and our names, of the weight and the bias of every layer."""
@@ -170,46 +154,27 @@ def unchanged(values: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models with one class in `transformers`.
-
-    Args:
-        name: its name.
-        model_type: the `model_type` in its `config.json`.
-        architecture: its class in `transformers`, with the output layer.
-        prefix: prefix of the weights' names in that class, except the output layer's; some files omit it.
-        groups: the choice in each of our config groups.
-        fields: the fields of its `config.json`, with our keys.
-        modules: its modules, with ours.
-        values: further values of our config, by key.
-        fixed: fields that change what it computes, each with its only supported value, which is also the default.
-        outside: prefixes of the output layer's tensors, which do not have `prefix`.
-        unused: prefixes and suffixes of tensors that do not affect its output.
-        read_fields: flattens nested fields.
-        write_fields: the reverse of `read_fields`.
-        read_weights: turns its weights, without `prefix`, into what `modules` expects.
-        write_weights: the reverse of `read_weights`.
-        generates: whether it can generate text.
-        note: a sentence about what an import changes, if anything.
-        covers: whether a `config.json` with its `model_type` belongs to this family, if several share this type.
-    """
+    """A family of models with one class in `transformers`."""
 
     name: str
-    model_type: str
-    architecture: str
-    prefix: str
-    groups: Mapping[str, str]
+    model_type: str  # in its `config.json`
+    architecture: str  # its class in `transformers`, with the output layer
+    prefix: str  # of the weights' names in that class, except the output layer's; some files omit it
+    groups: Mapping[str, str]  # the choice in each of our config groups
     fields: tuple[Field, ...]
     modules: tuple[Module, ...]
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # further values of our config, by key
+    # Fields that change what it computes, each with its only supported value, which is also the default.
     fixed: Fields = field(default_factory=dict)
-    outside: str | tuple[str, ...] = "lm_head."
-    unused: tuple[str, ...] = ()
-    read_fields: Callable[[Fields], Fields] = unchanged
-    write_fields: Callable[[Fields], Fields] = unchanged
-    read_weights: Callable[[Weights], Weights] = unchanged
-    write_weights: Callable[[Weights], Weights] = unchanged
-    generates: bool = True
-    note: str = ""
+    outside: str | tuple[str, ...] = "lm_head."  # prefixes of the output layer's tensors, which do not have `prefix`
+    unused: tuple[str, ...] = ()  # prefixes and suffixes of tensors that do not affect its output
+    read_fields: Callable[[Fields], Fields] = unchanged  # flattens nested fields
+    write_fields: Callable[[Fields], Fields] = unchanged  # the reverse
+    read_weights: Callable[[Weights], Weights] = unchanged  # its weights, without `prefix`, as `modules` expects them
+    write_weights: Callable[[Weights], Weights] = unchanged  # the reverse
+    generates: bool = True  # whether it can generate text
+    note: str = ""  # a sentence about what an import changes, if anything
+    # Whether a `config.json` with its `model_type` belongs to this family, if several share this type.
     covers: Callable[[Fields], bool] = lambda fields: True
 
     def settings(self, fields: Fields) -> dict[str, Any]:
