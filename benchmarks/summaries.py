@@ -30,9 +30,9 @@ def words_of(name: str) -> str:
 def names_by_pair() -> dict[tuple[str, str], str]:
     """The names of functions, classes and modules, by the body and the summary of their docstrings."""
     names: dict[tuple[str, str], str] = {}
-    for name, docstring in Library().names():
-        summary, _, body = docstring.partition("\n")
-        names.setdefault((body.strip(), summary.strip()), name)
+    for docstring in Library().docstrings():
+        summary, _, body = docstring.text.partition("\n")
+        names.setdefault((body.strip(), summary.strip()), docstring.name)
     return names
 
 

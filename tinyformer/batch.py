@@ -10,38 +10,23 @@ IGNORED = -100
 
 
 class Batch(TypedDict):
-    """Rows of token ids, and what a model is to predict from them.
-
-    Attributes:
-        inputs: the token ids.
-        targets: the token to predict at each position, or `IGNORED`.
-        labels: the class of each row.
-        lengths: the number of tokens of each row, where rows are padded on the right.
-        documents: the document of each token, where tokens attend within their own document only; padding is a document
-            of its own.
-        document_starts: where documents begin, see `AttentionMask`.
-        source: the sequences from which `inputs` are predicted, such as sentences in another language.
-        source_lengths: the number of tokens of each source.
-        contexts: the position at which the context of a question begins.
-        starts: the position of the first token of the answer; 0 where the row does not hold it.
-        ends: the position of the last token of the answer; 0 where the row does not hold it.
-        answerable: whether the question has an answer, possibly in another window of the context.
-        rows: the index of each row in its split.
-    """
+    """Rows of token ids, and what a model is to predict from them."""
 
     inputs: Int[Tensor, "batch seq"]
-    targets: NotRequired[Int[Tensor, "batch seq"]]
-    labels: NotRequired[Int[Tensor, " batch"]]
-    lengths: NotRequired[Int[Tensor, " batch"]]
+    targets: NotRequired[Int[Tensor, "batch seq"]]  # the token to predict at each position, or `IGNORED`
+    labels: NotRequired[Int[Tensor, " batch"]]  # the class of each row
+    lengths: NotRequired[Int[Tensor, " batch"]]  # in tokens, where rows are padded on the right
+    # The document of each token, where tokens attend within their own document only; padding is one of its own.
     documents: NotRequired[Int[Tensor, "batch seq"]]
-    document_starts: NotRequired[Int32[Tensor, " starts"]]
+    document_starts: NotRequired[Int32[Tensor, " starts"]]  # see `AttentionMask`
+    # The sequences from which `inputs` are predicted, such as sentences in another language.
     source: NotRequired[Int[Tensor, "batch source_seq"]]
     source_lengths: NotRequired[Int[Tensor, " batch"]]
-    contexts: NotRequired[Int[Tensor, " batch"]]
-    starts: NotRequired[Int[Tensor, " batch"]]
-    ends: NotRequired[Int[Tensor, " batch"]]
-    answerable: NotRequired[Bool[Tensor, " batch"]]
-    rows: NotRequired[Int[Tensor, " batch"]]
+    contexts: NotRequired[Int[Tensor, " batch"]]  # where the context of a question begins
+    starts: NotRequired[Int[Tensor, " batch"]]  # the first token of the answer; 0 where the row does not hold it
+    ends: NotRequired[Int[Tensor, " batch"]]  # the last token of the answer; 0 where the row does not hold it
+    answerable: NotRequired[Bool[Tensor, " batch"]]  # whether there is an answer, possibly in another window
+    rows: NotRequired[Int[Tensor, " batch"]]  # the index of each row in its split
 
 
 def tensors(batch: Batch) -> dict[str, Tensor]:

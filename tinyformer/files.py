@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and the folder that libraries read settings from."""
+"""Files that are written whole or not at all, YAML from strangers, and the folder where libraries find settings."""
 
 import contextlib
 import importlib
@@ -6,6 +6,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 
 @contextlib.contextmanager
@@ -24,15 +27,26 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.partial")
     _remove(temporary)
     try:
-        with _named(path):
-            yield temporary
+        yield temporary
         if temporary.is_file():
-            _flush(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
         if previous is not None and path.exists():
             os.replace(path, previous)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # such as that of a full disk
+            error.filename = str(path)
+        raise
     finally:
         _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def relative_path(path: Path) -> str:
@@ -41,27 +55,32 @@ def relative_path(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Add the file's name to an error in writing, such as that of a full disk, where Python leaves it out."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
+MAX_DEPTH = 100
+"""Maximum number of levels of nesting in YAML from strangers."""
+
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader in C where there is one: a sweep has hundreds of files."""
 
 
-def _flush(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+def load_plain_yaml(text: str, loader: Any = FAST_LOADER) -> Any:
+    """The value of a YAML text from a stranger: of bounded depth, and without aliases, which multiply values.
 
+    Args:
+        text: the text.
+        loader: a safe loader of PyYAML; the one in C and the one in Python read some texts differently.
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    Raises:
+        ValueError: it is nested too deeply.
+        yaml.YAMLError: it is not YAML, or has aliases.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):  # the loader in C would crash at some depth
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("YAML aliases (& and *) are not read")
+    return yaml.load(text, Loader=loader)
 
 
 @contextlib.contextmanager

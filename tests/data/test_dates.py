@@ -20,7 +20,7 @@ def test_targets_are_the_dates_that_the_sources_say(splits):
         for source, target in zip(rows["text"], rows["pair"], strict=True):
             date = datetime.date.fromisoformat(target)
             assert {int(number) for number in re.findall(r"\d+", source)} == {date.day, date.year}
-    assert module._written(datetime.date(2031, 3, 12), "de", "d. MMMM y") == "12. März 2031"
+    assert module.written(datetime.date(2031, 3, 12), "de", "d. MMMM y") == "12. März 2031"
 
 
 def test_held_out_dates_and_formats_are_new(splits):
@@ -29,7 +29,7 @@ def test_held_out_dates_and_formats_are_new(splits):
     assert not validation & test
     some = [datetime.date.fromisoformat(date) for date in splits["test"]["pair"][:30]]
     written = {
-        (locale, pattern): {module._written(date, locale, pattern) for date in some}
+        (locale, pattern): {module.written(date, locale, pattern) for date in some}
         for locale in module.LOCALES
         for pattern in module.PATTERNS
     }

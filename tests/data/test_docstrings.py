@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tinyformer.data import Docstrings
-from tinyformer.data.sources.docstrings import mask_names
+from tinyformer.data.sources.pydoc import mask_names
 
 LIBRARY = {
     "alpha/__init__.py": '"""The Alpha package: alphas, alphabet, test_alpha and alpha.beta."""',

@@ -135,10 +135,10 @@ UNEQUAL = [[7], [3, 1, 4, 1, 5], [9, 2, 6], list(range(17))]
 @pytest.mark.parametrize(("sampling", "use_cache"), [(GREEDY, True), (Sampling(top_k=20), True), (Sampling(), False)])
 def test_a_prompt_is_continued_as_if_alone(sampling, use_cache):
     model = variant(partial(gqa, position=rotary, window=[4, None]))
-    together = generate(model, UNEQUAL, 5, sampling, 5, use_cache)
+    together = generate(model, UNEQUAL, 5, sampling, seed=5, use_cache=use_cache)
     assert [len(text) for text in together] == [5] * 4
     for row, prompt in enumerate(UNEQUAL):
-        assert [together[row]] == generate(model, [prompt], 5, sampling, 5 + row)
+        assert [together[row]] == generate(model, [prompt], 5, sampling, seed=5 + row)
 
 
 def test_known_tokens_are_read_at_once():

@@ -14,8 +14,8 @@ from interop.models import BART, BERT, GPT2, LLAMA, MARIAN, NEOX, T5, transforme
 from tinyformer.errors import ArgumentError
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.bert import OUTPUT, OUTPUT_BIAS, read_weights
+from tinyformer.interop.decoders import NEOX_DEFAULTS as DEFAULTS
 from tinyformer.interop.family import ACTIVATIONS, ANYWHERE, REQUIRED, Family
-from tinyformer.interop.gpt_neox import DEFAULTS
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": GPT2 | {"vocab_size": 53},
@@ -47,7 +47,7 @@ WITHOUT_EFFECT = {
     "is_encoder_decoder",
     "is_decoder",  # of models that always are
     "rope_parameters",  # see `read_rope`
-    *("is_gated_act", "dense_act_fn", "scale_decoder_outputs"),  # see `t5.read_fields`
+    *("is_gated_act", "dense_act_fn", "scale_decoder_outputs"),  # see `read_t5_fields`
     *("activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "initializer_factor"),  # act in training only
 }
 ANOTHER_OUTPUT = {"num_labels", "problem_type", "classifier_dropout", "hidden_dropout"}

@@ -1,8 +1,8 @@
 """Checkpoints: self-contained files of weights, config, tokenizer and training state, none of which is trusted.
 
 A checkpoint is Lightning's, and also holds the overrides of the run's config, its tokenizer and the state of the random
-number generators. It is read with `weights_only=True`, so that no code in it runs; `app.admission` checks what
-it says of the config.
+number generators. It is read with `weights_only=True`, so that no code in it runs; `config.admission` checks what it
+says of the config.
 """
 
 import random
@@ -45,25 +45,15 @@ EMBEDDING = "encoder.token_embedding.weight"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The contents of a checkpoint.
-
-    Args:
-        path: the file.
-        weights: the network's weights by name.
-        overrides: what it says of the run's config by key, which is not trusted; see `app.admission`.
-        tokenizer: the text of `tokenizer.json`; None for a model without a tokenizer.
-        facts: `precision`, `data_fingerprint`, `content` and `train/num_tokens` of the run.
-        step: optimizer steps taken.
-        trained_on: the run's fingerprints of its training split, as int64, see `tinyformer.data.trained_on`; or None.
-    """
+    """The contents of a checkpoint."""
 
     path: Path
-    weights: dict[str, Tensor]
-    overrides: dict[str, Any]
-    tokenizer: str | None
-    facts: dict[str, Any]
-    step: int
-    trained_on: Tensor | None = None
+    weights: dict[str, Tensor]  # of the network
+    overrides: dict[str, Any]  # what it says of the run's config by key, which is not trusted; see `config.admission`
+    tokenizer: str | None  # the text of `tokenizer.json`; None for a model without a tokenizer
+    facts: dict[str, Any]  # `precision`, `data_fingerprint`, `content` and `train/num_tokens` of the run
+    step: int  # optimizer steps taken
+    trained_on: Tensor | None = None  # the fingerprints of `tinyformer.data.trained_on`, as int64
 
 
 def load_raw(path: Path) -> dict[str, Any]:
@@ -93,11 +83,7 @@ def load_raw(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint onto the CPU.
-
-    Raises:
-        ArgumentError: see `load_raw`; or it contains weights that are not finite.
-    """
+    """Read a checkpoint onto the CPU; one with weights that are not finite is refused, too."""
     path = Path(path)
     raw = load_raw(path)
     weights = {
@@ -107,20 +93,12 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     }
     if problem := _unusable_weight(weights):
         raise ArgumentError("path", str(path), problem)
-    ours = raw[KEY]
-    own = ours["overrides"], ours["tokenizer"], ours["facts"]
-    return Checkpoint(path, weights, *own, raw["global_step"], ours.get("trained_on"))
+    ours, step = raw[KEY], raw["global_step"]
+    return Checkpoint(path, weights, ours["overrides"], ours["tokenizer"], ours["facts"], step, ours.get("trained_on"))
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """The newest intact checkpoint of a run.
-
-    Args:
-        folder: the folder of its checkpoints.
-
-    Raises:
-        ArgumentError: none is intact; the error is that of `last.ckpt`.
-    """
+    """The newest intact checkpoint in a run's folder of checkpoints; if none is, the error is that of `last.ckpt`."""
     intact, errors = [], []
     for name in (LAST, PREVIOUS, BEST):
         try:
@@ -212,13 +190,13 @@ def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
-    """Write a network that was derived from a checkpoint's network, atomically.
+    """Write a network, atomically.
 
     Args:
         path: the file.
-        network: the network whose weights are stored.
+        network: the network, derived from that of `checkpoint`.
         checkpoint: the original, which provides tokenizer, facts and step.
-        overrides: those of its config, by key; see `app.admission.describe_config`.
+        overrides: those of its config, by key; see `config.admission.describe_config`.
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
     contents = {"format": FORMAT, "overrides": overrides, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
@@ -228,25 +206,18 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, o
 
 
 def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's weights into a network.
-
-    Raises:
-        ArgumentError: see `require_fitting`.
-    """
+    """Load a checkpoint's weights into a network, if they fit."""
     require_fitting(network, checkpoint)
     network.load_state_dict(checkpoint.weights)
 
 
 def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: str | tuple[str, ...] = "") -> None:
-    """Refuse a checkpoint whose weights do not fit a network.
+    """Refuse a checkpoint whose weights have other names or shapes than those of a network.
 
     Args:
         network: the network, which may be on the meta device.
         checkpoint: the checkpoint.
         within: compare only weights whose names start with this prefix, or with one of several.
-
-    Raises:
-        ArgumentError: names or shapes differ; the reason names the first difference.
     """
     expected, stored = (
         {name: weight for name, weight in weights.items() if name.startswith(within)}
@@ -273,9 +244,6 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: b
         network: the network.
         checkpoint: the checkpoint to start from.
         with_readout: whether to load the readout, too; otherwise it keeps its initialisation.
-
-    Raises:
-        ArgumentError: the encoders differ; see `require_fitting`.
     """
     initial, weights = network.state_dict(), dict(checkpoint.weights)
     if not with_readout:

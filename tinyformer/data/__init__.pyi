@@ -18,12 +18,10 @@ from .questions import QuestionFormat, Questions, QuestionSplit, QuestionTexts, 
 from .row_format import RowFormat, WindowFormat
 from .sources.dates import Dates
 from .sources.docstring_questions import DocstringQuestions
-from .sources.docstrings import Docstrings
 from .sources.hub_dataset import HubDataset
-from .sources.pydoc import Pydoc
+from .sources.pydoc import Docstrings, Pydoc, Summaries
 from .sources.source import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source
 from .sources.squad import Question, SquadFiles
-from .sources.summaries import Summaries
 from .sources.text_files import TextFiles
 from .splits import hold_out
 from .storage import default_cache_dir

@@ -1,9 +1,8 @@
 """Beam search: for each source, the target with the best score among the hypotheses of an encoder–decoder."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -49,7 +48,7 @@ class Beam:
 
 @runtime_checkable
 class Decoding(Protocol):
-    """The interface of a network that the search needs, such as `EncoderDecoder`: a context and next-token logits."""
+    """What the search needs of a network, such as `EncoderDecoder`: a context and next-token logits."""
 
     training: bool
 
@@ -58,11 +57,9 @@ class Decoding(Protocol):
         """The decoder, whose number of layers and maximum sequence length determine the cache."""
         ...
 
-    def eval(self) -> Any:
-        """Evaluation mode."""
+    def eval(self) -> Any: ...
 
-    def train(self, mode: bool = True) -> Any:
-        """Training mode, or evaluation mode."""
+    def train(self, mode: bool = True) -> Any: ...
 
     def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask, /) -> Context:
         """Encode the sources: the context that targets are decoded from."""
@@ -119,7 +116,7 @@ def _search(
     """See `beam_search`; the rows of a batch are all hypotheses of the first source, then of the second, and so on."""
     batch, beams, device = len(context.vectors), beam.beams, context.vectors.device
     context = _select(context, torch.arange(batch, device=device).repeat_interleave(beams))
-    best = [_Hypothesis() for _ in range(batch)]
+    best: list[tuple[float, list[int]]] = [(-math.inf, []) for _ in range(batch)]  # ended hypotheses with their scores
     searched = list(range(batch))
     targets = torch.full((batch, beams, 1), special.start, device=device)
     # At first all hypotheses of a source are equal, so only one of them counts.
@@ -140,10 +137,10 @@ def _search(
         highest, place = scores.max(dim=1, keepdim=True)
         before = targets.take_along_dim(parents.gather(1, place).unsqueeze(-1), dim=1)[:, 0, 1:]
         # Copied to the host at once, since each copy waits for the device.
-        found = torch.cat([before, tokens.gather(1, place)], dim=1).tolist()
-        for source, (score,), text in zip(searched, highest.tolist(), found, strict=True):
-            if score > best[source].score:
-                best[source] = _Hypothesis(score, text[:-1] if text[-1] == special.eos else text)
+        texts = torch.cat([before, tokens.gather(1, place)], dim=1).tolist()
+        for source, (score,), text in zip(searched, highest.tolist(), texts, strict=True):
+            if score > best[source][0]:
+                best[source] = score, text[:-1] if text[-1] == special.eos else text
         ended = torch.cat([ended, scores], dim=1).topk(beams).values
         sums, places = sums.masked_fill(ends, -torch.inf).topk(beams)
         goes_on = _unfinished(ended, sums / norm)
@@ -158,7 +155,7 @@ def _search(
         targets = torch.cat([targets.flatten(0, 1)[rows], tokens.flatten().unsqueeze(1)], dim=1)
         targets = targets.unflatten(0, (-1, beams))
         sums, ended, searched = sums[goes_on], ended[goes_on], [searched[row] for row in goes_on.tolist()]
-    return [special.without_bos(list(one.tokens)) for one in best]
+    return [special.without_bos(text) for _, text in best]
 
 
 def _permitted(log_p: Float[Tensor, "rows vocab_size"], special: PairTokens, length: int) -> Tensor:
@@ -181,14 +178,6 @@ def _unfinished(
     return (ended[:, -1] < going_on[:, 0]).nonzero().squeeze(1)
 
 
-class _Hypothesis(NamedTuple):
-    """A hypothesis that has ended, with its score."""
-
-    score: float = -math.inf
-    tokens: Sequence[int] = ()
-
-
 def _select(context: Context, rows: Int[Tensor, " rows"]) -> Context:
-    """Some rows of a context."""
     lengths = context.mask.lengths
     return Context(context.vectors[rows], AttentionMask(lengths=None if lengths is None else lengths[rows]))

@@ -1,8 +1,8 @@
-"""Text generation, one token at a time."""
+"""Sampling of text, one token at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -68,16 +68,11 @@ def generate(
     num_tokens: int,
     sampling: Sampling | None = None,
     seed: int = 0,
-    use_cache: bool = True,
-    stop_token: int | None = None,
+    **settings: Any,
 ) -> list[list[int]]:
-    """Continue a batch of prompts; see `stream` for the arguments.
-
-    Returns:
-        The new tokens of each prompt, without the prompt: `num_tokens`, or fewer where `stop_token` was sampled.
-    """
+    """The new tokens of each prompt, without the prompt; see `stream` for the arguments."""
     texts: list[list[int]] = [[] for _ in prompts]
-    for drawn in stream(network, prompts, num_tokens, sampling, seed, use_cache, stop_token):
+    for drawn in stream(network, prompts, num_tokens, sampling, seed, **settings):
         for text, token in zip(texts, drawn, strict=True):
             if token is not None:
                 text.append(token)
@@ -113,9 +108,6 @@ def stream(
 
     Returns:
         For each step the new token of each prompt; None for one that is still being read or has ended.
-
-    Raises:
-        ArgumentError: a prompt has no tokens or an unknown one, or `num_tokens` is negative.
     """
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(prompt) for prompt in prompts]
     largest = network.encoder.vocab_size - 1
@@ -170,13 +162,7 @@ def _steps(
 
 
 class _Decoder:
-    """A model and the KV cache of the texts that it continues.
-
-    Args:
-        network: the model.
-        use_cache: whether to use a cache, if the layers take one.
-        capacity: the capacity of the cache in tokens.
-    """
+    """A model and the KV cache of the texts that it continues, if its layers take one."""
 
     def __init__(self, network: Transformer, use_cache: bool, capacity: int) -> None:
         self.network, self.capacity = network, capacity

@@ -5,13 +5,10 @@ config, and the names of its weights to ours. `folder` reads and writes the file
 tokenizer, and `difference` compares two configs.
 """
 
-from tinyformer.interop.bart import BART, MARIAN
 from tinyformer.interop.bert import BERT
+from tinyformer.interop.decoders import GPT2, GPT_NEOX, LLAMA, MISTRAL
+from tinyformer.interop.encoder_decoders import BART, MARIAN, T5, T5_GATED
 from tinyformer.interop.family import Family
-from tinyformer.interop.gpt2 import GPT2
-from tinyformer.interop.gpt_neox import GPT_NEOX
-from tinyformer.interop.llama import LLAMA, MISTRAL
-from tinyformer.interop.t5 import T5, T5_GATED
 
 FAMILIES: tuple[Family, ...] = (GPT2, GPT_NEOX, LLAMA, MISTRAL, BERT, T5, T5_GATED, BART, MARIAN)
 """All families, in the order in which an export tries them: Mistral is Llama with a sliding window."""

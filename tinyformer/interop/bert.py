@@ -6,7 +6,7 @@ embeddings and drops those of other types; an export writes zeros for all types.
 
 import torch
 
-from tinyformer.interop.family import ACTIVATIONS, Family, Field, Fields, Module, Weights
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Module, Weights, in_layers
 
 TYPES, POSITIONS = "embeddings.token_type_embeddings.weight", "embeddings.position_embeddings.weight"
 
@@ -38,17 +38,8 @@ def write_weights(weights: Weights) -> Weights:
     return weights | {TYPES: types, OUTPUT_BIAS: weights[f"{OUTPUT}.bias"].clone()}
 
 
-def write_fields(fields: Fields) -> Fields:
-    """Add the number of token types."""
-    return fields | {"type_vocab_size": NUM_TYPES}
-
-
 def _new_name(name: str) -> str:
     return next((name.removesuffix(old) + new for old, new in OLD_NAMES.items() if name.endswith(old)), name)
-
-
-def _layer(theirs: str, ours: str) -> Module:
-    return Module(f"encoder.layer.{{}}.{theirs}", (f"encoder.layers.{{}}.{ours}",))
 
 
 BERT = Family(
@@ -67,39 +58,40 @@ BERT = Family(
     },
     values={"model.bias": True, "model.embedding_norm": True},
     fields=(
-        Field("vocab_size", "model.vocab_size", int),
+        *SIZES,
         Field("max_position_embeddings", "model.max_seq_len", int, 512),
-        Field("hidden_size", "model.d_model", int),
-        Field("num_hidden_layers", "model.num_layers", int),
-        Field("num_attention_heads", "model.num_heads", int),
-        Field("intermediate_size", "model.d_ff", int),
         Field("hidden_act", "feed_forward.activation", str, "gelu", ACTIVATIONS),
         Field("layer_norm_eps", "norm.eps", float, 1e-12),
         Field("tie_word_embeddings", "model.tied_readout", bool, True),
         Field("hidden_dropout_prob", "model.dropout", float, 0.1),
         Field("attention_probs_dropout_prob", "attention.dropout", float, 0.1),
-        Field("initializer_range", "model.init_std", float, 0.02),
     ),
     fixed={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
     modules=(
-        Module("embeddings.word_embeddings", ("encoder.token_embedding",)),
-        Module("embeddings.position_embeddings", ("encoder.position.embedding",)),
-        Module("embeddings.LayerNorm", ("encoder.embedding_norm",)),
-        _layer("attention.self.query", "attention.q_proj"),
-        _layer("attention.self.key", "attention.k_proj"),
-        _layer("attention.self.value", "attention.v_proj"),
-        _layer("attention.output.dense", "attention.o_proj"),
-        _layer("attention.output.LayerNorm", "attention_norm"),
-        _layer("intermediate.dense", "feed_forward.up_proj"),
-        _layer("output.dense", "feed_forward.down_proj"),
-        _layer("output.LayerNorm", "feed_forward_norm"),
-        Module("cls.predictions.transform.dense", ("readout.dense",)),
-        Module("cls.predictions.transform.LayerNorm", ("readout.norm",)),
-        Module(OUTPUT, ("readout.proj",)),
+        Module("embeddings.word_embeddings", "encoder.token_embedding"),
+        Module("embeddings.position_embeddings", "encoder.position.embedding"),
+        Module("embeddings.LayerNorm", "encoder.embedding_norm"),
+        *in_layers(
+            "encoder.layer.{}.",
+            "encoder.layers.{}.",
+            {
+                "attention.self.query": "attention.q_proj",
+                "attention.self.key": "attention.k_proj",
+                "attention.self.value": "attention.v_proj",
+                "attention.output.dense": "attention.o_proj",
+                "attention.output.LayerNorm": "attention_norm",
+                "intermediate.dense": "feed_forward.up_proj",
+                "output.dense": "feed_forward.down_proj",
+                "output.LayerNorm": "feed_forward_norm",
+            },
+        ),
+        Module("cls.predictions.transform.dense", "readout.dense"),
+        Module("cls.predictions.transform.LayerNorm", "readout.norm"),
+        Module(OUTPUT, "readout.proj"),
     ),
     # Parts of next-sentence prediction, which is not supported.
     unused=("embeddings.position_ids", "pooler.", "cls.seq_relationship."),
-    write_fields=write_fields,
+    write_fields=lambda fields: fields | {"type_vocab_size": NUM_TYPES},
     read_weights=read_weights,
     write_weights=write_weights,
     generates=False,

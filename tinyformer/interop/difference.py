@@ -9,19 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Difference:
-    """A value in which two configs differ.
+    """A value in which two configs differ."""
 
-    Args:
-        path: the dotted path of the node.
-        name: the name of the value in the node.
-        value: its value in the first config.
-        other: its value in the second config.
-    """
-
-    path: str
-    name: str
-    value: Any
-    other: Any
+    path: str  # of the node, dotted
+    name: str  # of the value in the node
+    value: Any  # in the first config
+    other: Any  # in the second config
 
 
 def find_differences(node: dict[str, Any], other: dict[str, Any], path: str = "") -> Iterator[Difference]:
@@ -49,21 +42,19 @@ def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
     target = pydoc.locate(node["_target_"]) if "_target_" in node else None
     if not inspect.isclass(target):
         return node
-    parameters = [
-        parameter
+    defaults = {
+        name: parameter.default
         for kind in reversed(target.__mro__[:-1])  # all but `object`
         if "__init__" in kind.__dict__
-        for parameter in inspect.signature(kind).parameters.values()
-    ]
-    defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-    full = {name: _plain(value) for name, value in (defaults | node).items()}
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    # Configs hold lists, not tuples.
+    full: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in (defaults | node).items()
+    }
     if full.get("head_dim", 0) is None and full.get("num_heads") and full.get("d_model"):
         full["head_dim"] = full["d_model"] // full["num_heads"]
     if full.get("v_head_dim", 0) is None:
         full["v_head_dim"] = full["head_dim"]
     return full
-
-
-def _plain(value: Any) -> Any:
-    """A tuple as a list, since configs hold lists."""
-    return list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Model families: config fields and weights with their counterparts in tinyformer, for import and export."""
+"""The description of a model family: its config fields and weights, with their counterparts in tinyformer."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,30 +49,17 @@ ANYWHERE: Fields = {"quantization_config": None, "auto_map": None, "is_encoder_d
 
 @dataclass(frozen=True)
 class Field:
-    """A field of `config.json` and its counterpart in our config.
+    """A field of `config.json` and its counterpart in our config."""
 
-    Args:
-        theirs: the name of the field.
-        ours: the key of our config, such as `model.d_model`.
-        kind: the type of its values, a key of `KINDS`.
-        default: the default in `transformers`.
-        choices: our values by theirs, if they differ.
-        nullable: whether it may be null, which stands for the default of our key.
-    """
-
-    theirs: str
-    ours: str
-    kind: type
-    default: Any = REQUIRED
-    choices: Mapping[Any, Any] | None = None
-    nullable: bool = False
+    theirs: str  # the name of the field
+    ours: str  # the key of our config, such as `model.d_model`
+    kind: type  # of its values, a key of `KINDS`
+    default: Any = REQUIRED  # in `transformers`
+    choices: Mapping[Any, Any] | None = None  # our values by theirs, if they differ
+    nullable: bool = False  # whether it may be null, which stands for the default of our key
 
     def read(self, fields: Fields) -> Any:
-        """Our value; None for null.
-
-        Raises:
-            ArgumentError: the field is missing, has another type, or a value that is not supported.
-        """
+        """Our value; None for null. A missing field, another type, and an unsupported value are refused."""
         value = fields.get(self.theirs, self.default)
         if value is REQUIRED:
             raise ArgumentError(f"fields.{self.theirs}", None, "is missing")
@@ -98,37 +85,42 @@ class Field:
         return is_kind and (self.kind is not float or abs(value) <= sys.float_info.max)  # JSON in Python has NaN
 
 
+SIZES = (
+    Field("vocab_size", "model.vocab_size", int),
+    Field("hidden_size", "model.d_model", int),
+    Field("num_hidden_layers", "model.num_layers", int),
+    Field("num_attention_heads", "model.num_heads", int),
+    Field("intermediate_size", "model.d_ff", int),
+    Field("initializer_range", "model.init_std", float, 0.02),
+)
+"""Fields that most families of one stack have."""
+
+
 @dataclass(frozen=True)
 class Module:
-    """A module of the family and its counterpart in tinyformer.
+    """A module of the family and its counterpart in tinyformer, each with `{}` for the number of the layer."""
 
-    Args:
-        theirs: its name without the family's prefix, with `{}` for the number of the layer.
-        ours: our name; several names if theirs concatenates the outputs of several modules.
-        transposed: whether its matrix is stored as (inputs, outputs).
-        by_head: whether the outputs of our modules are concatenated head by head, not module by module.
-    """
-
-    theirs: str
-    ours: tuple[str, ...]
-    transposed: bool = False
-    by_head: bool = False
+    theirs: str  # without the family's prefix
+    ours: str  # several names, separated by spaces, if theirs concatenates the outputs of several modules
+    transposed: bool = False  # whether its matrix is stored as (inputs, outputs)
+    by_head: bool = False  # whether the outputs of our modules are concatenated head by head, not module by module
 
     def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
         """The name in the family, and our names, of the weight and the bias of every layer."""
-        stack = self.ours[0].partition(".")[0]
+        stack = self.ours.partition(".")[0]
         for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
-                ours = tuple(f"{name.format(layer)}.{part}" for name in self.ours)
+                ours = tuple(f"{name.format(layer)}.{part}" for name in self.ours.split())
                 yield f"{self.theirs.format(layer)}.{part}", ours
 
     def read(self, tensor: Tensor, num_heads: int) -> Sequence[Tensor]:
         """Split a tensor of the family into our tensors."""
+        number = len(self.ours.split())
         if not tensor.ndim:
             return [tensor]
-        if self.by_head and len(tensor) % (num_heads * len(self.ours)) == 0:  # otherwise it does not fit the network
-            return tensor.unflatten(0, (num_heads, len(self.ours), -1)).transpose(0, 1).flatten(1, 2).unbind()
-        return self._transpose(tensor).chunk(len(self.ours))
+        if self.by_head and len(tensor) % (num_heads * number) == 0:  # otherwise it does not fit the network
+            return tensor.unflatten(0, (num_heads, number, -1)).transpose(0, 1).flatten(1, 2).unbind()
+        return self._transpose(tensor).chunk(number)
 
     def write(self, tensors: Sequence[Tensor], num_heads: int) -> Tensor:
         """Join our tensors to a tensor of the family."""
@@ -140,6 +132,21 @@ class Module:
         return tensor.T if self.transposed and tensor.ndim == 2 else tensor
 
 
+def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
+    """The modules of all layers.
+
+    Args:
+        theirs: what precedes their names, such as "h.{}."
+        ours: what precedes our names, such as "encoder.layers.{}."
+        names: the name of a module in its layer, and our name or names.
+        transposed: see `Module`.
+    """
+    return tuple(
+        Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
+        for name, module in names.items()
+    )
+
+
 def unchanged(values: dict[str, Any]) -> dict[str, Any]:
     """The same values: most families need no more than their tables."""
     return values
@@ -147,54 +154,31 @@ def unchanged(values: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models with one class in `transformers`.
-
-    Args:
-        name: its name.
-        model_type: the `model_type` in its `config.json`.
-        architecture: its class in `transformers`, with the output layer.
-        prefix: prefix of the weights' names in that class, except the output layer's; some files omit it.
-        groups: the choice in each of our config groups.
-        fields: the fields of its `config.json`, with our keys.
-        modules: its modules, with ours.
-        values: further values of our config, by key.
-        fixed: fields that change what it computes, each with its only supported value, which is also the default.
-        outside: prefixes of the output layer's tensors, which do not have `prefix`.
-        unused: prefixes and suffixes of tensors that do not affect its output.
-        read_fields: flattens nested fields.
-        write_fields: the reverse of `read_fields`.
-        read_weights: turns its weights, without `prefix`, into what `modules` expects.
-        write_weights: the reverse of `read_weights`.
-        generates: whether it can generate text.
-        note: a sentence about what an import changes, if anything.
-        covers: whether a `config.json` with its `model_type` belongs to this family, if several share this type.
-    """
+    """A family of models with one class in `transformers`."""
 
     name: str
-    model_type: str
-    architecture: str
-    prefix: str
-    groups: Mapping[str, str]
+    model_type: str  # in its `config.json`
+    architecture: str  # its class in `transformers`, with the output layer
+    prefix: str  # of the weights' names in that class, except the output layer's; some files omit it
+    groups: Mapping[str, str]  # the choice in each of our config groups
     fields: tuple[Field, ...]
     modules: tuple[Module, ...]
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # further values of our config, by key
+    # Fields that change what it computes, each with its only supported value, which is also the default.
     fixed: Fields = field(default_factory=dict)
-    outside: str | tuple[str, ...] = "lm_head."
-    unused: tuple[str, ...] = ()
-    read_fields: Callable[[Fields], Fields] = unchanged
-    write_fields: Callable[[Fields], Fields] = unchanged
-    read_weights: Callable[[Weights], Weights] = unchanged
-    write_weights: Callable[[Weights], Weights] = unchanged
-    generates: bool = True
-    note: str = ""
+    outside: str | tuple[str, ...] = "lm_head."  # prefixes of the output layer's tensors, which do not have `prefix`
+    unused: tuple[str, ...] = ()  # prefixes and suffixes of tensors that do not affect its output
+    read_fields: Callable[[Fields], Fields] = unchanged  # flattens nested fields
+    write_fields: Callable[[Fields], Fields] = unchanged  # the reverse
+    read_weights: Callable[[Weights], Weights] = unchanged  # its weights, without `prefix`, as `modules` expects them
+    write_weights: Callable[[Weights], Weights] = unchanged  # the reverse
+    generates: bool = True  # whether it can generate text
+    note: str = ""  # a sentence about what an import changes, if anything
+    # Whether a `config.json` with its `model_type` belongs to this family, if several share this type.
     covers: Callable[[Fields], bool] = lambda fields: True
 
     def settings(self, fields: Fields) -> dict[str, Any]:
-        """The values of our config by key, without keys that keep their defaults.
-
-        Raises:
-            ArgumentError: a field is malformed or not supported.
-        """
+        """The values of our config by key, without keys that keep their defaults; unsupported fields are refused."""
         fields = self.read_fields(fields)
         for name, only in (ANYWHERE | self.fixed).items():
             value = fields.get(name, only)
@@ -221,13 +205,7 @@ class Family:
         return {"architectures": [self.architecture], "model_type": self.model_type, **self.write_fields(written)}
 
     def read(self, tensors: Weights, depths: Depths, num_heads: int) -> tuple[Weights, list[str]]:
-        """The weights under our names, and the names of tensors that the family does not have.
-
-        Args:
-            tensors: the tensors of the files.
-            depths: the number of layers.
-            num_heads: the number of query heads.
-        """
+        """The weights under our names, and the names of tensors that the family does not have."""
         plain = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
         remaining = self.read_weights({name: w for name, w in plain.items() if not self._is_unused(name)})
         weights: Weights = {}

@@ -14,8 +14,7 @@ from tinyformer.data.sources import hub
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import atomic_write
 from tinyformer.interop.family import Fields, Weights
-from tinyformer.interop.json_file import read_json
-from tinyformer.interop.vocabulary import TOKENIZER_FILES
+from tinyformer.interop.vocabulary import TOKENIZER_FILES, read_json
 
 MAX_NAME = 255
 """Largest number of bytes in the name of a file on common file systems."""
@@ -32,11 +31,7 @@ DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", 
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a model: a local folder, or the downloaded files of a model on the Hub.
-
-    Raises:
-        ArgumentError: neither exists, or the Hub cannot be reached.
-    """
+    """The folder of a model: a local folder, or the downloaded files of a model on the Hub."""
     path = Path(name)
     if path.is_dir():
         return path
@@ -47,11 +42,7 @@ def find_folder(name: str) -> Path:
 
 
 def read_config(folder: Path) -> Fields:
-    """The fields of a folder's `config.json`, and those of `generation_config.json` that name special tokens.
-
-    Raises:
-        ArgumentError: `config.json` does not exist, or a file cannot be read.
-    """
+    """The fields of a folder's `config.json`, and those of `generation_config.json` that name special tokens."""
     if not (folder / CONFIG).is_file():
         reason = f"has no {CONFIG}; a folder written by save_pretrained of transformers has one"
         raise ArgumentError("folder", str(folder), reason)
@@ -61,11 +52,7 @@ def read_config(folder: Path) -> Fields:
 
 
 def read_tensors(folder: Path) -> tuple[Weights, str]:
-    """All tensors of a folder's files, with floating-point weights in fp32, and the names of the dtypes in the files.
-
-    Raises:
-        ArgumentError: there are no weights, or they cannot be read.
-    """
+    """All tensors of a folder, with floating-point weights in fp32, and the names of the dtypes in its files."""
     tensors: Weights = {}
     for path in _files(folder):
         try:
@@ -112,12 +99,9 @@ def write_folder(folder: Path, files: dict[str, dict[str, Any]], weights: Weight
     """Write a new folder atomically.
 
     Args:
-        folder: the folder, which must not exist.
+        folder: the folder, which must not exist, in one that does.
         files: JSON objects by file name.
         weights: the contents of `model.safetensors`.
-
-    Raises:
-        ArgumentError: the folder exists, or its parent folder does not.
     """
     if folder.exists():
         raise ArgumentError("folder", str(folder), "already exists; a new folder is needed")

@@ -14,7 +14,6 @@ from tinyformer.data.tokenizer.tokenizer import template
 from tinyformer.data.tokenizer.untrusted_tokenizer import is_complaint, require_harmless, require_small_ids
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
-from tinyformer.interop.json_file import read_json
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 SETTINGS = "tokenizer_config.json"
@@ -22,6 +21,22 @@ SPECIAL = "special_tokens_map.json"
 
 NAMED = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token")
 """Special tokens that `transformers` recognises within a text."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ArgumentError: the file cannot be read, or contains something else.
+    """
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(contents, ensure_ascii=False).encode()  # fails for half of a surrogate pair
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested too deeply
+        raise ArgumentError("path", str(path), f"cannot be read as JSON ({error})") from error
+    if isinstance(contents, dict):
+        return contents
+    raise ArgumentError("path", str(path), "is not a JSON object")
 
 
 def _from_json(folder: Path, settings: Fields) -> Tokenizer:
@@ -68,9 +83,6 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     Args:
         folder: the model folder.
         fields: the fields of its `config.json`.
-
-    Raises:
-        ArgumentError: the tokenizer cannot be read, or has no token that can separate texts.
     """
     names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
     if names is None:
@@ -103,11 +115,7 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
 
 @contextlib.contextmanager
 def _library_errors(folder: Path, name: str) -> Iterator[None]:
-    """Turn errors of the tokenizers library into `ArgumentError`s about a file.
-
-    Raises:
-        ArgumentError: a file cannot be read.
-    """
+    """Turn errors of the tokenizers library into `ArgumentError`s about a file."""
     try:
         yield
     except ArgumentError as error:

@@ -33,8 +33,8 @@ class Dates:
 
     A date is written in a language and in a pattern, as CLDR has them. A tenth of the pairs of language and pattern,
     such as Polish "y MMMM d", occur in the validation and test splits only, together with dates that are not trained
-    on. Each of their sources is new in date, but half of them are written as others in training are, since languages
-    share names of months, and patterns look alike in some; `caveat` has the share. No download; needs `babel`.
+    on. Half of the held-out sources are nevertheless written as others in training are, since languages share names of
+    months, and patterns look alike in some; `caveat` has the share. No download; needs `babel`.
 
     Args:
         num_pairs: number of training pairs.
@@ -83,15 +83,15 @@ class Dates:
             "test": (held_out, days[num_new // 2 : num_new], self.num_held_out),
         }
         splits = {}
-        for split, (of_formats, of_days, number) in chosen.items():
-            pairs: dict[str, str] = {}
+        for split, (split_formats, split_days, number) in chosen.items():
             meanings: dict[str, set[str]] = defaultdict(set)
-            for format_index, day in zip(rng.choice(of_formats, number), rng.choice(of_days, number), strict=True):
+            for format_index, day in zip(
+                rng.choice(split_formats, number), rng.choice(split_days, number), strict=True
+            ):
                 date = FIRST + datetime.timedelta(days=int(day))
-                text = _written(date, *formats[format_index])
-                pairs[text] = date.isoformat()
+                text = written(date, *formats[format_index])
                 meanings[text].add(date.isoformat())
-            clear = {text: iso for text, iso in pairs.items() if len(meanings[text]) == 1}
+            clear = {text: date for text, (date, *others) in meanings.items() if not others}
             splits[split] = from_columns(text=clear, pair=clear.values())
         return splits
 
@@ -104,7 +104,8 @@ class Dates:
         return f"no date is trained on, but {share:.0%} are written as others in training, numbers aside"
 
 
-def _written(date: datetime.date, locale: str, pattern: str) -> str:
+def written(date: datetime.date, locale: str, pattern: str) -> str:
+    """A date in a language and a pattern."""
     from babel.dates import format_date  # noqa: PLC0415 -- an extra
 
     return format_date(date, pattern, locale=locale)

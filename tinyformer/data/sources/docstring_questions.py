@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import datasets
 import numpy as np
+from numpy.random import Generator
 
 from tinyformer.data.sources.documents import from_columns
 from tinyformer.data.sources.pydoc import Library
 from tinyformer.data.sources.squad import Question, answer_words, from_questions
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 
-MIN_WORDS = 3
-"""Minimum number of words of a summary."""
+MIN_WORDS = 3  # of a summary
 
 PREFIX = "def "
 """What precedes a name in the context, with a space as in the question, so that the name may have the same tokens."""
@@ -21,8 +21,7 @@ PREFIX = "def "
 HELD_OUT_SHARE = 0.1
 """The share of the functions that only the validation split names, and of those that only the test split names."""
 
-MAX_LINES = 10**7
-"""Maximum number of lines of all contexts of a split."""
+MAX_LINES = 10**7  # of all contexts of a split
 
 _FORMAT = 2  # increase it when the same arguments would give other questions
 
@@ -74,11 +73,7 @@ class DocstringQuestions:
         return {split: from_columns(text=dict.fromkeys(rows["pair"])) for split, rows in splits.items()}
 
     def load_questions(self) -> dict[str, datasets.Dataset]:
-        """The questions of each split.
-
-        Raises:
-            ArgumentError: a context has more functions than a held-out split.
-        """
+        """The questions of each split."""
         rng = np.random.default_rng(self.seed)
         summaries = self._summaries()
         names = [sorted(summaries)[index] for index in rng.permutation(len(summaries))]
@@ -98,20 +93,15 @@ class DocstringQuestions:
         Summaries are the same if their `answer_words` are: otherwise, a summary that is held out could be trained on.
         """
         summary_of: dict[str, str] = {}
-        for name, docstring in self._library.functions():
-            summary, blank, _ = (*docstring.split("\n", 2), "", "")[:3]
-            if not blank.strip() and len(summary.split()) >= MIN_WORDS and not name.startswith("__"):
-                summary_of.setdefault(name, summary.strip())
+        for docstring in self._library.docstrings():
+            is_plain = docstring.is_function and not docstring.name.startswith("__")
+            if is_plain and len(docstring.summary.split()) >= MIN_WORDS:
+                summary_of.setdefault(docstring.name, docstring.summary)
         name_of = {tuple(answer_words(summary)): name for name, summary in reversed(summary_of.items())}
         return {name: summary_of[name] for name in name_of.values()}
 
     def _questions(
-        self,
-        summary_of: Mapping[str, str],
-        names: Sequence[str],
-        num_contexts: int,
-        num_asked: int,
-        rng: np.random.Generator,
+        self, summary_of: Mapping[str, str], names: Sequence[str], num_contexts: int, num_asked: int, rng: Generator
     ) -> datasets.Dataset:
         """The questions about contexts of some functions, `num_asked` about each."""
         questions = []

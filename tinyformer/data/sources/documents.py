@@ -1,4 +1,4 @@
-"""Documents and class labels in a `datasets.Dataset`.
+"""Rows of texts in a `datasets.Dataset`, and the columns that users name.
 
 The column `text` holds a document; for pairs of texts, `pair` holds the second one. In labelled data, `label` holds
 the name of the class.
@@ -15,6 +15,9 @@ from tinyformer.errors import ArgumentError
 
 TEXTS = ("text", "pair")
 """The columns of the first and the second text."""
+
+PAIR_ARGUMENTS = ("source_column", "target_column")
+"""The arguments that name the columns of pairs of a source and a target."""
 
 _ROWS = 256  # rows read at a time: enough to hide the call, few enough for rows of megabytes
 
@@ -47,32 +50,56 @@ def iterate_texts(documents: datasets.Dataset) -> Iterator[str]:
     return map("\n".join, iterate_rows(documents))
 
 
+def one_or_two(text_column: str | Sequence[str]) -> list[str]:
+    """The column of a text, or the two columns of a pair of texts; any other number is refused."""
+    columns = [text_column] if isinstance(text_column, str) else list(text_column)
+    if not 1 <= len(set(columns)) == len(columns) <= len(TEXTS):
+        works = {"text_column": list(dict.fromkeys(columns))[: len(TEXTS)] or "text"}
+        raise ArgumentError("text_column", columns, "must be one column, or two for pairs of texts", works)
+    return columns
+
+
+def two_columns(source_column: str, target_column: str) -> tuple[str, str]:
+    """The columns of the sources and of the targets of pairs, which must differ."""
+    if source_column == target_column:
+        works = {"source_column": "source", "target_column": "target"}
+        raise ArgumentError("target_column", target_column, "must not be the column of the sources, too", works)
+    return source_column, target_column
+
+
+def require_pair(values: Sequence[Any], columns: Sequence[str], place: str) -> None:
+    """Refuse a row whose source or target is empty or not a text; `place` says where it stands."""
+    for argument, column, value in zip(PAIR_ARGUMENTS, columns, values, strict=True):
+        if value is not None and not isinstance(value, str):
+            raise ArgumentError(argument, column, f"{place} holds {value!r:.60} there, not text")
+        if not (value or "").strip():
+            raise ArgumentError(argument, column, f"{place} has no text there; remove the row, or fill it in")
+
+
+def require_label_column(label_column: str | None, text_columns: Sequence[str]) -> str:
+    """The column of the labels, which must be given, and must not hold text."""
+    if label_column is None:
+        works = {"label_column": "label"}
+        raise ArgumentError("label_column", None, "classification needs the column that holds the labels", works)
+    if label_column in text_columns:
+        raise ArgumentError("label_column", label_column, "this column holds the text (`text_column`)")
+    return label_column
+
+
 def class_name(value: Any, column: str, place: str) -> str | None:
-    """The name of a class: a string, or a number in digits; None where there is no label.
+    """The name of a class: a string, or a number in digits; None for "", null and NaN, which mean no label.
 
     Args:
-        value: the value in the column. The empty string, null and NaN mean no label.
+        value: the value in the column.
         column: the name of the label column.
-        place: where the value stands, for the error.
-
-    Raises:
-        ArgumentError: the value is neither text nor a number.
+        place: where the value stands, for the error about one that is neither text nor a number.
     """
     if value is None or value != value:  # noqa: PLR0124 -- NaN
         return None
     if not isinstance(value, str | int | float):
-        raise ArgumentError(
-            "label_column", column, f"{place} holds {value!r:.60} there, not the name or number of one class"
-        )
+        reason = f"{place} holds {value!r:.60} there, not the name or number of one class"
+        raise ArgumentError("label_column", column, reason)
     return str(value).strip() or None
-
-
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """A sort key by which "2" comes before "10"."""
-    parts = re.split(r"(\d+)", name)
-    # By the number of digits, then by the digits: Python converts at most 4,300 digits to an integer.
-    digits = (part.lstrip("0") if part.isdecimal() else None for part in parts)
-    return [(-1, part) if known is None else (len(known), known) for part, known in zip(parts, digits, strict=True)]
 
 
 def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: Callable[[int], str]) -> None:
@@ -81,16 +108,17 @@ def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: C
     Args:
         labels: of all examples of the split.
         column: the name of the label column.
-        place: where an example stands, for the error.
-
-    Raises:
-        ArgumentError: some labels are missing.
+        place: where the example with an index stands, for the error.
     """
     missing = [row for row, label in enumerate(labels) if label is None]
     if 0 < len(missing) < len(labels):
-        raise ArgumentError(
-            "label_column",
-            column,
-            f"{place(missing[0])} has no label, the first of {len(missing):,} among {len(labels):,} rows; label every "
-            "row, or remove those without a label",
-        )
+        reason = f"{place(missing[0])} has no label, the first of {len(missing):,} among {len(labels):,} rows; "
+        raise ArgumentError("label_column", column, reason + "label every row, or remove those without a label")
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """A sort key by which "2" comes before "10"."""
+    parts = re.split(r"(\d+)", name)
+    # By the number of digits, then by the digits: Python converts at most 4,300 digits to an integer.
+    digits = (part.lstrip("0") if part.isdecimal() else None for part in parts)
+    return [(-1, part) if known is None else (len(known), known) for part, known in zip(parts, digits, strict=True)]

@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 
 from tinyformer.errors import ArgumentError
 
-_ROWS = 1024
-"""Rows of a parquet file that are decoded at a time."""
+_ROWS = 1024  # of a parquet file that are decoded at a time
 
 _MANY_BYTES, _MANY_TIMES = 2**27, 100
 """Decoded text must not exceed both this size and this multiple of the size of its parquet file: a file of a megabyte
@@ -75,9 +74,6 @@ class Layout:
             place: the file or row.
             existing: its columns.
             from_header: whether they are the first row of a file, which may be a row of data.
-
-        Raises:
-            ArgumentError: it lacks one.
         """
         for column in self.selected:
             if column not in existing:
@@ -100,11 +96,7 @@ class Layout:
 
 
 def read_rows(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    """The rows of one file, each as its values in the selected columns.
-
-    Raises:
-        ArgumentError: the file is empty, is not UTF-8, has another layout, or lacks a column.
-    """
+    """The rows of one file, each as its values in the selected columns."""
     if file.stat().st_size == 0:
         raise _error(file, "the file is empty")
     yield from READERS[file.suffix.lower()](file, layout)
@@ -203,11 +195,7 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any
 
 
 def parse_json(file: Path) -> Any:
-    """The one value of a JSON file.
-
-    Raises:
-        ArgumentError: the file is not JSON.
-    """
+    """The one value of a JSON file."""
     return _parse(file, _decode(file))
 
 

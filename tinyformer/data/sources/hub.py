@@ -1,20 +1,30 @@
-"""The Hugging Face Hub: which commit a revision names now, and files of models."""
+"""The Hugging Face Hub: which commit a revision names now, files of models, and the cards of data sets.
 
-from collections.abc import Callable, Sequence
+The card of a data set may come from a stranger, and its options choose folders that `datasets` removes and writes, and
+servers that it asks; it is checked before `datasets` obeys it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import yaml
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
+    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from tinyformer.errors import ArgumentError
+from tinyformer.files import load_plain_yaml
 
 _TIMEOUT = 10.0  # seconds for the one request that finds out whether the Hub can be reached
 
@@ -39,7 +49,7 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
     except HFValidationError as error:
         raise ArgumentError("path", path, f"not a repository's name, such as owner/name ({error})") from error
     except GatedRepoError as error:
-        raise gated(path, repo_type) from error
+        raise _gated(path, repo_type) from error
     except RevisionNotFoundError as error:
         raise ArgumentError("revision", revision, f"{path} has no such revision", {"revision": None}) from error
     except RepositoryNotFoundError as error:
@@ -54,18 +64,14 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
     return commit
 
 
-def gated(path: str, repo_type: str) -> ArgumentError:
+def _gated(path: str, repo_type: str) -> ArgumentError:
     """The error of a repository whose terms the user has not accepted."""
     reason = f"this {repo_type} is gated; accept its terms at https://huggingface.co, and run `hf auth login`"
     return ArgumentError("path", path, reason)
 
 
 def model_file(path: str, filename: str) -> Path:
-    """One file of a model repository, downloaded once; without a network, the copy of an earlier download.
-
-    Raises:
-        ArgumentError: the repository or the file does not exist, or cannot be reached and was never downloaded.
-    """
+    """One file of a model repository, downloaded once; without a network, the copy of an earlier download."""
     try:
         # The plain download (not of the commit) also records what "main" is, for later use offline.
         return _downloaded(path, partial(hf_hub_download, path, filename))
@@ -74,17 +80,9 @@ def model_file(path: str, filename: str) -> Path:
         raise ArgumentError("path", path, f"this repository has no {filename}", works) from error
 
 
-def model_folder(path: str, filenames: Sequence[str]) -> Path:
-    """A folder with the files of a model repository that match some patterns, each downloaded once.
-
-    Args:
-        path: the repository, "owner/name".
-        filenames: the patterns.
-
-    Raises:
-        ArgumentError: the repository does not exist, or cannot be reached and was never downloaded.
-    """
-    return _downloaded(path, partial(snapshot_download, path, allow_patterns=list(filenames)))
+def model_folder(path: str, patterns: Sequence[str]) -> Path:
+    """A folder with the files of a model repository whose names match some patterns, each downloaded once."""
+    return _downloaded(path, partial(snapshot_download, path, allow_patterns=list(patterns)))
 
 
 def _downloaded(path: str, download: Callable[..., str]) -> Path:
@@ -97,3 +95,93 @@ def _downloaded(path: str, download: Callable[..., str]) -> Path:
         except EntryNotFoundError:
             raise unreachable from None
     return Path(download())
+
+
+# Cards of data sets.
+
+CARDS = ("README.md", ".huggingface.yaml")
+"""The files of a repository that `datasets` takes options from."""
+
+MAX_BYTES = 1_000_000  # of such a file
+
+OPTIONS = {
+    "config_name": r"[\w.+ -]*[\w+]",
+    "default": r"true|True|false|False",
+    "description": r"(?s).*",
+    "version": r"\d+\.\d+\.\d+",
+    "sep": r".",
+    "delimiter": r".",
+    "quotechar": r".",
+    "encoding": r"[\w-]+",
+    "field": r"\w+",
+}
+"""The options of a configuration that are followed, besides those of `PATHS`, each with the values that it may have."""
+
+PATHS = ("data_files", "data_dir")
+"""Options that name files of the repository."""
+
+
+def require_plain_card(path: str, commit: str) -> None:
+    """Refuse a data set whose card cannot be read, or asks for more than files of its own repository.
+
+    Args:
+        path: the repository, "owner/name".
+        commit: its commit.
+    """
+    for name in CARDS:
+        try:
+            problem = _problem(_options(Path(hf_hub_download(path, name, repo_type="dataset", revision=commit))))
+        except RemoteEntryNotFoundError:  # the file does not exist; that the Hub does not answer is another error
+            continue
+        except GatedRepoError as error:
+            raise _gated(path, "dataset") from error
+        except (OSError, HfHubHTTPError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise _refused(path, f"its {name} cannot be read ({' '.join(str(error).split())[:200]})") from error
+        if problem:
+            raise _refused(path, f"its {name} {problem}")
+
+
+def _refused(path: str, problem: str) -> ArgumentError:
+    return ArgumentError("path", path, f"{problem}; download the files, and choose data=text")
+
+
+def _options(file: Path) -> Any:
+    """What a card says; a README says it between two lines of dashes, at its beginning."""
+    if file.stat().st_size > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES:,} bytes")
+    # As the libraries read it: with its line ends unchanged, and by the loader that they use.
+    text = file.read_bytes().decode("utf-8-sig")
+    if file.suffix == ".md":
+        block = REGEX_YAML_BLOCK.search(text)
+        text = block[2] if block else ""
+    if "\ufeff" in text:
+        raise ValueError("a byte-order mark inside")
+    return load_plain_yaml(text, yaml.SafeLoader)
+
+
+def _problem(card: Any) -> str | None:
+    """Why a card is refused, as in "has the option engine=python"; None if it is not."""
+    configs = card.get("configs") if isinstance(card, dict) else None
+    if not isinstance(configs, list | None) or not all(isinstance(config, dict) for config in configs or ()):
+        return "has no list of configurations"
+    for config in configs or ():
+        for name, value in config.items():
+            is_option = name in OPTIONS and isinstance(value, str | bool | None)
+            is_plain = is_option and (value is None or re.fullmatch(OPTIONS[name], str(value)))
+            if not is_plain and not (name in PATHS and all(map(_is_own_file, _texts(value)))):
+                return f"has the option {str(name)[:50]}={str(value)[:100]!r}, which is not followed"
+    return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts of a list or a mapping, or the text itself."""
+    for entry in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
+        yield from _texts(entry)
+    if not isinstance(value, list | dict):
+        yield str(value)
+
+
+def _is_own_file(pattern: str) -> bool:
+    """Whether a pattern stays in the repository: no absolute path, other server, chain of file systems, or parent."""
+    is_elsewhere = pattern.startswith(("/", "~")) or ":" in pattern or "\\" in pattern
+    return not is_elsewhere and ".." not in pattern.split("/")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,19 @@ import datasets
 import filelock
 
 from tinyformer.data.sources import hub
-from tinyformer.data.sources.columns import PAIR_ARGUMENTS, one_or_two, require_label_column, require_pair, two_columns
 from tinyformer.data.sources.documents import (
+    PAIR_ARGUMENTS,
     TEXTS,
     class_name,
     from_columns,
     from_texts,
     iterate_rows,
+    one_or_two,
     require_all_or_no_labels,
+    require_label_column,
+    require_pair,
+    two_columns,
 )
-from tinyformer.data.sources.hub_card import require_plain_card
 from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.squad import Question, from_questions, make_question
 from tinyformer.data.storage import default_cache_dir
@@ -79,11 +83,7 @@ class HubDataset:
         return "-".join(filter(None, [self.path.rsplit("/", 1)[-1], self.config]))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the commit and of how it is read; without a network, of the commit used last.
-
-        Raises:
-            ArgumentError: the data set does not exist, or the Hub cannot be reached and it was never used before.
-        """
+        """SHA-256 of the commit and of how it is read; without a network, of the commit used last."""
         key = f"{self.path}@{self.revision}"
         try:
             commit = hub.resolve(self.path, self.revision, "dataset")
@@ -106,11 +106,7 @@ class HubDataset:
         return json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The documents of each split; with `max_characters`, streamed up to that many characters.
-
-        Raises:
-            ArgumentError: the Hub cannot be reached, or the data set, configuration or column does not exist.
-        """
+        """The documents of each split; with `max_characters`, streamed up to that many characters."""
         streaming = max_characters is not None
         splits = self._open(streaming)
         if not streaming and not self.rejoin_splits and not self.document_start:
@@ -128,7 +124,7 @@ class HubDataset:
 
     def _open(self, streaming: bool) -> dict[str, Any]:
         commit = hub.resolve(self.path, self.revision, "dataset")
-        require_plain_card(self.path, commit)
+        hub.require_plain_card(self.path, commit)
         try:
             loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
         # `datasets` raises errors of many classes: for gated data sets, missing data files, loading scripts, unknown
@@ -147,20 +143,12 @@ class HubDataset:
         return {split: rows.decode(False) for split, rows in splits.items()} if streaming else splits
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The rows of each split with their labels; the class number -1 means no label.
-
-        Raises:
-            ArgumentError: as for `load`; or `label_column` is missing, or only some rows have a label.
-        """
+        """The rows of each split with their labels; the class number -1 means no label."""
         column = require_label_column(self.label_column, self.text_columns)
         return {split: self._with_labels(split, rows, column) for split, rows in self._open(streaming=False).items()}
 
     def load_pairs(self) -> dict[str, datasets.Dataset]:
-        """The pairs of each split.
-
-        Raises:
-            ArgumentError: as for `load`; or a row lacks its source or its target.
-        """
+        """The pairs of each split."""
         return {split: self._pairs(split, rows) for split, rows in self._open(streaming=False).items()}
 
     def _pairs(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
@@ -171,17 +159,11 @@ class HubDataset:
         return pairs
 
     def load_questions(self) -> dict[str, datasets.Dataset]:
-        """The questions of each split, in the layout of `rajpurkar/squad`.
-
-        Raises:
-            ArgumentError: as for `load`; or a column is missing, or an answer is not in its context.
-        """
+        """The questions of each split, in the layout of `rajpurkar/squad`."""
         return {split: self._questions(split, rows) for split, rows in self._open(streaming=False).items()}
 
     def _questions(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
-        def refuse(reason: str) -> ArgumentError:
-            return ArgumentError("path", self.path, reason)
-
+        refuse = partial(ArgumentError, "path", self.path)
         rows, columns = rows.flatten(), ("question", "context", "answers.text", "answers.answer_start")
         for column in columns:
             if column not in rows.column_names:
@@ -219,13 +201,7 @@ class HubDataset:
     def _columns(
         self, rows: datasets.Dataset, columns: Sequence[str], arguments: Sequence[str] = ("text_column",) * len(TEXTS)
     ) -> datasets.Dataset:
-        """The columns of texts alone: decoding others could fetch pictures from other servers.
-
-        Args:
-            rows: the rows.
-            columns: the columns.
-            arguments: the argument that names each of them.
-        """
+        """The columns of texts alone, which `arguments` name: decoding others could fetch pictures from servers."""
         for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
             if not _is_text(rows.features[column]):

@@ -38,10 +38,8 @@ class Source(Protocol):
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """The documents of each split that the source has, in the column `text`; it has a split "train".
 
-        A document that is a pair of texts has the second one in the column `pair`.
-
-        Args:
-            max_characters: a source that streams may stop after this many characters of each split.
+        A document that is a pair of texts has the second one in the column `pair`. A source that streams may stop after
+        `max_characters` of each split.
         """
         ...
 
@@ -53,10 +51,7 @@ class LabelledSource(Source, Protocol):
     def load_examples(self) -> dict[str, datasets.Dataset]:
         """The documents of `load`, those without text included, with the column `label`.
 
-        A split without labels has null in place of all of them.
-
-        Raises:
-            ArgumentError: some rows of a split have a label and others have none.
+        Either all rows of a split have a label, or none has, where it is null.
         """
         ...
 
@@ -71,11 +66,7 @@ class PairSource(Source, Protocol):
         ...
 
     def load_pairs(self) -> dict[str, datasets.Dataset]:
-        """The pairs of each split: the source in the column `text`, its target in `pair`; neither is empty.
-
-        Raises:
-            ArgumentError: a row lacks its source or its target.
-        """
+        """The pairs of each split: the source in the column `text`, its target in `pair`; neither is empty."""
         ...
 
 
@@ -84,11 +75,7 @@ class QuestionSource(Source, Protocol):
     """A source of questions whose answers are spans of a context."""
 
     def load_questions(self) -> dict[str, datasets.Dataset]:
-        """The questions of each split, see `tinyformer.data.sources.squad.from_questions`.
-
-        Raises:
-            ArgumentError: a question or a context is missing, or an answer is not in its context.
-        """
+        """The questions of each split, see `tinyformer.data.sources.squad.from_questions`."""
         ...
 
 
@@ -118,22 +105,14 @@ class LocalOrHub:
             return self._source.load(max_characters)
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The examples of the source in use.
-
-        Raises:
-            ArgumentError: it has none.
-        """
+        """The examples of the source in use; it may have none."""
         if not isinstance(self._source, LabelledSource):
             raise ArgumentError("files", self._files, f"files for {self.name} have no class labels")
         with self._path():
             return self._source.load_examples()
 
     def load_questions(self) -> dict[str, datasets.Dataset]:
-        """The questions of the source in use.
-
-        Raises:
-            ArgumentError: it has none.
-        """
+        """The questions of the source in use; it may have none."""
         if not isinstance(self._source, QuestionSource):
             raise ArgumentError("files", self._files, f"files for {self.name} have no questions about contexts")
         with self._path():

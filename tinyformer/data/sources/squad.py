@@ -29,28 +29,21 @@ def answer_words(answer: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context.
-
-    Attributes:
-        question: the question.
-        context: the text that holds its answer.
-        answers: the answers that people gave, the first of which is trained on; none where the context has no answer.
-        starts: the index in `context` of the first character of each answer.
-    """
+    """A question about a context, with the answers that people gave; none where the context has no answer."""
 
     question: str
     context: str
-    answers: Sequence[str]
-    starts: Sequence[int]
+    answers: Sequence[str]  # the first of which is trained on
+    starts: Sequence[int]  # the index in `context` of the first character of each answer
 
 
 def from_questions(questions: Sequence[Question]) -> datasets.Dataset:
     """A dataset in memory, with the columns `text` (the question), `pair` (its context), `answers` and `starts`."""
     columns = {
-        "text": pa.array([one.question for one in questions], pa.large_string()),
-        "pair": pa.array([one.context for one in questions], pa.large_string()),
-        "answers": pa.array([list(one.answers) for one in questions], pa.list_(pa.large_string())),
-        "starts": pa.array([list(one.starts) for one in questions], pa.list_(pa.int64())),
+        "text": pa.array([row.question for row in questions], pa.large_string()),
+        "pair": pa.array([row.context for row in questions], pa.large_string()),
+        "answers": pa.array([list(row.answers) for row in questions], pa.list_(pa.large_string())),
+        "starts": pa.array([list(row.starts) for row in questions], pa.list_(pa.int64())),
     }
     return datasets.Dataset(pa.table(columns))
 
@@ -68,11 +61,7 @@ class SquadFiles(LocalFiles):
     name = "squad"
 
     def fingerprint(self) -> str:
-        """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
-
-        Raises:
-            ArgumentError: a file does not exist, or its format is not supported.
-        """
+        """See `LocalFiles.hash`."""
         return self.hash(b"questions")
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
@@ -81,15 +70,15 @@ class SquadFiles(LocalFiles):
         return {split: from_columns(text=dict.fromkeys(rows["pair"])) for split, rows in splits.items()}
 
     def load_questions(self) -> dict[str, datasets.Dataset]:
-        """All questions, in the order of the files.
-
-        Raises:
-            ArgumentError: a file is missing, unreadable or of another layout, or an answer is not in its context.
-        """
+        """All questions, in the order of the files."""
         return {
-            split: from_questions([one for file in files for one in _read(file)])
+            split: from_questions([question for file in files for question in _read(file)])
             for split, files in self.of_splits.items()
         }
+
+
+Refusal: TypeAlias = Callable[[str], ArgumentError]
+"""Makes the error about a source from what is wrong with it."""
 
 
 def _read(file: Path) -> Iterator[Question]:
@@ -110,11 +99,7 @@ def _read(file: Path) -> Iterator[Question]:
 
 
 def _one_value(file: Path) -> Any:
-    """The one value of a JSON file; None where more follow, one on each line.
-
-    Raises:
-        ArgumentError: the file is not JSON.
-    """
+    """The one value of a JSON file; None where more follow, one on each line."""
     try:
         return parse_json(file)
     except ArgumentError as error:
@@ -129,10 +114,6 @@ class _Rows(Layout):
     def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
         """An error about a file that lacks a column."""
         return ArgumentError("files", column, f"{reason}; rows have the columns {', '.join(COLUMNS)}")
-
-
-Refusal: TypeAlias = Callable[[str], ArgumentError]
-"""Makes the error about a source from what is wrong with it."""
 
 
 def _published(document: Mapping[str, Any], refuse: Refusal) -> Iterator[Question]:
@@ -154,17 +135,14 @@ def _entries(node: Mapping[str, Any], key: str, refuse: Refusal) -> Sequence[Map
 
 
 def make_question(question: Any, context: Any, answers: Any, place: str, refuse: Refusal) -> Question:
-    """A question of a row.
+    """The question of a row, from the values of `COLUMNS`, unless one of them is malformed.
 
     Args:
-        question: the value of its column.
-        context: the same.
-        answers: a mapping with the lists `text` and `answer_start`; None where there is no answer.
+        question: should be a text.
+        context: should be a text.
+        answers: should be a mapping with the lists `text` and `answer_start`, or None where there is no answer.
         place: where the row stands, for errors.
         refuse: makes the error.
-
-    Raises:
-        ArgumentError: question or context is not a text, or an answer is not where `answer_start` says.
     """
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():

@@ -9,14 +9,27 @@ from typing import Any
 
 import datasets
 
-from tinyformer.data.sources.columns import PAIR_ARGUMENTS, one_or_two, require_label_column, require_pair, two_columns
-from tinyformer.data.sources.documents import TEXTS, class_name, from_columns, from_texts, require_all_or_no_labels
+from tinyformer.data.sources.documents import (
+    PAIR_ARGUMENTS,
+    TEXTS,
+    class_name,
+    from_columns,
+    from_texts,
+    one_or_two,
+    require_all_or_no_labels,
+    require_label_column,
+    require_pair,
+    two_columns,
+)
 from tinyformer.data.sources.files import Layout, read_rows
 from tinyformer.data.sources.source import SPLIT_OF
 from tinyformer.data.sources.text_paths import find_files
 from tinyformer.errors import ArgumentError
 
 _FORMAT = 3  # increase it when the same files would give other texts
+
+_SPLIT_NAME = re.compile(rf"({'|'.join(SPLIT_OF)})([-_.]?v?\d[\d.]*(-of-\d+)?(-[0-9a-f]{{8,}})?)?")
+"""The name of a split, perhaps with a number: train-00000-of-00002 as on the Hub, dev-v2.0 as SQuAD's."""
 
 
 class LocalFiles:
@@ -31,11 +44,7 @@ class LocalFiles:
 
     @property
     def of_splits(self) -> dict[str, list[Path]]:
-        """The files by split; all are for training if none is said to be.
-
-        Raises:
-            ArgumentError: a file does not exist, or its format is not supported.
-        """
+        """The files by split; all are for training if none is said to be."""
         parts: dict[Path, tuple[str, ...]] = {}
         for name in self.files:
             path = Path(name).expanduser()
@@ -54,7 +63,7 @@ class LocalFiles:
         return "validation" in self.of_splits
 
     def hash(self, settings: bytes) -> str:
-        """SHA-256 of the contents of the files, their formats and splits, and of the settings for reading them."""
+        """SHA-256 of the files' contents, formats and splits, but not of their paths; and of settings for reading."""
         digest = hashlib.sha256(settings)
         for split, files in self.of_splits.items():
             for file in files:
@@ -64,15 +73,20 @@ class LocalFiles:
         return digest.hexdigest()
 
 
+def _split_of(names: Sequence[str]) -> str:
+    """The split that the last of some names, of folders and the file in them, stands for; "train" if none does."""
+    matches = (_SPLIT_NAME.fullmatch(name.lower()) for name in reversed(names))
+    return next((SPLIT_OF[match[1]] for match in matches if match), "train")
+
+
 class TextFiles(LocalFiles):
     r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
 
     Files and folders that are named `train`, `validation` (`valid`, `val`, `dev`) or `test`, perhaps with a number
     (`train.txt`, `train-00000-of-00002.parquet`, `test/a.txt`), are these splits, if one of them is for training; other
-    files are for training. Line ends are
-    those of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is
-    kept, except a byte-order mark at the beginning of a file. The text of a row without text (null) that has a label is
-    empty. All texts are held in memory.
+    files are for training. Line ends are those of Python's universal newlines in texts of every format: `\r\n` and `\r`
+    become `\n`. Every other character is kept, except a byte-order mark at the beginning of a file. The text of a row
+    without text (null) that has a label is empty. All texts are held in memory.
 
     Args:
         files: see `LocalFiles`.
@@ -109,20 +123,12 @@ class TextFiles(LocalFiles):
         self.separator = separator.replace(r"\n", "\n") if separator else None
 
     def fingerprint(self) -> str:
-        """SHA-256 of the contents of the files, their formats and splits, but not of their paths.
-
-        Raises:
-            ArgumentError: a file does not exist, or its format is not supported.
-        """
+        """See `LocalFiles.hash`."""
         settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted, self.separator]
         return self.hash(json.dumps(settings).encode())
 
     def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """All documents, in the order of the files.
-
-        Raises:
-            ArgumentError: a file is missing, unreadable or of an unknown format, or lacks a column.
-        """
+        """All documents, in the order of the files."""
         return {
             split: from_texts(text for texts, _, _ in self._rows(files, None) for text in self._documents(texts))
             for split, files in self.of_splits.items()
@@ -135,21 +141,12 @@ class TextFiles(LocalFiles):
         return (part.strip("\n") for part in text.split(self.separator) if part.strip())
 
     def load_examples(self) -> dict[str, datasets.Dataset]:
-        """All documents with their labels, in the order of the files.
-
-        Raises:
-            ArgumentError: as for `load`; or `label_column` is missing, only some rows have a label, or there is a
-                `separator`.
-        """
+        """All documents with their labels, in the order of the files."""
         column = require_label_column(self.label_column, self.text_columns)
         return {split: self._examples(files, column) for split, files in self._undivided().items()}
 
     def load_pairs(self) -> dict[str, datasets.Dataset]:
-        """All pairs, in the order of the files.
-
-        Raises:
-            ArgumentError: as for `load`; or a row lacks its source or its target, or there is a `separator`.
-        """
+        """All pairs, in the order of the files."""
         return {split: self._pairs(files) for split, files in self._undivided().items()}
 
     def _undivided(self) -> dict[str, list[Path]]:
@@ -181,27 +178,17 @@ class TextFiles(LocalFiles):
         layout = Layout(self.text_columns, label_column, self.columns, self.quoted)
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
-                texts = [self._text(file, *named) for named in zip(self.text_columns, values, strict=False)]
+                texts = [_text(file, *named) for named in zip(self.text_columns, values, strict=False)]
                 label = None if label_column is None else class_name(values[-1], label_column, str(file))
-                yield [text or "" for text in texts], label, f"row {number} of {file}"
+                yield texts, label, f"row {number} of {file}"
 
-    @staticmethod
-    def _text(file: Path, column: str, value: Any) -> str | None:
-        if value is not None and not isinstance(value, str):
-            raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
-        return value if value is None else with_newlines(value)
+
+def _text(file: Path, column: str, value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
+    return with_newlines(value or "")
 
 
 def with_newlines(text: str) -> str:
     r"""A text whose lines end in `\n`, as Python reads them from a file: not in `\r\n` or `\r`."""
     return re.sub(r"\r\n?", "\n", text)
-
-
-_SPLIT_NAME = re.compile(rf"({'|'.join(SPLIT_OF)})([-_.]?v?\d[\d.]*(-of-\d+)?(-[0-9a-f]{{8,}})?)?")
-"""The name of a split, perhaps with a number: train-00000-of-00002 as on the Hub, dev-v2.0 as SQuAD's."""
-
-
-def _split_of(names: Sequence[str]) -> str:
-    """The split that the last of some names, of folders and the file in them, stands for; "train" if none does."""
-    found = (_SPLIT_NAME.fullmatch(name.lower()) for name in reversed(names))
-    return next((SPLIT_OF[match[1]] for match in found if match), "train")

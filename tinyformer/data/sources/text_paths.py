@@ -16,9 +16,7 @@ def find_files(files: Sequence[str]) -> list[Path]:
     """The files that paths, glob patterns and folders match, without duplicates; those of a folder are sorted.
 
     Of a folder, hidden files and files in hidden folders, such as .ipynb_checkpoints, are not read; see `hidden_files`.
-
-    Raises:
-        ArgumentError: a name matches no file, or a file has an unknown format.
+    A name that matches no file, and a file of an unknown format, are refused.
     """
     found: list[Path] = []
     for name in files:

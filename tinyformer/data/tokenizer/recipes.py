@@ -23,13 +23,13 @@ class TokenizerRecipe(Protocol):
         """Short name, for folder names."""
         ...
 
-    def key(self) -> str:
-        """Identifies the tokenizer that is built from given texts."""
-        ...
-
     @property
     def characters_per_token(self) -> int:
         """An upper bound on the mean number of characters per token."""
+        ...
+
+    def key(self) -> str:
+        """Identifies the tokenizer that is built from given texts."""
         ...
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
@@ -37,25 +37,11 @@ class TokenizerRecipe(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class MaskedTokenizer:
-    """A recipe's tokenizer, with a mask token.
+    """A recipe's tokenizer, with a mask token."""
 
-    Args:
-        recipe: builds the tokenizer.
-    """
-
-    recipe: TokenizerRecipe
-
-    @property
-    def name(self) -> str:
-        """See `TokenizerRecipe`."""
-        return self.recipe.name
-
-    @property
-    def characters_per_token(self) -> int:
-        """See `TokenizerRecipe`."""
-        return self.recipe.characters_per_token
+    def __init__(self, recipe: TokenizerRecipe) -> None:
+        self.recipe, self.name, self.characters_per_token = recipe, recipe.name, recipe.characters_per_token
 
     def key(self) -> str:
         """The recipe's key, marked as masked."""
@@ -66,14 +52,14 @@ class MaskedTokenizer:
         return self.recipe.build(texts).with_mask()
 
 
-class _Builder:
+class _Learned:
     def key(self) -> str:
         """The name of the recipe and its options."""
         return repr(self)
 
 
 @dataclass(frozen=True)
-class CharTokenizer(_Builder):
+class CharTokenizer(_Learned):
     """A token for each character of the training documents; any other character becomes `<unk>`."""
 
     name = "char"
@@ -92,7 +78,7 @@ class CharTokenizer(_Builder):
 
 
 @dataclass(frozen=True)
-class ByteTokenizer(_Builder):
+class ByteTokenizer(_Learned):
     """A token for each of the 256 bytes of UTF-8, its id the byte's value, and `<eos>`."""
 
     name = "byte"
@@ -108,7 +94,7 @@ class ByteTokenizer(_Builder):
 
 
 @dataclass(frozen=True)
-class BPETokenizer(_Builder):
+class BPETokenizer(_Learned):
     """Byte-level byte-pair encoding, learned on the training documents.
 
     Sennrich et al. 2016, arXiv 1508.07909; on bytes: Radford et al. 2019 (GPT-2).
@@ -136,10 +122,7 @@ class BPETokenizer(_Builder):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=self.vocab_size,
-            special_tokens=[EOS],
-            initial_alphabet=sorted(BYTE_OF),
-            show_progress=False,
+            vocab_size=self.vocab_size, special_tokens=[EOS], initial_alphabet=sorted(BYTE_OF), show_progress=False
         )
         tokenizer.train_from_iterator(texts, trainer)
         return TextTokenizer(tokenizer, EOS)
@@ -163,14 +146,12 @@ class TokenizerFile:
         """See `TokenizerRecipe`."""
         return "file"
 
-    @property
-    def file(self) -> Path:
-        """The file on this machine."""
+    def _file(self) -> Path:
         return Path(self.path)
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer:
-        file = self.file
+        file = self._file()
         if not file.is_file():
             raise ArgumentError("path", self.path, "the file does not exist; name a tokenizer.json")
         try:
@@ -209,7 +190,5 @@ class HubTokenizer(TokenizerFile):
         """The repository's name without its owner."""
         return self.path.rsplit("/", 1)[-1]
 
-    @property
-    def file(self) -> Path:
-        """The file, downloaded."""
+    def _file(self) -> Path:
         return hub.model_file(self.path, "tokenizer.json")

@@ -13,24 +13,15 @@ class PairTokens:
 
     A source is `before text end`. The decoder predicts the same of a target, and reads it one token later, after
     `start`.
-
-    Attributes:
-        eos: ends a decoded target.
-        start: what the decoder reads first.
-        end: the tokens after every text.
-        before: the tokens before every text, such as BART's `<s>`.
-        forced_bos: what the first token of a decoded target has to be, if anything.
-        suppressed: tokens that are never decoded.
-        vocab_size: the id from which on none is ever decoded, since there are no such tokens; None: there are.
     """
 
-    eos: int
-    start: int
-    end: tuple[int, ...]
-    before: tuple[int, ...] = ()
-    forced_bos: int | None = None
-    suppressed: tuple[int, ...] = ()
-    vocab_size: int | None = None
+    eos: int  # ends a decoded target
+    start: int  # what the decoder reads first
+    end: tuple[int, ...]  # after every text
+    before: tuple[int, ...] = ()  # before every text, such as BART's `<s>`
+    forced_bos: int | None = None  # what the first token of a decoded target has to be, if anything
+    suppressed: tuple[int, ...] = ()  # never decoded
+    vocab_size: int | None = None  # ids from here on are never decoded, since they have no token; None: all have one
 
     @property
     def num_added(self) -> int:
@@ -83,11 +74,7 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, given: object) -> "SpecialTokens":
-        """The special tokens that were given, or the default ones.
-
-        Raises:
-            ArgumentError: it is something else.
-        """
+        """The special tokens that were given, or the default ones; anything else is refused."""
         if given is not None and not isinstance(given, cls):
             raise ArgumentError("special_tokens", type(given).__name__, "must be tinyformer.data.SpecialTokens")
         return cls() if given is None else given
@@ -99,21 +86,13 @@ class SpecialTokens:
         return [*single, *(("suppressed", number) for number in self.suppressed)]
 
     def require_known(self, vocab_size: int) -> None:
-        """Refuse ids that a vocabulary does not have.
-
-        Raises:
-            ArgumentError: an id is `vocab_size` or more.
-        """
+        """Refuse ids of `vocab_size` or more."""
         for name, number in self.ids():
             if number >= vocab_size:
                 raise ArgumentError(name, number, f"must be below {vocab_size}, the size of the vocabulary")
 
     def around(self, tokenizer: TextTokenizer | None) -> PairTokens:
-        """All tokens, given the tokenizer, if there is one, whose post-processor may decide what is around a text.
-
-        Raises:
-            ArgumentError: there is no tokenizer, and this names no `eos`.
-        """
+        """All tokens, given the tokenizer, if there is one, whose post-processor may decide what is around a text."""
         eos = tokenizer.eos_id if self.eos is None and tokenizer is not None else self.eos
         if eos is None:
             raise ArgumentError("eos", None, "must be given where there is no tokenizer", {"eos": 0})

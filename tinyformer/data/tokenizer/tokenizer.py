@@ -42,14 +42,11 @@ BYTE_OF = _byte_alphabet()
 
 @contextlib.contextmanager
 def _telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what the library raises into an `ArgumentError`.
+    """Turn what the library raises, a bare exception or a panic, which is no `Exception`, into an `ArgumentError`.
 
     Args:
         aim: what is being done, as in "encode a text".
         texts: the texts that are encoded.
-
-    Raises:
-        ArgumentError: in place of a bare exception, or of a panic, which is not an `Exception`.
     """
     try:
         yield
@@ -129,11 +126,11 @@ class TextTokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def key(self) -> str:
-        """The fingerprint."""
+        """See `TokenizerRecipe`."""
         return self.fingerprint
 
     def build(self, texts: Iterable[str]) -> "TextTokenizer":
-        """The tokenizer itself."""
+        """See `TokenizerRecipe`."""
         return self
 
     def with_mask(self) -> "TextTokenizer":
@@ -183,13 +180,10 @@ class TextTokenizer:
         Args:
             texts: the texts, in which special tokens may be spelled out, such as "The king is <mask>".
             around: whether to add the tokens around a text; where there are none, an empty text is `eos_id`.
-
-        Raises:
-            ArgumentError: see `encode_batch`.
         """
-        with _telling("encode a text", [one for text in texts for one in ([text] if isinstance(text, str) else text)]):
-            found = [e.ids for e in self.reader.encode_batch_fast(list(texts), add_special_tokens=around)]
-        return [ids or [self.eos_id] for ids in found] if around else found
+        with _telling("encode a text", [*chain.from_iterable([t] if isinstance(t, str) else t for t in texts)]):
+            rows = [e.ids for e in self.reader.encode_batch_fast(list(texts), add_special_tokens=around)]
+        return [ids or [self.eos_id] for ids in rows] if around else rows
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text."""
@@ -214,11 +208,7 @@ class TextTokenizer:
             return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def offsets(self, texts: Sequence[str]) -> list[Int64[np.ndarray, "tokens 2"]]:
-        """For each token of each text, the index of its first character and the index after its last one.
-
-        Raises:
-            ArgumentError: see `encode_batch`.
-        """
+        """For each token of each text, the index of its first character and the index after its last one."""
         with _telling("encode a text", texts):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
@@ -307,11 +297,7 @@ def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) 
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens that a post-processor adds before and after a text.
-
-    Raises:
-        ArgumentError: the vocabulary does not have one of them.
-    """
+    """The tokens that a post-processor adds before and after a text, which the vocabulary must have."""
     if tokenizer.post_processor is None:
         return [], []
     with _telling("post-process a text"):
@@ -334,9 +320,8 @@ def _find_unknown(tokenizer: Tokenizer, model: dict) -> int | None:
 
 
 def _printable(raw: bytes) -> str:
+    def escaped(character: str) -> str:
+        return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))
+
     text = raw.decode(errors="surrogateescape").replace("\n", "⏎").replace(" ", "·")
-    return "".join(c if c.isprintable() else _escaped(c.encode(errors="surrogateescape")) for c in text)
-
-
-def _escaped(raw: bytes) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in raw)
+    return "".join(character if character.isprintable() else escaped(character) for character in text)

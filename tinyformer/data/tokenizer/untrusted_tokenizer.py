@@ -1,13 +1,19 @@
-"""Tokenizers from files of strangers: what could hang or crash a process is rejected before the library reads it."""
+"""Tokenizers from files of strangers: what could hang or crash a process is rejected before the library reads it.
+
+The regular expressions of a tokenizer are matched by Oniguruma, which backtracks; here they are parsed by Python, whose
+syntax is nearly the same.
+"""
 
 import base64
 import json
 import re
 from collections.abc import Iterator
+
+# Python's parser has no public name: `sre_parse` is deprecated since Python 3.11.
+from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
-from tinyformer.data.tokenizer.untrusted_pattern import could_take_forever, parse_pattern
 from tinyformer.errors import ArgumentError
 
 MAX_CHARACTERS, MAX_DEPTH = 200_000_000, 50
@@ -21,6 +27,9 @@ SAMPLE = "The cat, 1 day: naïve 猫.\n"
 
 MAX_WORD, MAX_ID = 1000, 2**22
 """Bounds of WordPiece's words, in characters (BERT's: 100), and of token ids (XLM-V's: 0.9 million)."""
+
+MAX_REPETITIONS = 3
+"""The most repetitions in one alternative of a pattern; those of GPT-2, GPT-4, Llama 3 and Qwen have two."""
 
 
 def tokenizer_from_stranger(text: str) -> TextTokenizer:
@@ -55,9 +64,6 @@ def require_harmless(text: str, check_patterns: bool = True) -> None:
         text: the file.
         check_patterns: whether to check regular expressions, too. Some that are harmless are refused, since Python
             cannot parse them.
-
-    Raises:
-        ArgumentError: see above.
     """
     if len(text) > MAX_CHARACTERS:
         raise _refused(f"has more than {MAX_CHARACTERS:,} characters")
@@ -71,7 +77,7 @@ def require_harmless(text: str, check_patterns: bool = True) -> None:
         raise _refused("is not a tokenizer.json")
     if (growth := _growth(spec)) > MAX_GROWTH:
         raise _refused(f"makes texts up to {growth:.0e} times as long, more than {MAX_GROWTH:,} times")
-    if (longest := spec["model"].get("max_input_chars_per_word", 0)) and not _is_small(longest, MAX_WORD):
+    if not _is_small(spec["model"].get("max_input_chars_per_word"), MAX_WORD):
         raise _refused(f"splits words of more than {MAX_WORD} characters, which could take forever")
     require_small_ids(spec["model"].get("vocab"))
     require_small_ids({number: node.get("id") for number, node in enumerate(_nodes(spec))})  # of added tokens
@@ -82,11 +88,7 @@ def require_harmless(text: str, check_patterns: bool = True) -> None:
 
 
 def require_small_ids(vocabulary: Any) -> None:
-    """Refuse a vocabulary with an id so large that a table up to it would fill the memory.
-
-    Raises:
-        ArgumentError: see above.
-    """
+    """Refuse a vocabulary with an id so large that a table up to it would fill the memory."""
     ids = vocabulary.values() if isinstance(vocabulary, dict) else ()
     if not all(_is_small(number, MAX_ID) for number in ids):
         raise _refused(f"has a token id above {MAX_ID:,}")
@@ -122,9 +124,7 @@ def _nodes(spec: Any) -> Iterator[dict[str, Any]]:
         yield from _nodes(child)
 
 
-def _patterns(spec: Any) -> list[str]:
-    """The regular expressions of a specification, wherever they stand."""
-    return [node["Regex"] for node in _nodes(spec) if isinstance(node.get("Regex"), str)]
+# What lengthens a text.
 
 
 def _growth(spec: Any) -> float:
@@ -158,5 +158,88 @@ def _matches_empty(pattern: Any) -> bool:
         return True
     if not isinstance(pattern.get("Regex"), str):
         return False
-    parsed = parse_pattern(pattern["Regex"])
+    parsed = _parse(pattern["Regex"])
     return parsed is None or parsed.getwidth()[0] == 0
+
+
+# Regular expressions.
+
+LETTERS, OTHERS, UNKNOWN = "\ue000\ue001\ue002"
+"""Characters that stand for Unicode properties, which Python does not parse: letters, other properties that no space
+has, and those that it may have."""
+
+WITHOUT_SPACES = re.compile(
+    "L[ultmoC]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?"
+    "|Arabic|Armenian|Bengali|Cyrillic|Devanagari|Greek|Han|Hangul|Hebrew|Hiragana|Katakana|Latin|Tamil|Thai"
+)
+"""Names of properties that no space has: categories and scripts."""
+
+_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
+_ONE_CHARACTER = (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY)
+
+
+def _patterns(spec: Any) -> list[str]:
+    """The regular expressions of a specification, wherever they stand."""
+    return [node["Regex"] for node in _nodes(spec) if isinstance(node.get("Regex"), str)]
+
+
+def could_take_forever(pattern: str) -> bool:
+    """Whether matching a pattern could take longer than a small power of the text's length.
+
+    That is so if it repeats anything but a single character, or a character that may be a space as well as a letter, so
+    that it matches whole texts and not words; if it has more than `MAX_REPETITIONS`; or if it cannot be parsed.
+    """
+    parsed = _parse(pattern)
+    return parsed is None or not _is_simple(parsed)
+
+
+def _parse(pattern: str) -> Any:
+    """A parsed pattern; None if Python cannot parse it."""
+    plain = re.sub(r"\\([pP])(?:\{(\^?\w+)\}|(\w))", _stand_in, pattern)
+    # In Oniguruma these are a repeated repetition, a set in a set, and an intersection; Python reads them otherwise.
+    if re.search(r"\}\+|\[\^?\]?[^\]]*\[|&&", re.sub(r"\\.", "_", plain, flags=re.DOTALL)):
+        return None
+    try:
+        return _parser.parse(plain)
+    except (re.error, RecursionError, OverflowError):
+        return None
+
+
+def _stand_in(found: re.Match[str]) -> str:
+    name = found[2] or found[3]
+    if found[1] == "P" or not WITHOUT_SPACES.fullmatch(name):
+        return UNKNOWN
+    return LETTERS if name == "L" else OTHERS
+
+
+def _is_simple(parsed: Any) -> bool:
+    repetitions = 0
+    for operator, argument in parsed:
+        if operator in _REPEATS:
+            _, most, repeated = argument
+            repetitions += most > 1
+            if most > 1 and any(item[0] not in _ONE_CHARACTER or _spans_words(item, parsed.state) for item in repeated):
+                return False
+            if not _is_simple(repeated):
+                return False
+        elif operator is _constants.BRANCH:
+            if not all(map(_is_simple, argument[1])):
+                return False
+        elif operator in (_constants.SUBPATTERN, _constants.ASSERT, _constants.ASSERT_NOT):
+            if not _is_simple(argument[-1]):
+                return False
+        elif operator not in (*_ONE_CHARACTER, _constants.AT):
+            return False
+    return repetitions <= MAX_REPETITIONS
+
+
+def _spans_words(item: tuple[Any, Any], state: Any) -> bool:
+    """Whether an item of a parsed pattern, which is one character, may be both a space and a frequent letter."""
+    operator, argument = item
+    parts = argument if operator is _constants.IN else [item]
+    named = {chr(value) for kind, value in parts if kind in (_constants.LITERAL, _constants.NOT_LITERAL)}
+    matches = _compiler.compile(_parser.SubPattern(state, [item])).match
+    is_space, is_letter = matches(" ") is not None, any(map(matches, "etaoinshrdluETAOINSHRDLU"))
+    if operator is _constants.NOT_LITERAL or parts[0][0] is _constants.NEGATE:
+        return is_space and is_letter and LETTERS not in named
+    return (is_space or UNKNOWN in named) and (is_letter or not named.isdisjoint({LETTERS, OTHERS, UNKNOWN}))

@@ -13,7 +13,7 @@ import yaml
 
 from tinyformer.config.admission import count_values
 from tinyformer.errors import ArgumentError
-from tinyformer.plain_yaml import load_plain_yaml
+from tinyformer.files import load_plain_yaml
 
 ABSENT = object()
 """The value of a key that a config does not have; null is a value."""

@@ -16,7 +16,7 @@ from tinyformer.config.keys import key_of
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.difference import Difference, find_differences
-from tinyformer.interop.encoder_decoder import special_ids
+from tinyformer.interop.encoder_decoders import special_ids
 from tinyformer.interop.family import Family, Fields
 from tinyformer.interop.folder import write_folder
 from tinyformer.interop.vocabulary import tokenizer_files

@@ -14,7 +14,7 @@ from tinyformer.config.admission import NotAdmittedError, admit_override
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.invocation import config_dir
 from tinyformer.config.keys import readable
-from tinyformer.plain_yaml import load_plain_yaml
+from tinyformer.files import load_plain_yaml
 from tinyformer.programs.findings.curves import Curve
 from tinyformer.programs.findings.quantities import QUANTITIES
 from tinyformer.programs.findings.records import Plain, require_source
