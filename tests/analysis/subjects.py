@@ -3,12 +3,12 @@
 from contextlib import nullcontext
 
 import torch
-from nn.model_cases import make_transformer, token_ids
+from nn.model_cases import make_encoder, make_transformer, token_ids
 
 from tinyformer.analysis import Subject
 from tinyformer.batch import IGNORED
 from tinyformer.data import CharTokenizer
-from tinyformer.nn import AttentionMask
+from tinyformer.nn import AttentionMask, TokenReadout, Transformer
 from tinyformer.tasks import CausalLM
 
 CAUSAL = AttentionMask(causal=True)
@@ -19,9 +19,10 @@ TOKENIZER = CharTokenizer().build(["abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQR
 """48 letters after <unk> and <eos>: the 50 tokens of the small models."""
 
 
-def loud_transformer(num_layers=2, seed=0, **options):
+def loud_transformer(num_layers=2, seed=0, pruned_heads=(), **options):
     torch.manual_seed(seed)
-    return loud(make_transformer(num_layers=num_layers, **options))
+    encoder = make_encoder(num_layers=num_layers, **options)
+    return loud(Transformer(encoder, TokenReadout, pruned_heads=pruned_heads))
 
 
 def loud(network):
@@ -53,13 +54,25 @@ def make_subject(network, num_windows=6, batch_size=3, padded=False, untrained=N
     )
 
 
-def windows_of(subject):
-    """Each window as a batch of its own."""
-    return [
-        {name: rows[index : index + 1] for name, rows in batch.items()}
-        for batch in subject.batches
-        for index in range(len(batch["inputs"]))
-    ]
+def rows_of(batch):
+    """Each row of a batch as a batch of its own, without padding."""
+    for row in range(len(batch["inputs"])):
+        length = int((batch["targets"][row] != IGNORED).sum() if "targets" in batch else batch["lengths"][row])
+        ends = {"source": int(batch["source_lengths"][row])} if "source" in batch else {}
+        yield {
+            name: rows[row : row + 1] if rows.ndim == 1 else rows[row : row + 1, : ends.get(name, length)]
+            for name, rows in batch.items()
+        }
+
+
+def all_rows(subject):
+    return [row for batch in subject.batches for row in rows_of(batch)]
+
+
+def nats_of_rows(subject, rows=None):
+    """The loss of each row, computed alone and without padding."""
+    with torch.no_grad():
+        return torch.cat([subject.task.nats(subject.network, row)[0] for row in rows or all_rows(subject)]).double()
 
 
 def columns_of(table):

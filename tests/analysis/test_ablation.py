@@ -1,25 +1,37 @@
-"""Ablated heads: what replaces their output, and the reported change of the loss."""
+"""Ablated heads: what replaces their output, the change of the loss, its interval, and its estimate by gradients."""
 
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from analysis.subjects import SHARINGS, columns_of, loud_transformer, make_subject
+from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_subject
+from analysis.subjects import SHARINGS, all_rows, columns_of, loud_transformer, make_subject, nats_of_rows
 from tinyformer.analysis import HeadAblation, HeadCircuit, HeadImportance, HeadPruning
-from tinyformer.analysis.ablation import MODES, ablated, head_changes, losses_without, mean_outputs
+from tinyformer.analysis.ablation import ablated, head_changes, head_importance, losses_without, rank_correlation
+from tinyformer.analysis.subject import Losses
 from tinyformer.nn import prune_heads
+
+HEADS = [(*address, head) for address in ADDRESSES for head in range(4)]
+
+windows_and_pairs = pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_subject(loud_transformer(num_kv_heads=4, backend="eager"), padded=True),
+        lambda: make_subject(loud_transformer(num_kv_heads=2, backend="sdpa"), padded=True),
+        lambda: make_subject(loud_transformer(num_kv_heads=1, backend="flash"), padded=True),
+        lambda: pair_subject(loud_encoder_decoder(backend="eager")),
+        lambda: pair_subject(loud_encoder_decoder(num_kv_heads=2, backend="sdpa")),
+    ],
+    ids=["eager", "sdpa", "flash", "pairs, eager", "pairs, sdpa"],
+)
 
 
 def factors(layer):
     gate = layer.head_gate
     return None if gate.factors is None else gate.factors.tolist()
-
-
-def change_inputs(o_proj, change):
-    """Change the heads' outputs, `batch seq heads v_head_dim`, at the input of the output projection."""
-    return o_proj.register_forward_pre_hook(lambda module, args: (change(args[0].unflatten(-1, (4, -1))).flatten(-2),))
 
 
 def test_ablated_heads_are_named_and_neither_ranked_nor_pruned(tmp_path):
@@ -49,67 +61,136 @@ def test_ablation_ends_with_the_block_and_nests():
     assert layer.head_gate.replacement is None
 
 
-@pytest.mark.parametrize(("backend", "num_kv_heads"), [("eager", 4), ("sdpa", 2), ("flash", 1)])
-def test_ablating_a_head_equals_zeroing_its_part_of_the_output_projection(backend, num_kv_heads):
-    network = loud_transformer(num_kv_heads=num_kv_heads, backend=backend)
-    subject = make_subject(network)
-    base = subject.losses().mean
-    for index, layer in enumerate(network.attentions()):
-        for head in range(4):
-            (found,) = losses_without(subject, [[(index, head)]])
-            weight = layer.o_proj.weight.detach().clone()
-            with torch.no_grad():
-                layer.o_proj.weight[:, 8 * head : 8 * head + 8] = 0
-                expected = subject.losses()
-                layer.o_proj.weight.copy_(weight)
-            torch.testing.assert_close(found.nats, expected.nats, rtol=1e-5, atol=1e-5)
-            assert abs(expected.mean - base) > 1e-3
-    assert subject.losses().mean == base
+@windows_and_pairs
+def test_ablating_a_head_equals_zeroing_its_part_of_the_output_projection(make):
+    subject = make()
+    base = subject.losses()
+    torch.testing.assert_close(base.nats, nats_of_rows(subject), rtol=1e-5, atol=1e-5)
+    for index, head in subject.heads:
+        (found,) = losses_without(subject, [[(index, head)]])
+        weight = subject.layers[index].o_proj.weight
+        before = weight.detach().clone()
+        with torch.no_grad():
+            weight[:, 8 * head : 8 * head + 8] = 0
+            expected = nats_of_rows(subject)
+            weight.copy_(before)
+        torch.testing.assert_close(found.nats, expected, rtol=1e-5, atol=1e-5)
+        assert (found.nats - base.nats).abs().max() > 1e-2
+    assert subject.losses().mean == base.mean
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_mode_chooses_what_replaces_a_head(mode):
-    # Head 0 is ablated already, and stays at zero in every mode.
-    subject = make_subject(loud_transformer(ablated_heads=[[1, 0]]), num_windows=6, batch_size=3)
-    layer, means = subject.layers[1], mean_outputs(subject)[1][:, 0]
-    replacement = {"zero": torch.zeros_like, "mean": means[2].expand_as, "resample": lambda head: head[[2, 0, 1]]}[mode]
-
-    def replaced(heads):
-        return torch.stack([replacement(heads[:, :, h]) if h == 2 else heads[:, :, h] for h in range(4)], dim=2)
-
-    hook = change_inputs(layer.o_proj, replaced)
-    expected = subject.losses()
-    hook.remove()
-    (found,) = losses_without(subject, [[(1, 2)]], mode)
-    torch.testing.assert_close(found.nats, expected.nats, rtol=1e-5, atol=1e-5)
-    assert abs(found.mean - subject.losses().mean) > 1e-3
-    # The findings are those of the mode.
-    table = columns_of(HeadAblation(mode, num_resamples=2)(subject, Path()).tables["ablation"])
-    assert table["loss"][6] == pytest.approx(found.mean)
-
-
-@pytest.mark.parametrize("num_kv_heads", SHARINGS.values(), ids=SHARINGS)
-def test_findings_of_heads_and_groups(num_kv_heads):
+@pytest.mark.parametrize(("num_kv_heads", "mode"), [(4, "zero"), (2, "mean"), (1, "resample")], ids=SHARINGS)
+def test_findings_of_heads_and_groups(num_kv_heads, mode):
     network = loud_transformer(num_kv_heads=num_kv_heads)
     prune_heads(network.attentions()[0], [1])
     subject = make_subject(network)
-    found = HeadAblation(num_resamples=200)(subject, Path())
+    found = HeadAblation(mode, num_resamples=200)(subject, Path())
     base, table = subject.losses(), columns_of(found.tables["ablation"])
     assert table["layer"] == (0, 0, 0, 1, 1, 1, 1)
     assert table["head"] == (0, 2, 3, 0, 1, 2, 3)  # a pruned head leaves the numbers of the others alone
     kv_head = {4: (0, 1, 2, 0, 1, 2, 3), 2: (0, 1, 1, 0, 0, 1, 1), 1: (0,) * 7}
     assert table["kv_head"] == kv_head[num_kv_heads]
-    assert table["change"] == pytest.approx(head_changes(subject))
-    expected = [losses.change_from(base, 200) for losses in losses_without(subject, [[(0, 1)], [(1, 3)]])]
-    assert (table["low"][1], table["high"][6]) == (expected[0].low, expected[1].high)
-    assert [a - b for a, b in zip(table["loss"], table["change"], strict=True)] == pytest.approx([base.mean] * 7)
+    changes = [after.change_from(base, 200) for after in losses_without(subject, [[h] for h in subject.heads], mode)]
+    rows = zip(table["loss"], table["change"], table["low"], table["high"], strict=True)
+    assert list(rows) == [(base.mean + change.mean, change.mean, change.low, change.high) for change in changes]
     assert found.scalars == {"analysis/loss": base.mean}
     order = sorted(zip(table["change"], table["layer"], table["head"], strict=True), reverse=True)
-    assert [line for line in found.lines if "head" in line] == [f"  layer {i} head {h}" for _, i, h in order[:5]]
+    assert list(found.lines)[1:] == [f"  layer {i} head {h}" for _, i, h in order[:5]]
     groups = {2: ("2 3", "0 1", "2 3"), 1: ("0 2 3", "0 1 2 3")}.get(num_kv_heads)
     assert ("kv_groups" in found.tables) == (groups is not None)
     if groups:
         shared = columns_of(found.tables["kv_groups"])
         assert shared["heads"] == groups
-        (last,) = losses_without(subject, [[(1, int(head)) for head in groups[-1].split()]])
+        (last,) = losses_without(subject, [[(1, int(head)) for head in groups[-1].split()]], mode)
         assert shared["change"][-1] == pytest.approx(last.mean - base.mean)
+
+
+def test_heads_of_an_encoder_decoder_have_a_kind():
+    subject = pair_subject(loud_encoder_decoder(num_kv_heads=2))
+    found, importance = HeadAblation(num_resamples=10)(subject, Path()), HeadImportance()(subject, Path())
+    table = columns_of(found.tables["ablation"])
+    for columns in (table, columns_of(importance.tables["importance"])):
+        assert list(zip(columns["kind"], columns["layer"], columns["head"], strict=True)) == HEADS
+    worst = max(range(16), key=table["change"].__getitem__)
+    assert list(found.lines)[1] == "  {} layer {} head {}".format(*HEADS[worst])
+    assert found.lines["ablation"].startswith("zero; 5 pairs with a loss of")
+    labels = [text.get_text() for text in found.figures["ablation"].axes[0].get_yticklabels()]
+    assert labels == ["encoder 0", "encoder 1", "decoder 0", "cross 0"]
+    groups = columns_of(found.tables["kv_groups"])
+    assert (groups["kind"][-1], groups["layer"][-1], groups["heads"][-2:]) == ("cross", 0, ("0 1", "2 3"))
+    # The same head, ablated by its address.
+    addressed = loud_encoder_decoder(num_kv_heads=2, ablated_heads=[HEADS[worst]])
+    assert pair_subject(addressed).losses().mean == pytest.approx(table["loss"][worst])
+
+
+@windows_and_pairs
+def test_importance_is_the_mean_absolute_gradient_of_the_rows(make):
+    subject = make()
+    rows = []
+    for row in all_rows(subject):
+        gates = [torch.ones(layer.num_heads, requires_grad=True) for layer in subject.layers]
+        for layer, gate in zip(subject.layers, gates, strict=True):
+            layer.head_gate.factors = gate
+        nats, targets = subject.task.nats(subject.network, row)
+        rows.append(torch.cat(torch.autograd.grad((nats / targets).sum(), gates)))
+    for layer in subject.layers:
+        layer.head_gate.factors = None
+    gradients = torch.stack(rows)
+    assert head_importance(subject) == pytest.approx(gradients.abs().mean(dim=0).tolist(), rel=1e-4)
+    # The sign differs between rows, which tells |mean| from mean |…|.
+    assert (gradients.mean(0).abs() < 0.9 * gradients.abs().mean(0)).any()
+
+
+def test_findings_of_importance():
+    network = loud_transformer(ablated_heads=[[1, 2]])
+    whole = head_importance(make_subject(network))
+    assert whole[6] == 0
+    prune_heads(network.attentions()[1], [2])
+    subject = make_subject(network)
+    found = HeadImportance()(subject, Path())
+    table = columns_of(found.tables["importance"])
+    assert table["head"] == (0, 1, 2, 3, 0, 1, 3)
+    # An ablated head counts like a pruned one.
+    assert whole[:6] + whole[7:] == pytest.approx(table["importance"], rel=1e-4)
+    assert table["change"] == pytest.approx(head_changes(subject))
+    rho = rank_correlation(list(table["importance"]), list(table["change"]))
+    assert found.scalars == {"analysis/rank_correlation": rho}
+    alone = HeadImportance(compare=False)(subject, Path())
+    assert (alone.tables["importance"][0], alone.scalars) == (["layer", "head", "importance"], {})
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "rho"),
+    [
+        ([1, 2, 3, 4], [10, 30, 20, 40], 1 - 6 * 2 / (4 * 15)),
+        ([1, 2, 3], [3, 2, 1], -1),
+        # Ranks 1.5, 1.5, 3 against 1, 2, 3: cov 1.5 / sqrt(1.5 * 2).
+        ([5, 5, 7], [1, 2, 3], 1.5 / 3**0.5),
+        ([1], [2], None),
+    ],
+)
+def test_rank_correlation(x, y, rho):
+    found = rank_correlation([float(value) for value in x], [float(value) for value in y])
+    assert found == (rho if rho is None else pytest.approx(rho, abs=1e-5))
+
+
+def test_the_interval_is_the_bootstrap_of_numpy():
+    rng = np.random.default_rng(0)
+    targets = torch.tensor(rng.integers(4, 12, 40).astype(float))
+    before = Losses(torch.tensor(rng.normal(3, 1, 40)) * targets, targets)
+    after = Losses(before.nats + torch.tensor(rng.normal(0.2, 0.5, 40)) * targets, targets)
+    assert before.mean == pytest.approx(float(before.nats.sum() / targets.sum()))
+    change = after.change_from(before, 20_000)
+    draws = np.random.default_rng(2).integers(40, size=(20_000, 40))
+    means = (after.nats - before.nats).numpy()[draws].sum(1) / targets.numpy()[draws].sum(1)
+    expected = np.quantile(means, [0.025, 0.975])
+    assert [change.low, change.high] == pytest.approx(expected, abs=0.04 * np.ptp(expected))
+    assert change.mean == pytest.approx(after.mean - before.mean)
+    assert after.change_from(before, 50) == after.change_from(before, 50) != after.change_from(before, 50, seed=1)
+
+
+def test_each_resample_is_a_mean_over_its_own_targets():
+    """A change of a tenth of a nat at every target is one in every resample, however long its windows are."""
+    targets = torch.tensor([1.0, 10.0, 100.0])
+    change = Losses(0.1 * targets, targets).change_from(Losses(0 * targets, targets), 50)
+    assert (change.mean, change.low, change.high) == pytest.approx((0.1, 0.1, 0.1))

@@ -33,58 +33,50 @@ def pair_of(source, target):
     return TokenPair.of(*ids, PairTokens(EOS, EOS, (EOS,)), 32)
 
 
+def copied_in(words):
+    """The row and the place of each copied token."""
+    return [(row + i, place + i) for row, place, length in words for i in range(length)]
+
+
 @pytest.mark.parametrize(("source", "target", "words"), PAIRS)
 def test_copied_words_by_hand(source, target, words):
-    expected = [(row + i, place + i) for row, place, length in words for i in range(length)]
-    assert sorted(copied_tokens(pair_of(source, target), TOKENIZER)) == expected
+    assert sorted(copied_tokens(pair_of(source, target), TOKENIZER)) == copied_in(words)
+
+
+def subject_of_pairs(network, pairs, untrained):
+    """The pairs in one batch."""
+    sides = [[side[0] for side in ids] for ids in zip(*(pair_of(*texts) for *texts, _ in pairs), strict=True)]
+    source, inputs, targets = (
+        pad_sequence(side, batch_first=True, padding_value=padding)
+        for side, padding in zip(sides, (EOS, EOS, IGNORED), strict=True)
+    )
+    batch = {"source": source, "source_lengths": torch.tensor(list(map(len, sides[0]))), "inputs": inputs}
+    subject = pair_subject(network, untrained=lambda: untrained)
+    return replace(subject, batches=[batch | {"targets": targets}], tokenizer=TOKENIZER)
 
 
 def test_the_copied_tokens_that_a_head_hits(tmp_path):
-    network, other = loud_encoder_decoder(), loud_encoder_decoder(seed=1)
-    subject = pair_subject(network, untrained=lambda: other)
-    pairs = [pair_of(source, target) for source, target, _ in PAIRS]
-    sides = [[side[0] for side in ids] for ids in zip(*pairs, strict=True)]
-    padded = [
-        pad_sequence(s, batch_first=True, padding_value=v) for s, v in zip(sides, (EOS, EOS, IGNORED), strict=True)
-    ]
-    batch = dict(zip(("source", "inputs", "targets"), padded, strict=True))
-    batch["source_lengths"] = torch.tensor([len(source) for source in sides[0]])
-    subject = type(subject)(**{**vars(subject), "batches": [batch], "tokenizer": TOKENIZER})
-    found = CrossAlignment()(subject, tmp_path)
-
-    table = columns_of(found.tables["alignment"])
-    for half, column in ((0, "choosing"), (1, "tested")):
-        for model, of_network in (("trained", network), ("untrained", other)):
-            hits = [[] for _ in range(4)]
-            for pair, (*_, words) in list(zip(pairs, PAIRS, strict=True))[:-1][half::2]:
-                weights = capture_pair(of_network, pair)["cross"].layers[0].weights[0]
-                for row, place, length in words:
-                    for i in range(length):
-                        for head in range(4):
-                            at = max(range(pair.source.shape[1]), key=weights[head, row + i].tolist().__getitem__)
-                            hits[head].append(at == place + i)
-            shares = [table[column][row] for row in range(8) if table["model"][row] == model]
-            assert shares == pytest.approx([sum(of_head) / len(of_head) for of_head in hits])
-    for first, model in ((0, "trained"), (4, "untrained")):
-        choosing, chosen = table["choosing"][first : first + 4], table["chosen"][first : first + 4]
-        assert chosen == tuple(head == choosing.index(max(choosing)) for head in range(4))
-        share = table["tested"][first + chosen.index(True)]
-        assert found.scalars[f"analysis/{model}/copied_tokens_hit"] == share
+    networks = {"trained": loud_encoder_decoder(), "untrained": loud_encoder_decoder(seed=1)}
+    found = CrossAlignment()(subject_of_pairs(networks["trained"], PAIRS, networks["untrained"]), tmp_path)
+    columns, rows = found.tables["alignment"]
+    for model, network in networks.items():
+        table = columns_of((columns, [row for row in rows if row[0] == model]))
+        for half, column in enumerate(("choosing", "tested")):
+            hits = []
+            for source, target, words in PAIRS[:-1][half::2]:
+                weights = capture_pair(network, pair_of(source, target))["cross"].layers[0].weights[0]
+                hits += [weights[:, row].argmax(dim=-1) == place for row, place in copied_in(words)]
+            assert table[column] == pytest.approx(torch.stack(hits).double().mean(dim=0).tolist())
+        best = table["choosing"].index(max(table["choosing"]))
+        assert table["chosen"] == tuple(head == best for head in range(4))
+        assert found.scalars[f"analysis/{model}/copied_tokens_hit"] == table["tested"][best]
 
 
 def test_an_ablated_head_is_never_the_best(tmp_path):
     ablated = loud_encoder_decoder(ablated_heads=[["cross", 0, head] for head in (0, 1, 3)])
-    for seed in range(3):
-        subject = pair_subject(ablated, untrained=lambda: ablated)
-        pairs = [pair_of(source, target) for source, target, _ in PAIRS[seed:]]
-        sides = [[side[0] for side in ids] for ids in zip(*pairs, strict=True)]
-        padded = [
-            pad_sequence(s, batch_first=True, padding_value=v) for s, v in zip(sides, (EOS, EOS, IGNORED), strict=True)
-        ]
-        batch = dict(zip(("source", "inputs", "targets"), padded, strict=True))
-        batch["source_lengths"] = torch.tensor([len(source) for source in sides[0]])
-        subject = replace(subject, batches=[batch], tokenizer=TOKENIZER)
-        table = columns_of(CrossAlignment()(subject, tmp_path).tables["alignment"])
+    for first in range(3):
+        found = CrossAlignment()(subject_of_pairs(ablated, PAIRS[first:], ablated), tmp_path)
+        table = columns_of(found.tables["alignment"])
         assert table["chosen"] == (False, False, True, False) * 2
         assert table["ablated"] == (True, True, False, True) * 2
 

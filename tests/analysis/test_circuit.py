@@ -1,20 +1,14 @@
 """Heads that are found by their measures, kept alone and taken away."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
-from nn.model_cases import make_transformer
 
-from analysis.subjects import CAUSAL, columns_of, loud, loud_transformer, make_subject
+from analysis.subjects import CAUSAL, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import (
     MEASURES,
     PATTERNS,
     HeadCircuit,
-    Probe,
-    Probes,
     capture_weights,
-    measure_heads,
     measure_layers,
     repeated_tokens,
 )
@@ -35,24 +29,22 @@ def scores(subject, heads):
 def test_the_found_heads_are_kept_alone_and_ablated(tmp_path):
     subject = make_subject(loud_transformer(num_kv_heads=2))
     tokens = repeated_tokens(50, 5, 4, seed=3)
-    probes = Probes([Probe(tokens, CAUSAL, {name: (MEASURES | PATTERNS)[name] for name in ("induction", "self")})])
-    expected = measure_heads(subject.network, probes, 8, nullcontext()).values
+    measures = {name: (MEASURES | PATTERNS)[name] for name in ("induction", "self")}
+    expected = measure_layers(measures, capture_weights(subject.network, tokens, CAUSAL), tokens)
     values = {name: [value for layer in layers for value in layer] for name, layers in expected.items()}
-    least = {name: sorted(of_heads)[-2] for name, of_heads in values.items()}  # two heads by each measure
-    pairs = [(layer, head) for layer in range(2) for head in range(4)]
-    found = [pair for i, pair in enumerate(pairs) if any(values[name][i] >= least[name] - 1e-6 for name in least)]
-    others = [pair for pair in pairs if pair not in found]
+    least = {name: sorted(of_heads)[-2] - 1e-6 for name, of_heads in values.items()}  # two heads by each measure
+    found = [head for i, head in enumerate(subject.heads) if any(values[name][i] >= least[name] for name in least)]
+    others = [head for head in subject.heads if head not in found]
     assert 2 <= len(found) <= 4
 
-    settings = {"num_sequences": 5, "period": 9, "num_draws": 3, "seed": 3}  # of 9 tokens, half of a window
-    result = HeadCircuit({name: value - 1e-6 for name, value in least.items()}, **settings)(subject, tmp_path)
+    # The period is 4, half of a window.
+    result = HeadCircuit(least, num_sequences=5, period=9, num_draws=3, seed=3)(subject, tmp_path)
     heads = columns_of(result.tables["circuit_heads"])
-    assert [pair for pair, is_found in zip(pairs, heads["found"], strict=True) if is_found] == found
+    assert [head for head, is_found in zip(subject.heads, heads["found"], strict=True) if is_found] == found
     assert heads["induction"] == pytest.approx(values["induction"], rel=1e-5)
     rows = {tuple(row[:2]): row[2:] for row in result.tables["circuit"][1]}
-    assert rows["all heads", None][1:] == scores(subject, [])
-    assert rows["circuit alone", None][1:] == scores(subject, others)
-    assert rows["without circuit", None][1:] == scores(subject, found)
+    for name, removed in (("all heads", []), ("circuit alone", others), ("without circuit", found)):
+        assert rows[name, None][1:] == scores(subject, removed)
     assert len({tuple(rows["random heads alone", draw]) for draw in range(3)}) > 1
     for draw in range(3):
         assert rows["random heads alone", draw][0] == len(found)
@@ -60,13 +52,11 @@ def test_the_found_heads_are_kept_alone_and_ablated(tmp_path):
 
 
 def test_a_head_of_two_softmaxes_has_the_larger_measure(tmp_path):
-    network = make_transformer()
-    for index, layer in enumerate(network.encoder.layers):
-        layer.attention = DifferentialAttention(32, 4, layer_index=index)
-    loud(network)
+    network = loud_transformer()
+    network.encoder.layers[1].attention = DifferentialAttention(32, 4, layer_index=1)
     tokens = repeated_tokens(50, 16, 4, seed=0)
     maps = measure_layers({"self": MEASURES["self"]}, capture_weights(network, tokens, CAUSAL), tokens)["self"]
-    larger = [max(of_layer[2 * head : 2 * head + 2]) for of_layer in maps for head in range(4)]
+    larger = maps[0] + [max(maps[1][2 * head : 2 * head + 2]) for head in range(4)]
     heads = columns_of(HeadCircuit({"self": 1e-6})(make_subject(network), tmp_path).tables["circuit_heads"])
     assert heads["self"] == pytest.approx(larger, rel=1e-5)
 
@@ -90,7 +80,7 @@ def test_random_heads_are_as_many_of_each_layer(tmp_path):
     assert alone == {rows["loss"][0]}
 
 
-@pytest.mark.parametrize("name", ["self", "near", "first_token", "previous_token", "induction"])
+@pytest.mark.parametrize("name", ["self", "induction"])
 def test_the_suggested_threshold_finds_a_head(tmp_path, name):
     subject = make_subject(loud_transformer())
     with pytest.raises(ArgumentError) as caught:

@@ -23,7 +23,7 @@ from tinyformer.analysis import (
     measure_layers,
     repeated_tokens,
 )
-from tinyformer.analysis.importance import head_importance
+from tinyformer.analysis.ablation import head_importance
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
 from tinyformer.nn import DifferentialAttention, ShawPosition, T5Position, prune_heads

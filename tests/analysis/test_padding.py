@@ -1,6 +1,6 @@
 """Padding takes no part in what replaces the output of a head, nor in measures."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,7 @@ from nn.model_cases import make_encoder
 
 from analysis.atlas_pages import stored
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import TOKENIZER, columns_of, loud
+from analysis.subjects import TOKENIZER, all_rows, columns_of, loud, rows_of
 from tinyformer.analysis import (
     MEASURES,
     HeadMaps,
@@ -20,19 +20,18 @@ from tinyformer.analysis import (
     capture_weights,
     measure_layers,
 )
-from tinyformer.analysis.ablation import losses_without, mean_outputs, resampled_positions
+from tinyformer.analysis.ablation import MODES, losses_without, resampled_positions
 from tinyformer.analysis.measures.padding import of_one_length, without_padding
 from tinyformer.analysis.residual import rank_by_depth
-from tinyformer.batch import IGNORED
 from tinyformer.data import Examples, LabelledSplit, Question, Questions, Windows, tokenise_questions
 from tinyformer.nn import AttentionMask, ClassReadout, SpanReadout, TokenReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, SpanExtraction
 
 
-def subject_of(rows, task, readout):
+def subject_of(rows, task, readout, **options):
     """The rows of a data set in two batches."""
     torch.manual_seed(0)
-    network = loud(Transformer(make_encoder(num_layers=2), readout=readout))
+    network = loud(Transformer(make_encoder(num_layers=2, **options), readout=readout))
     half = len(rows) // 2
     batches = [rows.__getitems__(list(part)) for part in (range(half), range(half, len(rows)))]
     return Subject(network, batches, task, TOKENIZER, nullcontext, lambda: network, lambda network, path: None)
@@ -40,7 +39,8 @@ def subject_of(rows, task, readout):
 
 def windows():
     split = split_of([8, 3, 14, 5])
-    return subject_of(Windows(split, 8, "document"), CausalLM(), TokenReadout)
+    # A head that is ablated already stays at zero in every mode.
+    return subject_of(Windows(split, 8, "document"), CausalLM(), TokenReadout, ablated_heads=[[1, 0]])
 
 
 def examples(lengths=(7, 3, 12, 1, 5)):
@@ -64,73 +64,56 @@ SUBJECTS = {
     "spans": spans,
     "pairs": lambda: pair_subject(loud_encoder_decoder()),
 }
-subjects = pytest.mark.parametrize("make", SUBJECTS.values(), ids=SUBJECTS)
-
-
-def alone(batch):
-    """Each row of a batch as a batch of its own, without padding."""
-    for row in range(len(batch["inputs"])):
-        length = int((batch["targets"][row] != IGNORED).sum() if "targets" in batch else batch["lengths"][row])
-        cut = {"source": int(batch["source_lengths"][row])} if "source" in batch else {}
-        yield {
-            name: rows[row : row + 1] if rows.ndim == 1 else rows[row : row + 1, : cut.get(name, length)]
-            for name, rows in batch.items()
-        }
 
 
 @torch.no_grad()
-def outputs_of(subject, batch):
-    """The outputs of the heads of each layer, `batch heads seq v_head_dim`."""
+def outputs_of(subject, row):
+    """The outputs of the heads of each layer for a row, `heads seq v_head_dim`."""
     outputs = []
-    hooks = [
-        layer.head_gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0]))
-        for layer in subject.layers
-    ]
-    subject.task.forward(subject.network, batch)
-    for hook in hooks:
-        hook.remove()
+    with ExitStack() as hooks:
+        for layer in subject.layers:
+            record = layer.head_gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0][0]))
+            hooks.enter_context(record)
+        subject.task.forward(subject.network, row)
     return outputs
 
 
-@subjects
-def test_mean_outputs_are_over_tokens(make):
-    subject = make()
-    rows = [outputs_of(subject, row) for batch in subject.batches for row in alone(batch)]
-    for mean, *seen in zip(mean_outputs(subject), *rows, strict=True):
-        torch.testing.assert_close(mean[:, 0], torch.cat(seen, dim=2).mean(dim=(0, 2)))
-    assert not any(layer.head_gate._forward_pre_hooks for layer in subject.layers)
-
-
-@subjects
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", SUBJECTS.values(), ids=SUBJECTS)
 @torch.no_grad()
-def test_resampled_outputs_are_those_of_tokens_of_the_row_before(make):
+def test_what_replaces_a_head_of_rows_without_padding(make, mode):
     subject = make()
+    batches = [list(rows_of(batch)) for batch in subject.batches]
+    outputs = [[outputs_of(subject, row) for row in rows] for rows in batches]
     for index, layer in enumerate(subject.layers):
-        (found,) = losses_without(subject, [[(index, 1)]], "resample")
+        (found,) = losses_without(subject, [[(index, 1)]], mode)
         expected = []
-        for batch in subject.batches:
-            rows = list(alone(batch))
-            outputs = [outputs_of(subject, row)[index][0, 1] for row in rows]
-            is_token = torch.zeros(len(rows), max(map(len, outputs)), dtype=torch.bool)
-            for row, of_row in enumerate(outputs):
-                is_token[row, : len(of_row)] = True
-            positions = resampled_positions(is_token.sum(dim=1).roll(1), is_token.shape[1])
-            for row, one in enumerate(rows):
-                # An index behind the tokens of the row before would raise.
-                other = outputs[row - 1][positions[row, : len(outputs[row])]]
+        of_head = [[of_row[index][1] for of_row in of_batch] for of_batch in outputs]
+        mean = torch.cat([own for of_batch in of_head for own in of_batch]).mean(dim=0)
+        for rows, of_batch in zip(batches, of_head, strict=True):
+            lengths = torch.tensor([len(own) for own in of_batch])
+            positions = resampled_positions(lengths.roll(1), int(lengths.max()))
+            for number, (row, own) in enumerate(zip(rows, of_batch, strict=True)):
+                other = {
+                    "zero": torch.zeros_like(own),
+                    "mean": mean.expand_as(own),
+                    # An index behind the tokens of the row before would raise.
+                    "resample": of_batch[number - 1][positions[number, : len(own)]],
+                }[mode]
                 hook = layer.o_proj.register_forward_pre_hook(
                     lambda module, args, other=other: torch.cat([args[0][..., :8], other[None], args[0][..., 16:]], -1)
                 )
-                expected.append(subject.task.nats(subject.network, one)[0])
+                expected.append(subject.task.nats(subject.network, row)[0])
                 hook.remove()
         torch.testing.assert_close(found.nats, torch.cat(expected).to(found.nats), rtol=1e-4, atol=1e-4)
         assert abs(found.mean - subject.losses().mean) > 1e-4
+    assert not any(layer.head_gate._forward_pre_hooks for layer in subject.layers)
 
 
 def test_rows_without_padding():
     subject = examples()
     found = sorted(row.tolist() for batch in without_padding(subject.batches) for row in batch["inputs"])
-    assert found == sorted(row["inputs"][0].tolist() for batch in subject.batches for row in alone(batch))
+    assert found == sorted(row["inputs"][0].tolist() for row in all_rows(subject))
     longer = subject.batches[0] | {"lengths": subject.batches[0]["lengths"].clamp(min=7)}
     assert [len(batch["inputs"]) for batch in without_padding([longer, longer])] == [4]
     cut = {"inputs": torch.arange(40).view(4, 10), "lengths": torch.tensor([3, 8, 4, 6])}
@@ -140,7 +123,7 @@ def test_rows_without_padding():
 @pytest.mark.parametrize("lengths", [(7, 3, 12, 1, 5), (7, 3, 12, 3, 3, 1, 5)], ids=["different", "some alike"])
 def test_measures_and_ranks_are_those_of_rows_without_padding(tmp_path, lengths):
     subject = examples(lengths)
-    rows = [row for batch in subject.batches for row in alone(batch)]
+    rows = all_rows(subject)
     measures, ranks = [], []
     for row in rows:
         maps = capture_weights(subject.network, row["inputs"], AttentionMask())

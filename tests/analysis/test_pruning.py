@@ -4,26 +4,28 @@ from functools import partial
 
 import pytest
 import torch
-from nn.model_cases import make_encoder, token_ids
 from nn.variants import D_MODEL, network
 from torch import nn
 
-from analysis.subjects import CAUSAL, SHARINGS, columns_of, loud_transformer, make_subject
+from analysis.pair_subjects import EOS, loud_encoder_decoder, pair_subject
+from analysis.subjects import SHARINGS, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import HeadPruning
 from tinyformer.analysis.ablation import gated
 from tinyformer.analysis.pruning import ORDERS, pruning_order
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
+from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import Attention, ScaledDotScore, TokenReadout, Transformer, prune_heads
+from tinyformer.generation.beam_search import Beam, beam_search
+from tinyformer.nn import Attention, ScaledDotScore, prune_heads
 
 
-def save(path, network):
+def save(network, path):
     overrides = {"model.pruned_heads": network.pruned_heads()}
     save_network(path, network, Checkpoint(path, {}, {}, "{}", {"precision": "32-true"}, 7), overrides)
 
 
-def prune(network, folder, **settings):
-    subject = make_subject(network, save_pruned=lambda pruned, path: save(path, pruned))
+def prune(network, folder, subject_of=make_subject, **settings):
+    subject = subject_of(network, save_pruned=save)
     return subject, HeadPruning(**settings)(subject, folder)
 
 
@@ -66,31 +68,40 @@ def test_the_curve_is_the_loss_without_the_first_heads(tmp_path, order):
 
 
 @pytest.mark.parametrize("num_kv_heads", SHARINGS.values(), ids=SHARINGS)
-def test_the_checkpoint_computes_the_gated_model(tmp_path, num_kv_heads):
-    network = loud_transformer(num_kv_heads=num_kv_heads)
+@pytest.mark.parametrize("is_pair", [False, True], ids=["windows", "pairs"])
+@torch.no_grad()
+def test_the_checkpoint_computes_the_gated_model(tmp_path, num_kv_heads, is_pair):
+    make, subject_of = (loud_encoder_decoder, pair_subject) if is_pair else (loud_transformer, make_subject)
+    network = make(num_kv_heads=num_kv_heads)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    _, found = prune(network, tmp_path, fraction=0.6, order="oracle")
+    subject, found = prune(network, tmp_path, subject_of, fraction=0.6, order="oracle")
     assert found.files == [tmp_path / "pruned.ckpt"]
     checkpoint = load_checkpoint(found.files[0])
     assert (checkpoint.step, checkpoint.facts) == (7, {"precision": "32-true"})
     heads = checkpoint.overrides["model.pruned_heads"]
-    assert len(heads) == 5
-    loaded = Transformer(make_encoder(num_kv_heads=num_kv_heads), TokenReadout, pruned_heads=heads).eval()
-    load_weights(loaded, checkpoint)
-    tokens = token_ids(4, 16, seed=9)
-    with torch.no_grad():
-        smaller = loaded(tokens, CAUSAL)
-        with gated(network, [tuple(pair) for pair in heads]):
-            expected = network(tokens, CAUSAL)
-        assert (smaller - expected).abs().max() < 1e-5 * expected.abs().max()
-        assert (expected - network(tokens, CAUSAL)).abs().max() > 0.01
-    size = sum(parameter.numel() for parameter in loaded.parameters())
+    assert len(heads) == (10 if is_pair else 5)
+    assert {kind for kind, *_ in heads} == ({"encoder", "decoder", "cross"} if is_pair else {0, 1})
+    assert ", ".join(f"[{','.join(map(str, head))}]" for head in heads) in found.lines["pruned"]
+    smaller = make(seed=1, num_kv_heads=num_kv_heads, pruned_heads=heads)
+    load_weights(smaller, checkpoint)
+    with gated(network, [network.find_head("heads", head) for head in heads]):
+        expected, batch = subject.losses(), subject.batches[0]
+        logits = subject.task.logits(network, batch)
+    assert found.scalars["analysis/pruned_loss"] == pytest.approx(expected.mean)
+    torch.testing.assert_close(subject_of(smaller).losses().nats, expected.nats, rtol=1e-5, atol=1e-5)
+    assert (subject.task.logits(smaller, batch) - logits).abs().max() < 1e-5 * logits.abs().max()
+    assert (logits - subject.task.logits(network, batch)).abs().max() > 0.01
+    size = smaller.num_parameters()
     assert found.scalars["analysis/pruned_num_parameters"] == size < found.scalars["analysis/num_parameters"]
     assert found.scalars["analysis/pruned_num_bytes"] == 4 * size
     # The analysed model itself is left whole.
     assert network.pruned_heads() == []
     assert all(layer.head_gate.factors is None for layer in network.attentions())
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    if is_pair:
+        special = PairTokens(EOS, EOS, (EOS,))
+        search = partial(beam_search, smaller, batch["source"], batch["source_lengths"], special, Beam(2), 8)
+        assert search(use_cache=True) == search(use_cache=False)
 
 
 def test_a_pruned_model_can_be_pruned_further(tmp_path):

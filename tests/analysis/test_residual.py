@@ -1,23 +1,25 @@
 """Removed residual connections and sublayers, and the rank of the residual stream by depth."""
 
+import itertools
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from nn.model_cases import make_transformer, token_ids
 
-from analysis.subjects import CAUSAL, columns_of, loud_transformer, make_subject
+from analysis.pair_subjects import loud_encoder_decoder, pair_subject
+from analysis.subjects import CAUSAL, all_rows, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import ResidualSurgery
 from tinyformer.analysis.residual import (
     PART_NAMES,
+    SUBLAYER_NAMES,
     distance_to_rank_one,
-    rank_by_depth,
-    residuals_of,
-    scaled,
+    stack_kinds,
     token_cosine,
+    without_skips,
 )
-from tinyformer.nn import PostNormBlock, Residual
+from tinyformer.nn import AttentionMask, PostNormBlock, Residual
 
 SAME = torch.tensor([3.0, 4.0]).expand(1, 5, 2)
 SIGNS = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
@@ -41,64 +43,81 @@ def test_rank_measures_by_hand(x, distance, cosine):
     assert float(token_cosine(x)) == pytest.approx(cosine, abs=1e-6)
 
 
-def test_ranks_are_those_of_the_residual_stream_at_each_depth():
-    network = loud_transformer(3)
-    batch = {"inputs": token_ids(2, 8)}
-    (found,) = rank_by_depth(network, batch["inputs"], CAUSAL)
-    with torch.no_grad():
-        x = network.encoder.position(network.encoder.token_embedding(batch["inputs"]), 0)
-        streams = [x, *(x := layer(x, CAUSAL) for layer in network.encoder.layers)]
-    expected = [(float(distance_to_rank_one(x)), float(token_cosine(x))) for x in streams]
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
-    assert len(set(expected)) == 4
+SUBJECTS = {
+    "pre": (loud_transformer, make_subject, {}),
+    "post": (loud_transformer, make_subject, {"kind": PostNormBlock}),
+    "pairs": (loud_encoder_decoder, pair_subject, {}),
+}
+subjects = pytest.mark.parametrize(("make", "subject_of", "options"), SUBJECTS.values(), ids=SUBJECTS)
 
 
-@pytest.mark.parametrize("kind", [None, PostNormBlock], ids=["pre", "post"])
-def test_losses_equal_those_of_models_built_without_the_part(kind):
-    options = {} if kind is None else {"kind": kind}
-    network = loud_transformer(2, **options)
-    subject = make_subject(network, untrained=partial(loud_transformer, 2, 5, **options))
+@subjects
+def test_losses_equal_those_of_models_built_without_the_part(make, subject_of, options):
+    subject = subject_of(make(**options), untrained=partial(make, seed=5, **options))
     found = ResidualSurgery(num_resamples=20)(subject, Path())
-    table = columns_of(found.tables["residual"])
-    parts = [(s, p) for s in ("attention_residual", "feed_forward_residual") for p in ("skip", "branch")]
-    assert list(zip(table["layer"], table["sublayer"], table["removed"], strict=True)) == [
-        (layer, *part) for layer in (0, 1) for part in parts
+    table, stacks = columns_of(found.tables["residual"]), subject.network.stacks()
+    kinds = table.get("kind", ("encoder",) * len(table["layer"]))
+    removed = list(zip(kinds, *(table[name] for name in ("layer", "sublayer", "removed")), strict=True))
+    assert removed == [
+        (kind, layer, name, part)
+        for kind, stack in zip(("encoder", "decoder"), stacks, strict=False)
+        for layer in range(len(stack.layers))
+        for name in SUBLAYER_NAMES
+        if kind == "decoder" or "cross" not in name
+        for part in ("skip", "branch")
     ]
     base = subject.losses().mean
-    for layer, sublayer, part, loss, change in zip(*list(table.values())[:5], strict=True):
-        scales = [0.0 if index == layer else 1.0 for index in (0, 1)]
-        built = make_transformer(num_layers=2, **options, **{sublayer: partial(Residual, **{part: scales})}).eval()
-        built.load_state_dict(network.state_dict())
-        assert loss == pytest.approx(make_subject(built).losses().mean, rel=1e-5)
+    for (kind, layer, sublayer, part), loss, change in zip(removed, table["loss"], table["change"], strict=True):
+        built = make(**options)
+        setattr(getattr(built, kind).layers[layer], sublayer, Residual(**{part: 0.0}))
+        assert loss == pytest.approx(subject_of(built).losses().mean, rel=1e-5)
         assert change == pytest.approx(loss - base, abs=1e-9)
         assert abs(change) > 1e-4
     # The picture holds each of them, rounded.
     axes, _ = found.figures["residual"].axes
-    names = [[label.get_text() for label in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())]
-    assert names[0] == ["layer 0", "layer 1"]
-    assert names[1] == [
-        f"{part}\n{sublayer}" for sublayer in ("attention", "feed-forward") for part in PART_NAMES.values()
-    ]
+    rows, columns = ([tick.get_text() for tick in ticks] for ticks in (axes.get_yticklabels(), axes.get_xticklabels()))
+    layers = dict.fromkeys(f"{kind} layer {layer}" for kind, layer, *_ in removed)
+    assert all(title.endswith(row) for title, row in zip(layers, rows, strict=True))
+    last = [at for at in removed if at[:2] == removed[-1][:2]]
+    assert columns == [f"{PART_NAMES[part]}\n{SUBLAYER_NAMES[name]}" for *_, name, part in last]
     largest = max(map(abs, table["change"]))
     assert [float(text.get_text()) for text in axes.texts] == pytest.approx(table["change"], abs=largest / 100)
-    worst = max(range(8), key=table["change"].__getitem__)
-    name = f"  layer {table['layer'][worst]} {table['sublayer'][worst]}.{table['removed'][worst]}=0"
-    assert list(found.lines)[1] == name
+    kind, layer, name, part = removed[max(range(len(removed)), key=table["change"].__getitem__)]
+    assert list(found.lines)[1].endswith(f"layer {layer} {name}.{part}=0")
 
 
-def test_ranks_of_the_trained_and_the_untrained_model():
-    network, untrained = loud_transformer(2), loud_transformer(2, seed=5)
-    subject = make_subject(network, untrained=lambda: untrained)
+def streams_by_hand(network, row):
+    """The residual streams of each stack for a row, from its layers."""
+    encoder = network.encoder
+    if "source" not in row:
+        x = encoder.position(encoder.token_embedding(row["inputs"]), 0)
+        return [[x, *(x := layer(x, CAUSAL) for layer in encoder.layers)]]
+    x, y = (
+        stack.position(stack.token_embedding(row[name]), 0)
+        for stack, name in ((encoder, "source"), (network.decoder, "inputs"))
+    )
+    return [[x, *(x := layer(x, AttentionMask()) for layer in encoder.layers)], [y]]
+
+
+@subjects
+@torch.no_grad()
+def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, subject_of, options):
+    network, untrained = make(**options), make(seed=5, **options)
+    subject = subject_of(network, untrained=lambda: untrained)
     found = ResidualSurgery(num_resamples=2)(subject, Path())
-    table = columns_of(found.tables["rank"])
-    assert table["depth"] == (0, 1, 2) * 4
-    pairs = list(zip(table["distance_to_rank_one"], table["token_cosine"], strict=True))
-    for start, model, skip in ((0, network, 1), (3, network, 0), (6, untrained, 1), (9, untrained, 0)):
-        name = f"{'untrained' if model is untrained else 'trained'}, {'with' if skip else 'without'} skips"
-        assert set(table["model"][start : start + 3]) == {name}
-        with scaled(residuals_of(model), "skip", float(skip)):
-            (expected,) = rank_by_depth(model, torch.cat([batch["inputs"] for batch in subject.batches]), CAUSAL)
-        for pair, of_windows in zip(pairs[start : start + 3], expected, strict=True):
-            assert pair == pytest.approx(of_windows, rel=1e-5)
-    assert found.scalars["analysis/untrained_with_skips/rank_distance"] == pairs[8][0]
-    assert set(found.figures) == {"residual", "rank", "token_cosine"}
+    columns, rows = found.tables["rank"]
+    assert columns[-4:] == ["model", "depth", "distance_to_rank_one", "token_cosine"]
+    for model, skips in itertools.product((network, untrained), ("with", "without")):
+        name = f"{'trained' if model is network else 'untrained'}, {skips} skips"
+        with nullcontext() if skips == "with" else without_skips(model):
+            streams = [streams_by_hand(model, row) for row in all_rows(subject)]
+        for stack, kind in enumerate(stack_kinds(network)):
+            of_rows = [[(distance_to_rank_one(x), token_cosine(x)) for x in of_row[stack]] for of_row in streams]
+            of_model = [row for row in rows if row[:-3] == [*kind, name]]
+            assert [row[-3] for row in of_model] == list(range(len(network.stacks()[stack].layers) + 1))
+            ranks = torch.tensor([row[-2:] for row in of_model][: len(of_rows[0])])
+            torch.testing.assert_close(ranks, torch.tensor(of_rows).mean(dim=0))
+    names = {"_".join([*kind, chart]) for kind in stack_kinds(network) for chart in ("rank", "token_cosine")}
+    assert set(found.figures) == {"residual", *names}
+    last = "/".join(["analysis", *stack_kinds(network)[-1], "untrained_without_skips/rank_distance"])
+    assert found.scalars[last] == rows[-1][-2]

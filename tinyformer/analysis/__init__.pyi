@@ -1,8 +1,7 @@
-from .ablation import HeadAblation
+from .ablation import HeadAblation, HeadImportance
 from .alignment import CrossAlignment
 from .circuit import HeadCircuit
 from .gradients import GradientFlow
-from .importance import HeadImportance
 from .maps import HeadMaps
 from .measures.capture import CapturedMaps, capture_attention
 from .measures.cross_measures import CROSS_MEANINGS, CROSS_MEASURES

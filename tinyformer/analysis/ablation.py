@@ -1,7 +1,9 @@
-"""Head ablation: the change of the loss without a head."""
+"""Heads without which the loss is computed: ablation of each head, and importance, its estimate by gradients."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -16,21 +18,18 @@ from tinyformer.analysis.subject import (
     CHANGE_COLUMNS,
     Change,
     Findings,
+    Head,
     Losses,
     Subject,
     Trained,
-    head_pairs,
-    living_heads,
-    naming_ablated,
+    changed,
+    require_positive,
 )
 from tinyformer.batch import Batch
-from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import BaseAttention, Network
 
 Result = TypeVar("Result")
-
-Heads: TypeAlias = Sequence[tuple[int, int]]
-"""Some of `head_pairs`: the index of each head's layer, and its index within the layer."""
 
 Replacement: TypeAlias = Callable[[Tensor], Tensor]
 """Maps the outputs of a layer's heads, `batch heads seq v_head_dim`, to a replacement that broadcasts to them."""
@@ -38,40 +37,35 @@ Replacement: TypeAlias = Callable[[Tensor], Tensor]
 ReplacementOf: TypeAlias = Callable[[Batch, int], Replacement | None]
 """Makes the replacement for a batch in a layer, given its index; None for zero."""
 
+Outputs: TypeAlias = tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Tensor, "batch seq"]]
+"""The outputs of a layer's heads for a batch, and which of them are those of tokens and not of padding."""
+
 
 @contextmanager
 def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement | None = None) -> Iterator[None]:
-    """Ablate heads of a layer inside the block.
-
-    Args:
-        layer: the attention layer.
-        heads: indices of the heads within the layer.
-        replacement: maps the outputs of all heads to their replacements; zero by default.
-    """
+    """Ablate heads of a layer inside the block, given their indices and the replacement of their outputs."""
     gate = layer.head_gate
-    before = gate.factors, gate.replacement
-    factors = torch.ones(layer.num_heads, device=layer.o_proj.weight.device) if before[0] is None else before[0].clone()
+    factors, earlier = gate.factors, gate.replacement
+    factors = torch.ones(layer.num_heads, device=layer.o_proj.weight.device) if factors is None else factors.clone()
     factors[..., list(heads)] = 0.0
-    gate.factors = factors
-    if before[1] is not None or replacement is not None:
+    if earlier is None and replacement is None:
+        replaced = None
+    else:
         chosen = torch.zeros(layer.num_heads, 1, 1, dtype=torch.bool, device=factors.device)
         chosen[list(heads)] = True
 
         def replaced(outputs: Tensor) -> Tensor:
-            own, others = (torch.zeros_like(outputs) if of is None else of(outputs) for of in (replacement, before[1]))
-            return torch.where(chosen, own, others)  # heads that were ablated before keep their replacement
+            now, before = (torch.zeros_like(outputs) if of is None else of(outputs) for of in (replacement, earlier))
+            return torch.where(chosen, now, before)  # heads that were ablated before keep their replacement
 
-        gate.replacement = replaced
-    try:
+    with changed([gate], factors=factors, replacement=replaced):
         yield
-    finally:
-        gate.factors, gate.replacement = before
 
 
 @contextmanager
 def gated(
     network: Network,
-    heads: Heads,
+    heads: Sequence[Head],
     replacement_of: Callable[[int], Replacement | None] = lambda layer: None,
 ) -> Iterator[None]:
     """Ablate heads inside the block, with a replacement by the index of the layer; None for zero."""
@@ -82,28 +76,18 @@ def gated(
         yield
 
 
-Outputs: TypeAlias = tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Tensor, "batch seq"]]
-"""The outputs of a layer's heads for a batch, and which of them are those of tokens and not of padding."""
-
-
 def outputs_by_head(subject: Subject, batch: Batch, reduce: Callable[[Outputs], Result]) -> list[Result]:
-    """The outputs of the heads of each layer for a batch; those of an ablated head are its own, as if it were not.
-
-    Only what `reduce` makes of the outputs of a layer is kept.
-    """
-    is_token, layers, found = queries_by_kind(batch), subject.network.attentions(), dict[int, Result]()
+    """What `reduce` makes of the outputs of each layer's heads for a batch, as if no head were ablated."""
+    is_token, layers, reduced = queries_by_kind(batch), subject.network.attentions(), dict[int, Result]()
 
     def record(index: int, gate: Any, args: tuple[Tensor, ...]) -> None:
-        found[index] = reduce((args[0], is_token[subject.kinds[index]]))
+        reduced[index] = reduce((args[0], is_token[subject.kinds[index]]))
 
-    hooks = [at.head_gate.register_forward_pre_hook(partial(record, index)) for index, at in enumerate(layers)]
-    try:
-        with torch.no_grad(), subject.precision(), running_hooks(subject.network):
-            subject.task.forward(subject.network, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [found[index] for index in range(len(layers))]
+    with ExitStack() as hooks, torch.no_grad(), subject.precision(), running_hooks(subject.network):
+        for index, layer in enumerate(layers):
+            hooks.enter_context(layer.head_gate.register_forward_pre_hook(partial(record, index)))
+        subject.task.forward(subject.network, batch)
+    return [reduced[index] for index in range(len(layers))]
 
 
 def mean_outputs(subject: Subject) -> list[Tensor]:
@@ -123,21 +107,13 @@ def resampled_positions(
 ) -> Int[Tensor, "batch positions"]:
     """For each position of a row, the position in another row whose output replaces its own.
 
-    It is the same position or, beyond the end of the other row, that of one of its tokens, drawn at random.
-
-    Args:
-        lengths: the number of tokens of the other row, for each row.
-        num_positions: the number of positions of the rows.
-        seed: seed of the draws.
+    It is the same position or, beyond the end of the other row, whose number of tokens is in `lengths`, that of one of
+    its tokens, drawn at random.
     """
     ends, place = lengths.clamp(min=1).unsqueeze(1), torch.arange(num_positions, device=lengths.device)
     generator = torch.Generator().manual_seed(seed)
     draws = torch.rand(len(lengths), num_positions, generator=generator, dtype=torch.float64)
     return torch.where(place < ends, place, (draws.to(place.device) * ends).long())
-
-
-def _zero(subject: Subject) -> ReplacementOf:
-    return lambda batch, layer: None
 
 
 def _mean(subject: Subject) -> ReplacementOf:
@@ -160,29 +136,54 @@ def _resample(subject: Subject) -> ReplacementOf:
 
 
 MODES: dict[str, Callable[[Subject], ReplacementOf]] = {
-    "zero": _zero,
+    "zero": lambda subject: lambda batch, layer: None,
     "mean": _mean,
     "resample": _resample,
 }
 """By name, what replaces the output of an ablated head."""
 
 
-def losses_without(subject: Subject, head_sets: Sequence[Heads], mode: str = "zero") -> list[Losses]:
+def losses_without(subject: Subject, head_sets: Sequence[Sequence[Head]], mode: str = "zero") -> list[Losses]:
     """The losses after ablating each set of heads separately, with a mode of `MODES`."""
     replacement_of = MODES[mode](subject)
-
-    def without(heads: Heads, batch: Batch) -> AbstractContextManager[None]:
-        return gated(subject.network, heads, partial(replacement_of, batch))
-
-    return [subject.losses_within(partial(without, heads)) for heads in head_sets]
+    return [
+        subject.losses(lambda batch, heads=heads: gated(subject.network, heads, partial(replacement_of, batch)))
+        for heads in head_sets
+    ]
 
 
 def head_changes(subject: Subject) -> list[float]:
-    """The increase of the loss after zero ablation of each of `head_pairs`, in nats per target."""
+    """The increase of the loss after zero ablation of each of the subject's heads, in nats per target."""
     base = subject.losses().mean
-    return [losses.mean - base for losses in losses_without(subject, [[pair] for pair in head_pairs(subject.layers)])]
+    return [losses.mean - base for losses in losses_without(subject, [[head] for head in subject.heads])]
 
 
+def head_importance(subject: Subject) -> list[float]:
+    """I_h = mean over windows of |∂L/∂g_h|, where g_h is the head's gate (Michel et al. 2019, arXiv 1905.10650, eq. 2).
+
+    L is the mean loss of a window, in nats per target. Each window has its own gates, so one forward and one backward
+    pass give the gradients of all windows of a batch.
+
+    Returns:
+        The importance of each of the subject's heads.
+    """
+    totals = [torch.zeros(layer.num_heads) for layer in subject.layers]
+    for batch in subject.batches:
+        gates = []
+        with ExitStack() as stack, torch.enable_grad(), subject.precision():
+            for layer in subject.layers:
+                shape, factors = (len(batch["inputs"]), layer.num_heads), layer.head_gate.factors
+                gate = torch.ones(shape, device=layer.o_proj.weight.device, requires_grad=True)
+                # An ablated head stays ablated, and its gate has no gradient.
+                stack.enter_context(changed([layer.head_gate], factors=gate if factors is None else factors * gate))
+                gates.append(gate)
+            nats, targets = subject.task.nats(subject.network, batch)
+            gradients = torch.autograd.grad((nats / targets.clamp(min=1)).sum(), gates)
+        totals = [total + each.abs().sum(dim=0).cpu() for total, each in zip(totals, gradients, strict=True)]
+    return (torch.cat(totals) / subject.num_windows).tolist()
+
+
+@dataclass(eq=False)
 class HeadAblation:
     """Ablation of each head, and of each group of heads that share a K/V head.
 
@@ -194,45 +195,56 @@ class HeadAblation:
             same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution.
             Where that window is shorter, the output is that of a random token of it; the draw is the same for every
             head. The modes of `tinyformer.Model.ablated` are the same.
-        num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
+        num_windows: see `Analysis`.
         num_resamples: number of bootstrap resamples of the windows.
-
-    Raises:
-        ArgumentError: the mode is unknown, or a number is below 1.
     """
+
+    mode: str = "zero"
+    num_windows: int = 32
+    num_resamples: int = 1000
 
     needs_gradient = False
 
-    def __init__(self, mode: str = "zero", num_windows: int = 32, num_resamples: int = 1000) -> None:
-        require_choice("mode", mode, MODES)
-        require_at_least(
-            1, {"num_windows": 32, "num_resamples": 1000}, num_windows=num_windows, num_resamples=num_resamples
-        )
-        self.mode, self.num_windows, self.num_resamples = mode, num_windows, num_resamples
+    def __post_init__(self) -> None:
+        require_choice("mode", self.mode, MODES)
+        require_positive(self, "num_windows", "num_resamples")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        layers, living, base = subject.layers, living_heads(subject.layers), subject.losses()
-        changes = dict.fromkeys(head_pairs(layers), Change(0.0, 0.0, 0.0))
-        changes |= zip(living, self._changes(subject, base, [[pair] for pair in living]), strict=True)
-        unit, ranked = subject.task.unit, sorted(living, key=lambda pair: -changes[pair].mean)
-        findings = Findings(
+        living, base, unit = subject.living_heads, subject.losses(), subject.task.unit
+        changes = dict.fromkeys(subject.heads, Change(0.0, 0.0, 0.0))
+        changes |= zip(living, self._changes(subject, base, [[head] for head in living]), strict=True)
+        kv_heads = {(index, head): subject.layers[index].head_map.kv_heads[head] for index, head in changes}
+        worst = sorted(living, key=lambda head: -changes[head].mean)[:5]
+        tables = {
+            "ablation": subject.head_table(
+                ["kv_head", *CHANGE_COLUMNS],
+                {head: [kv_heads[head], *change.row(base)] for head, change in changes.items()},
+            )
+        }
+        sharing = defaultdict[tuple[int, int], list[Head]](list)
+        for layer, head in living:
+            sharing[layer, kv_heads[layer, head]].append((layer, head))
+        # A head that does not share its K/V head is in the table of heads already.
+        if groups := [group for group in sharing.values() if len(group) > 1]:
+            tables["kv_groups"] = (
+                [*subject.address_columns, "heads", *CHANGE_COLUMNS],
+                [
+                    [
+                        *subject.addresses[group[0][0]],
+                        " ".join(str(subject.head_address(*head)[-1]) for head in group),
+                        *change.row(base),
+                    ]
+                    for group, change in zip(groups, self._changes(subject, base, groups), strict=True)
+                ],
+            )
+        return Findings(
             scalars={"analysis/loss": base.mean},
             lines={
-                "ablation": f"{self.mode}; {len(base.nats)} {subject.row}s with a loss of {base.mean:.4f} nats per "
-                f"{unit}; change of the loss [95 % interval]:",
-                **{f"  {subject.head_title(*pair)}": str(changes[pair]) for pair in ranked[:5]},
+                "ablation": f"{self.mode}; {subject.describe_losses(base)}",
+                **{f"  {subject.head_title(*head)}": str(changes[head]) for head in worst},
             },
-            tables={
-                "ablation": naming_ablated(
-                    [*subject.address_columns, "head", "kv_head", *CHANGE_COLUMNS],
-                    [
-                        [*subject.head_address(index, head), layers[index].head_map.kv_heads[head], *change.row(base)]
-                        for (index, head), change in changes.items()
-                    ],
-                    [pair not in living for pair in changes],
-                )
-            },
+            tables=tables,
             figures={
                 "ablation": subject.head_grid(
                     [change.mean for change in changes.values()],
@@ -242,30 +254,62 @@ class HeadAblation:
                 )
             },
         )
-        # A head that does not share its K/V head is in the table of heads already.
-        groups = [group for index, layer in enumerate(layers) for group in kv_groups(index, layer) if len(group) > 1]
-        if groups:
-            findings.tables["kv_groups"] = (
-                [*subject.address_columns, "heads", *CHANGE_COLUMNS],
-                [
-                    [
-                        *subject.addresses[group[0][0]],
-                        " ".join(str(subject.head_address(*pair)[-1]) for pair in group),
-                        *change.row(base),
-                    ]
-                    for group, change in zip(groups, self._changes(subject, base, groups), strict=True)
-                ],
-            )
-        return findings
 
-    def _changes(self, subject: Subject, base: Losses, head_sets: Sequence[Heads]) -> list[Change]:
+    def _changes(self, subject: Subject, base: Losses, head_sets: Sequence[Sequence[Head]]) -> list[Change]:
         losses = losses_without(subject, head_sets, self.mode)
         return [after.change_from(base, self.num_resamples) for after in losses]
 
 
-def kv_groups(index: int, layer: BaseAttention) -> list[list[tuple[int, int]]]:
-    """The query heads of a layer that share each K/V head and are not ablated; `index` is the layer's."""
-    groups: list[list[tuple[int, int]]] = [[] for _ in range(layer.num_kv_heads)]
-    for head, (kv_head, is_ablated) in enumerate(zip(layer.head_map.kv_heads, layer.ablated(), strict=True)):
-        groups[kv_head] += [] if is_ablated else [(index, head)]
-    return groups
+@dataclass(eq=False)
+class HeadImportance:
+    """The importance of each head by gradient, and optionally its rank correlation with ablation.
+
+    Args:
+        num_windows: see `Analysis`.
+        compare: whether to also ablate each head, and report Spearman's ρ of importance and change of the loss.
+    """
+
+    num_windows: int = 32
+    compare: bool = True
+
+    needs_gradient = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_windows")
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
+        values, living = head_importance(subject), subject.living_heads
+        importance = dict(zip(subject.heads, values, strict=True))
+        most = sorted(living, key=lambda head: -importance[head])[:5]
+        label = f"mean |∂ loss / ∂ gate|, nats per {subject.task.unit}"
+        findings = Findings(
+            lines={
+                "importance": label,
+                **{f"  {subject.head_title(*head)}": f"{importance[head]:.4f}" for head in most},
+            },
+            figures={"importance": subject.head_grid(values, "Importance of each head", label)},
+        )
+        columns, rows = ["importance"], {head: [value] for head, value in importance.items()}
+        if self.compare:
+            changes = dict(zip(subject.heads, head_changes(subject), strict=True))
+            columns, rows = [*columns, "change"], {head: [*row, changes[head]] for head, row in rows.items()}
+            rho = rank_correlation([importance[head] for head in living], [changes[head] for head in living])
+            findings.scalars["analysis/rank_correlation"] = rho
+            findings.lines["rank correlation"] = (
+                "none: needs at least two heads"
+                if rho is None
+                else f"{rho:.3f} with the loss change of ablating the head"
+            )
+        findings.tables["importance"] = subject.head_table(columns, rows)
+        return findings
+
+
+def rank_correlation(x: list[float], y: list[float]) -> float | None:
+    """Spearman's ρ: 1 for the same order, -1 for the opposite order; None for fewer than two values."""
+    if len(x) < 2:
+        return None
+    # Takes a second to import, which the other analyses need not pay.
+    from torchmetrics.functional.regression import spearman_corrcoef  # noqa: PLC0415
+
+    return float(spearman_corrcoef(torch.tensor(x), torch.tensor(y)))

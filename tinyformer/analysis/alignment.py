@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -11,7 +13,7 @@ from torch import Tensor
 from tinyformer.analysis.measures.pair_probe import TokenPair, capture_pair, pairs_of
 from tinyformer.analysis.measures.probe import head_label, map_names
 from tinyformer.analysis.pictures.charts import head_grid
-from tinyformer.analysis.subject import Findings, Subject, Trained, naming_ablated
+from tinyformer.analysis.subject import Findings, Subject, Trained, naming_ablated, require_positive
 from tinyformer.analysis.words import words_of
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
@@ -21,6 +23,7 @@ Copied = list[tuple[int, int]]
 """For each copied token, the row of cross-attention that predicts it and its position in the source."""
 
 
+@dataclass(eq=False)
 class CrossAlignment:
     """How often each head of the cross-attention attends most to the token that is copied.
 
@@ -33,17 +36,16 @@ class CrossAlignment:
     Args:
         num_windows: number of pairs, drawn at random from the evaluated split; half of them choose the head.
         min_length: the smallest number of characters of a copied word.
-
-    Raises:
-        ArgumentError: a number is too small.
     """
+
+    num_windows: int = 200
+    min_length: int = 2
 
     needs_gradient = False
 
-    def __init__(self, num_windows: int = 200, min_length: int = 2) -> None:
-        require_at_least(2, {"num_windows": 200}, num_windows=num_windows)
-        require_at_least(1, {"min_length": 2}, min_length=min_length)
-        self.num_windows, self.min_length = num_windows, min_length
+    def __post_init__(self) -> None:
+        require_at_least(2, {"num_windows": 200}, num_windows=self.num_windows)
+        require_positive(self, "min_length")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
@@ -61,23 +63,19 @@ class CrossAlignment:
         if not halves[1]:
             reason = f"needs at least two pairs with a copied word, and the sample has {len(pairs)}"
             raise ArgumentError("num_windows", self.num_windows, reason, {"num_windows": 10 * self.num_windows})
-        columns, rows, flags, best = ["model", "layer", "head", "choosing", "tested", "chosen"], [], [], {}
-        of_trained: list[list[float]] = []
-        for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
-            assert isinstance(network, EncoderDecoder)
-            choosing, tested = (_hits(subject, network, half) for half in halves)
-            layers = network.cross_attentions()
-            ablated = [flag for layer in layers for flag in layer.ablated_maps()]
-            chosen = int(torch.cat(choosing).masked_fill(torch.tensor(ablated), -1).argmax())
-            names = [(number, head) for number, layer in enumerate(layers) for head in map_names(layer)]
-            best[name] = (*names[chosen], float(torch.cat(tested)[chosen]))
-            shares = zip(torch.cat(choosing).tolist(), torch.cat(tested).tolist(), strict=True)
-            rows += [
-                [name, layer, head, *of_head, index == chosen]
-                for index, ((layer, head), of_head) in enumerate(zip(names, shares, strict=True))
+        columns, rows, ablated, best, hits = ["model", "layer", "head", "choosing", "tested", "chosen"], [], [], {}, {}
+        heads = [(number, name) for number, layer in enumerate(cross) for name in map_names(layer)]
+        for model_name, network in subject.networks().items():
+            choosing, tested = (_hits(subject, cast(EncoderDecoder, network), half) for half in halves)
+            flags = [
+                flag for layer in cast(EncoderDecoder, network).cross_attentions() for flag in layer.ablated_maps()
             ]
-            flags += ablated
-            of_trained = of_trained or [layer.tolist() for layer in tested]
+            ablated += flags
+            chosen = int(torch.cat(choosing).masked_fill(torch.tensor(flags), -1).argmax())
+            hits[model_name] = [of_layer.tolist() for of_layer in tested]
+            best[model_name] = (*heads[chosen], float(torch.cat(tested)[chosen]))
+            shares = zip(heads, torch.cat(choosing).tolist(), torch.cat(tested).tolist(), strict=True)
+            rows += [[model_name, *head, *of_head, index == chosen] for index, (head, *of_head) in enumerate(shares)]
         counts = [sum(len(copied) for _, copied in half) for half in halves]
         return Findings(
             scalars={f"analysis/{name}/copied_tokens_hit": share for name, (*_, share) in best.items()},
@@ -89,10 +87,10 @@ class CrossAlignment:
                     for name, (layer, head, share) in best.items()
                 },
             },
-            tables={"alignment": naming_ablated(columns, rows, flags)},
+            tables={"alignment": naming_ablated(columns, rows, ablated)},
             figures={
                 "alignment": head_grid(
-                    of_trained,
+                    hits["trained"],
                     [[head_label(head) for head in map_names(layer)] for layer in cross],
                     f"Copied tokens that heads of the cross-attention hit, of {counts[1]}",
                     label="share of copied tokens",
@@ -105,12 +103,12 @@ class CrossAlignment:
 def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2) -> Copied:
     """The tokens of the words that a target copies from its source, see `CrossAlignment`."""
     places, rows = (_once(ids[0].tolist(), tokenizer) for ids in (pair.source, pair.predicted))
-    found: Copied = []
-    for name, to in rows.items():
-        of = places.get(name, [])
-        if len(to) == len(of) and len(name) >= min_length and any(map(str.isalnum, name)):
-            found += zip(to, of, strict=True)
-    return found
+    copied: Copied = []
+    for name, own in rows.items():
+        source = places.get(name, [])
+        if len(own) == len(source) and len(name) >= min_length and any(map(str.isalnum, name)):
+            copied += zip(own, source, strict=True)
+    return copied
 
 
 def _once(ids: Sequence[int], tokenizer: TextTokenizer) -> dict[str, list[int]]:

@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
-from tinyformer.analysis.ablation import MODES, Heads, ReplacementOf, gated
+from tinyformer.analysis.ablation import MODES, ReplacementOf, gated
 from tinyformer.analysis.measures.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
 from tinyformer.analysis.measures.probe import capture_weights
-from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads
+from tinyformer.analysis.subject import Findings, Head, Subject, Trained, require_positive
 from tinyformer.batch import Batch
-from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import Transformer
 from tinyformer.tasks.language import TokenTask
 
@@ -22,6 +22,7 @@ THRESHOLDS = {"induction": 0.4, "previous_token": 0.5}
 """By measure, the threshold from which telemetry labels a head by default."""
 
 
+@dataclass(eq=False)
 class HeadCircuit:
     """Tests whether the heads with a known attention pattern suffice for a task, and whether the task needs them.
 
@@ -35,73 +36,69 @@ class HeadCircuit:
 
     Args:
         measures: by measure, the value from which a head belongs to the circuit.
-        mode: what replaces the output of an ablated head, a name in `MODES`.
-        num_windows: number of windows, drawn at random from the evaluated split.
+        mode: what replaces the output of an ablated head, see `HeadAblation`.
+        num_windows: see `Analysis`.
         num_sequences: number of random sequences.
         period: number of random tokens before they repeat; at most half of the context.
         num_draws: number of draws of random heads.
         seed: seed of the random sequences and heads.
-
-    Raises:
-        ArgumentError: a name is unknown, a number is too small, or no head reaches a threshold.
     """
+
+    measures: Mapping[str, float] = field(default_factory=THRESHOLDS.copy)
+    mode: str = "zero"
+    num_windows: int = 32
+    num_sequences: int = 16
+    period: int = 32
+    num_draws: int = 8
+    seed: int = 0
 
     needs_gradient = False
 
-    def __init__(
-        self,
-        measures: Mapping[str, float] = THRESHOLDS,
-        mode: str = "zero",
-        num_windows: int = 32,
-        num_sequences: int = 16,
-        period: int = 32,
-        num_draws: int = 8,
-        seed: int = 0,
-    ) -> None:
-        for name in measures:
-            require_choice("measures", name, MEASURES | PATTERNS)
-        if not measures:
+    def __post_init__(self) -> None:
+        if not self.measures:
             raise ArgumentError("measures", {}, "must name at least one measure", {"measures": THRESHOLDS})
-        for name, least in measures.items():
+        for name, least in self.measures.items():
+            require_choice("measures", name, MEASURES | PATTERNS)
             if least <= 0:
                 reason = "must be above 0, so that not every head belongs to the circuit"
                 raise ArgumentError(f"measures.{name}", least, reason, {name: THRESHOLDS.get(name, 0.5)})
-        require_choice("mode", mode, MODES)
-        working = {"num_windows": 32, "num_sequences": 16, "period": 32, "num_draws": 8}
-        require_at_least(
-            1, working, num_windows=num_windows, num_sequences=num_sequences, period=period, num_draws=num_draws
-        )
-        self.measures, self.mode, self.num_windows = dict(measures), mode, num_windows
-        self.num_sequences, self.period, self.num_draws, self.seed = num_sequences, period, num_draws, seed
+        require_choice("mode", self.mode, MODES)
+        require_positive(self, "num_windows", "num_sequences", "period", "num_draws")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        measured, pairs = self._measured(subject), living_heads(subject.layers)
-        found = [pair for pair, values in zip(pairs, measured, strict=True) if self._belongs(values)]
+        measured, heads = self._measured(subject), subject.living_heads
+        found = [head for head in heads if self._belongs(measured[head])]
         if not found:
             # Slightly below the largest values, so that these reach them after rounding.
-            largest = {name: float(f"{0.995 * max(values[name] for values in measured):.3g}") for name in self.measures}
-            reason = f"none of the model's {len(pairs)} heads reaches a threshold"
-            raise ArgumentError("measures", self.measures, reason, {"measures": largest})
+            maxima = {name: max(values[name] for values in measured.values()) for name in self.measures}
+            works = {"measures": {name: float(f"{0.995 * value:.3g}") for name, value in maxima.items()}}
+            raise ArgumentError(
+                "measures", dict(self.measures), f"none of the model's {len(heads)} heads reaches a threshold", works
+            )
         generator = torch.Generator().manual_seed(self.seed)
-        draws = [_as_many(pairs, found, generator) for _ in range(self.num_draws)]
-        replacement_of = MODES[self.mode](subject)
-        sets: list[tuple[str, int | None, Heads]] = [("all heads", None, pairs), ("circuit alone", None, found)]
-        sets.append(("without circuit", None, _without(pairs, found)))
-        sets += [("random heads alone", number, drawn) for number, drawn in enumerate(draws)]
-        sets += [("without random heads", number, _without(pairs, drawn)) for number, drawn in enumerate(draws)]
-        rows = [
-            [name, number, len(kept), *_scores(subject, _without(pairs, kept), replacement_of)]
-            for name, number, kept in sets
+        draws = [_as_many(heads, found, generator) for _ in range(self.num_draws)]
+        kept: list[tuple[str, int | None, Sequence[Head]]] = [
+            ("all heads", None, heads),
+            ("circuit alone", None, found),
+            ("without circuit", None, _without(heads, found)),
+            *(("random heads alone", number, drawn) for number, drawn in enumerate(draws)),
+            *(("without random heads", number, _without(heads, drawn)) for number, drawn in enumerate(draws)),
         ]
-        means = {name: _mean([row[3:] for row in rows if row[0] == name]) for name, *_ in sets}
-        relative = dict.fromkeys(head_pairs(subject.layers), math.nan)
-        for pair, values in zip(pairs, measured, strict=True):
-            relative[pair] = max(values[name] / least for name, least in self.measures.items())
+        replacement_of = MODES[self.mode](subject)
+        rows = [
+            [name, draw, len(left), *_scores(subject, _without(heads, left), replacement_of)]
+            for name, draw, left in kept
+        ]
+        means = {name: _mean([row[3:] for row in rows if row[0] == name]) for name, *_ in kept}
+        relative = [
+            max(measured[head][name] / least for name, least in self.measures.items()) if head in measured else math.nan
+            for head in subject.heads
+        ]
         return Findings(
             scalars={
                 "analysis/num_found": len(found),
-                "analysis/num_heads": len(pairs),
+                "analysis/num_heads": len(heads),
                 **{
                     f"analysis/{name.replace(' ', '_')}/{kind}": value
                     for name, values in means.items()
@@ -109,23 +106,20 @@ class HeadCircuit:
                 },
             },
             lines={
-                "circuit": f"{len(found)} of {len(pairs)} heads: "
-                + ", ".join(subject.head_title(*pair) for pair in found),
+                "circuit": f"{len(found)} of {len(heads)} heads: "
+                + ", ".join(subject.head_title(*head) for head in found),
                 **{f"  {name}": f"{accuracy:.1%} correct, loss {loss:.4f}" for name, (loss, accuracy) in means.items()},
             },
             tables={
                 "circuit": (["heads", "draw", "num_heads", "loss", "accuracy"], rows),
-                "circuit_heads": (
-                    [*subject.address_columns, "head", *self.measures, "found"],
-                    [
-                        [*subject.head_address(*pair), *values.values(), self._belongs(values)]
-                        for pair, values in zip(pairs, measured, strict=True)
-                    ],
+                "circuit_heads": subject.head_table(
+                    [*self.measures, "found"],
+                    {head: [*values.values(), head in found] for head, values in measured.items()},
                 ),
             },
             figures={
                 "circuit": subject.head_grid(
-                    list(relative.values()),
+                    relative,
                     f"Measure relative to its threshold; alone, heads from 1 on are right in "
                     f"{means['circuit alone'][1]:.1%}, the model without them in {means['without circuit'][1]:.1%}",
                     f"largest of {', '.join(f'{name} / {least:g}' for name, least in self.measures.items())}",
@@ -136,44 +130,44 @@ class HeadCircuit:
     def _belongs(self, values: Mapping[str, float]) -> bool:
         return any(values[name] >= least for name, least in self.measures.items())
 
-    def _measured(self, subject: Subject) -> list[dict[str, float]]:
+    def _measured(self, subject: Subject) -> dict[Head, dict[str, float]]:
         """The measures of `living_heads` on random sequences; the larger value for a head with two softmaxes."""
         network = subject.network
         if not isinstance(network, Transformer) or not isinstance(subject.task, TokenTask):
             reason = "analyses models that were trained with task=causal_lm or task=masked_lm"
             raise ArgumentError("analysis", "circuit", reason, {"analysis": "heads"})
-        period = min(self.period, subject.batches[0]["inputs"].shape[1] // 2)
+        inputs = subject.batches[0]["inputs"]
+        period = min(self.period, inputs.shape[1] // 2)
         if period == 0:
             raise ArgumentError("period", self.period, "needs windows of at least 2 tokens, so that they can repeat")
-        tokens = repeated_tokens(network.vocab_size, self.num_sequences, period, self.seed)
-        tokens = tokens.to(subject.batches[0]["inputs"].device)
-        with torch.no_grad(), subject.precision():
+        tokens = repeated_tokens(network.vocab_size, self.num_sequences, period, self.seed).to(inputs.device)
+        with subject.precision():
             maps = capture_weights(network, tokens, subject.task.mask(cast(Batch, {"inputs": tokens})))
-        chosen = {name: (MEASURES | PATTERNS)[name] for name in self.measures}
-        values, sizes = measure_layers(chosen, maps, tokens), [layer.num_softmaxes for layer in subject.layers]
-        return [
-            {name: max(of[index][head * sizes[index] :][: sizes[index]]) for name, of in values.items()}
-            for index, head in living_heads(subject.layers)
-        ]
+        values = measure_layers({name: (MEASURES | PATTERNS)[name] for name in self.measures}, maps, tokens)
+        sizes = [layer.num_softmaxes for layer in subject.layers]
+        return {
+            (index, head): {name: max(of[index][head * sizes[index] :][: sizes[index]]) for name, of in values.items()}
+            for index, head in subject.living_heads
+        }
 
 
-def _as_many(pairs: Heads, found: Heads, generator: torch.Generator) -> Heads:
+def _as_many(heads: Sequence[Head], found: Sequence[Head], generator: torch.Generator) -> list[Head]:
     """Random heads, as many in each layer as were found there."""
     drawn = []
-    for layer in sorted({layer for layer, _ in pairs}):
-        of_layer = [pair for pair in pairs if pair[0] == layer]
+    for layer in sorted({layer for layer, _ in heads}):
+        of_layer = [head for head in heads if head[0] == layer]
         order = torch.randperm(len(of_layer), generator=generator).tolist()
         drawn += [of_layer[place] for place in order[: sum(at == layer for at, _ in found)]]
     return sorted(drawn)
 
 
-def _without(pairs: Heads, heads: Heads) -> Heads:
-    return [pair for pair in pairs if pair not in heads]
+def _without(heads: Sequence[Head], removed: Sequence[Head]) -> list[Head]:
+    return [head for head in heads if head not in removed]
 
 
-def _scores(subject: Subject, removed: Heads, replacement_of: ReplacementOf) -> tuple[float, float]:
+def _scores(subject: Subject, removed: Sequence[Head], replacement_of: ReplacementOf) -> tuple[float, float]:
     """The loss in nats per target, and the accuracy, with some heads ablated."""
-    sums: dict[str, Tensor] = {}
+    sums: dict[str, Any] = {}
     for batch in subject.batches:
         ablation = gated(subject.network, removed, partial(replacement_of, batch))
         with torch.no_grad(), subject.precision(), ablation:

@@ -21,14 +21,13 @@ An encoder–decoder reads a source and a target of T tokens each. Its counts pe
 plus one of the target, and its cache holds the decoder's keys and values for both.
 """
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_choice
@@ -45,13 +44,10 @@ class Costs:
     """Parameters, FLOPs and KV-cache size of a network.
 
     Args:
-        vocab_size: number of tokens in the vocabulary.
         seq_len: T, the context length, at which FLOPs are counted.
         num_parameters: all parameters; a tied readout counts once.
-        attention_parameters: parameters of the attention layers.
         attention_weights: parameters of the attention's projection matrices, without biases.
         attention_weights_per_layer: their mean over the attention layers, rounded down.
-        feed_forward_parameters: parameters of the feed-forward networks.
         embedding_parameters: parameters of the embeddings of tokens and absolute positions.
         flops_per_token: FLOPs of a forward pass.
         training_flops_per_token: FLOPs of a forward and a backward pass.
@@ -60,7 +56,8 @@ class Costs:
         cache_dtype: dtype of the cache, a name in `BYTES`.
         cache_bytes_per_token: cache size of a token, over all layers.
         cache_bytes: cache size after T tokens; a layer with a window keeps only the window.
-        cache_reduction: how many times smaller the cache is than that of multi-head attention with the same heads.
+        cache_reduction: how many times larger the cache of multi-head attention is, with a key and a value for each
+            query head.
     """
 
     vocab_size: int
@@ -82,11 +79,7 @@ class Costs:
 
 
 def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
-    """The costs of a network.
-
-    Args:
-        network: the network, on any device, "meta" included.
-        cache_dtype: dtype of the cache, a name in `BYTES`.
+    """The costs of a network on any device, "meta" included, with a cache whose dtype is a name in `BYTES`.
 
     Raises:
         ArgumentError: the dtype is unknown, or an attention is no `BaseAttention`, so that its operations are unknown.
@@ -95,14 +88,17 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     if others := network.other_attentions():
         reason = "is no BaseAttention, so its FLOPs and its cache cannot be counted"
         raise ArgumentError("attention", type(others[0]).__name__, reason)
-    attentions, cached = network.attentions(), cached_attentions(network)
-    embeddings = [part for one in network.stacks() for part in (one.token_embedding, one.position) if part is not None]
+    attentions, stacks, seq_len = network.attentions(), network.stacks(), network.max_seq_len
+    embeddings = [part for one in stacks for part in (one.token_embedding, one.position) if part is not None]
     by_part = flops_per_token(network)
-    forward = sum(by_part.values())
-    weights = projection_weights(attentions)
+    forward, weights = sum(by_part.values()), projection_weights(attentions)
+    cached = attentions_in(stacks[-1])  # the last stack generates
+    multi_head = sum(layer.num_heads * head_cache_elements(layer) for layer in cached)
+    elements = [cache_elements(layer) for layer in cached]
+    kept = sum(size * min(layer.window or seq_len, seq_len) for size, layer in zip(elements, cached, strict=True))
     return Costs(
         vocab_size=network.vocab_size,
-        seq_len=network.max_seq_len,
+        seq_len=seq_len,
         num_parameters=network.num_parameters(),
         attention_parameters=num_parameters(attentions),
         attention_weights=weights,
@@ -114,9 +110,9 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
         flops_per_token_by_part=by_part,
         attended_flops_per_token=forward - hidden_flops_per_token(network),
         cache_dtype=cache_dtype,
-        cache_bytes_per_token=BYTES[cache_dtype] * sum(cache_elements(layer) for layer in cached),
-        cache_bytes=BYTES[cache_dtype] * network_cache_elements(network),
-        cache_reduction=cache_reduction(network),
+        cache_bytes_per_token=BYTES[cache_dtype] * sum(elements),
+        cache_bytes=BYTES[cache_dtype] * kept,
+        cache_reduction=multi_head / sum(elements),
     )
 
 
@@ -125,14 +121,14 @@ def num_parameters(modules: Iterable[nn.Module]) -> int:
     return sum(parameter.numel() for parameter in nn.ModuleList(modules).parameters())
 
 
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """The size of several tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def feed_forwards(network: Network) -> list[nn.Module]:
     """The feed-forward networks of all layers."""
     return [layer.feed_forward for stack in network.stacks() for layer in cast(Iterable[Any], stack.layers)]
-
-
-def cached_attentions(network: Network) -> list[BaseAttention]:
-    """The attention layers whose keys and values are cached: those of the last stack, which generates."""
-    return attentions_in(network.stacks()[-1])
 
 
 def projection_weights(modules: Iterable[nn.Module]) -> int:
@@ -161,11 +157,7 @@ def flops_per_token(network: Network) -> dict[str, int]:
 
 
 def batch_sizes(batch: Batch) -> Counter[str]:
-    """The numbers of tokens and of query–key pairs in a batch, padding included, by name.
-
-    These are `tokens` and `pairs` of the inputs and, if there is a source, `source_tokens`, `source_pairs` and
-    `cross_pairs`.
-    """
+    """The numbers of tokens and of query–key pairs in a batch, padding included; its source's are named apart."""
     rows, seq = batch["inputs"].shape
     sizes = Counter(tokens=rows * seq, pairs=rows * seq * seq)
     if "source" in batch:
@@ -194,7 +186,6 @@ class TrainingFlops:
 
     @classmethod
     def of(cls, network: Network) -> "TrainingFlops":
-        """The training FLOPs of a network."""
         trains = any(parameter.requires_grad for parameter in network.encoder.parameters())
         layers, readout = (3, 3) if trains else (1, 2)
         counts = {"tokens": math.nan} if network.other_attentions() else multiply_adds(network)
@@ -204,12 +195,7 @@ class TrainingFlops:
         )
 
     def count(self, sizes: Mapping[str, int], read_out: float) -> float:
-        """FLOPs of several batches.
-
-        Args:
-            sizes: the sums of `batch_sizes`.
-            read_out: number of tokens that are read out.
-        """
+        """FLOPs of batches, given the sums of their `batch_sizes` and the number of tokens that are read out."""
         return sum(flops * sizes[size] for size, flops in self.per_size.items()) + self.per_readout * read_out
 
 
@@ -255,39 +241,22 @@ def visible_pairs(seq_len: int, mask: AttentionMask) -> int:
 
     The sum is over the two sides of the diagonal. If a query sees at most n keys on a side, c = max(T - 1 - n, 0) keys
     are hidden from the query that has all other keys on that side, c - 1 from its neighbour, and so on.
-
-    Args:
-        seq_len: T, the number of queries and of keys.
-        mask: a mask of whole sequences, without cache.
     """
     corners = (max(seq_len - 1 - limit, 0) for limit in mask.span if limit >= 0)
     return seq_len**2 - sum(corner * (corner + 1) // 2 for corner in corners)
 
 
-@functools.singledispatch
-def cache_elements(layer: nn.Module) -> int:
-    """KV-cache elements per token: keys and values, unless a class of attention is registered with less."""
-    assert isinstance(layer, BaseAttention)
+def cache_elements(layer: BaseAttention) -> int:
+    """KV-cache elements per token: keys and values, or the latent and the positional key."""
+    if isinstance(layer, LatentAttention):
+        return layer.kv_rank + layer.position_dim
     return layer.num_kv_heads * head_cache_elements(layer)
 
 
-@cache_elements.register
-def _(layer: LatentAttention) -> int:
-    """The latent and the positional key."""
-    return layer.kv_rank + layer.position_dim
-
-
-@functools.singledispatch
-def head_cache_elements(layer: nn.Module) -> int:
-    """Elements of the key and the value of one head."""
-    assert isinstance(layer, BaseAttention)
-    return layer.num_softmaxes * layer.head_dim + layer.v_head_dim
-
-
-@head_cache_elements.register
-def _(layer: LatentAttention) -> int:
-    """The positional part of the key is left out, since multi-head attention has none."""
-    return layer.content_dim + layer.v_head_dim
+def head_cache_elements(layer: BaseAttention) -> int:
+    """Elements of the key and the value of one head, without the positional part that multi-head attention lacks."""
+    key_dim = layer.content_dim if isinstance(layer, LatentAttention) else layer.num_softmaxes * layer.head_dim
+    return key_dim + layer.v_head_dim
 
 
 def pair_multiply_adds(layer: BaseAttention) -> int:
@@ -301,41 +270,15 @@ def query_multiply_adds(layer: BaseAttention) -> int:
     return layer.num_softmaxes * layer.num_heads * sum(head_multiply_adds(part) for part in parts)
 
 
-@functools.singledispatch
 def head_multiply_adds(part: nn.Module | None) -> int:
     """Multiply-adds in matrix products of a score function or position, for each query of each head.
 
-    A class that is not registered here has as many as its attribute `multiply_adds` says, or none.
+    A class of one's own has as many as its attribute `multiply_adds` says, or none.
     """
+    if isinstance(part, GeneralScore):  # the product of the query and W
+        return part.weight.shape[-1] ** 2
+    if isinstance(part, LocalGaussian):  # the centre, vᵀ tanh(W q)
+        return part.weight.shape[-1] ** 2 + part.weight.shape[-1]
+    if isinstance(part, ShawPosition):  # the query with the table of keys, its weights by distance with that of values
+        return sum(table.numel() for table in part.parameters())
     return getattr(part, "multiply_adds", 0)
-
-
-@head_multiply_adds.register
-def _(part: GeneralScore) -> int:
-    """The product of the query and W."""
-    return part.weight.shape[-1] ** 2
-
-
-@head_multiply_adds.register
-def _(part: LocalGaussian) -> int:
-    """The centre, vᵀ tanh(W q)."""
-    return part.weight.shape[-1] ** 2 + part.weight.shape[-1]
-
-
-@head_multiply_adds.register
-def _(part: ShawPosition) -> int:
-    """The products of the query with the table of keys, and of its weights by distance with the table of values."""
-    return sum(table.numel() for table in part.parameters())
-
-
-def network_cache_elements(network: Network) -> int:
-    """KV-cache elements after T tokens; a layer with a window holds the tokens of the window."""
-    seq_len = network.max_seq_len
-    return sum(cache_elements(layer) * min(layer.window or seq_len, seq_len) for layer in cached_attentions(network))
-
-
-def cache_reduction(network: Network) -> float:
-    """How many times larger the cache of multi-head attention is, with a key and a value for each query head."""
-    attentions = cached_attentions(network)
-    multi_head = sum(layer.num_heads * head_cache_elements(layer) for layer in attentions)
-    return multi_head / sum(cache_elements(layer) for layer in attentions)

@@ -2,30 +2,32 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.measures.capture import attention_calls, running_hooks
-from tinyformer.analysis.measures.probe import ablated_maps, map_names
-from tinyformer.analysis.pictures.charts import head_grid, lines
-from tinyformer.analysis.residual import Kind, inputs_without_padding, residuals_of, scaled, stack_kinds
-from tinyformer.analysis.subject import Findings, Subject, Trained
+from tinyformer.analysis.measures.probe import ablated_maps, head_label, map_names
+from tinyformer.analysis.pictures.charts import head_grid
+from tinyformer.analysis.residual import (
+    by_depth,
+    depth_charts,
+    depth_table,
+    inputs_without_padding,
+    residual_streams,
+    stack_kinds,
+)
+from tinyformer.analysis.subject import Findings, Subject, Table, Trained, changed, require_positive
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import AttentionMaps, BaseAttention, Network
-
-Series = dict[str, list[float]]
-"""The gradient norm at each depth of a stack, by model."""
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import AttentionMaps, Network
 
 
+@dataclass(eq=False)
 class GradientFlow:
     """The gradient norm of the residual stream by depth, and the share of saturated softmax rows of each head.
 
@@ -45,31 +47,25 @@ class GradientFlow:
     of a single target's loss, averaged over windows. The first is smaller where gradients of different targets cancel.
 
     Args:
-        num_windows: number of windows, or pairs, of the evaluated split.
+        num_windows: see `Analysis`.
         saturated: the largest weight of a row at which it counts as saturated.
-
-    Raises:
-        ArgumentError: the number is below 1, or the weight is not at least 0.5 and below 1.
     """
+
+    num_windows: int = 32
+    saturated: float = 0.99
 
     needs_gradient = True
 
-    def __init__(self, num_windows: int = 32, saturated: float = 0.99) -> None:
-        require_at_least(1, {"num_windows": 32}, num_windows=num_windows)
-        if not 0.5 <= saturated < 1:
-            raise ArgumentError("saturated", saturated, "must be at least 0.5 and below 1", {"saturated": 0.99})
-        self.num_windows, self.saturated = num_windows, saturated
+    def __post_init__(self) -> None:
+        require_positive(self, "num_windows")
+        if not 0.5 <= self.saturated < 1:
+            raise ArgumentError("saturated", self.saturated, "must be at least 0.5 and below 1", {"saturated": 0.99})
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        norms, kinds = self._norms(subject), stack_kinds(subject.network)
-        shares = self._shares(subject)
-        names = [map_names(layer) for layer in subject.layers]
-        rows = [
-            [*address, name, *(_finite(of_layers[layer][head]) for of_layers in shares.values())]
-            for layer, address in enumerate(subject.addresses)
-            for head, name in enumerate(names[layer])
-        ]
+        norms = by_depth(subject, lambda network: gradient_norms(subject, network))
+        statistics = row_statistics(subject, self.saturated)
+        shares = {name: statistics[name] for name in ("saturated", "saturated_without_scale")}
         means = {
             name: float(torch.tensor(list(itertools.chain(*of_layers))).nanmean()) for name, of_layers in shares.items()
         }
@@ -77,34 +73,19 @@ class GradientFlow:
             scalars={f"analysis/{name}": _finite(mean) for name, mean in means.items()},
             lines={
                 "gradients": f"norm of the loss's gradient with respect to embeddings and to the last layer's output, "
-                f"mean of {sum(len(batch['inputs']) for batch in subject.batches)} {subject.row}s",
+                f"mean of {subject.num_windows} {subject.row}s",
                 **{
-                    f"  {' '.join([*kind, name])}": f"{values[0]:.3g} and {values[-1]:.3g}"
-                    for kind, series in zip(kinds, norms, strict=True)
-                    for name, values in series.items()
+                    f"  {' '.join([*kind, name])}": f"{values[0][0]:.3g} and {values[-1][0]:.3g}"
+                    for kind, of_kind in norms.items()
+                    for name, values in of_kind.items()
                 },
                 "saturated rows": f"{means['saturated']:.1%} of softmax rows have a weight of {self.saturated:g} or "
                 f"more; {means['saturated_without_scale']:.1%} with a scale of 1",
             },
             tables={
-                "gradients": (
-                    [*subject.address_columns[:-1], "model", "depth", "gradient_norm"],
-                    [
-                        [*kind, name, depth, value]
-                        for kind, series in zip(kinds, norms, strict=True)
-                        for name, values in series.items()
-                        for depth, value in enumerate(values)
-                    ],
-                ),
-                "saturation": ([*subject.address_columns, "head", *shares], rows),
-                "logits": (
-                    [*subject.address_columns, "head", "logit_variance", "softmax_jacobian"],
-                    [
-                        [*address, name, *map(_finite, of_head)]
-                        for address, of_layer, own in zip(subject.addresses, self._logits(subject), names, strict=True)
-                        for name, of_head in zip(own, of_layer, strict=True)
-                    ],
-                ),
+                "gradients": depth_table(subject, norms, "gradient_norm"),
+                "saturation": _map_table(subject, shares),
+                "logits": _map_table(subject, {name: statistics[name] for name in statistics if name not in shares}),
                 "sublayers": (
                     [
                         *subject.address_columns[:-1],
@@ -112,17 +93,25 @@ class GradientFlow:
                     ],
                     [
                         [*kind, name, *at, *norms]
-                        for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items()
-                        for kind, of_stack in zip(kinds, sublayer_gradients(subject, network), strict=True)
+                        for name, network in subject.networks().items()
+                        for kind, of_stack in zip(
+                            stack_kinds(network), sublayer_gradients(subject, network), strict=True
+                        )
                         for at, norms in of_stack.items()
                     ],
                 ),
             },
             figures={
-                **{"_".join([*kind, "gradients"]): _chart(kind, of) for kind, of in zip(kinds, norms, strict=True)},
+                **depth_charts(
+                    norms,
+                    0,
+                    "gradients",
+                    "Gradient of the loss with respect to the residual stream (depth 0: the embeddings)",
+                    "norm",
+                ),
                 "saturation": head_grid(
                     shares["saturated"],
-                    [[name.removeprefix("0") for name in layer] for layer in names],
+                    [[head_label(name) for name in map_names(layer)] for layer in subject.layers],
                     f"Share of softmax rows with a weight of {self.saturated:g} or more",
                     layers=subject.addresses,
                     label="share of rows",
@@ -131,50 +120,41 @@ class GradientFlow:
             },
         )
 
-    def _norms(self, subject: Subject) -> list[Series]:
-        """`gradient_norms` by stack, for the trained and the untrained network, with and without connections."""
-        norms: list[Series] = [{} for _ in subject.network.stacks()]
-        for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
-            for suffix, residuals in {"with skips": [], "without skips": residuals_of(network)}.items():
-                with scaled(residuals, "skip", 0.0):
-                    found = gradient_norms(subject, network)
-                for series, values in zip(norms, found, strict=True):
-                    series[f"{name}, {suffix}"] = values
-        return norms
 
-    def _logits(self, subject: Subject) -> list[list[list[float]]]:
-        """The means of `logit_statistics` over rows, for each map of each layer, over inputs without padding."""
-        sums = zeros_by_map(subject, 3)
-        for inputs in inputs_without_padding(subject):
-            with subject.precision(), torch.no_grad():
-                calls = attention_calls(subject.network, *inputs)
-                found = [logit_statistics(layer.maps_of_call(call)) for layer, call in calls]
-            sums = [total + new.cpu() for total, new in zip(sums, found, strict=True)]
-        return [(total[:2] / total[2]).T.tolist() for total in sums]
+@torch.no_grad()
+def row_statistics(subject: Subject, saturated: float) -> dict[str, list[list[float]]]:
+    """Means over the softmax rows of each map of each layer, by the name of a column, over inputs without padding.
 
-    def _shares(self, subject: Subject) -> dict[str, list[list[float]]]:
-        """The share of saturated rows for each map of each layer, over inputs without padding; nan if no row counts.
-
-        It is nan for an ablated head, too. For the share with a scale of 1, queries and keys are those of the
-        unchanged model.
-        """
-        counts = {name: zeros_by_map(subject, 2) for name in ("saturated", "saturated_without_scale")}
-        for inputs in inputs_without_padding(subject):
-            with subject.precision():
-                calls = attention_calls(subject.network, *inputs)
-                for name, layers in {"saturated": [], "saturated_without_scale": subject.layers}.items():
-                    with torch.no_grad(), unscaled(layers):
-                        found = [count_saturated(layer.maps_of_call(call), self.saturated) for layer, call in calls]
-                    counts[name] = [count + new.cpu() for count, new in zip(counts[name], found, strict=True)]
-        return {
-            name: [(saturated / rows).tolist() for saturated, rows in of_layers] for name, of_layers in counts.items()
-        }
+    These are the means of `logit_statistics`, and the shares of rows that are `saturated`, also with a scale of 1 for
+    the queries and keys of the unchanged model. Rows with a single visible key do not count; if no row counts, the mean
+    is nan, as it is for an ablated head.
+    """
+    names = ("logit_variance", "softmax_jacobian", "saturated", "saturated_without_scale")
+    sums = [
+        torch.zeros(len(names) + 1, len(flags), dtype=torch.float64).masked_fill(torch.tensor(flags), math.nan)
+        for flags in ablated_maps(subject.network)
+    ]
+    for inputs in inputs_without_padding(subject):
+        with subject.precision():
+            calls = attention_calls(subject.network, *inputs)
+            for total, (layer, call) in zip(sums, calls, strict=True):
+                maps = layer.maps_of_call(call)
+                variance, jacobian, num_rows = logit_statistics(maps)
+                counts = [count_saturated(maps, saturated)]
+                with changed([layer.score], scale=1.0):  # changes nothing for scores without a scale
+                    counts.append(count_saturated(layer.maps_of_call(call), saturated))
+                total.add_(torch.stack([variance, jacobian, *counts, num_rows]).cpu())
+    means = [of_layer[:-1] / of_layer[-1] for of_layer in sums]
+    return {name: [of_layer[index].tolist() for of_layer in means] for index, name in enumerate(names)}
 
 
-def zeros_by_map(subject: Subject, number: int) -> list[Float[Tensor, "{number} maps"]]:
-    """Sums to start from, for the maps of each layer: zero, or nan for those of ablated heads."""
-    flags = [torch.tensor(flags) for flags in ablated_maps(subject.network)]
-    return [torch.zeros(number, len(of), dtype=torch.float64).masked_fill(of, math.nan) for of in flags]
+def _map_table(subject: Subject, columns: Mapping[str, Sequence[Sequence[float]]]) -> Table:
+    """A row for each map of each layer."""
+    return [*subject.address_columns, "head", *columns], [
+        [*address, name, *(_finite(of_layers[index][head]) for of_layers in columns.values())]
+        for index, (address, layer) in enumerate(zip(subject.addresses, subject.layers, strict=True))
+        for head, name in enumerate(map_names(layer))
+    ]
 
 
 def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], tuple[float, float]]]:
@@ -193,22 +173,26 @@ def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[in
         }
         for stack in network.stacks()
     ]
-    groups = [several for of_stack in sublayers for several in of_stack.values()]
+    groups = [group for of_stack in sublayers for group in of_stack.values()]
     weights = list(itertools.chain(*groups))
     totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     of_targets = torch.zeros(len(groups), dtype=torch.float64)
-    num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
     for batch in subject.batches:
-        with torch.enable_grad(), subject.precision(), running_hooks(network), learning(weights):
+        with (
+            torch.enable_grad(),
+            subject.precision(),
+            running_hooks(network),
+            changed(weights, requires_grad=True),  # even if they are frozen
+        ):
             nats, targets = subject.task.nats(network, batch)
-            loss = (nats / targets.clamp(min=1)).sum() / num_windows
+            loss = (nats / targets.clamp(min=1)).sum() / subject.num_windows
             gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
             totals = [total + gradient for total, gradient in zip(totals, gradients, strict=True)]
             nats, _ = subject.task.nats(network, with_last_target(batch))
             for row in nats:
                 gradients = torch.autograd.grad(row, weights, retain_graph=True, materialize_grads=True)
                 of_targets += torch.tensor(_norms_of(groups, gradients), dtype=torch.float64)
-    norms = zip(_norms_of(groups, totals), (of_targets / num_windows).tolist(), strict=True)
+    norms = zip(_norms_of(groups, totals), (of_targets / subject.num_windows).tolist(), strict=True)
     return [{at: next(norms) for at in of_stack} for of_stack in sublayers]
 
 
@@ -223,30 +207,26 @@ def with_last_target(batch: Batch) -> Batch:
 
 def _norms_of(groups: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor]) -> list[float]:
     """The gradient norm of each group of weights; `gradients` are those of the first group, then of the next."""
-    found = iter(gradients)
-    return [math.sqrt(sum(float(next(found).double().square().sum()) for _ in several)) for several in groups]
+    remaining = iter(gradients)
+    return [math.sqrt(sum(float(next(remaining).double().square().sum()) for _ in group)) for group in groups]
 
 
-def gradient_norms(subject: Subject, network: Network) -> list[list[float]]:
+def gradient_norms(subject: Subject, network: Network) -> list[list[tuple[float]]]:
     """The mean over windows of ‖∂L / ∂X‖ for each stack of a network, where X are the embeddings or a layer's output.
 
     L is the mean loss of the window, in nats per target. The loss of a window depends on its own stream only, so one
     backward pass gives the gradients of all windows of a batch.
     """
-    stacks = network.stacks()
-    totals = [torch.zeros(len(stack.layers) + 1, dtype=torch.float64) for stack in stacks]
+    totals = [torch.zeros(len(stack.layers) + 1, dtype=torch.float64) for stack in network.stacks()]
     for batch in subject.batches:
-        with torch.enable_grad(), subject.precision(), running_hooks(network), recorded(network) as streams:
+        with torch.enable_grad(), subject.precision(), running_hooks(network), residual_streams(network) as streams:
             nats, targets = subject.task.nats(network, batch)
             loss = (nats / targets.clamp(min=1)).sum()
             gradients = iter(torch.autograd.grad(loss, list(itertools.chain(*streams)), materialize_grads=True))
-        for index, total in enumerate(totals):
-            norms = [
-                gradient.float().flatten(1).norm(dim=1).sum() for gradient in itertools.islice(gradients, len(total))
-            ]
-            totals[index] = total + torch.stack(norms).cpu()
-    num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
-    return [(total / num_windows).tolist() for total in totals]
+        for total in totals:
+            of_stack = itertools.islice(gradients, len(total))
+            total.add_(torch.stack([gradient.float().flatten(1).norm(dim=1).sum() for gradient in of_stack]).cpu())
+    return [list(zip((total / subject.num_windows).tolist(), strict=True)) for total in totals]
 
 
 def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
@@ -266,76 +246,11 @@ def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
     return sums.sum(dim=(1, 3))
 
 
-def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, "2 maps"]:
-    """For each map, the number of saturated rows, and the number of all rows; both count rows that see several keys.
-
-    Args:
-        maps: attention weights and logits of one layer.
-        threshold: the largest weight at which a row counts as saturated.
-    """
+def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, " maps"]:
+    """For each map, the number of rows that see several keys and whose largest weight reaches the threshold."""
     has_choice = (maps.logits > -torch.inf).sum(dim=-1) > 1
     is_saturated = maps.weights.amax(dim=-1) >= threshold
-    return torch.stack([is_saturated & has_choice, has_choice]).sum(dim=(1, 3))
-
-
-@contextmanager
-def learning(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Make weights require gradients inside the block, even if they are frozen."""
-    before = [weight.requires_grad for weight in weights]
-    for weight in weights:
-        weight.requires_grad_()
-    try:
-        yield
-    finally:
-        for weight, value in zip(weights, before, strict=True):
-            weight.requires_grad_(value)
-
-
-@contextmanager
-def recorded(network: Network) -> Iterator[list[list[Tensor]]]:
-    """Record the residual stream of each stack in a forward pass: the embeddings, then the output of each layer."""
-    streams: list[list[Tensor]] = [[] for _ in network.stacks()]
-
-    def begin(of_stack: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        of_stack.append(args[0].detach().requires_grad_())  # frozen embeddings would have no gradient
-        return (of_stack[0], *args[1:])
-
-    def record(of_stack: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        of_stack.append(output)
-
-    hooks = []
-    for of_stack, stack in zip(streams, network.stacks(), strict=True):
-        hooks.append(stack.layers[0].register_forward_pre_hook(partial(begin, of_stack)))
-        hooks += [layer.register_forward_hook(partial(record, of_stack)) for layer in stack.layers]
-    try:
-        yield streams
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def unscaled(layers: Sequence[BaseAttention]) -> Iterator[None]:
-    """Set the scale of the scores to 1 inside the block, which changes nothing for scores without a scale."""
-    before = [layer.score.scale for layer in layers]
-    for layer in layers:
-        layer.score.scale = 1.0
-    try:
-        yield
-    finally:
-        for layer, scale in zip(layers, before, strict=True):
-            layer.score.scale = scale
-
-
-def _chart(kind: Kind, norms: Mapping[str, Sequence[float]]) -> Figure:
-    """The gradient norms of a stack by depth."""
-    return lines(
-        {name: (range(len(values)), values) for name, values in norms.items()},
-        "Gradient of the loss with respect to the residual stream (depth 0: the embeddings)",
-        f"layers of the {kind[0]}" if kind else "layers",
-        "norm",
-        "log",
-    )
+    return (is_saturated & has_choice).sum(dim=(0, 2))
 
 
 def _finite(value: float) -> float | None:

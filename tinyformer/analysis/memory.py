@@ -11,8 +11,7 @@ each query and head (Dao et al. 2022, arXiv 2205.14135), the eager kernel also t
 counted are the logits, which are computed in chunks, and memory that is used and freed within an operation.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tinyformer.analysis.costs import count_costs
+from tinyformer.analysis.costs import count_costs, num_bytes
 from tinyformer.errors import require_at_least
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.nn.kernels.sdpa import widened
@@ -31,17 +30,13 @@ from tinyformer.nn.score import Scoring
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """FLOPs and memory of a training step on a batch of sequences of T tokens, and of decoding them.
+    """FLOPs and memory of a training step on `batch` sequences of T tokens, and of decoding them.
 
     Args:
-        batch: number of sequences.
-        tokens: number of tokens; in an encoder–decoder, of target tokens.
-        training_flops: FLOPs of a forward and a backward pass.
-        weight_bytes: bytes of the weights.
-        gradient_bytes: bytes of their gradients.
+        tokens: number of tokens of all sequences; in an encoder–decoder, of target tokens.
         optimizer_bytes: bytes of the optimizer's state.
         activation_bytes: bytes that the layers store for the backward pass.
-        training_bytes: the sum of these.
+        training_bytes: the sum of the four before.
         cache_bytes: bytes of the KV cache of all sequences after T tokens.
     """
 
@@ -62,13 +57,9 @@ def count_batch(
     batch: int,
     dtype: str = "bf16",
 ) -> BatchCosts:
-    """The costs of a batch.
+    """The costs of a batch, given factories that are called where tensors take no memory.
 
-    Args:
-        make_network: makes the network; it is called where tensors take no memory.
-        make_optimizer: makes the optimizer of the network's parameters.
-        batch: number of sequences.
-        dtype: dtype of activations and the KV cache: "bf16", as in mixed precision, or "fp32".
+    Activations and the KV cache are in `dtype`, "bf16" as in mixed precision or "fp32".
 
     Raises:
         ArgumentError: the batch is empty, or the dtype is unknown.
@@ -80,8 +71,7 @@ def count_batch(
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         activations = activation_bytes(network, batch, dtype)
         state = _state_bytes(make_optimizer(network), parameters)
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
-        gradients = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        weights, gradients = num_bytes(network.parameters()), num_bytes(parameters)
     return BatchCosts(
         batch=batch,
         tokens=batch * costs.seq_len,
@@ -96,17 +86,11 @@ def count_batch(
 
 
 def activation_bytes(network: Network, batch: int, dtype: str) -> int:
-    """Bytes that the layers store for the backward pass.
+    """Bytes that the layers store for the backward pass of sequences as long as the context; it changes the network.
 
     With activation checkpointing these are the inputs of all layers, and what the layer that stores most stores. Copies
     of the weights in bf16 are counted where a layer stores them, not for as long as autocast keeps them.
-
-    Args:
-        network: the network, whose tensors may be fake.
-        batch: number of sequences of the network's context length.
-        dtype: "bf16", as in mixed precision, or "fp32".
     """
-    layers = [layer for stack in network.stacks() for layer in cast(Any, stack.layers)]
     own = {tensor.untyped_storage()._cdata for tensor in (*network.parameters(), *network.buffers())}
     stored: dict[int, Tensor] = {}
     inputs: list[int] = []
@@ -118,22 +102,22 @@ def activation_bytes(network: Network, batch: int, dtype: str) -> int:
         return tensor
 
     def note_input(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        inputs.append(arguments[0].numel() * arguments[0].element_size())
+        inputs.append(num_bytes(arguments[:1]))
         before.append(_bytes(stored.values()))
 
-    hooks = [layer.register_forward_pre_hook(note_input) for layer in layers]
     ids = torch.zeros(batch, network.max_seq_len, dtype=torch.long)
     recomputes = network.encoder.checkpoint_activations
-    casts: AbstractContextManager[Any] = torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
-    with _counted_kernels(network), torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor), casts:
-        for stack in network.stacks():
-            stack.checkpoint_activations = False
+    _choose_kernels(network)
+    for stack in network.stacks():
+        stack.checkpoint_activations = False
+        for layer in cast(Any, stack.layers):
+            layer.register_forward_pre_hook(note_input)
+    casts = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16")
+    with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor), casts:
         if isinstance(network, EncoderDecoder):
             network.decoder(ids, AttentionMask(causal=True), None, network.encode(ids))
         else:
             network.encoder(ids, AttentionMask(causal=True))
-    for hook in hooks:
-        hook.remove()
     total = _bytes(stored.values())
     if not recomputes:
         return total
@@ -155,19 +139,13 @@ def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor])
     return _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
 
 
-@contextmanager
-def _counted_kernels(network: Network) -> Iterator[None]:
+def _choose_kernels(network: Network) -> None:
     """On any device, make each layer store what its kernel on CUDA would store."""
     fused = Backend("fused", _fused, lambda case: None)
     for layer in network.attentions():
         case = layer.planned_case("cuda", torch.bfloat16, AttentionMask(causal=True), network.max_seq_len)
         name = select_backend("auto", case).name if layer.backend == "auto" else layer.backend
         layer.resolved = BACKENDS["eager"] if name == "eager" else fused
-    try:
-        yield
-    finally:
-        for layer in network.attentions():
-            layer.resolved = None
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0) -> Tensor:

@@ -5,49 +5,41 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tinyformer.analysis.ablation import gated, head_changes
-from tinyformer.analysis.importance import head_importance
+from tinyformer.analysis.ablation import gated, head_changes, head_importance
+from tinyformer.analysis.costs import num_bytes
 from tinyformer.analysis.pictures.charts import lines
-from tinyformer.analysis.subject import Findings, Subject, Trained, head_pairs, living_heads
+from tinyformer.analysis.subject import Findings, Head, Subject, Trained, require_positive
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import AttentionMask, BaseAttention, Network, prune_heads
-from tinyformer.nn.heads import Address
 from tinyformer.nn.maps import is_own
 
 MAX_POINTS = 17
 """Largest number of points of the curve, besides that of the chosen number of heads."""
 
 
-def _by_importance(subject: Subject, seed: int) -> list[float]:
-    return head_importance(subject)
-
-
-def _by_ablation(subject: Subject, seed: int) -> list[float]:
-    return head_changes(subject)
-
-
-def _at_random(subject: Subject, seed: int) -> list[float]:
-    num_heads = len(head_pairs(subject.layers))
-    return torch.rand(num_heads, generator=torch.Generator().manual_seed(seed)).tolist()
+def _random_scores(subject: Subject, seed: int) -> list[float]:
+    return torch.rand(len(subject.heads), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 ORDERS: dict[str, Callable[[Subject, int], list[float]]] = {
-    "importance": _by_importance,
-    "oracle": _by_ablation,
-    "random": _at_random,
+    "importance": lambda subject, seed: head_importance(subject),
+    "oracle": lambda subject, seed: head_changes(subject),
+    "random": _random_scores,
 }
 """By name, the score of each head; heads with the lowest scores are pruned first."""
 
 
+@dataclass(eq=False)
 class HeadPruning:
     """Prunes heads one after the other, the least important first, and saves the smaller model.
 
@@ -58,65 +50,61 @@ class HeadPruning:
         fraction: share of all heads to prune.
         order: which heads are pruned first: by `importance` (see `head_importance`); `oracle`, by the change of the
             loss after ablating each alone; or `random`, the baseline.
-        num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
+        num_windows: see `Analysis`.
         seed: seed of the random order.
         random_orders: number of random orders to compare with in the picture and the table, with the seeds that follow
             `seed`. Each costs at most 17 evaluations of the windows.
-
-    Raises:
-        ArgumentError: the order is unknown, the fraction does not lie between 0 and 1, or a number is too small.
     """
 
-    def __init__(
-        self,
-        fraction: float = 0.4,
-        order: str = "importance",
-        num_windows: int = 32,
-        seed: int = 0,
-        random_orders: int = 3,
-    ) -> None:
-        require_choice("order", order, ORDERS)
-        require_at_least(1, {"num_windows": 32}, num_windows=num_windows)
-        require_at_least(0, {"random_orders": 3}, random_orders=random_orders)
-        if not 0 < fraction < 1:
-            raise ArgumentError("fraction", fraction, "must lie between 0 and 1", {"fraction": 0.4})
-        self.fraction, self.order, self.num_windows, self.seed = fraction, order, num_windows, seed
-        self.random_orders = random_orders
-        self.needs_gradient = order == "importance"
+    fraction: float = 0.4
+    order: str = "importance"
+    num_windows: int = 32
+    seed: int = 0
+    random_orders: int = 3
+
+    def __post_init__(self) -> None:
+        require_choice("order", self.order, ORDERS)
+        require_positive(self, "num_windows")
+        require_at_least(0, {"random_orders": 3}, random_orders=self.random_orders)
+        if not 0 < self.fraction < 1:
+            raise ArgumentError("fraction", self.fraction, "must lie between 0 and 1", {"fraction": 0.4})
+        self.needs_gradient = self.order == "importance"
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        layers, living, unit = subject.layers, living_heads(subject.layers), subject.task.unit
-        total = len(living)
-        num_pruned = self._num_pruned(total, total - len(dict(living)))
+        total, unit = len(subject.living_heads), subject.task.unit
         ranked = pruning_order(subject, ORDERS[self.order](subject, self.seed))
+        num_pruned = self._num_pruned(total, len(ranked))
+        removed, num_left = ranked[:num_pruned], total - num_pruned
         counts = sorted({round(i * len(ranked) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {num_pruned})
-        num_windows = sum(len(batch["inputs"]) for batch in subject.batches)
         whole = subject.losses().mean
         curve = _curve(subject, ranked, counts, whole)
         seeds = [self.seed + 1 + index for index in range(self.random_orders)]
         baselines = {
-            f"random, seed {seed}": _curve(subject, pruning_order(subject, _at_random(subject, seed)), counts, whole)
+            seed: _curve(subject, pruning_order(subject, _random_scores(subject, seed)), counts, whole)
             for seed in seeds
         }
         pruned = copy.deepcopy(subject.network)
         for index, layer in enumerate(pruned.attentions()):
-            prune_heads(layer, [layers[index].head_map.ids[head] for at, head in ranked[:num_pruned] if at == index])
+            prune_heads(layer, [layer.head_map.ids[head] for at, head in removed if at == index])
         error = math.inf
         with suppress(RuntimeError, IndexError):  # of sizes that do not fit
-            error = _difference(subject, ranked[:num_pruned], pruned)
+            error = _difference(subject, removed, pruned)
         if not error < 1e-5:
-            name, cause = _own_part(layers)
+            name, cause = _own_part(subject.layers)
             reason = "computes something else without some of the heads, so that they cannot be pruned"
             raise ArgumentError(name, type(cause).__name__, reason)
         path = folder / "pruned.ckpt"
         subject.save_pruned(pruned, path)
         old_speed, new_speed = _tokens_per_second(subject, [subject.network, pruned])
         old_size, new_size = subject.network.num_parameters(), pruned.num_parameters()
-        old_bytes, new_bytes = _num_bytes(subject.network), _num_bytes(pruned)
+        old_bytes, new_bytes = num_bytes(subject.network.parameters()), num_bytes(pruned.parameters())
+        left = [total - count for count in counts]
+        at_random = ", ".join(f"{losses[num_pruned]:.4f}" for losses in baselines.values())
+        addresses = (",".join(map(str, subject.head_address(*head))) for head in sorted(removed))
         return Findings(
             scalars={
-                "analysis/loss": curve[0],
+                "analysis/loss": whole,
                 "analysis/pruned_loss": curve[num_pruned],
                 "analysis/num_pruned": num_pruned,
                 "analysis/num_heads": total,
@@ -130,10 +118,10 @@ class HeadPruning:
             },
             lines={
                 "pruned": f"{num_pruned} of {total} heads, by {self.order}: "
-                + ", ".join(_written(subject.head_address(*pair)) for pair in sorted(ranked[:num_pruned])),
-                "  loss": f"{curve[0]:.4f} -> {curve[num_pruned]:.4f} nats per {unit}, over {num_windows} "
+                + ", ".join(f"[{address}]" for address in addresses),
+                "  loss": f"{whole:.4f} -> {curve[num_pruned]:.4f} nats per {unit}, over {subject.num_windows} "
                 f"{subject.row}s",
-                **_at_random_line(baselines, num_pruned),
+                **({"  at random": f"{at_random} with as many heads pruned in random orders"} if at_random else {}),
                 "  parameters": f"{old_size:,} -> {new_size:,} ({old_bytes:,} -> {new_bytes:,} bytes)",
                 "  speed": f"{old_speed:,.0f} -> {new_speed:,.0f} tokens/s in the forward pass",
                 "  check": f"differs from the gated model by {error:.1e}",
@@ -149,15 +137,14 @@ class HeadPruning:
             },
             figures={
                 "prune": lines(
-                    {self.order: ([total - count for count in counts], list(curve.values()))},
+                    {self.order: (left, list(curve.values()))},
                     f"Loss by number of heads (pruning order: {self.order})",
                     "heads left",
                     f"loss, nats per {unit}",
                     baselines={
-                        name: ([total - count for count in counts], list(losses.values()))
-                        for name, losses in baselines.items()
+                        f"random, seed {seed}": (left, list(losses.values())) for seed, losses in baselines.items()
                     },
-                    marked=(total - num_pruned, curve[num_pruned], f"pruned.ckpt, {total - num_pruned} heads"),
+                    marked=(num_left, curve[num_pruned], f"pruned.ckpt, {num_left} heads"),
                 )
             },
             files=[path],
@@ -177,25 +164,24 @@ class HeadPruning:
             reason = (
                 f"is {count} of {total} heads; from 1 to {most} can be pruned, since each layer keeps its last head"
             )
-            raise ArgumentError(
-                "fraction", self.fraction, reason, {"fraction": round(min(max(count, 1), most) / total, 3)}
-            )
+            works = {"fraction": round(min(max(count, 1), most) / total, 3)}
+            raise ArgumentError("fraction", self.fraction, reason, works)
         return count
 
 
-def pruning_order(subject: Subject, scores: Sequence[float]) -> list[tuple[int, int]]:
-    """All of `living_heads` but the one with the highest of the `head_pairs`' scores in each layer, lowest first."""
-    score_of, living = dict(zip(head_pairs(subject.layers), scores, strict=True)), living_heads(subject.layers)
+def pruning_order(subject: Subject, scores: Sequence[float]) -> list[Head]:
+    """The living heads, those with the lowest scores first, without the one of each layer that has the highest."""
+    score_of, living = dict(zip(subject.heads, scores, strict=True)), subject.living_heads
     left = Counter(layer for layer, _ in living)
     order = []
-    for layer, head in sorted(living, key=lambda pair: score_of[pair]):
+    for layer, head in sorted(living, key=score_of.__getitem__):
         if left[layer] > 1:
             left[layer] -= 1
             order.append((layer, head))
     return order
 
 
-def _curve(subject: Subject, order: Sequence[tuple[int, int]], counts: Sequence[int], whole: float) -> dict[int, float]:
+def _curve(subject: Subject, order: Sequence[Head], counts: Sequence[int], whole: float) -> dict[int, float]:
     """The loss without the first heads of an order, by their number; `whole` is the loss of the unpruned model."""
     curve = {0: whole}
     for count in counts:
@@ -203,12 +189,6 @@ def _curve(subject: Subject, order: Sequence[tuple[int, int]], counts: Sequence[
             with gated(subject.network, order[:count]):
                 curve[count] = subject.losses().mean
     return curve
-
-
-def _at_random_line(baselines: Mapping[str, Mapping[int, float]], num_pruned: int) -> dict[str, str]:
-    """The line of the summary on random orders, if there are any."""
-    losses = ", ".join(f"{curve[num_pruned]:.4f}" for curve in baselines.values())
-    return {"  at random": f"{losses} with as many heads pruned in random orders"} if losses else {}
 
 
 def _own_part(layers: Sequence[BaseAttention]) -> tuple[str, nn.Module]:
@@ -220,13 +200,8 @@ def _own_part(layers: Sequence[BaseAttention]) -> tuple[str, nn.Module]:
     return "attention", layers[0]
 
 
-def _written(address: Address) -> str:
-    """The address of a head as a user types it, such as [3,0]."""
-    return f"[{','.join(map(str, address))}]"
-
-
 @torch.no_grad()
-def _difference(subject: Subject, heads: Sequence[tuple[int, int]], pruned: Network) -> float:
+def _difference(subject: Subject, heads: Sequence[Head], pruned: Network) -> float:
     """max|a - b| / max|b| over the outputs a of the pruned and b of the gated model for one window."""
     window = cast(Batch, {name: rows[:1] for name, rows in tensors(subject.batches[0]).items()})
     mask = subject.task.mask(window)
@@ -253,16 +228,9 @@ def _tokens_per_second(subject: Subject, networks: Sequence[Network], repeats: i
         for network, times in zip(networks, seconds, strict=True):
             start = time.perf_counter()
             with subject.precision():
-                _wait(subject.task.forward(network, batch))
+                output = subject.task.forward(network, batch)
+            if output.device.type == "cuda":
+                torch.cuda.synchronize(output.device)
             times.append(time.perf_counter() - start)
     num_tokens = sum(rows.numel() for name, rows in tensors(batch).items() if name in ("source", "inputs"))
     return [num_tokens / statistics.median(times) for times in seconds]
-
-
-def _wait(x: Tensor) -> None:
-    if x.device.type == "cuda":
-        torch.cuda.synchronize(x.device)
-
-
-def _num_bytes(network: Network) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())

@@ -1,7 +1,9 @@
 """Relations between words: how much each head attends from one word of a text to another."""
 
 import difflib
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple, cast
@@ -11,13 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.measures.capture import attention_calls
-from tinyformer.analysis.measures.pair_probe import TokenPair, capture_pair, decoded_pair
-from tinyformer.analysis.measures.probe import map_names
+from tinyformer.analysis.measures.pair_probe import capture_pair
+from tinyformer.analysis.measures.probe import head_label, map_names
 from tinyformer.analysis.pictures.plots import measure_maps
-from tinyformer.analysis.subject import Findings, Subject, Text, Trained
+from tinyformer.analysis.subject import Findings, Subject, Text, Trained, refuse_target
 from tinyformer.analysis.words import Words, merge_words, words_of
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder, Transformer
+from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Seq2Seq
 
@@ -26,30 +28,22 @@ NUM_PRINTED = 3
 
 
 class Related(NamedTuple):
-    """The attention of the heads of a layer from one word to another.
-
-    Attributes:
-        weights: the weight, summed over the tokens of the key word and averaged over those of the query word.
-        ranks: the rank of the weight among the words that the query word sees, 1 for the largest.
-        num_words: number of words that the query word sees.
-        uniform: the weight if each token attended evenly to all tokens that it sees; 0 if the mask hides the key word.
-    """
+    """The attention of the heads of a layer from one word to another."""
 
     weights: Float[Tensor, " maps"]
+    """Summed over the tokens of the key word, and averaged over those of the query word."""
     ranks: Int[Tensor, " maps"]
+    """The rank of the weight among the words that the query word sees, 1 for the largest."""
     num_words: int
+    """The number of these words."""
     uniform: float
+    """The weight if each token attended evenly to all tokens that it sees; 0 if the mask hides the key word."""
 
 
 class Read(NamedTuple):
-    """The attention of a model on a text, or from a target to its source.
+    """The attention of a model on a text, or from a target to its source: layers, their addresses and maps, and words.
 
-    Attributes:
-        layers: the attention layers.
-        addresses: their addresses, see `Subject.addresses`.
-        maps: their maps.
-        queries: the words that attend.
-        keys: the words that are attended to.
+    The words of `queries` attend to those of `keys`.
     """
 
     layers: Sequence[BaseAttention]
@@ -59,6 +53,7 @@ class Read(NamedTuple):
     keys: Words
 
 
+@dataclass(eq=False)
 class HeadRelations:
     """The attention of each head from one word of a text to another, for each of several pairs (`relations.csv`).
 
@@ -76,67 +71,67 @@ class HeadRelations:
         pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`. If a word occurs several times,
             `it:2` is its second occurrence.
         target: the target of the source; by default what the model decodes.
-
-    Raises:
-        ArgumentError: there is no text, or no pair, or a pair is not two words.
     """
+
+    text: Text | None = None
+    pairs: Sequence[Any] | None = None
+    target: str | None = None
 
     needs_gradient = False
     num_windows = 1
 
-    def __init__(self, text: Text | None = None, pairs: Sequence[Any] | None = None, target: str | None = None) -> None:
+    def __post_init__(self) -> None:
         works = {"text": "The bank by the river", "pairs": [["river", "bank"]]}
-        if not text or "".join(text).isspace():
-            raise ArgumentError("text", text, "must be the text that has the words of `pairs`", works)
-        if not pairs or not all(map(_is_pair, pairs)):
+        if not self.text or "".join(self.text).isspace():
+            raise ArgumentError("text", self.text, "must be the text that has the words of `pairs`", works)
+        if not self.pairs or not all(map(_is_pair, self.pairs)):
             reason = "must hold pairs of words of `text`, the query and the key"
-            raise ArgumentError("pairs", pairs, reason, {"pairs": works["pairs"]})
-        self.text, self.target = text, target
-        self.pairs = list(dict.fromkeys((str(query), str(key)) for query, key in pairs))
+            raise ArgumentError("pairs", self.pairs, reason, {"pairs": works["pairs"]})
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         read = self._pair(subject) if isinstance(subject.network, EncoderDecoder) else self._text(subject)
-        found = {pair: self._related(read, pair) for pair in self.pairs}
+        pairs = dict.fromkeys((str(query), str(key)) for query, key in self.pairs or ())
+        found = {pair: self._related(read, pair) for pair in pairs}
         names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in read.layers), strict=True)
-        living = [(layer, head) for layer, of in enumerate(ablated) for head, flag in enumerate(of) if not flag]
-        weights = {" → ".join(pair): [[float("nan")] * len(heads) for heads in names] for pair in self.pairs}
+        living = [(layer, head) for layer, flags in enumerate(ablated) for head, flag in enumerate(flags) if not flag]
         rows: list[list[Any]] = []
+        weights, meanings = {}, {}
         lines = {"relations": "weight from a word to another, and its rank among the words that are seen"}
         for pair, of_layers in found.items():
-            ranked = []
+            title, uniform = " → ".join(pair), max(related.uniform for related in of_layers)
+            meanings[title] = f"uniform {uniform:.3f}"
+            weights[title] = [[math.nan] * len(heads) for heads in names]
+            printed = []
             for layer, head in living:
-                related, name = of_layers[layer], names[layer][head]
+                related, name, address = of_layers[layer], names[layer][head], read.addresses[layer]
                 weight, rank = float(related.weights[head]), int(related.ranks[head])
-                weights[" → ".join(pair)][layer][head] = weight
-                seen = [rank, related.num_words] if related.uniform else [None, related.num_words]
-                rows.append([*pair, *read.addresses[layer], name, weight, *seen, related.uniform])
-                title = f"{layer_title(read.addresses[layer])} head {name.removeprefix('0')}"
-                ranked.append((weight, f"  {' → '.join(pair)}: {title}", rank, related))
-            for weight, title, rank, related in sorted(ranked, key=lambda one: -one[0])[:NUM_PRINTED]:
-                lines[title] = f"{weight:.4f}, rank {rank} of {related.num_words}; uniform {related.uniform:.4f}"
+                weights[title][layer][head] = weight
+                seen = [rank if related.uniform else None, related.num_words, related.uniform]
+                rows.append([*pair, *address, name, weight, *seen])
+                sentence = f"{weight:.4f}, rank {rank} of {related.num_words}; uniform {related.uniform:.4f}"
+                printed.append((weight, f"  {title}: {layer_title(address)} head {head_label(name)}", sentence))
+            largest = sorted(printed, key=lambda line: -line[0])[:NUM_PRINTED]
+            lines |= {heading: sentence for _, heading, sentence in largest}
+        picture = measure_maps(
+            weights,
+            meanings,
+            [list(map(head_label, layer)) for layer in names],
+            "Attention from word to word",
+            [layer_title(address) for address in read.addresses],
+            ablated=ablated,
+            limits=(0.0, 1.0),
+        )
         columns = ["query", "key", *subject.address_columns, "head", "weight", "rank", "num_words", "uniform"]
-        meanings = {
-            " → ".join(pair): f"uniform {max(related.uniform for related in of_layers):.3f}"
-            for pair, of_layers in found.items()
-        }
-        labels = [layer_title(address) for address in read.addresses]
-        heads = [[name.removeprefix("0") for name in layer] for layer in names]
-        title = "Attention from word to word"
-        picture = measure_maps(weights, meanings, heads, title, labels, ablated=ablated, limits=(0.0, 1.0))
         return Findings(
             lines=lines,
             tables={"relations": (columns, rows)},
             figures={"relations": picture},
-            facts=subject.facts_of_text(self.text),
+            facts=subject.facts_of_text(cast(Text, self.text)),
         )
 
     def _related(self, read: Read, pair: tuple[str, str]) -> list[Related]:
-        """The attention of each layer from one word to another.
-
-        Raises:
-            ArgumentError: a word is not in its text or is ambiguous, or every layer's mask hides the key.
-        """
+        """The attention of each layer from one word to another."""
         query, key = self._find(read.queries, pair, 0), self._find(read.keys, pair, 1)
         found = [relate(maps, read.queries, read.keys, query, key) for maps in read.maps]
         if not any(related.uniform for related in found):
@@ -149,11 +144,7 @@ class HeadRelations:
         return found
 
     def _find(self, words: Words, pair: tuple[str, str], side: int) -> int:
-        """The index of a word.
-
-        Raises:
-            ArgumentError: it is not in the text, or it occurs several times and has no number.
-        """
+        """The index of a word, which occurs once or is followed by the number of its occurrence."""
         asked = pair[side]
         name, _, number = asked.rpartition(":")
         if asked in words.names or not number.isdecimal():
@@ -174,55 +165,40 @@ class HeadRelations:
         raise ArgumentError("pairs", [list(pair)], reason, {"pairs": [works]})
 
     def _text(self, subject: Subject) -> Read:
-        """The maps of the text.
-
-        Raises:
-            ArgumentError: the text has more tokens than the model's context, or there is a target.
-        """
-        if self.target is not None:
-            reason = "a model of one text has no target; one that is trained with task=seq2seq has"
-            raise ArgumentError("target", self.target, reason, {"target": None})
-        self._encode(subject, "text", self.text, sum(map(len, subject.tokenizer.around)))
-        ids = subject.tokens_of(self.text)
-        network = cast(Transformer, subject.network)
+        """The maps of the text."""
+        refuse_target(self.target)
+        text = cast(Text, self.text)
+        _encode(subject, "text", text, sum(map(len, subject.tokenizer.around)))
+        ids = subject.tokens_of(text)
         tokens = torch.tensor([ids], device=subject.batches[0]["inputs"].device)
         with subject.precision():
-            calls = attention_calls(network, tokens, subject.task.mask({"inputs": tokens}))
+            calls = attention_calls(subject.network, tokens, subject.task.mask({"inputs": tokens}))
             maps = [layer.maps_of_call(call) for layer, call in calls]
         words = words_of(ids, subject.tokenizer)
         return Read(subject.layers, subject.addresses, maps, words, words)
 
     def _pair(self, subject: Subject) -> Read:
-        """The cross-attention of the source and its target.
-
-        Raises:
-            ArgumentError: a text has more tokens than the model's context.
-        """
-        network, task = cast(EncoderDecoder, subject.network), cast(Seq2Seq, subject.task)
-        tokens, length = task.special_tokens.around(subject.tokenizer), network.max_seq_len
-        source, layers = self._encode(subject, "text", self.text, tokens.num_added), network.cross_attentions()
+        """The cross-attention of the source and its target."""
+        network = cast(EncoderDecoder, subject.network)
+        num_special = cast(Seq2Seq, subject.task).special_tokens.around(subject.tokenizer).num_added
+        source = _encode(subject, "text", cast(Text, self.text), num_special)
+        layers = network.cross_attentions()
+        target = None if self.target is None else _encode(subject, "target", self.target, num_special)
+        pair = subject.pair_of(source, target, network.max_seq_len)
         with subject.precision():
-            if self.target is None:
-                pair = decoded_pair(network, source, tokens, task.beam)
-            else:
-                target = self._encode(subject, "target", self.target, tokens.num_added)
-                pair = TokenPair.of(source, target, tokens, length).to(subject.batches[0]["inputs"].device)
             maps = capture_pair(network, pair)["cross"].layers
-        predicted, read = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
-        return Read(layers, [("cross", index) for index in range(len(layers))], maps, predicted, read)
+        queries, keys = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
+        return Read(layers, [("cross", index) for index in range(len(layers))], maps, queries, keys)
 
-    def _encode(self, subject: Subject, argument: str, text: Text, num_special: int) -> list[int]:
-        """The tokens of a text, without the special tokens around it.
 
-        Raises:
-            ArgumentError: with the special tokens, there are more than the model's context holds.
-        """
-        ids = subject.tokens_of(text, around=False, argument=argument)
-        longest = subject.network.max_seq_len - num_special
-        if len(ids) > longest:
-            reason = f"has {len(ids)} tokens; at most {longest} fit into the context of the model"
-            raise ArgumentError(argument, text, reason, {argument: subject.tokenizer.decode(ids[:longest])})
-        return ids
+def _encode(subject: Subject, argument: str, text: Text, num_special: int) -> list[int]:
+    """The tokens of a text, without the special tokens around it, with which they must fit into the context."""
+    ids = subject.tokens_of(text, around=False, argument=argument)
+    longest = subject.network.max_seq_len - num_special
+    if len(ids) > longest:
+        reason = f"has {len(ids)} tokens; at most {longest} fit into the context of the model"
+        raise ArgumentError(argument, text, reason, {argument: subject.tokenizer.decode(ids[:longest])})
+    return ids
 
 
 def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: int) -> Related:

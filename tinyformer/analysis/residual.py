@@ -1,8 +1,9 @@
 """Residual surgery: the loss without each residual connection or sublayer, and rank collapse without connections."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,19 +17,29 @@ from torch import Tensor
 from tinyformer.analysis.measures.padding import without_padding
 from tinyformer.analysis.measures.pair_probe import pairs_of
 from tinyformer.analysis.pictures.charts import change_grid, lines
-from tinyformer.analysis.subject import CHANGE_COLUMNS, Change, Findings, Subject, Trained
-from tinyformer.errors import require_at_least
+from tinyformer.analysis.subject import (
+    CHANGE_COLUMNS,
+    Change,
+    Findings,
+    Subject,
+    Table,
+    Trained,
+    changed,
+    require_positive,
+)
 from tinyformer.nn import EncoderDecoder, Network, Residual
 from tinyformer.nn.heads import layer_title
 
-SUBLAYERS = ("attention_residual", "cross_attention_residual", "feed_forward_residual")
-SUBLAYER_NAMES = dict(zip(SUBLAYERS, ("attention", "cross-attention", "feed-forward"), strict=True))
-PARTS = ("skip", "branch")
+SUBLAYER_NAMES = {
+    "attention_residual": "attention",
+    "cross_attention_residual": "cross-attention",
+    "feed_forward_residual": "feed-forward",
+}
 PART_NAMES = {"skip": "skip around", "branch": "sublayer"}
-"""Names of `PARTS` in figures."""
+"""The parts of a residual connection, as they are called in figures."""
 
-Kind: TypeAlias = tuple[str, ...]
-"""The kind of a stack of layers: ("encoder",), ("decoder",), or () where there is only one stack."""
+ByDepth: TypeAlias = dict[tuple[str, ...], dict[str, Sequence[tuple[float, ...]]]]
+"""By stack, then by model: values at each depth. A stack is ("encoder",), ("decoder",), or () if it is the only one."""
 
 
 def distance_to_rank_one(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
@@ -50,47 +61,90 @@ def token_cosine(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
     return (pairs / (seq * (seq - 1))).mean()
 
 
+def residuals_of(layer: Any) -> dict[str, Residual]:
+    """The residual connections of a layer, by the name of their attribute."""
+    return {name: getattr(layer, name) for name in SUBLAYER_NAMES if hasattr(layer, name)}
+
+
 @contextmanager
-def scaled(residuals: Sequence[Residual], part: str, scale: float) -> Iterator[None]:
-    """Set the `skip` or the `branch` scale of residual connections inside the block."""
-    before = [getattr(residual, part) for residual in residuals]
-    for residual in residuals:
-        setattr(residual, part, scale)
-    try:
-        yield
-    finally:
-        for residual, value in zip(residuals, before, strict=True):
-            setattr(residual, part, value)
-
-
-def residuals_of(network: Network) -> list[Residual]:
-    """The residual connections of each layer, in order."""
+def without_skips(network: Network) -> Iterator[None]:
+    """Remove all residual connections of a network inside the block."""
     layers = [layer for stack in network.stacks() for layer in stack.layers]
-    return [getattr(layer, name) for layer in layers for name in SUBLAYERS if hasattr(layer, name)]
+    with changed([residual for layer in layers for residual in residuals_of(layer).values()], skip=0.0):
+        yield
+
+
+@contextmanager
+def residual_streams(network: Network) -> Iterator[list[list[Tensor]]]:
+    """Record the residual stream of each stack in a forward pass: the embeddings, then the output of each layer."""
+    streams: list[list[Tensor]] = [[] for _ in network.stacks()]
+
+    def begin(stream: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        stream.append(args[0].detach().requires_grad_())  # frozen embeddings would have no gradient
+        return (stream[0], *args[1:])
+
+    def record(stream: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        stream.append(output)
+
+    with ExitStack() as hooks:
+        for stream, stack in zip(streams, network.stacks(), strict=True):
+            hooks.enter_context(stack.layers[0].register_forward_pre_hook(partial(begin, stream)))
+            for layer in stack.layers:
+                hooks.enter_context(layer.register_forward_hook(partial(record, stream)))
+        yield streams
 
 
 @torch.no_grad()
 def rank_by_depth(network: Network, *inputs: Any) -> list[list[tuple[float, float]]]:
     """For each stack, `distance_to_rank_one` and `token_cosine` of the embeddings and of each layer's output."""
-    stacks: list[list[tuple[float, float]]] = [[] for _ in network.stacks()]
-
-    def record(ranks: list[tuple[float, float]], layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        for x in (output,) if ranks else (args[0], output):
-            ranks.append((float(distance_to_rank_one(x)), float(token_cosine(x))))
-
-    hooks = [
-        layer.register_forward_hook(partial(record, ranks))
-        for ranks, stack in zip(stacks, network.stacks(), strict=True)
-        for layer in stack.layers
-    ]
-    try:
+    with residual_streams(network) as streams:
         network(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return stacks
+    return [[(float(distance_to_rank_one(x)), float(token_cosine(x))) for x in stream] for stream in streams]
 
 
+def by_depth(subject: Subject, measure: Callable[[Network], Sequence[Sequence[tuple[float, ...]]]]) -> ByDepth:
+    """What `measure` finds in each stack, for the trained and the untrained network, with and without connections."""
+    measured: ByDepth = {kind: {} for kind in stack_kinds(subject.network)}
+    for name, network in subject.networks().items():
+        with_skips = measure(network)
+        with without_skips(network):
+            found = {"with skips": with_skips, "without skips": measure(network)}
+        for skips, of_stacks in found.items():
+            for of_kind, values in zip(measured.values(), of_stacks, strict=True):
+                of_kind[f"{name}, {skips}"] = values
+    return measured
+
+
+def depth_table(subject: Subject, measured: ByDepth, *columns: str) -> Table:
+    """A row for each stack, model and depth."""
+    return [*subject.address_columns[:-1], "model", "depth", *columns], [
+        [*kind, name, depth, *of_depth]
+        for kind, of_kind in measured.items()
+        for name, values in of_kind.items()
+        for depth, of_depth in enumerate(values)
+    ]
+
+
+def depth_charts(
+    measured: ByDepth, index: int, name: str, title: str, ylabel: str, yscale: str = "log"
+) -> dict[str, Figure]:
+    """A chart over depth for each stack, of the value with an index, by the name of its file."""
+    return {
+        "_".join([*kind, name]): lines(
+            {
+                model: (range(len(values)), [of_depth[index] for of_depth in values])
+                for model, values in of_kind.items()
+            },
+            title,
+            f"layers of the {kind[0]}" if kind else "layers",
+            ylabel,
+            yscale,
+        )
+        for kind, of_kind in measured.items()
+    }
+
+
+@dataclass(eq=False)
 class ResidualSurgery:
     """The loss without each residual connection or sublayer, and the rank of the residual stream by depth.
 
@@ -100,48 +154,43 @@ class ResidualSurgery:
     for all tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
 
     Args:
-        num_windows: number of windows, examples or pairs, drawn at random from the evaluated split.
+        num_windows: see `Analysis`.
         num_resamples: number of bootstrap resamples of the windows.
-
-    Raises:
-        ArgumentError: a number is below 1.
     """
+
+    num_windows: int = 32
+    num_resamples: int = 1000
 
     needs_gradient = False
 
-    def __init__(self, num_windows: int = 32, num_resamples: int = 1000) -> None:
-        works = {"num_windows": 32, "num_resamples": 1000}
-        require_at_least(1, works, num_windows=num_windows, num_resamples=num_resamples)
-        self.num_windows, self.num_resamples = num_windows, num_resamples
+    def __post_init__(self) -> None:
+        require_positive(self, "num_windows", "num_resamples")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        base, kinds = subject.losses(), stack_kinds(subject.network)
-        changes: dict[tuple[str | int, ...], Change] = {}
-        for kind, stack in zip(kinds, subject.network.stacks(), strict=True):
+        base, changes = subject.losses(), dict[tuple[Any, ...], Change]()
+        for kind, stack in zip(stack_kinds(subject.network), subject.network.stacks(), strict=True):
             for depth, layer in enumerate(stack.layers):
-                sublayers = [name for name in SUBLAYERS if hasattr(layer, name)]
-                for name, part in itertools.product(sublayers, PARTS):
-                    with scaled([getattr(layer, name)], part, 0.0):
+                for (name, residual), part in itertools.product(residuals_of(layer).items(), PART_NAMES):
+                    with changed([residual], **{part: 0.0}):
                         changes[*kind, depth, name, part] = subject.losses().change_from(base, self.num_resamples)
-        ranks = self._ranks(subject)
+        ranks = by_depth(subject, partial(_mean_ranks, subject))
         worst = sorted(changes, key=lambda removed: -changes[removed].mean)[:5]
-        last = {(*kind, name): values[-1] for kind, by_name in ranks.items() for name, values in by_name.items()}
+        last = {(*kind, name): values[-1] for kind, of_kind in ranks.items() for name, values in of_kind.items()}
         return Findings(
             scalars={
                 "analysis/loss": base.mean,
                 **{
-                    f"analysis/{'/'.join(at).replace(', ', '_').replace(' ', '_')}/rank_distance": v[0]
-                    for at, v in last.items()
+                    f"analysis/{'/'.join(at).replace(', ', '_').replace(' ', '_')}/rank_distance": distance
+                    for at, (distance, _) in last.items()
                 },
             },
             lines={
-                "residual": f"{len(base.nats)} {subject.row}s with a loss of {base.mean:.4f} nats per "
-                f"{subject.task.unit}; change of the loss [95 % interval]:",
+                "residual": subject.describe_losses(base),
                 **{f"  {layer_title(at[:-2])} {at[-2]}.{at[-1]}=0": str(changes[at]) for at in worst},
                 **{
-                    f"  {' '.join(at)}": f"distance to rank 1 {v[0]:.3f}, token cosine {v[1]:.3f}"
-                    for at, v in last.items()
+                    f"  {' '.join(at)}": f"distance to rank 1 {distance:.3f}, token cosine {cosine:.3f}"
+                    for at, (distance, cosine) in last.items()
                 },
             },
             tables={
@@ -149,40 +198,42 @@ class ResidualSurgery:
                     [*subject.address_columns, "sublayer", "removed", *CHANGE_COLUMNS],
                     [[*at, *change.row(base)] for at, change in changes.items()],
                 ),
-                "rank": (
-                    [*subject.address_columns[:-1], "model", "depth", "distance_to_rank_one", "token_cosine"],
-                    [
-                        [*kind, name, depth, *v]
-                        for kind, by_name in ranks.items()
-                        for name, values in by_name.items()
-                        for depth, v in enumerate(values)
-                    ],
-                ),
+                "rank": depth_table(subject, ranks, "distance_to_rank_one", "token_cosine"),
             },
             figures={
                 "residual": _change_figure({at: change.mean for at, change in changes.items()}, subject.task.unit),
-                **{name: figure for kind, by_name in ranks.items() for name, figure in _figures(kind, by_name).items()},
+                **depth_charts(
+                    ranks,
+                    0,
+                    "rank",
+                    "Distance of the residual stream from rank 1 (0: all tokens have the same vector)",
+                    "relative distance to rank 1",
+                ),
+                **depth_charts(
+                    ranks,
+                    1,
+                    "token_cosine",
+                    "Mean cosine similarity of the tokens of a sequence",
+                    "mean cosine similarity",
+                    "linear",
+                ),
             },
         )
 
-    def _ranks(self, subject: Subject) -> dict[Kind, dict[str, list[tuple[float, float]]]]:
-        """`rank_by_depth` by stack, for the trained and the untrained network, with and without connections."""
-        inputs, kinds = inputs_without_padding(subject), stack_kinds(subject.network)
-        num_rows = torch.tensor([len(arguments[0]) for arguments in inputs])
-        ranks: dict[Kind, dict[str, list[tuple[float, float]]]] = {kind: {} for kind in kinds}
-        for name, network in {"trained": subject.network, "untrained": subject.untrained()}.items():
-            for suffix, residuals in {"with skips": [], "without skips": residuals_of(network)}.items():
-                with subject.precision(), scaled(residuals, "skip", 0.0):
-                    found = [rank_by_depth(network, *arguments) for arguments in inputs]
-                for kind, *of_stack in zip(kinds, *found, strict=True):
-                    # Sequences of one token are left out: they have no pair of tokens, so their cosine is nan.
-                    of_rows = torch.tensor(of_stack, dtype=torch.float64).repeat_interleave(num_rows, dim=0)
-                    means = of_rows.nanmean(dim=0)
-                    ranks[kind][f"{name}, {suffix}"] = [(distance, cosine) for distance, cosine in means.tolist()]
-        return ranks
+
+def _mean_ranks(subject: Subject, network: Network) -> list[list[tuple[float, ...]]]:
+    """`rank_by_depth`, averaged over the windows or pairs without their padding."""
+    inputs = inputs_without_padding(subject)
+    with subject.precision():
+        ranks = [rank_by_depth(network, *arguments) for arguments in inputs]
+    num_rows = torch.tensor([len(arguments[0]) for arguments in inputs])
+    of_rows = [torch.tensor(of_stack, dtype=torch.float64) for of_stack in zip(*ranks, strict=True)]
+    # Sequences of one token are left out: they have no pair of tokens, so their cosine is nan.
+    means = [ranks.repeat_interleave(num_rows, dim=0).nanmean(dim=0) for ranks in of_rows]
+    return [list(map(tuple, of_stack.tolist())) for of_stack in means]
 
 
-def stack_kinds(network: Network) -> list[Kind]:
+def stack_kinds(network: Network) -> list[tuple[str, ...]]:
     """The kind of each stack: ("encoder",) and ("decoder",), or () where there is one stack."""
     return [("encoder",), ("decoder",)] if isinstance(network, EncoderDecoder) else [()]
 
@@ -194,33 +245,19 @@ def inputs_without_padding(subject: Subject) -> list[tuple[Any, ...]]:
     return [(batch["inputs"], subject.task.mask(batch)) for batch in without_padding(subject.batches)]
 
 
-def _change_figure(changes: Mapping[tuple[str | int, ...], float], unit: str) -> Figure:
+def _change_figure(changes: dict[tuple[Any, ...], float], unit: str) -> Figure:
     """The change of the loss without each connection and each sublayer of every layer."""
-    columns = {(name, part): f"{PART_NAMES[part]}\n{SUBLAYER_NAMES[name]}" for name in SUBLAYERS for part in PARTS}
-    named = {(layer_title(at[:-2]), columns[str(at[-2]), str(at[-1])]): change for at, change in changes.items()}
-    rows, found = list(dict.fromkeys(row for row, _ in named)), {column for _, column in named}
-    title = "Change of the loss without a residual connection (skip) or a sublayer"
+    columns = {
+        (name, part): f"{part_title}\n{title}"
+        for name, title in SUBLAYER_NAMES.items()
+        for part, part_title in PART_NAMES.items()
+    }
+    cells = {(layer_title(at[:-2]), columns[at[-2:]]): change for at, change in changes.items()}
+    rows, shown = list(dict.fromkeys(row for row, _ in cells)), {column for _, column in cells}
     return change_grid(
-        named, rows, [name for name in columns.values() if name in found], title, f"change of the loss, nats per {unit}"
+        cells,
+        rows,
+        [column for column in columns.values() if column in shown],
+        "Change of the loss without a residual connection (skip) or a sublayer",
+        f"change of the loss, nats per {unit}",
     )
-
-
-def _figures(kind: Kind, ranks: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Figure]:
-    """The two measures of `rank_by_depth` of one stack, by the name of their file."""
-    charts = {
-        "rank": (
-            "Distance of the residual stream from rank 1 (0: all tokens have the same vector)",
-            *("relative distance to rank 1", "log"),
-        ),
-        "token_cosine": ("Mean cosine similarity of the tokens of a sequence", "mean cosine similarity", "linear"),
-    }
-    return {
-        "_".join([*kind, chart]): lines(
-            {name: (range(len(values)), [v[index] for v in values]) for name, values in ranks.items()},
-            title,
-            f"layers of the {kind[0]}" if kind else "layers",
-            ylabel,
-            yscale,
-        )
-        for index, (chart, (title, ylabel, yscale)) in enumerate(charts.items())
-    }

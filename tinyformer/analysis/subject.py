@@ -1,12 +1,12 @@
 """The interface of an analysis: the model and data that it is given, and the findings that it returns."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,14 +14,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.measures.capture import attention_calls
+from tinyformer.analysis.measures.pair_probe import TokenPair, decoded_pair
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.pictures.picture import Picture
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.nn import BaseAttention, Network
+from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.nn import BaseAttention, EncoderDecoder, Network
 from tinyformer.nn.heads import Address, layer_title
-from tinyformer.tasks import Task
+from tinyformer.tasks import Seq2Seq, Task
 from tinyformer.tasks.user_texts import is_row
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
@@ -29,6 +30,14 @@ CHANGE_COLUMNS = ("loss", "change", "low", "high")
 
 Text: TypeAlias = str | Sequence[str]
 """A text, or the two texts of a pair for a classifier."""
+
+Head: TypeAlias = tuple[int, int]
+"""The index of a head's layer in `Subject.layers`, and the head's index within the layer."""
+
+Table: TypeAlias = tuple[list[str], list[list[Any]]]
+"""Columns and rows."""
+
+Result = TypeVar("Result")
 
 
 @runtime_checkable
@@ -89,6 +98,28 @@ class Subject:
         with self.precision():
             return [layer for layer, _ in attention_calls(self.network, *inputs)]
 
+    @cached_property
+    def heads(self) -> list[Head]:
+        """All heads."""
+        return [(index, head) for index, layer in enumerate(self.layers) for head in range(layer.num_heads)]
+
+    @property
+    def living_heads(self) -> list[Head]:
+        """The heads that are not ablated: the others have no effect that could be analysed.
+
+        Raises:
+            ArgumentError: all heads are ablated.
+        """
+        ablated = [layer.ablated() for layer in self.layers]
+        if living := [(layer, head) for layer, head in self.heads if not ablated[layer][head]]:
+            return living
+        raise ArgumentError("ablated_heads", [list(head) for head in self.heads], "leaves no head to analyse")
+
+    @property
+    def num_windows(self) -> int:
+        """Number of windows, examples or pairs in all batches."""
+        return sum(len(batch["inputs"]) for batch in self.batches)
+
     @property
     def addresses(self) -> list[Address]:
         """The address of each of `layers`: the values of `address_columns`."""
@@ -105,18 +136,17 @@ class Subject:
         return [str(address[0]) if len(address) > 1 else "" for address in self.addresses]
 
     def head_address(self, layer: int, head: int) -> Address:
-        """The address of a head: [3, 0], or ["cross", 3, 0].
-
-        Args:
-            layer: index of its layer in `layers`.
-            head: its index within the layer.
-        """
+        """The address of one of `heads`: (3, 0), or ("cross", 3, 0)."""
         return (*self.addresses[layer], self.layers[layer].head_map.ids[head])
 
     def head_title(self, layer: int, head: int) -> str:
-        """A head in words: "layer 3 head 0", or "cross layer 3 head 0"; see `head_address`."""
+        """One of `heads` in words: "layer 3 head 0", or "cross layer 3 head 0"."""
         *layer_address, number = self.head_address(layer, head)
         return f"{layer_title(tuple(layer_address))} head {number}"
+
+    def networks(self) -> dict[str, Network]:
+        """The trained and the untrained network."""
+        return {"trained": self.network, "untrained": self.untrained()}
 
     def facts_of_text(self, text: Text) -> dict[str, str]:
         """`facts` for pictures of a text, or a pair of texts, with its first words in place of the data."""
@@ -140,24 +170,75 @@ class Subject:
         with argument_path(passed={"text": argument}):
             return self.tokenizer.read([row], around)[0]
 
+    def pair_of(self, source: Sequence[int], target: Sequence[int] | None, num_tokens: int) -> TokenPair:
+        """A source and its target, by default what an encoder–decoder decodes; see `TokenPair.of`."""
+        task, device = cast(Seq2Seq, self.task), self.batches[0]["inputs"].device
+        tokens = task.special_tokens.around(self.tokenizer)
+        if target is not None:
+            return TokenPair.of(source, target, tokens, num_tokens).to(device)
+        with self.precision():
+            return decoded_pair(cast(EncoderDecoder, self.network), source, tokens, task.beam, num_tokens)
+
+    def head_table(self, columns: Sequence[str], values: Mapping[Head, Sequence[Any]]) -> Table:
+        """A table with a row for each of some heads, see `naming_ablated`."""
+        rows = [[*self.head_address(*head), *row] for head, row in values.items()]
+        ablated = [self.layers[layer].ablated()[head] for layer, head in values]
+        return naming_ablated([*self.address_columns, "head", *columns], rows, ablated)
+
     def head_grid(self, values: Sequence[float], title: str, label: str, diverging: bool = False) -> Figure:
-        """The values of `head_pairs` in a grid, see `charts.head_grid`; ablated heads are hatched."""
+        """The values of `heads` in a grid, see `charts.head_grid`; ablated heads are hatched."""
         names = [[str(head) for head in layer.head_map.ids] for layer in self.layers]
         ablated = [layer.ablated() for layer in self.layers]
-        return head_grid(by_layer(self.layers, values), names, title, diverging, self.addresses, label, ablated)
+        return head_grid(self.by_layer(values), names, title, diverging, self.addresses, label, ablated)
 
-    def losses(self) -> "Losses":
-        """The loss of each window with the network in its current state."""
-        return self.losses_within(lambda batch: nullcontext())
+    def by_layer(self, values: Sequence[float]) -> list[list[float]]:
+        """The values of `heads` as one list for each layer."""
+        remaining = iter(values)
+        return [[next(remaining) for _ in range(layer.num_heads)] for layer in self.layers]
 
-    def losses_within(self, changed: Callable[[Batch], AbstractContextManager[Any]]) -> "Losses":
-        """The loss of each window in the context that `changed` makes for its batch, where the network differs."""
-        pairs = []
+    def losses(self, changed: Callable[[Batch], AbstractContextManager[Any]] = lambda batch: nullcontext()) -> "Losses":
+        """The loss of each window; `changed` makes the context, for a batch, in which the network differs."""
+        parts = []
         for batch in self.batches:
             with torch.no_grad(), self.precision(), changed(batch):
-                pairs.append(self.task.nats(self.network, batch))
-        nats, targets = (torch.cat(parts).double().cpu() for parts in zip(*pairs, strict=True))
+                parts.append(self.task.nats(self.network, batch))
+        nats, targets = (torch.cat(part).double().cpu() for part in zip(*parts, strict=True))
         return Losses(nats, targets)
+
+    def describe_losses(self, losses: "Losses") -> str:
+        """The sentence above changes of the loss."""
+        return (
+            f"{len(losses.nats)} {self.row}s with a loss of {losses.mean:.4f} nats per {self.task.unit}; change of the "
+            "loss [95 % interval]:"
+        )
+
+
+def require_positive(analysis: Any, *names: str) -> None:
+    """Refuse an analysis one of whose numbers is below 1; the default of a number works."""
+    for name in names:
+        require_at_least(1, {name: getattr(type(analysis), name)}, **{name: getattr(analysis, name)})
+
+
+def refuse_target(target: str | None) -> None:
+    """Refuse the target that an analysis is given for a model of one text."""
+    if target is not None:
+        reason = "a model of one text has no target; one that is trained with task=seq2seq has"
+        raise ArgumentError("target", target, reason, {"target": None})
+
+
+@contextmanager
+def changed(parts: Sequence[Any], **values: Any) -> Iterator[None]:
+    """Set attributes of several objects inside the block."""
+    before = [{name: getattr(part, name) for name in values} for part in parts]
+    try:
+        for part in parts:
+            for name, value in values.items():
+                setattr(part, name, value)
+        yield
+    finally:
+        for part, own in zip(parts, before, strict=True):
+            for name, value in own.items():
+                setattr(part, name, value)
 
 
 def caption(facts: Mapping[str, str]) -> str:
@@ -167,12 +248,7 @@ def caption(facts: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of several windows.
-
-    Args:
-        nats: negative log-likelihood of each window.
-        targets: number of targets of each window.
-    """
+    """The negative log-likelihood and the number of targets of each of several windows."""
 
     nats: Float[Tensor, " windows"]
     targets: Float[Tensor, " windows"]
@@ -218,7 +294,7 @@ class Findings:
     Args:
         scalars: numbers for `results.json`.
         lines: lines of the summary, by heading.
-        tables: columns and rows of each `NAME.csv`.
+        tables: each `NAME.csv`.
         figures: each `NAME.png`.
         files: files that the analysis has written.
         facts: what the figures show, by name, if it is not the subject's sample; see `Subject.facts_of_text`.
@@ -226,7 +302,7 @@ class Findings:
 
     scalars: dict[str, float | int | None] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
-    tables: dict[str, tuple[list[str], list[list[Any]]]] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
     figures: dict[str, Figure | Picture] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     facts: Mapping[str, str] | None = None
@@ -249,30 +325,7 @@ class Analysis(Protocol):
         """Analyse a model; files are written to the folder."""
 
 
-def head_pairs(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
-    """All heads of a model, as pairs of the layer's index and the head's index within the layer."""
-    return [(index, head) for index, layer in enumerate(layers) for head in range(layer.num_heads)]
-
-
-def living_heads(layers: Sequence[BaseAttention]) -> list[tuple[int, int]]:
-    """Those of `head_pairs` that are not ablated: the others have no effect that could be analysed.
-
-    Raises:
-        ArgumentError: all heads are ablated.
-    """
-    pairs = [(index, head) for index, at in enumerate(layers) for head, flag in enumerate(at.ablated()) if not flag]
-    if not pairs:
-        raise ArgumentError("ablated_heads", [list(pair) for pair in head_pairs(layers)], "leaves no head to analyse")
-    return pairs
-
-
-def by_layer(layers: Sequence[BaseAttention], values: Sequence[float]) -> list[list[float]]:
-    """The values of `head_pairs` as one list for each layer."""
-    remaining = iter(values)
-    return [[next(remaining) for _ in range(layer.num_heads)] for layer in layers]
-
-
-def naming_ablated(columns: list[str], rows: list[list[Any]], ablated: Sequence[bool]) -> tuple[list[str], list[Any]]:
+def naming_ablated(columns: list[str], rows: list[list[Any]], ablated: Sequence[bool]) -> Table:
     """A table with a row for each head, and with the column `ablated` if any of them is."""
     if not any(ablated):
         return columns, rows
