@@ -27,7 +27,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.__main__ import PROGRAMS
 from tinyformer.config.invocation import register_resolvers
 from tinyformer.config.keys import readable
 from tinyformer.nn import LACKS, Feature
@@ -319,7 +318,7 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
         make_sweep(program)
     _, _, _, module, *arguments = shlex.split(adapted(line))
     arguments += SMALL_MODULE.get(module, [])
-    main = importlib.import_module(PROGRAMS[module][0]).main
+    main = importlib.import_module(f"tinyformer.programs.{module}").main
     if "convert hf" in line:
         assert main(["export", "outputs/run/checkpoints/last.ckpt", "exported"]) == 0
     capsys.readouterr()

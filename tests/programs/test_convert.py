@@ -30,7 +30,7 @@ import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.data import BPETokenizer
 from tinyformer.model.model import Model
-from tinyformer.programs.convert.__main__ import main
+from tinyformer.programs.convert import main
 
 Run = Callable[..., Ended]
 
@@ -168,33 +168,25 @@ def test_marian_takes_token_ids(convert: Run) -> None:
             ask()
 
 
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-from tinyformer.programs.convert.__main__ import main
-sys.exit(main())
-"""
-
 WITHOUT_TRANSFORMERS = """
 import sys
 import torchmetrics  # of lightning's, which imports transformers where it is installed
 for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
     del sys.modules[name]
 sys.modules["transformers"] = None
-from tinyformer.programs.convert.__main__ import main
-sys.exit(main())
+from tinyformer.programs.convert import main
+sys.exit(main(sys.argv[1:]))
 """
 
 SEVERAL = WITHOUT_TRANSFORMERS.replace(
-    "sys.exit(main())",
+    "sys.exit(main(sys.argv[1:]))",
     """
 import contextlib, io, json
 ended = []
 for line in sys.argv[1:]:
-    sys.argv = ["convert", *line.split()]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main()
+        code = main(line.split())
     ended.append([code, out.getvalue(), err.getvalue()])
 print(json.dumps(ended))
 """,
@@ -206,12 +198,6 @@ def spawned(script: str, folder: Path, *words: str, environment: dict[str, str] 
     command = [sys.executable, "-c", script, *words]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return Ended(ended.returncode, ended.stdout, ended.stderr)
-
-
-def test_the_command_line_is_parsed_without_torch(tmp_path: Path) -> None:
-    ended = spawned(WITHOUT_TORCH, tmp_path, "import", "gpt2", "in.ckpt")
-    assert ended.code == 2
-    assert "invalid choice: 'import'" in ended.err
 
 
 @pytest.mark.slow

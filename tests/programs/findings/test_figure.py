@@ -3,10 +3,9 @@
 import pydantic
 import pytest
 
-from tinyformer.programs.findings.curves import LINES, Curve
 from tinyformer.programs.findings.figure import draw
-from tinyformer.programs.findings.files import Check
-from tinyformer.programs.findings.records import Record
+from tinyformer.programs.findings.files import Check, Curve
+from tinyformer.programs.findings.quantities import LINES, Record
 from tinyformer.programs.findings.verdicts import Measured
 
 CELLS = [{"at": "1", "is": "a", "y": "3"}, {"at": "2", "is": "a", "y": ""}, {"at": "4", "is": "b", "y": "5"}]

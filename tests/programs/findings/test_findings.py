@@ -20,7 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from tinyformer.files import relative_path
-from tinyformer.programs.findings.__main__ import main
+from tinyformer.programs.findings import main
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding
 from tinyformer.programs.findings.pages import CHANGED, page, read_outcomes
 from tinyformer.programs.findings.running import PlannedRun, plan, records_of, run_all
@@ -101,7 +101,7 @@ class Place:
     def words(self, *words: str, to: str = "") -> list[str]:
         """The command of the program, with its folders of runs and results below `to`."""
         folders = ["--files=files", f"--runs={to}runs", f"--results={to}results"]
-        return [sys.executable, "-m", "tinyformer.programs.findings", *words[:1], *folders, *words[1:]]
+        return [sys.executable, "-m", "tinyformer", "findings", *words[:1], *folders, *words[1:]]
 
     def surroundings(self, words: Sequence[str]) -> dict[str, Any]:
         """Where the program is started."""

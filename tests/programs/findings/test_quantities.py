@@ -7,9 +7,8 @@ import pytest
 from tinyformer.config.errors import ConfigError
 from tinyformer.programs.findings.files import Check, finding_names, read_finding
 from tinyformer.programs.findings.pages import band, outcome_of, verdict_of
-from tinyformer.programs.findings.quantities import QUANTITIES
-from tinyformer.programs.findings.records import Record, read_record
-from tinyformer.programs.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, Measured, t_interval, verdict
+from tinyformer.programs.findings.quantities import QUANTITIES, Record, read_record
+from tinyformer.programs.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, Measured, verdict
 
 RISING = [
     {
@@ -124,9 +123,9 @@ def test_a_record_has_the_numbers_of_run_and_evaluation(tmp_path):
 
 def test_the_interval_is_students():
     # Mean 2, standard deviation 1: 4.303 / √3 on either side.
-    assert t_interval([1, 2, 3]) == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-3)
-    assert t_interval([1]) is None
-    assert t_interval([1, math.inf]) is None
+    assert measured(1, 2, 3).interval == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-3)
+    assert measured(1).interval is None
+    assert measured(1, math.inf).interval is None
 
 
 def measured(*values, premise=False, **band):
@@ -214,7 +213,10 @@ def test_every_finding_is_read(name):
             {"quantity": "difference_ratio", "of": {"run": "a", "than": "a", "to": ["a", "c"], "source": LOSS}},
             "there is no run c",
         ),
-        ({"of": {"run": "a", "source": {}}}, "x: a source needs one of metric, evaluated, heads, table"),
+        (
+            {"of": {"run": "a", "source": {}}},
+            "x: quantity=value: a source needs one of metric, evaluated, heads, table",
+        ),
         ({"of": {"run": "a", "source": "loss"}}, "a source needs one of metric"),
         ({"of": {"run": "a", "source": LOSS | {"over": "mean"}}}, "unexpected keyword argument 'over'"),
         ({"of": {"run": "a", "source": {"heads": "entropy"}}}, "missing a required argument: 'over'"),

@@ -50,9 +50,8 @@ def analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
 def count_costs(words: Sequence[str], folder: Path) -> None:
     """The figures of `tinyformer card`, and the size of a real cache.
 
-    Beside the card's fields, `results.json` has "filled_cache_bytes", of a cache in fp32 that a network with random
-    weights has filled with T tokens, and "score_flops_of_sequence", the operations of scores and weighted values of T
-    tokens.
+    `results.json` has the card's fields, "filled_cache_bytes" of an fp32 cache that a network with random weights has
+    filled with T tokens, and "score_flops_of_sequence", the operations of scores and weighted values of T tokens.
     """
     with keep_hydra():
         ((overrides, config),) = compose_sweep(config_dir(), "card", words)

@@ -29,8 +29,7 @@ from tinyformer.programs.doctor.machine import describe_machine
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.programs.findings.programs import PROGRAMS, analyse
-from tinyformer.programs.findings.quantities import Records
-from tinyformer.programs.findings.records import read_record, read_results
+from tinyformer.programs.findings.quantities import Record, Records, read_record, read_results
 from tinyformer.run.lock import held
 
 ENDED = "ended.json"
@@ -42,7 +41,7 @@ class PlannedRun:
     """A run that a finding needs.
 
     Args:
-        finding: the finding.
+        finding: the name of the finding.
         name: its name in the finding.
         seed: its seed.
         program: what makes it, a name in `PROGRAMS`.
@@ -78,22 +77,22 @@ def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
     """
     config_name = CONFIG_NAMES.get(finding.program)
     quiet = QUIET if finding.program == "train" else ()
-    described: dict[str, Any] = {}
+    descriptions: dict[str, Any] = {}
     for name in finding.runs:
-        described[name] = words = finding.words(name)
+        descriptions[name] = words = finding.words(name)
         if config_name:  # the others take plain arguments
             with keep_hydra():
                 config, _ = compose_run(config_name, [*words, *quiet])
-            described[name] = OmegaConf.to_container(config, resolve=False)
+            descriptions[name] = OmegaConf.to_container(config, resolve=False)
     planned = []
     for seed in finding.seeds:
         for name in finding.runs:
-            words, description = finding.words(name), described[name]
+            words, description = finding.words(name), descriptions[name]
             if config_name:  # composing takes a second, so that it is not done for each seed
                 words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
             folder = kept / f"{finding.program}-{_digest(description)}"
-            own = [word for word in words if word in finding.trusted]
-            evaluate = finding.evaluate and [*own, *finding.evaluate]
+            repeated = [word for word in words if word in finding.trusted]
+            evaluate = finding.evaluate and [*repeated, *finding.evaluate]
             planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, evaluate))
     return planned
 
@@ -106,7 +105,7 @@ def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_
 
     Args:
         planned: the runs, of any findings.
-        launcher: the launcher of Hydra that makes them, and its settings; see `launching.require_launcher`.
+        launcher: see `require_launcher`.
 
     Returns:
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
@@ -117,17 +116,16 @@ def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_
         labelled.setdefault(run.folder, []).append((label, run))
     jobs = []
     for runs in labelled.values():
-        job = functools.partial(_make_all, runs)
         if all(run.has_ended for _, run in runs):
-            job()  # which only says so
+            _make_all(runs)  # which only says so
         else:
-            jobs.append(job)
+            jobs.append(functools.partial(_make_all, runs))
     return max(launch(jobs, launcher, planned[0].folder.parent)) if jobs else 0
 
 
 def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
     """What runs that have ended left behind: for each seed, by name."""
-    by_seed: dict[int, dict[str, Any]] = {}
+    by_seed: dict[int, dict[str, Record]] = {}
     for run in planned:
         by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
     return list(by_seed.values())
@@ -145,7 +143,7 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
 
 
 def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
-    """Make runs of one folder, and report errors; each line begins with the label of its run."""
+    """Make runs of one folder, each with its label, and report errors; returns the exit code."""
     codes = []
     for label, run in runs:
         with named_lines(label):
@@ -189,19 +187,19 @@ def _quiet(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending(folder: Path, words: list[str]) -> Iterator[None]:
-    """Write down that what the block makes in a folder has ended."""
+    """Write `ENDED` once the block has made what belongs into a folder."""
     start = time.perf_counter()
     yield
     seconds = time.perf_counter() - start
     # The results of a resumed run include the time before its interruption.
     seconds = max(seconds, read_results(folder).get("seconds", 0.0))
-    facts = {"overrides": words, "seconds": round(seconds, 1), **surroundings()}
+    facts = {"overrides": words, "seconds": round(seconds, 1), **_surroundings()}
     unfinished = folder / f".{ENDED}"
     unfinished.write_text(json.dumps(facts, indent=1))
     unfinished.rename(folder / ENDED)
 
 
-def surroundings() -> dict[str, Any]:
+def _surroundings() -> dict[str, Any]:
     """Machine, versions, time and commit."""
     machine = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"), full=False)
     return {
@@ -220,13 +218,11 @@ def surroundings() -> dict[str, Any]:
 def _commit() -> str | None:
     """The commit of a checkout; None where the package is installed."""
     root = Path(tinyformer.__file__).parents[1]
-    if not (root / ".git").exists():
-        return None
-    try:
-        words = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    if (root / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            words = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+            return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    return None
 
 
 def _digest(described: Any) -> str:
