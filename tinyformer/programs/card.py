@@ -27,8 +27,7 @@ CONFIG_NAME = "card"
 AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm")
 
 Card: TypeAlias = dict[str, Any]
-"""A card as plain containers: the overrides of a variant, the fields of its `Costs`, and in `batch` the fields of its
-`BatchCosts`, or None without a batch."""
+"""The overrides of a variant, the fields of its `Costs`, and in `batch` those of its `BatchCosts`, or None."""
 
 GPT2_VOCAB_SIZE = 50_257
 """Used in place of the tokenizer's vocabulary size where `model.vocab_size` is null."""
@@ -115,9 +114,6 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     Args:
         overrides: the overrides that lead to the config; they name the variant.
         config: a config of `card`, with its `hydra` node.
-
-    Raises:
-        ConfigError: a value does not fit its class, or contradicts another one.
     """
     # These import torch, which takes seconds; a config that does not compose is reported without it.
     from hydra.utils import instantiate

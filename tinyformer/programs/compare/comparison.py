@@ -34,7 +34,6 @@ class Row:
         settings: the values that define the setting, by key, as they are typed.
         runs: all runs.
         scored: the runs whose metric is a number, in the order of `values`.
-        values: the values of the metric.
         num_seeds: the number of values of the averaged key among the scored runs.
     """
 
@@ -75,7 +74,7 @@ class Comparison:
         by: the key that is averaged over.
         columns: the keys that define a setting.
         constant: the typed overrides that all runs share, as `key=value`.
-        rows: one row per setting, sorted by `numbers` or else by mean.
+        rows: sorted by `numbers` or else by mean.
         numbers: the setting of each row, if settings are single numbers.
     """
 
@@ -94,9 +93,6 @@ def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
         runs: at least one run.
         metric: a key of `results.json` whose value is a number.
         by: the config key or axis to average over.
-
-    Raises:
-        ArgumentError: no run has such a metric or key.
     """
     _check_metric(runs, metric)
     _check_key(runs, by)
@@ -105,18 +101,23 @@ def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
         groups[_values(run, columns)].append(run)
-    rows = [_row(dict(zip(columns, values, strict=True)), group, metric, by) for values, group in groups.items()]
-    settings = [_as_number(row.runs[0].value(columns[0])) if len(columns) == 1 else None for row in rows]
-    by_number = {setting: row for setting, row in zip(settings, rows, strict=True) if setting is not None}
+    rows = []
+    for values, group in groups.items():
+        scored = [run for run in group if number(run, metric) is not None]
+        num_seeds = len({as_typed(run.value(by)) for run in scored})
+        settings = dict(zip(columns, values, strict=True))
+        rows.append(Row(settings, group, scored, list(map(float, numbers(scored, metric))), num_seeds))
+    rows.sort(key=lambda row: (row.mean is None, row.mean or 0))
+    set_numbers = [_as_number(row.runs[0].value(columns[0])) if len(columns) == 1 else None for row in rows]
+    by_number = {number: row for number, row in zip(set_numbers, rows, strict=True) if number is not None}
     is_numeric = len(by_number) == len(rows)
-    in_order = sorted(by_number)
     return Comparison(
         metric=metric,
         by=by,
         columns=columns,
         constant=[f"{key}={as_typed(runs[0].value(key))}" for key in typed if key not in columns],
-        rows=[by_number[setting] for setting in in_order] if is_numeric else sorted(rows, key=_by_mean),
-        numbers=in_order if is_numeric else None,
+        rows=[by_number[number] for number in sorted(by_number)] if is_numeric else rows,
+        numbers=sorted(by_number) if is_numeric else None,
     )
 
 
@@ -145,12 +146,7 @@ def as_typed(value: Any) -> str:
 
 
 def notes_on(comparison: Comparison, folders: RunFolders) -> list[str]:
-    """Notes on missing runs, missing numbers, repeated seeds and runs that are not comparable, a sentence each.
-
-    Args:
-        comparison: the comparison of the finished runs.
-        folders: the folders of all runs, those without results included.
-    """
+    """Notes on missing runs, missing numbers, repeated seeds and runs that are not comparable, a sentence each."""
     runs = [run for row in comparison.rows for run in row.runs]
     return [*_lacking(comparison, runs, folders), *_repeated(comparison), *_unlike(comparison, runs)]
 
@@ -245,17 +241,6 @@ def _is_setting(key: str, runs: Sequence[Run], by: str) -> bool:
 
 def _values(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(as_typed(run.value(key)) for key in keys)
-
-
-def _row(settings: dict[str, str], runs: list[Run], metric: str, by: str) -> Row:
-    scored = [run for run in runs if number(run, metric) is not None]
-    num_seeds = len({as_typed(run.value(by)) for run in scored})
-    return Row(settings, runs, scored, list(map(float, numbers(scored, metric))), num_seeds)
-
-
-def _by_mean(row: Row) -> tuple[bool, float]:
-    """A sort key: ascending, settings without a mean last."""
-    return row.mean is None, row.mean or 0.0
 
 
 def _as_number(value: Any) -> float | None:

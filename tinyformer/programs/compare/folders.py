@@ -26,8 +26,7 @@ class Run:
         path: its folder, as a user would type it.
         results: the contents of `results.json`.
         config: the resolved config.
-        written: the config with its interpolations unresolved; a value derived from another key is the same text in
-            all runs.
+        written: the config with its interpolations, so that a value derived from another key is alike in all runs.
         choices: the choice on each axis, such as `attention: gqa`.
         typed: the keys that its command line sets.
     """
@@ -46,14 +45,7 @@ class Run:
 
 @dataclass
 class RunFolders:
-    """The folders of runs that `find_runs` finds.
-
-    Attributes:
-        finished: folders of runs with a `results.json`.
-        unfinished: folders of runs without one.
-        evaluations: folders written by `evaluate.py`.
-        not_started: the number of jobs without a folder, by sweep.
-    """
+    """Folders of runs with and without a `results.json`, and of evaluations; and how many jobs of a sweep have none."""
 
     finished: list[Path] = field(default_factory=list)
     unfinished: list[Path] = field(default_factory=list)
@@ -83,11 +75,7 @@ def find_runs(folders: Sequence[Path]) -> RunFolders:
 
 
 def read_run(path: Path) -> Run:
-    """Read the folder of a run.
-
-    Raises:
-        ArgumentError: a file is damaged or missing.
-    """
+    """Read the folder of a run; an `ArgumentError` names a file that is damaged or missing."""
     config = _read(path / "config.yaml")
     # With `hydra.output_subdir=null` Hydra writes no files of its own.
     written, hydra, overrides = (
@@ -148,11 +136,7 @@ def _num_jobs(multirun: dict[str, Any]) -> int:
 
 
 def _read(path: Path, expected: type = dict) -> Any:
-    """The contents of a JSON or YAML file.
-
-    Raises:
-        ArgumentError: the file cannot be read, or its contents have another type.
-    """
+    """The contents of a JSON or YAML file; an `ArgumentError` where it cannot be read or holds another type."""
     if path.exists() and not path.is_file():
         raise _unreadable(path, "no file")  # a pipe would be waited for, a device read without end
     try:

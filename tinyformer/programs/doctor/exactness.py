@@ -66,14 +66,8 @@ class Problem:
     """An attention module, a mask and inputs, the same for every backend.
 
     In bf16 it is computed under autocast, as a model trains: parameters and inputs stay fp32, so one solution in
-    float64 is exact for every dtype.
-
-    Args:
-        module: the attention module.
-        make_mask: makes the mask, which also covers the context of cross-attention.
-        shape: the sizes of the batch.
-        device: where to compute.
-        cross: whether the module attends to another sequence, 1.5 times as long.
+    float64 is exact for every dtype. With `cross`, the module attends to another sequence, 1.5 times as long, and the
+    mask is that of the other.
     """
 
     def __init__(

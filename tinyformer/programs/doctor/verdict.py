@@ -28,13 +28,9 @@ CEILING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 @dataclass(frozen=True)
 class Cell:
-    """The results of one backend for one variant, mask and dtype.
+    """The results of one backend for one variant, mask and dtype, each by its name.
 
     Args:
-        backend: the name of the backend.
-        variant: the name of the attention variant.
-        mask: the name of the mask.
-        dtype: the short name of the dtype.
         status: "ran", "refused" or "crashed".
         kernel: the kernel that computed attention, as the profiler saw it.
         output_error: max|a - b| / max|b| against eager in float64.
@@ -86,10 +82,9 @@ def examine(
             problem = _problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
             timed = problem if full else _problem(variant, mask, TIMED_SHAPE, device)
             for dtype in dtypes:
-                cells = [
-                    check_exactness(problem, Cell(name, variant.name, mask, dtype), DTYPES[dtype]) for name in backends
-                ]
-                yield _with_speed(timed, cells, DTYPES[dtype])
+                empty = [Cell(name, variant.name, mask, dtype) for name in backends]
+                exact = [check_exactness(problem, cell, DTYPES[dtype]) for cell in empty]
+                yield _with_speed(timed, exact, DTYPES[dtype])
 
 
 def _problem(variant: Variant, mask: str, shape: Shape, device: torch.device) -> Problem:

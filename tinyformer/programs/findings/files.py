@@ -44,7 +44,7 @@ class Check(_Checked):
         of: the arguments of that function.
         at_least: the lower end of the band.
         at_most: the upper end. Without either, the quantity is reported and decides nothing.
-        premise: whether the claim is about what is measured only where this holds: without it, it is not testable here.
+        premise: whether the claim can be tested only where this holds.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Curve(_Checked):
 
     Args:
         name: what the y-axis shows, with its unit.
-        of: the lines, by the arguments of the function in `LINES` that one of them names.
+        of: the arguments of the function in `LINES` that one of them names.
         along: what the x-axis shows, with its unit.
         runs: the runs that have lines; all by default.
         log: the axes that are logarithmic.
@@ -109,23 +109,14 @@ class Curve(_Checked):
 
 
 class Finding(_Checked):
-    """A claim and its protocol.
+    """A claim, its protocol, and the reasons for its bands.
 
     Args:
-        name: the name of its file.
-        title: a line.
-        paper: where the claim was made.
-        claim: the claim in a sentence, with its figure.
         baseline: overrides of every run, which state each choice that matters.
         runs: the overrides of each run beside the baseline, by name.
-        seeds: the seeds of each run.
         program: what makes a run: training, or one that computes without training.
         evaluate: overrides of `evaluate`, which analyses every run that was trained; null for none.
-        checks: the measured quantities and their bands.
         curves: panels of the figure with lines, above those of the checks.
-        why: why these bands.
-        refuted_by: what would refute the claim.
-        cost: what it costs.
         notes: what was tried and learnt, after the first run.
         trusted: overrides in the file that the command line repeats, since they are more than data.
     """
@@ -155,17 +146,12 @@ class Finding(_Checked):
     def _fits(self) -> "Finding":
         if not any(check.decides and not check.premise for check in self.checks):
             raise ValueError("checks: at least one that is no premise must have at_least or at_most")
-        for check in self.checks:
-            self._require_runs(check.name, _runs_named_by(check))
-        for curve in self.curves:
-            self._require_runs(curve.name, curve.drawn_runs(self.runs))
-        return self
-
-    def _require_runs(self, name: str, named: Iterable[str]) -> None:
-        """Refuse runs that the finding does not make."""
-        for run in named:
+        named = [(check.name, run) for check in self.checks for run in _runs_named_by(check)]
+        named += [(curve.name, run) for curve in self.curves for run in curve.drawn_runs(self.runs)]
+        for name, run in named:
             if run not in self.runs:
                 raise ValueError(f"{name}: there is no run {run}; the runs are {', '.join(self.runs)}")
+        return self
 
 
 def _runs_named_by(check: Check) -> list[str]:

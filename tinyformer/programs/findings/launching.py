@@ -60,14 +60,9 @@ def require_launcher(words: Sequence[str]) -> None:
 
 
 def launch(jobs: Sequence[Job], words: Sequence[str], folder: Path) -> list[int]:
-    """Do jobs, and return their exit codes.
+    """Do jobs by a launcher that `require_launcher` admits, which keeps what it needs in a folder; returns exit codes.
 
     A launcher of Hydra composes a config for each job, and calls a function with it: here, with a job's number.
-
-    Args:
-        jobs: the jobs.
-        words: as for `require_launcher`.
-        folder: where the launcher keeps what it needs.
 
     Raises:
         ConfigError: the launcher refuses a setting.
@@ -102,8 +97,7 @@ def _do(jobs: Sequence[Job], config: DictConfig) -> int:
 def _end_with_parent() -> None:
     """End this process soon after the one that started it, if it is a launcher's: nobody would wait for its job.
 
-    A run that is ended in this way continues from its last checkpoint. Ctrl-C reaches the first process, which ends
-    the others.
+    Ctrl-C reaches the first process, which ends the others.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

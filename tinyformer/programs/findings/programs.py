@@ -67,19 +67,14 @@ def count_costs(words: Sequence[str], folder: Path) -> None:
 def examine_kernels(words: Sequence[str], folder: Path) -> None:
     """The cells of `tinyformer doctor --full`, and memory and time by length, as the tables `cells` and `growth`.
 
-    Args:
-        words: "backends=A,B", "variants=A,B", "masks=A,B" and "dtypes=A,B" of the doctor, and "lengths=512,1024".
-        folder: for the tables.
+    The words are "backends=A,B", "variants=A,B", "masks=A,B" and "dtypes=A,B" of the doctor, and "lengths=512,1024".
     """
     given = {key: values.split(",") for key, _, values in (word.partition("=") for word in words)}
-    backends, variants, masks, dtypes = (given[name] for name in ("backends", "variants", "masks", "dtypes"))
+    lengths = list(map(int, given.pop("lengths")))
     with keep_process(), quiet(), one_thread():
-        cells = [
-            asdict(cell)
-            for row in examine(backends, variants, masks, dtypes, torch.device("cpu"), full=True)
-            for cell in row
-        ]
-        growth = measure_axis("seq", list(map(int, given["lengths"])), backends, "cpu", repeats=1)
+        rows = examine(**given, device=torch.device("cpu"), full=True)
+        cells = [asdict(cell) for row in rows for cell in row]
+        growth = measure_axis("seq", lengths, given["backends"], "cpu", repeats=1)
     _write(folder, {"cells": len(cells)}, cells=cells, growth=growth)
 
 

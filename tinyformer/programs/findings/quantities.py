@@ -40,14 +40,7 @@ HEAD = re.compile(r"attention/(?:\w+/)?layer_\d+/head_\w+/(\w+)")
 
 @dataclass(frozen=True)
 class Record:
-    """The contents of the files that a run wrote.
-
-    Args:
-        results: the numbers at its end, by name.
-        evaluated: the numbers of its evaluation, by name.
-        metrics: the rows of `metrics.csv`.
-        tables: the rows of each table of its analysis, by the name of the file.
-    """
+    """What a run wrote: the numbers at its end and of its evaluation, the rows of `metrics.csv` and of other tables."""
 
     results: Mapping[str, Any] = field(default_factory=dict)
     evaluated: Mapping[str, Any] = field(default_factory=dict)
@@ -59,11 +52,7 @@ class Record:
         return function_of("a source", source, SOURCES)(self, **source)
 
     def series(self, source: Source) -> Series:
-        """A metric or a measure of heads by step: `{metric: NAME}` or `{heads: MEASURE, over: STATISTIC}`.
-
-        Raises:
-            ConfigError: the run did not measure it, or it is a table.
-        """
+        """A metric or a measure of heads by step: `{metric: NAME}` or `{heads: MEASURE, over: STATISTIC}`."""
         series = {}
         for row in self.metrics:
             if "metric" in source:
@@ -79,11 +68,7 @@ class Record:
         return dict(sorted(series.items()))
 
     def rows(self, table: str, where: Source) -> list[dict[str, str]]:
-        """The rows of a table whose columns have some values.
-
-        Raises:
-            ConfigError: there is no such table, or no such row.
-        """
+        """The rows of a table whose columns have some values, at least one."""
         if table not in self.tables:
             raise ConfigError(f"table={table}: the run left {', '.join(self.tables) or 'no tables'}.")
         rows = [row for row in self.tables[table] if all(row.get(name) == str(value) for name, value in where.items())]

@@ -38,16 +38,9 @@ ENDED = "ended.json"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that a finding needs.
+    """A run that a finding needs: who needs it, what makes it of which overrides, and where it is kept.
 
-    Args:
-        finding: the name of the finding.
-        name: its name in the finding.
-        seed: its seed.
-        program: what makes it, a name in `PROGRAMS`.
-        words: its overrides.
-        folder: where it is kept.
-        evaluate: overrides of `evaluate`, which analyses it; None for none.
+    `program` is a name in `PROGRAMS`; `evaluate` are overrides of `evaluate`, which analyses the run, or None.
     """
 
     finding: str
@@ -70,11 +63,7 @@ class PlannedRun:
 
 
 def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
-    """The runs of a finding, those of the first seed first; each is composed, so that a mistake is found at once.
-
-    Raises:
-        Exception: what Hydra raises about overrides that do not compose.
-    """
+    """The runs of a finding, those of the first seed first; each is composed, so that a mistake is found at once."""
     config_name = CONFIG_NAMES.get(finding.program)
     quiet = QUIET if finding.program == "train" else ()
     descriptions: dict[str, Any] = {}
@@ -101,14 +90,7 @@ def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_
     """Make the runs that were not made before, those that need the same training by one job; print a line about each.
 
     A run that was killed continues from its last checkpoint, or starts over if it has none. One that fails is reported,
-    and the others are made.
-
-    Args:
-        planned: the runs, of any findings.
-        launcher: see `require_launcher`.
-
-    Returns:
-        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+    and the others are made. The launcher is that of `require_launcher`; returns the exit code.
     """
     labelled: dict[Path, list[tuple[str, PlannedRun]]] = {}
     for number, run in enumerate(planned, 1):
@@ -160,11 +142,7 @@ def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
 
 
 def _make(run: PlannedRun) -> None:
-    """Make a run and its analysis.
-
-    Raises:
-        ConfigError: another process makes it.
-    """
+    """Make a run and its analysis, unless another process makes it."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     problem = "another process is making this run; run the same command again when it has ended"
     with held(run.folder.with_name(f".{run.folder.name}.ended.lock"), f"{relative_path(run.folder)}: {problem}."):
