@@ -123,25 +123,13 @@ def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
 def _as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, str]) -> str:
     """The comparison as a JSON object, with the value of every run."""
     metric, by = comparison.metric, comparison.by
-    rows = [
-        {
-            "settings": row.settings,
-            **_statistics(row),
-            "runs": [
-                {"path": str(run.path), by: as_typed(run.value(by)), metric: number(run, metric)} for run in row.runs
-            ],
-        }
-        for row in comparison.rows
-    ]
-    contents = {
-        "metric": metric,
-        "by": by,
-        "columns": comparison.columns,
-        "constant": comparison.constant,
-        "rows": rows,
-        "notes": notes,
-        "files": files,
-    }
+
+    def as_row(row: Row) -> dict[str, Any]:
+        values = [{"path": str(run.path), by: as_typed(run.value(by)), metric: number(run, metric)} for run in row.runs]
+        return {"settings": row.settings, **_statistics(row), "runs": values}
+
+    contents = {key: getattr(comparison, key) for key in ("metric", "by", "columns", "constant")}
+    contents |= {"rows": list(map(as_row, comparison.rows)), "notes": notes, "files": files}
     return json.dumps(contents, indent=2, ensure_ascii=False)
 
 

@@ -1,7 +1,5 @@
 """From a Hugging Face folder to a checkpoint."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +43,11 @@ def import_model(source: str, path: Path) -> list[str]:
     folder = find_folder(source)
     fields = read_config(folder)
     family = _family_of(fields, folder)
-    with _field_names(folder):
+    try:
         settings = family.settings(fields)
+    except ArgumentError as error:
+        error.path = (f"{folder / 'config.json'}: {'.'.join(error.path[1:])}",)
+        raise
     for key, value in settings.items():  # before a network of these sizes is made
         if isinstance(value, int) and value > (limit := LIMITS.get(key, LIMIT)):
             raise ArgumentError("source", source, f"config.json asks for {key}={value:,}, more than {limit:,}")
@@ -103,11 +104,7 @@ def depths_of(model: Plain) -> Depths:
 
 
 def meta_network(config: Plain) -> Network:
-    """The network of a config on the meta device, which allocates no memory for weights.
-
-    Raises:
-        ConfigError: a class refuses its arguments.
-    """
+    """The network of a config on the meta device, which allocates no memory for weights."""
     created = OmegaConf.create(config)
     with torch.device("meta"), config_keys(created):
         return instantiate(created.network, _convert_="all")
@@ -123,16 +120,6 @@ def _require_known_tokens(settings: Plain, source: str) -> None:
         raise ArgumentError("source", source, reason) from error
 
 
-@contextlib.contextmanager
-def _field_names(folder: Path) -> Iterator[None]:
-    """Name the file in errors about the fields of a `config.json`."""
-    try:
-        yield
-    except ArgumentError as error:
-        error.path = (f"{folder / 'config.json'}: {'.'.join(error.path[1:])}",)
-        raise
-
-
 def _family_of(fields: Fields, folder: Path) -> Family:
     for family in FAMILIES:
         if family.model_type == fields.get("model_type") and family.covers(fields):
@@ -145,11 +132,7 @@ def _family_of(fields: Fields, folder: Path) -> Family:
 def _our_weights(
     tensors: Weights, family: Family, fields: Fields, settings: Plain, network: Network, depths: Depths, folder: Path
 ) -> Weights:
-    """The weights of a family under our names.
-
-    Raises:
-        ArgumentError: a weight is missing, has another shape, or has no place in the network.
-    """
+    """The weights of a family under our names; refused if one is missing, has another shape or no place here."""
     expected = network.state_dict()
     weights, others = family.read(tensors, depths, settings["model.num_heads"])
     tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)

@@ -79,8 +79,8 @@ class Problem:
         queries, keys = (shape.batch, shape.seq, shape.d_model), (shape.batch, k_seq, shape.d_model)
         self._sizes = [queries, queries, keys] if cross else [queries, queries]
         _, *self.inputs = self._drawn(SEEDS[0])
-        self._eager_errors: dict[torch.dtype, Errors] = {}
-        self._well_conditioned: dict[torch.dtype, list[bool]] = {}
+        self._counted = functools.cache(self._well_conditioned)
+        self.eager_errors = functools.cache(self._errors_of_eager)
 
     def _drawn(self, seed: int) -> list[Tensor]:
         """Random values for the gradient of the output and for the inputs."""
@@ -121,13 +121,14 @@ class Problem:
         output = relative_error(solution.output, exact.output)
         return Errors(output, max(gradients, default=None), max(counted, default=None))
 
-    def _counted(self, dtype: torch.dtype) -> list[bool]:
+    def _well_conditioned(self, dtype: torch.dtype) -> list[bool]:
         """Which gradients count in this dtype, see `ILL_CONDITIONED`; those of the inputs always do."""
-        if dtype not in self._well_conditioned:
-            errors = self.solve(ORACLE, dtype).gradient_errors(self.exact, self.gradient_sizes)
-            limit, num_inputs = ILL_CONDITIONED[dtype], len(self.inputs)
-            self._well_conditioned[dtype] = [index < num_inputs or error <= limit for index, error in enumerate(errors)]
-        return self._well_conditioned[dtype]
+        errors = self.solve(ORACLE, dtype).gradient_errors(self.exact, self.gradient_sizes)
+        return [index < len(self.inputs) or error <= ILL_CONDITIONED[dtype] for index, error in enumerate(errors)]
+
+    def _errors_of_eager(self, dtype: torch.dtype) -> Errors:
+        """The errors of eager in the same dtype, which those of other backends are compared with."""
+        return self.errors(ORACLE, self.solve(ORACLE, dtype), dtype)
 
     @functools.cached_property
     def exact(self) -> Solution:
@@ -140,12 +141,6 @@ class Problem:
         solutions = [self.exact, *(self.solve(ORACLE, torch.float64, seed=seed) for seed in SEEDS[1:])]
         by_leaf = zip(*(solution.gradients for solution in solutions), strict=True)
         return [max(gradient.abs().max().item() for gradient in gradients) for gradients in by_leaf]
-
-    def eager_errors(self, dtype: torch.dtype) -> Errors:
-        """The errors of eager in the same dtype, which those of other backends are compared with."""
-        if dtype not in self._eager_errors:
-            self._eager_errors[dtype] = self.errors(ORACLE, self.solve(ORACLE, dtype), dtype)
-        return self._eager_errors[dtype]
 
     def _exact_without(self, dropped: Tensor) -> Solution:
         """The solution in float64 with these weights dropped and the others rescaled."""

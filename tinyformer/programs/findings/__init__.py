@@ -64,13 +64,13 @@ def _show(options: argparse.Namespace) -> int:
 
     names = finding_names(options.files)
     refuse_links(options.results, names)
+    known = [read_finding(name, options.files) for name in names]
     if options.name is None:
-        _list([read_finding(name, options.files) for name in names], options.results)
+        _list(known, options.results)
         return 0
     require_launcher(options.launcher)
     refuse_foreign_files(options.runs, "--runs")
-    chosen = [read_finding(name, options.files) for name in (names if options.name == "all" else [options.name])]
-    chosen = trust(chosen, options.trusted)
+    chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)
     # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
     is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER
     codes = []
@@ -80,8 +80,7 @@ def _show(options: argparse.Namespace) -> int:
         if not outcomes:  # all runs failed
             continue
         path = options.results.parent / PAGE  # after each, so that a program that is stopped leaves it true
-        all_findings = [read_finding(name, options.files) for name in names]
-        path.write_text(page(all_findings, outcomes, options.results.name), encoding="utf-8")
+        path.write_text(page(known, outcomes, options.results.name), encoding="utf-8")
         print(f"Page: {path}")
     return max(codes)
 

@@ -32,7 +32,6 @@ def draw(measured: Sequence[Measured], curves: Sequence[Curve] = (), records: Se
 
 
 def _draw_curve(panel: Axes, curve: Curve, records: Sequence[Records]) -> None:
-    """A line for each label and seed."""
     lines = curve.lines(records)
     for number, (label, of_seeds) in enumerate(lines.items()):
         for seed, line in enumerate(of_seeds):
@@ -58,7 +57,6 @@ def _draw_curve(panel: Axes, curve: Curve, records: Sequence[Records]) -> None:
 
 
 def _draw_quantity(panel: Axes, quantity: Measured) -> None:
-    """The values of the seeds, their mean and its interval, on the band."""
     start, end = quantity.check.at_least, quantity.check.at_most
     ends = [at for at in (start, end) if at is not None]
     finite = [value for value in quantity.values if math.isfinite(value)]

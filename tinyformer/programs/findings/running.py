@@ -147,30 +147,23 @@ def _make(run: PlannedRun) -> None:
     problem = "another process is making this run; run the same command again when it has ended"
     with held(run.folder.with_name(f".{run.folder.name}.ended.lock"), f"{relative_path(run.folder)}: {problem}."):
         if not (run.folder / ENDED).exists():
-            with _quiet(run.folder.with_suffix(".txt")), _ending(run.folder, run.words):
+            with _made(run.folder, run.words):
                 PROGRAMS[run.program](run.words, run.folder)
         if run.analysed and not (run.analysed / ENDED).exists():
             shutil.rmtree(run.analysed, ignore_errors=True)  # an analysis that was killed takes seconds
-            with _quiet(run.analysed.with_suffix(".txt")), _ending(run.analysed, run.evaluate or []):
+            with _made(run.analysed, run.evaluate or []):
                 analyse(run.folder / "checkpoints" / "last.ckpt", run.evaluate or [], run.analysed)
 
 
 @contextlib.contextmanager
-def _quiet(path: Path) -> Iterator[None]:
-    """Send what is printed in the block to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
-        yield
-
-
-@contextlib.contextmanager
-def _ending(folder: Path, words: list[str]) -> Iterator[None]:
-    """Write `ENDED` once the block has made what belongs into a folder."""
+def _made(folder: Path, words: list[str]) -> Iterator[None]:
+    """Send what is printed in the block to a file beside the folder that it makes, and write `ENDED` there after it."""
     start = time.perf_counter()
-    yield
-    seconds = time.perf_counter() - start
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".txt").open("a", encoding="utf-8") as printed, contextlib.redirect_stdout(printed):
+        yield
     # The results of a resumed run include the time before its interruption.
-    seconds = max(seconds, read_results(folder).get("seconds", 0.0))
+    seconds = max(time.perf_counter() - start, read_results(folder).get("seconds", 0.0))
     facts = {"overrides": words, "seconds": round(seconds, 1), **_surroundings()}
     unfinished = folder / f".{ENDED}"
     unfinished.write_text(json.dumps(facts, indent=1))
