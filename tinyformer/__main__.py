@@ -5,18 +5,17 @@ import importlib
 import sys
 
 PROGRAMS = {
-    "train": ("tinyformer.run.programs", "train a model"),
-    "evaluate": ("tinyformer.run.programs", "score a checkpoint, analyse its heads, sample text"),
-    "card": ("tinyformer.programs.card", "parameters, FLOPs and KV cache of a variant before it is trained"),
-    "compare": ("tinyformer.programs.compare.__main__", "runs side by side, averaged over seeds"),
-    "convert": ("tinyformer.programs.convert.__main__", "import and export Hugging Face models"),
-    "findings": ("tinyformer.programs.findings.__main__", "claims of papers about attention, tested on this machine"),
-    "doctor": ("tinyformer.programs.doctor.__main__", "check every attention backend on this machine"),
+    "train": "train a model",
+    "evaluate": "score a checkpoint, analyse its heads, sample text",
+    "card": "parameters, FLOPs and KV cache of a variant before it is trained",
+    "compare": "runs side by side, averaged over seeds",
+    "convert": "import and export Hugging Face models",
+    "findings": "claims of papers about attention, tested on this machine",
+    "doctor": "check every attention backend on this machine",
 }
-"""The module of each program, which is imported when it runs, since torch takes seconds; and its purpose."""
 
 USAGE = "usage: tinyformer PROGRAM …\n\n{}\n\n`tinyformer PROGRAM --help` describes a program.".format(
-    "\n".join(f"  {name:<10}{purpose}" for name, (_, purpose) in PROGRAMS.items())
+    "\n".join(f"  {name:<10}{purpose}" for name, purpose in PROGRAMS.items())
 )
 
 
@@ -35,10 +34,11 @@ def main() -> int:
         hint = f"Did you mean {close[0]}?" if close else f"Programs: {', '.join(PROGRAMS)}."
         print(f"Error: tinyformer {program}: there is no such program. {hint}", file=sys.stderr)
         return 2
-    module, command = importlib.import_module(PROGRAMS[program][0]), f"tinyformer {program}"
+    # Imported only now: each program imports what it needs, and torch takes seconds.
     if program in ("train", "evaluate"):
-        return getattr(module, f"{program}_program")(command, num_words=1)
-    return module.main(sys.argv[2:], prog=command)
+        run_programs = importlib.import_module("tinyformer.run.programs")
+        return getattr(run_programs, f"{program}_program")(f"tinyformer {program}", num_words=1)
+    return importlib.import_module(f"tinyformer.programs.{program}").main(sys.argv[2:])
 
 
 if __name__ == "__main__":

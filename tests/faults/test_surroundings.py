@@ -14,7 +14,7 @@ import pytest
 from commands import ROOT, SMALL, TEXT, Program, results_of
 
 from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.programs.compare.__main__ import main as compare
+from tinyformer.programs.compare import main as compare
 
 TRAIN = [sys.executable, str(ROOT / "train.py")]
 

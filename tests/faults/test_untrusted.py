@@ -16,7 +16,7 @@ from commands import SMALL, TEXT, Program, Trained
 
 import tinyformer
 from tinyformer.errors import ArgumentError
-from tinyformer.programs.compare.__main__ import main as compare_runs
+from tinyformer.programs.compare import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
 from tinyformer.run import starting_checkpoint
 from tinyformer.run.scores import register_score

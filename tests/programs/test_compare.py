@@ -5,45 +5,26 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
 import pytest
 import yaml
-from commands import SMALL, TEXT, Ended, Program
+from commands import SMALL, TEXT, Program
 from matplotlib.figure import Figure
 
 import tinyformer.analysis
 from tinyformer.analysis.seeds import seeds_by_number
-from tinyformer.programs.compare.__main__ import main
+from tinyformer.programs.compare.comparison import Comparison, notes_on
+from tinyformer.programs.compare.comparison import compare as group
 from tinyformer.programs.compare.folders import find_runs, read_run
-from tinyformer.programs.compare.grouping import Comparison
-from tinyformer.programs.compare.grouping import compare as group
-from tinyformer.programs.compare.notes import notes_on
-
-Compare = Callable[[str], Ended]
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
-    """The program in this process."""
-
-    def run(arguments: str) -> Ended:
-        capsys.readouterr()
-        code = main(arguments.split())
-        return Ended(code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture
@@ -114,7 +95,7 @@ def means(comparison: Comparison) -> list[tuple[object, ...]]:
 
 @pytest.mark.slow
 def test_a_real_sweep_is_averaged_over_its_seeds(
-    program: Program, book: Path, compare: Compare, figures: list[Figure]
+    program: Program, book: Path, call: Program, figures: list[Figure]
 ) -> None:
     """Heads 1 and 2 with two seeds each, and heads 3, which fail, as `train.py` leaves them."""
     assert program("train.py", f"-m {SMALL} {TEXT} model.num_heads=1,2,3 seed=1,2 hydra.sweep.dir=sweep").code == 2
@@ -122,7 +103,7 @@ def test_a_real_sweep_is_averaged_over_its_seeds(
     losses = [result["val/loss"] for result in results]
     # The standard deviation (n - 1) of two values is their distance over √2.
     expected = [((a + b) / 2, abs(a - b) / math.sqrt(2), min(a, b), max(a, b)) for a, b in (losses[:2], losses[2:])]
-    ended = compare("sweep")
+    ended = call("compare sweep")
     assert (ended.code, ended.err) == (0, "")
     header, *rows = table(ended.out)
     assert header == ["model.num_heads", "val/loss", "±", "seeds", "parameters", "tokens/s"]
@@ -143,7 +124,7 @@ def test_a_real_sweep_is_averaged_over_its_seeds(
     assert figure.axes[0].get_xscale() == "log"
     assert matplotlib.image.imread("sweep/compare_val_loss.png").shape[:2] == (720, 1125)
 
-    ended = compare("sweep --json --metric val/accuracy --out there/below")
+    ended = call("compare sweep --json --metric val/accuracy --out there/below")
     found = json.loads(ended.out)
     assert [row["settings"] for row in found["rows"]] == [{"model.num_heads": "1"}, {"model.num_heads": "2"}]
     first = {"path": "sweep/0", "seed": "1", "val/accuracy": results[0]["val/accuracy"]}
@@ -155,10 +136,14 @@ def test_a_real_sweep_is_averaged_over_its_seeds(
     assert all(Path(path).stat().st_size for path in files.values())
 
 
-def test_rows_and_figure_are_in_the_order_of_the_numbers(compare: Compare, figures: list[Figure]) -> None:
+def test_rows_and_figure_are_in_the_order_of_the_numbers(call: Program, figures: list[Figure]) -> None:
     for folder, number, loss in (("a", 10, 1.0), ("b", 2, 3.0), ("c", 9, 2.0)):
         write_run(f"runs/{folder}", loss, typed=f"n={number}", config={"n": number})
-    assert [row[:2] for row in table(compare("runs").out)[1:]] == [["2", "3.0000"], ["9", "2.0000"], ["10", "1.0000"]]
+    assert [row[:2] for row in table(call("compare runs").out)[1:]] == [
+        ["2", "3.0000"],
+        ["9", "2.0000"],
+        ["10", "1.0000"],
+    ]
     assert points_of_runs(figures[0]) == [(2, 3.0), (9, 2.0), (10, 1.0)]
     assert figures[0].axes[0].get_xscale() == "linear"
 
@@ -275,12 +260,12 @@ MISTAKES = {
     "nested": "RUN=nested/config.yaml: cannot be read (more than 100 levels",
     "alias": "RUN=alias/config.yaml: cannot be read (YAML aliases",
     "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
-    "huge": "RUN=huge/results.json: cannot be read (the number 999",
+    "huge": "--metric=val/loss: is not a number in any run",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
 }
 
 
-def test_a_mistake_exits_with_2_and_a_short_sentence(compare: Compare) -> None:
+def test_a_mistake_exits_with_2_and_a_short_sentence(call: Program) -> None:
     for name in ("run", "unfinished", "cut", "yaml", "deep", "nested", "alias", "pipe", "huge"):
         write_run(name, device="CPU")
     Path("empty").mkdir()
@@ -294,25 +279,14 @@ def test_a_mistake_exits_with_2_and_a_short_sentence(compare: Compare) -> None:
     Path("pipe/config.yaml").unlink()
     os.mkfifo("pipe/config.yaml")
     for arguments, sentence in MISTAKES.items():
-        ended = compare(arguments)
+        ended = call(f"compare {arguments}")
         assert (ended.code, ended.out) == (2, ""), arguments
         assert ended.err.startswith(f"Error: {sentence}")
         assert len(ended.err.splitlines()) <= 4
     for day in ("2026-01-30", "2026-01-31"):
         Path(f"multirun/{day}/12-00-00").mkdir(parents=True)
         Path(f"multirun/{day}/12-00-00/multirun.yaml").touch()
-    assert compare("nowhere").err.endswith("RUN=multirun/2026-01-31/12-00-00 works.\n")
-
-
-def test_the_command_line_is_checked_without_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom tinyformer.programs.compare.__main__ import main\ncode = main()\n"
-        "assert not {'torch', 'matplotlib', 'lightning'} & sys.modules.keys()\nsys.exit(code)"
-    )
-    command = [sys.executable, "-c", code, "nowhere"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("Error: RUN=nowhere: does not exist")
+    assert call("compare nowhere").err.endswith("RUN=multirun/2026-01-31/12-00-00 works.\n")
 
 
 def test_error_bars_are_standard_deviations_of_samples() -> None:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +29,11 @@ import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.data import BPETokenizer
 from tinyformer.model.model import Model
-from tinyformer.programs.convert.__main__ import main
-
-Run = Callable[..., Ended]
 
 TEXT = "In a line the cat sees seven birds and eleven mice.\n"
 ANALYSES = ("heads", "importance", "prune", "residual", "maps")
 MISTRAL = LLAMA | {"sliding_window": 5}
 SIZES: dict[str, dict[str, Any]] = {"GPT2": GPT2, "Llama": LLAMA, "Mistral": MISTRAL, "Bert": BERT}
-
-
-@pytest.fixture
-def convert(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """The program in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> Ended:
-        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)  # which the other programs leave behind
-        capsys.readouterr()
-        code = main(words)
-        return Ended(code, *capsys.readouterr())
-
-    return run
 
 
 def save_model(folder: Path, family: str = "GPT2") -> Any:
@@ -63,27 +45,27 @@ def save_model(folder: Path, family: str = "GPT2") -> Any:
     return model
 
 
-def test_in_and_out(convert: Run) -> None:
+def test_in_and_out(call: Program) -> None:
     num_parameters = sum(weight.numel() for weight in save_model(Path("gpt2")).parameters())
-    ended = convert("hf", "gpt2", "in.ckpt")
+    ended = call("convert hf gpt2 in.ckpt")
     assert (ended.code, ended.err) == (0, "")
     first, last = ended.out.splitlines()
     assert first == f"GPT-2, {num_parameters:,} parameters in 2 layers of 7 heads, saved in in.ckpt."
     assert last.endswith("python evaluate.py checkpoint=in.ckpt data=text data.files=FILE analysis=heads")
-    ended = convert("export", "in.ckpt", "out")
+    ended = call("convert export in.ckpt out")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == "GPT-2, saved in out: transformers loads it as GPT2LMHeadModel.\n"
     names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     assert sorted(path.name for path in Path("out").iterdir()) == names
 
 
-def test_the_report_names_changes_to_the_model(convert: Run) -> None:
+def test_the_report_names_changes_to_the_model(call: Program) -> None:
     theirs("Bert", **BERT).bfloat16().save_pretrained("bert")
-    ended = convert("hf", "bert", "in.ckpt")
+    ended = call("convert hf bert in.ckpt")
     assert "Its weights were converted from bf16 to fp32." in ended.out
     assert "type 0" in ended.out
     assert "It has no tokenizer, so programs that read text refuse it; in Python it takes token ids." in ended.out
-    assert "The checkpoint has no tokenizer, so the folder has none." in convert("export", "in.ckpt", "out").out
+    assert "The checkpoint has no tokenizer, so the folder has none." in call("convert export in.ckpt out").out
 
 
 MISTAKES = {
@@ -96,21 +78,21 @@ MISTAKES = {
 }
 
 
-def test_a_mistake_exits_with_2_and_one_sentence(convert: Run) -> None:
+def test_a_mistake_exits_with_2_and_one_sentence(call: Program) -> None:
     save_model(Path("gpt2"))
     change_config(Path("gpt2"), n_head=5)
     our_checkpoint(Path("ours.ckpt"), "attention.softcap=3.0")
     for words, sentence in MISTAKES.items():
-        ended = convert(*words.split())
+        ended = call(f"convert {words}")
         assert (ended.code, ended.out) == (2, ""), words
         assert sentence in ended.err
         assert len(ended.err.splitlines()) == 1
 
 
-def test_a_model_without_a_tokenizer_takes_token_ids_in_python_alone(convert: Run, program: Program) -> None:
+def test_a_model_without_a_tokenizer_takes_token_ids_in_python_alone(call: Program, program: Program) -> None:
     model = theirs("GPT2", **GPT2)
     model.save_pretrained("gpt2")
-    assert convert("hf", "gpt2", "in.ckpt").code == 0
+    assert call("convert hf gpt2 in.ckpt").code == 0
     ours = tinyformer.load("in.ckpt")
     torch.testing.assert_close(ours.logits(tokens()), their_logits(model, tokens()), atol=1e-5, rtol=0)
     for ask in (ours.logits, ours.generate):
@@ -123,11 +105,11 @@ def test_a_model_without_a_tokenizer_takes_token_ids_in_python_alone(convert: Ru
 
 
 @pytest.mark.slow
-def test_an_encoder_decoder_is_scored_prompted_fine_tuned_and_exported(convert: Run, program: Program) -> None:
+def test_an_encoder_decoder_is_scored_prompted_fine_tuned_and_exported(call: Program, program: Program) -> None:
     theirs("T5", **T5).save_pretrained("t5")
     t5_tokenizer().save_pretrained("t5")  # of fewer tokens than the embedding has rows, as T5's own
     change_config(Path("t5"), n_positions=40)
-    ended = convert("hf", "t5", "in.ckpt")
+    ended = call("convert hf t5 in.ckpt")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("T5, ")
     assert "in 3 + 2 layers of 3 heads" in ended.out
@@ -144,14 +126,14 @@ def test_an_encoder_decoder_is_scored_prompted_fine_tuned_and_exported(convert: 
     assert len(load_checkpoint("tuned/checkpoints/last.ckpt").weights["encoder.token_embedding.weight"]) == VOCAB
     ended = program("evaluate.py", f"checkpoint=tuned/checkpoints/last.ckpt {data} hydra.run.dir=again")
     assert ended.code == 0, ended.err
-    ended = convert("export", "tuned/checkpoints/last.ckpt", "out")
+    ended = call("convert export tuned/checkpoints/last.ckpt out")
     assert (ended.code, ended.out) == (0, "T5, saved in out: transformers loads it as T5ForConditionalGeneration.\n")
 
 
-def test_marian_takes_token_ids(convert: Run) -> None:
+def test_marian_takes_token_ids(call: Program) -> None:
     theirs("Marian", **MARIAN).save_pretrained("marian")
     Path("marian/source.spm").write_bytes(b"x")
-    ended = convert("hf", "marian", "in.ckpt")
+    ended = call("convert hf marian in.ckpt")
     assert "Marian's two SentencePiece models are not read: the tokenizers library cannot load them." in ended.out
     assert "in Python it takes token ids" in ended.out
     ours = tinyformer.load("in.ckpt")
@@ -168,33 +150,25 @@ def test_marian_takes_token_ids(convert: Run) -> None:
             ask()
 
 
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-from tinyformer.programs.convert.__main__ import main
-sys.exit(main())
-"""
-
 WITHOUT_TRANSFORMERS = """
 import sys
 import torchmetrics  # of lightning's, which imports transformers where it is installed
 for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
     del sys.modules[name]
 sys.modules["transformers"] = None
-from tinyformer.programs.convert.__main__ import main
-sys.exit(main())
+from tinyformer.programs.convert import main
+sys.exit(main(sys.argv[1:]))
 """
 
 SEVERAL = WITHOUT_TRANSFORMERS.replace(
-    "sys.exit(main())",
+    "sys.exit(main(sys.argv[1:]))",
     """
 import contextlib, io, json
 ended = []
 for line in sys.argv[1:]:
-    sys.argv = ["convert", *line.split()]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main()
+        code = main(line.split())
     ended.append([code, out.getvalue(), err.getvalue()])
 print(json.dumps(ended))
 """,
@@ -206,12 +180,6 @@ def spawned(script: str, folder: Path, *words: str, environment: dict[str, str] 
     command = [sys.executable, "-c", script, *words]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return Ended(ended.returncode, ended.stdout, ended.stderr)
-
-
-def test_the_command_line_is_parsed_without_torch(tmp_path: Path) -> None:
-    ended = spawned(WITHOUT_TORCH, tmp_path, "import", "gpt2", "in.ckpt")
-    assert ended.code == 2
-    assert "invalid choice: 'import'" in ended.err
 
 
 @pytest.mark.slow
@@ -246,9 +214,9 @@ def test_a_name_is_downloaded_from_the_hub(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=pytest.mark.slow if name == "Bert" else pytest.mark.nightly) for name in SIZES]
 )
-def test_every_analysis_of_an_imported_model(family: str, convert: Run, program: Program) -> None:
+def test_every_analysis_of_an_imported_model(family: str, call: Program, program: Program) -> None:
     save_model(Path("model"), family)
-    assert convert("hf", "model", "in.ckpt").code == 0
+    assert call("convert hf model in.ckpt").code == 0
     Path("book.txt").write_text(TEXT * 40)
     options = "data=text data.files=book.txt callbacks.attention=null generate.num_tokens=3 generate.temperature=0"
     for analysis in ANALYSES:
@@ -259,6 +227,6 @@ def test_every_analysis_of_an_imported_model(family: str, convert: Run, program:
     assert len(rows) == 1 + 2 * (6 if family in ("Llama", "Mistral") else 7)
     # A pruned model is a checkpoint like any other, but belongs to no family.
     assert program("evaluate.py", f"checkpoint=prune/pruned.ckpt {options} hydra.run.dir=again").code == 0
-    ended = convert("export", "prune/pruned.ckpt", "out")
+    ended = call("convert export prune/pruned.ckpt out")
     assert ended.code == 2
     assert ended.err.startswith("Error: model.pruned_heads=[[")

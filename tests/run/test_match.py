@@ -90,7 +90,7 @@ def test_what_no_size_matches_is_refused(override: str) -> None:
 def test_a_sweep_at_equal_parameters_is_compared_and_evaluated(
     program: Program, book: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tinyformer.programs.compare.__main__ import main
+    from tinyformer.programs.compare import main
 
     sweep = f"-m {SMALL} {TEXT} attention=mha,mqa match=parameters hydra.sweep.dir=sweep"
     ended = program("train.py", sweep)

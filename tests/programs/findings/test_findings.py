@@ -3,12 +3,12 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -20,7 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from tinyformer.files import relative_path
-from tinyformer.programs.findings.__main__ import main
+from tinyformer.programs.findings import main
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding
 from tinyformer.programs.findings.pages import CHANGED, page, read_outcomes
 from tinyformer.programs.findings.running import PlannedRun, plan, records_of, run_all
@@ -55,8 +55,8 @@ def test_the_list_and_an_unknown_name(capsys, tmp_path):
     out = capsys.readouterr().out
     assert all(name in out for name in finding_names())
     assert out.count("unmeasured") == len(finding_names())
-    assert main(["nothing"]) == 2
-    assert "Findings: alignment, circuit" in capsys.readouterr().err
+    assert main(["ranks"]) == 2
+    assert "Did you mean rank? Findings: alignment, circuit," in capsys.readouterr().err
 
 
 LAUNCHERS = {
@@ -98,36 +98,27 @@ class Place:
         contents = text.replace("BOOK", str(self.book)).replace("STEPS", str(steps))
         (self.folder / "files" / f"{name}.yaml").write_text(contents)
 
-    def words(self, *words: str, to: str = "") -> list[str]:
-        """The command of the program, with its folders of runs and results below `to`."""
+    def start(self, name: str, *words: str, to: str = "", **streams: Any) -> subprocess.Popen[str]:
+        """Start the program, with its folders of runs and results below `to`."""
         folders = ["--files=files", f"--runs={to}runs", f"--results={to}results"]
-        return [sys.executable, "-m", "tinyformer.programs.findings", *words[:1], *folders, *words[1:]]
-
-    def surroundings(self, words: Sequence[str]) -> dict[str, Any]:
-        """Where the program is started."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         if "joblib" in words:  # which divides the threads of the machine among its jobs unless their number is given
             del environment["OMP_NUM_THREADS"]
-        return {"cwd": self.folder, "env": environment}
-
-    def run(self, *words: str, to: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run the program to its end."""
-        ended = subprocess.run(
-            self.words(*words, to=to), **self.surroundings(words), capture_output=True, text=True, check=False
+        command = [sys.executable, "-m", "tinyformer", "findings", name, *folders, *words]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=environment, stderr=PIPE, text=True, start_new_session=True, **streams
         )
-        assert ended.returncode == code, ended.stderr
-        return ended
 
-    def stop(self, *words: str, by: int) -> str:
+    def run(self, name: str, *words: str, to: str = "", code: int = 0) -> tuple[str, str]:
+        """Run the program to its end; what it printed to stdout and to stderr."""
+        begun = self.start(name, *words, to=to, stdout=PIPE)
+        out, err = begun.communicate()
+        assert begun.returncode == code, err
+        return out, err
+
+    def stop(self, name: str, *words: str, by: int) -> str:
         """Stop the program when a run has ended and another has saved a checkpoint; return its errors."""
-        begun = subprocess.Popen(
-            self.words(*words),
-            **self.surroundings(words),
-            stdout=DEVNULL,
-            stderr=PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        begun = self.start(name, *words, stdout=DEVNULL)
         deadline = time.monotonic() + 300
         while not self.kept() or len(list(self.folder.glob("runs/train-*/checkpoints/last.ckpt"))) <= len(self.kept()):
             assert begun.poll() is None
@@ -171,8 +162,8 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: 
     assert not list(place.folder.glob("results/*"))
     assert not (place.folder / "findings.md").exists()
 
-    ended = place.run("mine", *launcher)
-    assert ended.stdout.count("kept in") == len(before)
+    out, _ = place.run("mine", *launcher)
+    assert out.count("kept in") == len(before)
     assert before.items() <= place.kept().items()
     outcome = json.loads((place.folder / "results" / "mine.json").read_text())
     assert outcome["verdict"] == HOLDS
@@ -180,16 +171,14 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: 
     assert outcome["runs"][0]["machine"]
     assert (place.folder / "results" / "mine.png").stat().st_size > 5_000
     assert "ratio,≥ 1.1" in (place.folder / "results" / "mine.csv").read_text()
-
     page = (place.folder / "findings.md").read_text()
     assert "| [mine](#mine) | Two layers have more parameters than one | holds |" in page
     assert "(results/mine.png)" in page
     if launcher:
         return
-    assert place.run("mine").stdout.count("kept in") == 4
     ended = next(place.folder.glob("runs/train-*/ended.json"))
     ended.unlink()  # as if killed between its results and the end
-    assert place.run("mine").stdout.count("kept in") == 3
+    assert place.run("mine")[0].count("kept in") == 3
     spent = json.loads(ended.with_name("results.json").read_text())["seconds"]
     assert json.loads(ended.read_text())["seconds"] == pytest.approx(spent, abs=0.1)
 
@@ -201,15 +190,14 @@ def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
     twin = MINE.replace("num_windows=4", "num_windows=2").replace("seeds: [0, 1]", "seeds: [0]")
     place.add("twin", twin, 4)
     place.add("wrong", twin.replace("model.num_layers=1]", "model.num_heads=3]"), 4)
-    for to, launcher in (("serial/", ["--launcher", "basic"]), ("parallel/", ["--launcher", "joblib"])):
-        ended = place.run("all", *launcher, to=to, code=2)
-        failed = [line for line in ended.stderr.splitlines() if "Error" in line]
-        assert len(failed) == 1, ended.stderr
-        assert "wrong/one, seed 0: Error: model.num_heads=3: must divide model.d_model=16" in failed[0]
-        assert "wrong: not measured; runs that have not ended: 1." in ended.stderr
-        assert "Traceback" not in ended.stderr
-    refused = place.run("mine", "--launcher", "joblib", "n_jobs=0", to="refused/", code=2)
-    assert refused.stderr == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
+    for to, launcher in (("serial/", "basic"), ("parallel/", "joblib")):
+        _, errors = place.run("all", "--launcher", launcher, to=to, code=2)
+        (failed,) = [line for line in errors.splitlines() if "Error" in line]
+        assert "wrong/one, seed 0: Error: model.num_heads=3: must divide model.d_model=16" in failed
+        assert "wrong: not measured; runs that have not ended: 1." in errors
+        assert "Traceback" not in errors
+    _, errors = place.run("mine", "--launcher", "joblib", "n_jobs=0", to="refused/", code=2)
+    assert errors == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
     serial, parallel = place.folder / "serial", place.folder / "parallel"
     files = {path.relative_to(serial) for path in serial.rglob("*")}
     assert files == {path.relative_to(parallel) for path in parallel.rglob("*")}
@@ -337,7 +325,6 @@ BROKEN: dict[str, dict[str, Any]] = {
         "runs": {f"post_{depth}": ["block=pre_norm", f"model.num_layers={depth}"] for depth in (2, 4, 8, 16)},
     },
 }
-STEPS = ("trainer.max_steps", "trainer.val_check_interval")
 FAST = ("cost", "entropy", "exact", "grokking", "heads", "nope", "relative", "sinks")  # the others take longer
 
 
@@ -346,11 +333,8 @@ def broken(name: str) -> Finding:
     values, changed = read_finding(name).model_dump(), BROKEN[name]
 
     def short(words: list[str]) -> list[str]:
-        keys = [word.split("=")[0] for word in words]
-        return [
-            f"{key}={changed.get('steps', 3)}" if key in STEPS and word != "trainer.max_steps=1" else word
-            for key, word in zip(keys, words, strict=True)
-        ]
+        steps = rf"\1={changed.get('steps', 3)}"  # but for runs that stay at the initial weights
+        return [re.sub(r"^(trainer\.(?:max_steps|val_check_interval))=(?!1$).*", steps, word) for word in words]
 
     (expected,) = [check for check in values["checks"] if check["name"].startswith(changed["fails"])]
     needed = [expected["of"].get("run"), expected["of"].get("than"), *expected["of"].get("points", {})]

@@ -1,15 +1,16 @@
-"""The quantities of findings, by hand-computed values, and the verdicts that they lead to."""
+"""The quantities, verdicts and figures of findings by hand-computed values, and mistakes in their files."""
 
 import math
 
+import pydantic
 import pytest
 
 from tinyformer.config.errors import ConfigError
-from tinyformer.programs.findings.files import Check, finding_names, read_finding
+from tinyformer.programs.findings.figure import draw
+from tinyformer.programs.findings.files import Check, Curve, finding_names, read_finding
 from tinyformer.programs.findings.pages import band, outcome_of, verdict_of
-from tinyformer.programs.findings.quantities import QUANTITIES
-from tinyformer.programs.findings.records import Record, read_record
-from tinyformer.programs.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, Measured, t_interval, verdict
+from tinyformer.programs.findings.quantities import QUANTITIES, Record, read_record
+from tinyformer.programs.findings.verdicts import HOLDS, Measured, verdict
 
 RISING = [
     {
@@ -29,7 +30,7 @@ RISING = [
 CELLS = {
     "cells": [
         {"at": str(n), "is": kind, "y": str(y), "none": none}
-        for n, kind, y, none in ((1, "a", 3, "7"), (2, "a", 12, ""), (4, "b", 5, "nan"))
+        for n, kind, y, none in ((1, "a", 3, "7"), (2, "a", 12, ""), (4, "b", 5, "1"))
     ]
 }
 RECORDS = {
@@ -84,14 +85,11 @@ def test_quantities_by_hand(name, of, expected):
     assert QUANTITIES[name](RECORDS, **of) == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_measure_by_step_is_the_mean_over_heads():
-    series = RECORDS["one"].series({"heads": "near"})
-    assert list(series.values()) == pytest.approx([0.2, 0.3, 0.4, 0.6, 0.75])
-
-
 def test_every_quantity_is_computed_by_hand():
     (mark,) = test_quantities_by_hand.pytestmark
     assert {case[0] for case in mark.args[1]} == set(QUANTITIES)
+    of_mean_head = RECORDS["one"].series({"heads": "near"})
+    assert list(of_mean_head.values()) == pytest.approx([0.2, 0.3, 0.4, 0.6, 0.75])
 
 
 @pytest.mark.parametrize(
@@ -122,13 +120,6 @@ def test_a_record_has_the_numbers_of_run_and_evaluation(tmp_path):
     assert not read_record(tmp_path).evaluated
 
 
-def test_the_interval_is_students():
-    # Mean 2, standard deviation 1: 4.303 / √3 on either side.
-    assert t_interval([1, 2, 3]) == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-3)
-    assert t_interval([1]) is None
-    assert t_interval([1, math.inf]) is None
-
-
 def measured(*values, premise=False, **band):
     check = Check(name="x", quantity="value", of={}, premise=premise, **band)
     return Measured(check, tuple(map(float, values)))
@@ -137,32 +128,43 @@ def measured(*values, premise=False, **band):
 @pytest.mark.parametrize(
     ("several", "expected"),
     [
-        ([measured(1, at_most=1), measured(9)], HOLDS),
-        ([measured(1, at_most=1), measured(2, at_most=1)], FAILS),
-        ([measured(math.nan, at_most=1)], FAILS),
-        ([measured(1, math.inf, at_most=5)], FAILS),  # a seed that never got there
-        ([measured(0, 3, at_least=1, at_most=2)], HOLDS),
-        ([measured(1, at_least=2, premise=True), measured(9, at_most=1)], NOT_TESTABLE),
-        ([measured(3, at_least=2, premise=True), measured(9, at_most=1)], FAILS),
+        ([measured(1, at_most=1), measured(9)], "holds"),
+        ([measured(1, at_most=1), measured(2, at_most=1)], "fails"),
+        ([measured(math.nan, at_most=1)], "fails"),
+        ([measured(1, math.inf, at_most=5)], "fails"),  # a seed that never got there
+        ([measured(1, at_least=2, premise=True), measured(9, at_most=1)], "not testable here"),
+        ([measured(3, at_least=2, premise=True), measured(9, at_most=1)], "fails"),
+        # The 95 % interval of 0 and 3 is 1.5 ± 19, that of 1 and 1.1 is 1.05 ± 0.64.
+        ([measured(0, 3, at_least=1, at_most=2)], "holds, not clearly"),
+        ([measured(1, 1.1, at_most=9), measured(0, 9)], "holds"),
+        ([measured(1, 1.1, at_most=9), measured(0, 1, at_most=2)], "holds, not clearly"),
+        ([measured(5, 5.1, at_most=2), measured(0, 1, at_most=2)], "fails"),
+        ([measured(1, 5, at_most=2), measured(1, 1.1, at_most=9)], "fails, not clearly"),
+        ([measured(1, 1.1, at_least=2, premise=True), measured(0, 1, at_most=2)], "not testable here"),
     ],
 )
 def test_verdicts(several, expected):
-    assert verdict(several) == expected
+    assert verdict_of(outcome_of(read_finding("cost"), several, [])) == expected
+
+
+def test_the_interval_is_students():
+    # Mean 2, standard deviation 1: 4.303 / √3 on either side.
+    assert measured(1, 2, 3).interval == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-3)
+    assert measured(1).interval is measured(1, math.inf).interval is None
 
 
 @pytest.mark.parametrize("name", finding_names())
-def test_each_band_decides_on_both_of_its_sides(name):
-    """Where all quantities lie in their bands a finding holds; it does not where any one is outside, or nan."""
+def test_a_finding_holds_in_the_middle_of_its_bands_alone(name):
     checks = read_finding(name).checks
     ends = [[end for end in (check.at_least, check.at_most) if end is not None] for check in checks]
-    inside = [sum(both) / len(both) if both else 0.0 for both in ends]
-    assert verdict([Measured(check, (value,)) for check, value in zip(checks, inside, strict=True)]) == HOLDS
+    middle = [
+        Measured(check, (sum(both) / len(both) if both else 0.0,)) for check, both in zip(checks, ends, strict=True)
+    ]
+    assert verdict(middle) == HOLDS
     for index, check in enumerate(checks):
         beyond = [end + step for end, step in ((check.at_least, -1), (check.at_most, 1)) if end is not None]
         for value in [*beyond, math.nan] if check.decides else []:
-            moved = [*inside[:index], value, *inside[index + 1 :]]
-            expected = NOT_TESTABLE if check.premise else FAILS
-            assert verdict([Measured(one, (at,)) for one, at in zip(checks, moved, strict=True)]) == expected
+            assert verdict([*middle[:index], Measured(check, (value,)), *middle[index + 1 :]]) != HOLDS
 
 
 def test_the_band_in_words():
@@ -171,37 +173,9 @@ def test_the_band_in_words():
     assert words == ["≥ 0.9", "≤ 0", "0.01 to 0.06", "= 1", "reported"]
 
 
-@pytest.mark.parametrize(
-    ("several", "expected"),
-    [
-        ([measured(1, 1.1, at_most=9), measured(0, 9)], "holds"),
-        ([measured(1, 1.1, at_most=9), measured(0, 1, at_most=2)], "holds, not clearly"),
-        ([measured(5, 5.1, at_most=2), measured(0, 1, at_most=2)], "fails"),
-        ([measured(1, 5, at_most=2), measured(1, 1.1, at_most=9)], "fails, not clearly"),
-        ([measured(1, 1.1, at_least=2, premise=True), measured(0, 1, at_most=2)], "not testable here"),
-    ],
-)
-def test_whether_a_verdict_is_clear(several, expected):
-    finding = read_finding("cost")
-    assert verdict_of(outcome_of(finding, several, [])) == expected
-
-
 def test_a_run_that_two_names_share_is_counted_once():
     runs = [{"run": name, "seed": 0, "folder": folder, "seconds": 2} for name, folder in zip("abc", "xxy", strict=True)]
     assert outcome_of(read_finding("cost"), [measured(1, at_most=1)], runs)["seconds"] == 4
-
-
-def test_a_mean_is_clear_where_its_interval_lies_on_one_side_of_the_band():
-    assert measured(1, 1.1, 1.2, at_most=2).is_clear
-    assert not measured(0, 1, 2, at_most=2).is_clear
-    assert measured(5, 5.1, at_most=2).is_clear
-    assert not measured(1, 5, at_most=2).is_clear
-    assert measured(1, at_most=2).is_clear is None
-
-
-@pytest.mark.parametrize("name", finding_names())
-def test_every_finding_is_read(name):
-    assert read_finding(name).runs
 
 
 @pytest.mark.parametrize(
@@ -214,7 +188,10 @@ def test_every_finding_is_read(name):
             {"quantity": "difference_ratio", "of": {"run": "a", "than": "a", "to": ["a", "c"], "source": LOSS}},
             "there is no run c",
         ),
-        ({"of": {"run": "a", "source": {}}}, "x: a source needs one of metric, evaluated, heads, table"),
+        (
+            {"of": {"run": "a", "source": {}}},
+            "x: quantity=value: a source needs one of metric, evaluated, heads, table",
+        ),
         ({"of": {"run": "a", "source": "loss"}}, "a source needs one of metric"),
         ({"of": {"run": "a", "source": LOSS | {"over": "mean"}}}, "unexpected keyword argument 'over'"),
         ({"of": {"run": "a", "source": {"heads": "entropy"}}}, "missing a required argument: 'over'"),
@@ -232,6 +209,63 @@ def test_mistakes_in_a_file_are_named(tmp_path, change, problem):
         read_finding("mine", tmp_path)
 
 
-def test_an_unknown_finding_lists_the_names():
-    with pytest.raises(ConfigError, match=r"Did you mean rank\? Findings: alignment, circuit,"):
-        read_finding("ranks")
+CURVES = [  # of two seeds
+    {
+        "one": Record({"loss": 2.0 + seed}, metrics=[{"step": "50", "loss": "3"}, {"step": "99", "loss": "2"}]),
+        "two": Record({"loss": 8.0}, metrics=[{"step": "50", "loss": "4"}], tables=CELLS),
+    }
+    for seed in range(2)
+]
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ({"of": {"metric": "loss"}}, {"one": [{50: 3, 99: 2}] * 2, "two": [{50: 4}] * 2}),
+        ({"of": {"metric": "loss"}, "runs": ["two"]}, {"two": [{50: 4}] * 2}),
+        ({"of": {"table": "cells", "x": "at", "y": "none"}, "runs": ["two"]}, {"two": [{1: 7, 4: 1}] * 2}),
+        (
+            {"of": {"table": "cells", "x": "at", "y": "none", "groups": "is"}, "runs": ["two"]},
+            {"a": [{1: 7}] * 2, "b": [{4: 1}] * 2},
+        ),
+        (
+            {"of": {"points": {"size": {"one": 1, "two": 4}}, "source": {"metric": "loss"}}},
+            {"size": [{1: 2, 4: 8}, {1: 3, 4: 8}]},
+        ),
+    ],
+    ids=["by_step", "of_some_runs", "by_column", "by_group", "by_run"],
+)
+def test_a_curve_has_a_line_for_every_label_and_seed(curve, expected):
+    curve = Curve(name="x", log=["y"], **curve)
+    assert curve.lines(CURVES) == expected
+    (panel,) = draw([], [curve], CURVES).axes
+    drawn = [dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in panel.lines]
+    assert drawn == [line for of_seeds in expected.values() for line in of_seeds]
+    assert (panel.get_xscale(), panel.get_yscale()) == ("linear", "log")
+    legend = panel.get_legend()
+    assert [text.get_text() for text in legend.texts] == list(expected) if legend else len(expected) == 1
+
+
+@pytest.mark.parametrize(
+    ("of", "problem"),
+    [
+        ({"tables": "cells"}, "a curve needs one of metric, heads, table, points"),
+        ({"metric": "loss", "table": "cells"}, "a curve needs one of"),
+        ({"table": "cells", "x": "at"}, "missing a required argument: 'y'"),
+        ({"points": ["one"], "source": {"metric": "loss"}}, "points: each label needs runs with a number"),
+        ({"points": {"all": {"one": 1}}, "source": {"metric": "loss", "where": {}}}, "unexpected keyword argument"),
+        ({"heads": "entropy", "over": "greatest"}, "over=greatest: must be one of largest"),
+    ],
+)
+def test_mistakes_in_a_curve_are_named(of, problem):
+    with pytest.raises(pydantic.ValidationError, match=problem):
+        Curve(name="x", of=of)
+
+
+@pytest.mark.parametrize(("values", "scale"), [((0.2, 0.3), "linear"), ((2e-16, 3e-16), "log")])
+def test_a_band_ends_where_the_file_says(values, scale):
+    (panel,) = draw([measured(*values, at_most=0.1)]).axes
+    (drawn,) = panel.patches
+    assert drawn.get_x() + drawn.get_width() == pytest.approx(0.1)
+    assert panel.get_xscale() == scale
+    assert list(panel.lines[-1].get_xdata()) == list(values)

@@ -1,5 +1,161 @@
-"""Comparison of finished runs, as `tinyformer compare` prints it. Importing it does not import torch.
+"""Runs of a sweep side by side: `tinyformer compare multirun/DATE/TIME` prints a table and writes a CSV and a figure.
 
-`folders` finds and reads runs, `grouping` averages the runs of each setting, `notes` collects caveats, `report` makes
-the table, the CSV and the JSON.
+One row per setting, averaged over seeds; a setting is the values of the config keys that differ between runs.
+`folders` finds and reads runs, `comparison` averages those of each setting. Importing them does not import torch.
 """
+
+import argparse
+import csv
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tinyformer.config.errors import exit_code_of, option_names, printable
+from tinyformer.config.invocation import config_dir
+from tinyformer.errors import ArgumentError
+from tinyformer.files import import_matplotlib
+from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, as_typed, compare, notes_on, number
+from tinyformer.programs.compare.folders import find_runs, read_run
+
+NONE = "none"
+DIGITS = 5
+"""Significant digits of the largest mean; the other means have as many decimals."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare the runs that the command line names; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="tinyformer compare",
+        description="Compare runs in a table, a CSV file and a figure: one row per setting, averaged over seeds.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, of a sweep or of many")
+    parser.add_argument(
+        "--metric", default="val/loss", metavar="KEY", help="the key of results.json to compare (default: val/loss)"
+    )
+    parser.add_argument("--by", default="seed", metavar="KEY", help="the config key to average over (default: seed)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="the folder for CSV and figure (default: the one of the runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    options = parser.parse_args(arguments)
+    return exit_code_of(lambda: _show(options), config_dir(), "train")
+
+
+def _show(options: argparse.Namespace) -> None:
+    with option_names(folders="RUN", metric="--metric", by="--by", out="--out"):
+        folders = find_runs(options.runs)
+        comparison = compare([read_run(path) for path in folders.finished], options.metric, options.by)
+        stem = _output_folder(options.runs, options.out) / f"compare_{options.metric.replace('/', '_')}"
+        table, picture = stem.with_suffix(".csv"), stem.with_suffix(".png")
+        for path in (table, picture):
+            if path.is_symlink():  # which leads anywhere, in the folder of a stranger
+                raise ArgumentError("out", path, "is a symbolic link; remove it")
+    notes = notes_on(comparison, folders)
+    with table.open("w", newline="", encoding="utf-8") as file:
+        lines = [row.settings | _statistics(row) for row in comparison.rows]
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    if not options.json:
+        _print_table(comparison, notes)
+    _draw(comparison, picture)
+    if options.json:
+        print(_as_json(comparison, notes, {"csv": str(table), "picture": str(picture)}))
+    else:
+        print(f"Saved in {table} and {picture.name}.")
+
+
+def _output_folder(runs: Sequence[Path], out: Path | None) -> Path:
+    """The folder for CSV and figure, created if needed; the one that contains all runs unless `out` is given.
+
+    Raises:
+        ArgumentError: the folder cannot be created or written to.
+    """
+    common = os.path.commonpath([run.resolve() for run in runs])
+    folder = out or (runs[0] if len(runs) == 1 else Path(os.path.relpath(common)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot be created ({error.strerror})"
+        raise ArgumentError("out", folder, reason, {"out": "comparison"}) from error
+    if not os.access(folder, os.W_OK):
+        raise ArgumentError("out", folder, "is not writable", {"out": "comparison"})
+    return folder
+
+
+def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
+    """Print one row per setting; below, the settings that all runs share, and the notes."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in comparison.columns:
+        table.add_column(printable(column), justify="left" if comparison.numbers is None else "right")
+    counted = "seeds" if comparison.by == "seed" else f"values of {comparison.by}"
+    for column in (comparison.metric, "±", counted, "parameters", "tokens/s"):
+        table.add_column(column, justify="right")
+    largest = max(abs(row.mean) for row in comparison.rows if row.mean is not None)
+    digits_before_point = math.floor(math.log10(largest)) + 1 if largest else 1
+    decimals = min(max(DIGITS - digits_before_point, 0), 6)
+    for row in comparison.rows:
+        sizes, speed = row.num_parameters, row.tokens_per_second
+        table.add_row(
+            *map(printable, row.settings.values()),
+            NONE if row.mean is None else f"{row.mean:,.{decimals}f}",
+            "" if row.std is None else f"± {row.std:,.{decimals}f}",
+            str(row.num_seeds),
+            "–".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:])) or NONE,
+            NONE if speed is None else f"{speed:,.0f}",
+        )
+    # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in settings are not markup.
+    console = Console(width=10_000, markup=False, highlight=False)
+    console.print(table)
+    if comparison.constant:
+        console.print(printable(f"Shared by all: {' '.join(comparison.constant)}"))
+    for note in notes:
+        console.print(printable(f"Note: {note}"))
+
+
+def _as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, str]) -> str:
+    """The comparison as a JSON object, with the value of every run."""
+    metric, by = comparison.metric, comparison.by
+
+    def as_row(row: Row) -> dict[str, Any]:
+        values = [{"path": str(run.path), by: as_typed(run.value(by)), metric: number(run, metric)} for run in row.runs]
+        return {"settings": row.settings, **_statistics(row), "runs": values}
+
+    contents = {key: getattr(comparison, key) for key in ("metric", "by", "columns", "constant")}
+    contents |= {"rows": list(map(as_row, comparison.rows)), "notes": notes, "files": files}
+    return json.dumps(contents, indent=2, ensure_ascii=False)
+
+
+def _statistics(row: Row) -> dict[str, Any]:
+    """The numbers of a row, under the names of the CSV's columns."""
+    return {
+        "mean": row.mean,
+        "std": row.std,
+        "min": min(row.values, default=None),
+        "max": max(row.values, default=None),
+        "num_seeds": row.num_seeds,
+        "num_runs": len(row.values),
+        "num_parameters": max(row.num_parameters, default=None),
+        SPEED: row.tokens_per_second,
+    }
+
+
+def _draw(comparison: Comparison, path: Path) -> None:
+    import_matplotlib()  # takes a second, for which the table does not wait
+    from tinyformer.analysis import save_png, seeds_by_number, seeds_by_setting
+
+    values = [row.values for row in comparison.rows]
+    settings = " · ".join(comparison.columns)
+    if comparison.numbers is not None:
+        figure = seeds_by_number(comparison.numbers, values, settings, comparison.metric)
+    else:
+        labels = [" · ".join(row.settings.values()) or "all runs" for row in comparison.rows]
+        figure = seeds_by_setting(labels, values, settings, comparison.metric)
+    save_png(figure, path)

@@ -1,10 +1,9 @@
-"""Finding and reading run folders, as `train.py` writes them, without torch."""
+"""Finding and reading run folders, as `train.py` writes them."""
 
 import json
 import math
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,6 @@ from tinyformer.files import load_plain_yaml
 ABSENT = object()
 """The value of a key that a config does not have; null is a value."""
 
-MAX_NUMBER = 1e100
-"""The largest magnitude of a result."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -30,8 +26,7 @@ class Run:
         path: its folder, as a user would type it.
         results: the contents of `results.json`.
         config: the resolved config.
-        written: the config with its interpolations unresolved; a value derived from another key is the same text in
-            all runs.
+        written: the config with its interpolations, so that a value derived from another key is alike in all runs.
         choices: the choice on each axis, such as `attention: gqa`.
         typed: the keys that its command line sets.
     """
@@ -50,14 +45,7 @@ class Run:
 
 @dataclass
 class RunFolders:
-    """The folders of runs that `find_runs` finds.
-
-    Attributes:
-        finished: folders of runs with a `results.json`.
-        unfinished: folders of runs without one.
-        evaluations: folders written by `evaluate.py`.
-        not_started: the number of jobs without a folder, by sweep.
-    """
+    """Folders of runs with and without a `results.json`, and of evaluations; and how many jobs of a sweep have none."""
 
     finished: list[Path] = field(default_factory=list)
     unfinished: list[Path] = field(default_factory=list)
@@ -68,33 +56,26 @@ class RunFolders:
 def find_runs(folders: Sequence[Path]) -> RunFolders:
     """Find all runs in and below some folders; a run that is found twice counts once.
 
-    Args:
-        folders: folders of runs, of sweeps, or of many of them.
-
     Raises:
-        ArgumentError: a folder does not exist, or holds no finished run.
+        ArgumentError: a folder does not exist, or none holds a finished run.
     """
     runs, seen = RunFolders(), set()
     for folder in folders:
         if not folder.is_dir():
-            raise ArgumentError("folders", folder, *_nothing_there("does not exist"))
-        for path in [folder, *(Path(parent, name) for parent, names, _ in _walk(folder) for name in names)]:
+            raise _nothing_to_compare(folder, "does not exist")
+        for path in _folders_in(folder):
             if path.resolve() not in seen:
                 seen.add(path.resolve())
                 _sort_in(path, runs)
     if not runs.finished:
         others = f", but {len(runs.unfinished)} unfinished" if runs.unfinished else ""
         reason = f"has no finished run (which has a results.json){others}"
-        raise ArgumentError("folders", folders[0] if len(folders) == 1 else folders, *_nothing_there(reason))
+        raise _nothing_to_compare(folders[0] if len(folders) == 1 else folders, reason)
     return runs
 
 
 def read_run(path: Path) -> Run:
-    """Read the folder of a run.
-
-    Raises:
-        ArgumentError: a file is damaged or missing.
-    """
+    """Read the folder of a run; an `ArgumentError` names a file that is damaged or missing."""
     config = _read(path / "config.yaml")
     # With `hydra.output_subdir=null` Hydra writes no files of its own.
     written, hydra, overrides = (
@@ -122,23 +103,16 @@ def select(config: Any, key: str) -> Any:
     return config
 
 
-def leaves(config: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    """The dotted keys of all values, in order; a list is one value."""
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
-def _walk(folder: Path) -> Iterable[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, in the order of a sweep (2 before 10), without descending into runs."""
+def _folders_in(folder: Path) -> Iterator[Path]:
+    """A folder and all below it, in the order of a sweep (2 before 10), but none in that of a finished run."""
+    yield folder
     for parent, names, files in os.walk(folder):
         names[:] = [] if "results.json" in files else sorted(names, key=lambda name: (len(name), name))
-        yield parent, names, files
+        yield from (Path(parent, name) for name in names)
 
 
 def _sort_in(path: Path, runs: RunFolders) -> None:
+    """Add a folder to the list that it belongs to, if it is one of a run or a sweep."""
     overrides, sweep = path / ".hydra" / "overrides.yaml", path / "multirun.yaml"
     is_finished = (path / "results.json").is_file()
     if overrides.is_file() and any(str(entry).startswith("checkpoint=") for entry in _read(overrides, list)):
@@ -146,10 +120,10 @@ def _sort_in(path: Path, runs: RunFolders) -> None:
     elif is_finished or overrides.is_file():
         (runs.finished if is_finished else runs.unfinished).append(path)
     elif sweep.is_file():
-        started = sum(1 for _ in path.glob("*/.hydra"))
+        num_started = sum(1 for _ in path.glob("*/.hydra"))
         num_jobs = _num_jobs(_read(sweep))
-        if num_jobs > started:
-            runs.not_started[path] = num_jobs - started
+        if num_jobs > num_started:
+            runs.not_started[path] = num_jobs - num_started
 
 
 def _num_jobs(multirun: dict[str, Any]) -> int:
@@ -162,16 +136,12 @@ def _num_jobs(multirun: dict[str, Any]) -> int:
 
 
 def _read(path: Path, expected: type = dict) -> Any:
-    """The contents of a JSON or YAML file.
-
-    Raises:
-        ArgumentError: the file cannot be read, or its contents have another type.
-    """
+    """The contents of a JSON or YAML file; an `ArgumentError` where it cannot be read or holds another type."""
     if path.exists() and not path.is_file():
         raise _unreadable(path, "no file")  # a pipe would be waited for, a device read without end
     try:
         text = path.read_text(encoding="utf-8")
-        contents = _load_json(text) if path.suffix == ".json" else load_plain_yaml(text)
+        contents = json.loads(text) if path.suffix == ".json" else load_plain_yaml(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise _unreadable(path, reason) from error
@@ -180,25 +150,14 @@ def _read(path: Path, expected: type = dict) -> Any:
     return contents
 
 
-def _load_json(text: str) -> Any:
-    return json.loads(text, parse_int=_number, parse_float=_number)
-
-
-def _number(text: str) -> int | float:
-    number = float(text)
-    if abs(number) > MAX_NUMBER:
-        raise ValueError(f"the number {text[:50]}")
-    return int(text) if re.fullmatch(r"-?\d+", text) else number
-
-
 def _unreadable(path: Path, reason: str) -> ArgumentError:
     cure = "move the folder of this run away, or name the other runs one by one"
     return ArgumentError("folders", path, f"cannot be read ({reason}); {cure}")
 
 
-def _nothing_there(reason: str) -> tuple[str, dict[str, Path] | None]:
-    """The reason and the cure where a folder holds nothing to compare: the newest sweep."""
+def _nothing_to_compare(folders: Any, reason: str) -> ArgumentError:
+    """The error where a folder holds nothing to compare, which suggests the newest sweep."""
     sweeps = sorted(Path("multirun").glob("*/*/multirun.yaml"))
     if sweeps:
-        return reason, {"folders": sweeps[-1].parent}
-    return f"{reason}; a sweep is in multirun/DATE/TIME", None
+        return ArgumentError("folders", folders, reason, {"folders": sweeps[-1].parent})
+    return ArgumentError("folders", folders, f"{reason}; a sweep is in multirun/DATE/TIME")

@@ -1,4 +1,46 @@
-"""Checkpoints from and to Hugging Face folders, as `tinyformer convert` makes them. Importing it does not import torch.
+"""Checkpoints from and to Hugging Face folders: `tinyformer convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
 
-`importing` turns a folder into a checkpoint, `exporting` a checkpoint into a folder, `configs` holds what both need.
+GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian; `tinyformer/interop` maps their weights and config fields to
+ours. `importing` turns a folder into a checkpoint, `exporting` a checkpoint into a folder.
 """
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinyformer.config.errors import exit_code_of, option_names
+from tinyformer.config.invocation import config_dir
+from tinyformer.files import import_matplotlib
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Convert the model that the command line names; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="tinyformer convert",
+        description="Import and export Hugging Face's GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian.",
+    )
+    directions = parser.add_subparsers(dest="direction", required=True)
+    importer = directions.add_parser("hf", help="turn a Hugging Face folder into a checkpoint for evaluate.py")
+    importer.add_argument("source", metavar="DIR_OR_NAME", help="the folder, or its name on the Hub: owner/name")
+    importer.add_argument("checkpoint", type=Path, metavar="OUT.ckpt", help="the file to write")
+    exporter = directions.add_parser("export", help="turn a checkpoint into a folder that transformers loads")
+    exporter.add_argument("checkpoint", type=Path, metavar="FILE.ckpt", help="the checkpoint of a run")
+    exporter.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
+    options = parser.parse_args(arguments)
+    return exit_code_of(lambda: _convert(options), config_dir(), "train")
+
+
+def _convert(options: argparse.Namespace) -> None:
+    import_matplotlib()
+    # These import torch, which takes seconds; --help does not wait for it.
+    if options.direction == "hf":
+        from tinyformer.programs.convert.importing import import_model
+
+        with option_names(source="DIR_OR_NAME", name="DIR_OR_NAME", folder="DIR_OR_NAME", path="OUT.ckpt"):
+            lines = import_model(options.source, options.checkpoint)
+    else:
+        from tinyformer.programs.convert.exporting import export_model
+
+        with option_names(path="FILE.ckpt", checkpoint="FILE.ckpt", folder="DIR"):
+            lines = export_model(options.checkpoint, options.folder)
+    print("\n".join(lines))

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting
-from tinyformer.config.admission import Plain, admit_config
+from tinyformer.config.admission import Plain, admit_config, composed
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import key_of
 from tinyformer.errors import ArgumentError, argument_path
@@ -20,14 +20,13 @@ from tinyformer.interop.encoder_decoders import special_ids
 from tinyformer.interop.family import Family, Fields
 from tinyformer.interop.folder import write_folder
 from tinyformer.interop.vocabulary import tokenizer_files
-from tinyformer.programs.convert.configs import (
+from tinyformer.programs.convert.importing import (
     EMBEDDING,
     FAMILY_NAMES,
     OUTPUT,
     compose_family,
     depths_of,
     meta_network,
-    network_class,
 )
 from tinyformer.run.starting_checkpoint import tokenizer_of
 
@@ -39,14 +38,7 @@ TRAINING_ONLY = ("dropout",)
 
 
 def export_model(path: Path, folder: Path) -> list[str]:
-    """Write a checkpoint as a folder that `transformers` loads.
-
-    Args:
-        path: the checkpoint.
-        folder: the folder to create.
-
-    Returns:
-        A report of what was done, as lines to print.
+    """Write a checkpoint as a folder that `transformers` loads; returns a report, as lines to print.
 
     Raises:
         ConfigError: something in the model has no counterpart in any family.
@@ -60,8 +52,8 @@ def export_model(path: Path, folder: Path) -> list[str]:
     function = _function_of(sized)
     # A network of another class differs in a single argument, its class, and would count as the nearest.
     kind = function["network"]["_target_"]
-    families = [family for family in FAMILIES if network_class(family) == kind] or FAMILIES
-    candidates = [_as_family(family, sized, function) for family in families]
+    alike = [family for family in FAMILIES if composed(family.groups)[0]["network"]["_target_"] == kind]
+    candidates = [_as_family(family, sized, function) for family in alike or FAMILIES]
     family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
     if lacking := _relevant(differences):
         setting = f"{_key(lacking[0], written)}={_shown(lacking[0].value)}"
@@ -82,14 +74,12 @@ def export_model(path: Path, folder: Path) -> list[str]:
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
     write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
     left_out = sorted({f"{_key(d, written)}={_shown(d.value)}" for d in differences if d.name in TRAINING_ONLY})
-    return [
-        f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}.",
-        *(
-            f"{setting} affects training only and is left out: {family.name} has no field for it."
-            for setting in left_out
-        ),
-        *([] if checkpoint.tokenizer else ["The checkpoint has no tokenizer, so the folder has none."]),
-    ]
+    lines = [f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}."]
+    for setting in left_out:
+        lines.append(f"{setting} affects training only and is left out: {family.name} has no field for it.")
+    if not checkpoint.tokenizer:
+        lines.append("The checkpoint has no tokenizer, so the folder has none.")
+    return lines
 
 
 def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
@@ -104,13 +94,13 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 
 def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
     """The fields of a family that come closest to a config, the config that they describe, and their differences."""
-    fields = family.describe({field.ours: _plain(OmegaConf.select(sized, field.ours)) for field in family.fields})
+    values = {field.ours: OmegaConf.select(sized, field.ours) for field in family.fields}
+    plain = {
+        key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in values.items()
+    }
+    fields = family.describe(plain)
     config = compose_family(family, family.settings(fields))
     return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _function_of(config: DictConfig) -> Plain:
@@ -121,12 +111,8 @@ def _function_of(config: DictConfig) -> Plain:
 
 def _relevant(differences: Sequence[Difference]) -> list[Difference]:
     """The differences that change the function in evaluation; a bias that the model lacks is exported as zeros."""
-    harmless = (*WITHOUT_EFFECT, *TRAINING_ONLY)
-    return [d for d in differences if d.name not in harmless and not _is_bias_of_zeros(d)]
-
-
-def _is_bias_of_zeros(difference: Difference) -> bool:
-    return (difference.name, difference.value, difference.other) == ("bias", False, True)
+    harmless, bias_of_zeros = (*WITHOUT_EFFECT, *TRAINING_ONLY), ("bias", False, True)
+    return [d for d in differences if d.name not in harmless and (d.name, d.value, d.other) != bias_of_zeros]
 
 
 def _key(difference: Difference, written: Any) -> str:

@@ -1,13 +1,15 @@
 """From a Hugging Face folder to a checkpoint."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, first_not_finite, save_network
-from tinyformer.config.admission import LIMIT, LIMITS, Plain, describe_config
+from tinyformer.config.admission import LIMIT, LIMITS, Plain, composed, describe_config
+from tinyformer.config.errors import config_keys
 from tinyformer.config.keys import format_value
 from tinyformer.data import SpecialTokens
 from tinyformer.errors import ArgumentError
@@ -16,26 +18,19 @@ from tinyformer.interop.family import Depths, Family, Fields, Weights
 from tinyformer.interop.folder import find_folder, read_config, read_tensors
 from tinyformer.interop.vocabulary import read_tokenizer
 from tinyformer.nn import Network
-from tinyformer.programs.convert.configs import (
-    DECODER_EMBEDDING,
-    EMBEDDING,
-    FAMILY_NAMES,
-    OUTPUT,
-    compose_family,
-    depths_of,
-    meta_network,
-)
+
+EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
+DECODER_EMBEDDING = "decoder.token_embedding.weight"
+
+FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
 
 
 def import_model(source: str, path: Path) -> list[str]:
-    """Write a Hugging Face model as a checkpoint.
+    """Write a Hugging Face model as a checkpoint; returns a report, as lines to print.
 
     Args:
         source: the model's folder, or its name on the Hub.
         path: the checkpoint to write.
-
-    Returns:
-        A report of what was done, as lines to print.
 
     Raises:
         ArgumentError: the folder is malformed or of an unsupported family, or the checkpoint cannot be written.
@@ -48,8 +43,11 @@ def import_model(source: str, path: Path) -> list[str]:
     folder = find_folder(source)
     fields = read_config(folder)
     family = _family_of(fields, folder)
-    with _field_names(folder):
+    try:
         settings = family.settings(fields)
+    except ArgumentError as error:
+        error.path = (f"{folder / 'config.json'}: {'.'.join(error.path[1:])}",)
+        raise
     for key, value in settings.items():  # before a network of these sizes is made
         if isinstance(value, int) and value > (limit := LIMITS.get(key, LIMIT)):
             raise ArgumentError("source", source, f"config.json asks for {key}={value:,}, more than {limit:,}")
@@ -71,9 +69,9 @@ def import_model(source: str, path: Path) -> list[str]:
         raise ArgumentError("source", source, reason)
     network = meta_network(config)
     weights = _our_weights(tensors, family, fields, settings, network, depths, folder)
-    stacks = " + ".join(str(len(stack.layers)) for stack in network.stacks())
-    heads = f"{stacks} layers of {settings['model.num_heads']} heads"
-    lines = [f"{family.name}, {network.num_parameters():,} parameters in {heads}, saved in {path}."]
+    layers = " + ".join(str(len(stack.layers)) for stack in network.stacks())
+    size = f"{network.num_parameters():,} parameters in {layers} layers of {settings['model.num_heads']} heads"
+    lines = [f"{family.name}, {size}, saved in {path}."]
     # Assigned, since the network is on the meta device.
     network.load_state_dict(weights, assign=True)
     facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
@@ -89,12 +87,31 @@ def import_model(source: str, path: Path) -> list[str]:
     return [*lines, f"To analyse its heads: {program} data.files={file} analysis=heads"]
 
 
-def _require_known_tokens(settings: Plain, source: str) -> None:
-    """Refuse special tokens that the vocabulary does not have.
+def compose_family(family: Family, settings: Plain) -> Plain:
+    """Our unresolved config of a family's model, as a checkpoint stores it; `settings` are values by config key."""
+    config = OmegaConf.create(composed(family.groups)[0])
+    OmegaConf.set_struct(config, True)
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
 
-    Raises:
-        ArgumentError: the id of a special token is not in the vocabulary.
-    """
+
+def depths_of(model: Plain) -> Depths:
+    """The number of layers of each stack, given the values of the `model` group."""
+    depth, encoder = model["num_layers"], model.get("num_encoder_layers")
+    return {"encoder": encoder if isinstance(encoder, int) else depth, "decoder": depth}
+
+
+def meta_network(config: Plain) -> Network:
+    """The network of a config on the meta device, which allocates no memory for weights."""
+    created = OmegaConf.create(config)
+    with torch.device("meta"), config_keys(created):
+        return instantiate(created.network, _convert_="all")
+
+
+def _require_known_tokens(settings: Plain, source: str) -> None:
+    """Refuse special tokens whose ids the vocabulary does not have."""
     keys = {key: key.rpartition(".")[2] for key in settings if key.startswith("model.special_tokens.")}
     try:
         SpecialTokens(**{name: settings[key] for key, name in keys.items()}).require_known(settings["model.vocab_size"])
@@ -103,40 +120,19 @@ def _require_known_tokens(settings: Plain, source: str) -> None:
         raise ArgumentError("source", source, reason) from error
 
 
-@contextlib.contextmanager
-def _field_names(folder: Path) -> Iterator[None]:
-    """Name the file in errors about the fields of a `config.json`."""
-    try:
-        yield
-    except ArgumentError as error:
-        error.path = (f"{folder / 'config.json'}: {'.'.join(error.path[1:])}",)
-        raise
-
-
 def _family_of(fields: Fields, folder: Path) -> Family:
-    of_type = [family for family in FAMILIES if family.model_type == fields.get("model_type")]
-    family = next((family for family in of_type if family.covers(fields)), None)
-    if family is None:
-        supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
-        reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
-        raise ArgumentError("source", folder, reason)
-    return family
+    for family in FAMILIES:
+        if family.model_type == fields.get("model_type") and family.covers(fields):
+            return family
+    supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
+    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
+    raise ArgumentError("source", folder, reason)
 
 
 def _our_weights(
-    tensors: Weights,
-    family: Family,
-    fields: Fields,
-    settings: Plain,
-    network: Network,
-    depths: Depths,
-    folder: Path,
+    tensors: Weights, family: Family, fields: Fields, settings: Plain, network: Network, depths: Depths, folder: Path
 ) -> Weights:
-    """The weights of a family under our names.
-
-    Raises:
-        ArgumentError: a weight is missing, has another shape, or has no place in the network.
-    """
+    """The weights of a family under our names; refused if one is missing, has another shape or no place here."""
     expected = network.state_dict()
     weights, others = family.read(tensors, depths, settings["model.num_heads"])
     tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)

@@ -15,13 +15,7 @@ DTYPES = dict(zip(DTYPE_NAMES, (torch.float32, torch.bfloat16), strict=True))
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a batch.
-
-    Args:
-        seq: the number of tokens.
-        head_dim: the size of each of the `NUM_HEADS` heads.
-        batch: the number of rows.
-    """
+    """The sizes of a batch: tokens of a row, dimensions of each of the `NUM_HEADS` heads, and rows."""
 
     seq: int
     head_dim: int
@@ -29,7 +23,7 @@ class Shape:
 
     @property
     def d_model(self) -> int:
-        """The width of the model: that of a head times `NUM_HEADS`."""
+        """The width of the model."""
         return NUM_HEADS * self.head_dim
 
     def limited(self, variant: Variant) -> "Shape":

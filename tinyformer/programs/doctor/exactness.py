@@ -20,8 +20,8 @@ from tinyformer.programs.doctor.cases import MakeMask, Shape
 
 SEEDS = (1, 2, 3)
 """Seeds of the inputs. Backends are compared on those of the first; the others tell the typical size of each gradient:
-where terms cancel, as in that of differential attention's λ, a gradient can be small by chance, and its relative error
-large."""
+where terms cancel, as in that of differential attention's λ, it may be small, and its relative error large, by chance.
+"""
 
 ILL_CONDITIONED = {torch.float32: 2.5e-5, torch.bfloat16: 0.05, torch.float64: torch.inf}
 """If eager's own error in a parameter's gradient exceeds this, the gradient is a sum of terms that cancel, such as that
@@ -38,13 +38,6 @@ class Solution:
     output: Tensor
     gradients: tuple[Tensor, ...]
 
-    def errors(self, exact: "Solution", well_conditioned: Iterable[bool], sizes: Iterable[float]) -> "Errors":
-        """The errors against the exact solution; see `ILL_CONDITIONED`."""
-        gradients = self.gradient_errors(exact, sizes)
-        counted = [error for counts, error in zip(well_conditioned, gradients, strict=False) if counts]
-        output = relative_error(self.output, exact.output)
-        return Errors(output, max(gradients, default=None), max(counted, default=None))
-
     def gradient_errors(self, exact: "Solution", sizes: Iterable[float]) -> list[float]:
         """The error of each gradient, relative to its size."""
         triples = zip(self.gradients, exact.gradients, sizes, strict=False)
@@ -53,12 +46,9 @@ class Solution:
 
 @dataclass(frozen=True)
 class Errors:
-    """Largest relative errors.
+    """Largest relative errors: of the output, of all gradients, and of those that are well-conditioned.
 
-    Args:
-        output: the error of the output.
-        gradient: the largest error of a gradient; None without gradients.
-        counted_gradient: the largest error of a well-conditioned gradient, see `ILL_CONDITIONED`.
+    Without gradients the latter are None; see `ILL_CONDITIONED`.
     """
 
     output: float
@@ -76,14 +66,8 @@ class Problem:
     """An attention module, a mask and inputs, the same for every backend.
 
     In bf16 it is computed under autocast, as a model trains: parameters and inputs stay fp32, so one solution in
-    float64 is exact for every dtype.
-
-    Args:
-        module: the attention module.
-        make_mask: makes the mask, which also covers the context of cross-attention.
-        shape: the sizes of the batch.
-        device: where to compute.
-        cross: whether the module attends to another sequence, 1.5 times as long.
+    float64 is exact for every dtype. With `cross`, the module attends to another sequence, 1.5 times as long, and the
+    mask is that of the other.
     """
 
     def __init__(
@@ -95,8 +79,8 @@ class Problem:
         queries, keys = (shape.batch, shape.seq, shape.d_model), (shape.batch, k_seq, shape.d_model)
         self._sizes = [queries, queries, keys] if cross else [queries, queries]
         _, *self.inputs = self._drawn(SEEDS[0])
-        self._eager_errors: dict[torch.dtype, Errors] = {}
-        self._well_conditioned: dict[torch.dtype, list[bool]] = {}
+        self._counted = functools.cache(self._well_conditioned)
+        self.eager_errors = functools.cache(self._errors_of_eager)
 
     def _drawn(self, seed: int) -> list[Tensor]:
         """Random values for the gradient of the output and for the inputs."""
@@ -105,15 +89,13 @@ class Problem:
 
     def case(self, dtype: torch.dtype, gradient: bool = True) -> AttentionCase:
         """The case that a backend is asked to compute."""
-        module = self.module
+        module, (q_seq, k_seq) = self.module, (self.inputs[0].shape[1], self.inputs[-1].shape[1])
         q = torch.zeros(1, module.num_heads, 1, module.head_dim, device=self.device, requires_grad=gradient)
         scoring = module.scoring(q, 1, self.mask, self.cross)
-        q_seq, k_seq = self.inputs[0].shape[1], self.inputs[-1].shape[1]
         uneven_dims = module.head_dim != module.v_head_dim
         features = features_of(self.mask, scoring, q_seq, k_seq, module.dropout > 0, gradient, uneven_dims)
-        return AttentionCase(
-            self.device.type, dtype, max(module.head_dim, module.v_head_dim), features, max(q_seq, k_seq)
-        )
+        head_dim = max(module.head_dim, module.v_head_dim)
+        return AttentionCase(self.device.type, dtype, head_dim, features, max(q_seq, k_seq))
 
     def solve(self, backend: Backend, dtype: torch.dtype, gradient: bool = True, seed: int = SEEDS[0]) -> Solution:
         """The output and the gradients of a backend, which is called even if it would refuse the case."""
@@ -123,12 +105,8 @@ class Problem:
         inputs = [x.to(torch.promote_types(x.dtype, dtype)).requires_grad_(gradient) for x in drawn]
         torch.manual_seed(seed)
         with torch.set_grad_enabled(gradient), arithmetic(self.device, dtype):
-            output = module(
-                inputs[0],
-                self.mask,
-                context=inputs[1] if self.cross else None,
-                context_mask=self.mask if self.cross else None,
-            )
+            context = {"context": inputs[1], "context_mask": self.mask} if self.cross else {}
+            output = module(inputs[0], self.mask, **context)
         leaves = [*inputs, *module.parameters()] if gradient else []
         upstream = upstream.to(output.dtype)
         # A parameter that a backend ignores gets a gradient of zero, which counts as an error.
@@ -136,17 +114,21 @@ class Problem:
         return Solution(output.detach(), gradients)
 
     def errors(self, backend: Backend, solution: Solution, dtype: torch.dtype) -> Errors:
+        """The errors of a backend's solution against the exact one."""
         exact = self.exact if not self.module.dropout else self._exact_without(self._dropped(backend, dtype))
-        return solution.errors(exact, self.well_conditioned(dtype), self.gradient_sizes)
+        gradients = solution.gradient_errors(exact, self.gradient_sizes)
+        counted = [error for counts, error in zip(self._counted(dtype), gradients, strict=False) if counts]
+        output = relative_error(solution.output, exact.output)
+        return Errors(output, max(gradients, default=None), max(counted, default=None))
 
-    def well_conditioned(self, dtype: torch.dtype) -> list[bool]:
+    def _well_conditioned(self, dtype: torch.dtype) -> list[bool]:
         """Which gradients count in this dtype, see `ILL_CONDITIONED`; those of the inputs always do."""
-        if dtype not in self._well_conditioned:
-            errors = self.solve(ORACLE, dtype).gradient_errors(self.exact, self.gradient_sizes)
-            limit, num_inputs = ILL_CONDITIONED[dtype], len(self.inputs)
-            counted = [index < num_inputs or error <= limit for index, error in enumerate(errors)]
-            self._well_conditioned[dtype] = counted
-        return self._well_conditioned[dtype]
+        errors = self.solve(ORACLE, dtype).gradient_errors(self.exact, self.gradient_sizes)
+        return [index < len(self.inputs) or error <= ILL_CONDITIONED[dtype] for index, error in enumerate(errors)]
+
+    def _errors_of_eager(self, dtype: torch.dtype) -> Errors:
+        """The errors of eager in the same dtype, which those of other backends are compared with."""
+        return self.errors(ORACLE, self.solve(ORACLE, dtype), dtype)
 
     @functools.cached_property
     def exact(self) -> Solution:
@@ -156,15 +138,9 @@ class Problem:
     @functools.cached_property
     def gradient_sizes(self) -> list[float]:
         """The largest absolute value of each gradient, over the inputs of all seeds."""
-        others = [self.solve(ORACLE, torch.float64, seed=seed) for seed in SEEDS[1:]]
-        by_leaf = zip(*(solution.gradients for solution in (self.exact, *others)), strict=True)
+        solutions = [self.exact, *(self.solve(ORACLE, torch.float64, seed=seed) for seed in SEEDS[1:])]
+        by_leaf = zip(*(solution.gradients for solution in solutions), strict=True)
         return [max(gradient.abs().max().item() for gradient in gradients) for gradients in by_leaf]
-
-    def eager_errors(self, dtype: torch.dtype) -> Errors:
-        """The errors of eager in the same dtype, which those of other backends are compared with."""
-        if dtype not in self._eager_errors:
-            self._eager_errors[dtype] = self.errors(ORACLE, self.solve(ORACLE, dtype), dtype)
-        return self._eager_errors[dtype]
 
     def _exact_without(self, dropped: Tensor) -> Solution:
         """The solution in float64 with these weights dropped and the others rescaled."""

@@ -35,42 +35,29 @@ CAUSAL = AttentionMask(causal=True)
 def measure_axis(
     axis: str, values: Sequence[int], backends: Sequence[str], device: str, repeats: int
 ) -> list[dict[str, Any]]:
-    """`measure` at each value of an axis, for each backend.
+    """Seconds and peak bytes of a forward and backward pass for each value of an axis in `BASE` and each backend.
 
-    Args:
-        axis: a name in `BASE`.
-        values: the values of the axis.
-        backends: names of backends.
-        device: the device type.
-        repeats: number of timed passes, of which the median is taken.
+    A row holds the median of `repeats` passes, or why it is left out.
     """
-    return [
-        {"axis": axis, "value": value, "backend": backend}
-        | measure(BASE[device] | {axis: value}, backend, device, repeats)
-        for value in values
-        for backend in backends
-    ]
+    rows = []
+    for value in values:
+        for backend in backends:
+            measured = _measure(BASE[device] | {axis: value}, backend, device, repeats)
+            rows.append({"axis": axis, "value": value, "backend": backend} | measured)
+    return rows
 
 
-def make_encoder(point: dict[str, int], backend: str, device: str, dtype: torch.dtype) -> Encoder:
-    """An encoder from the model's own parts.
-
-    Args:
-        point: a value of each axis.
-        backend: the backend of its attention.
-        device: the device type.
-        dtype: the dtype of its weights.
-    """
+def _encoder(point: dict[str, int], backend: str, device: str, dtype: torch.dtype) -> Encoder:
+    """An encoder from the model's own parts, at a value of each axis."""
     width, heads = point["width"], point["heads"]
     attention = partial(Attention, width, heads, min(point["kv_heads"], heads), backend=backend)
     block = partial(PreNormBlock, width, attention, partial(FeedForward, width), LayerNorm)
     return Encoder(64, point["depth"], width, point["seq"], block, LayerNorm).to(device, dtype).train()
 
 
-def measure(point: dict[str, int], backend: str, device: str, repeats: int) -> dict[str, Any]:
-    """Seconds and peak bytes of a forward and backward pass, or why it is left out."""
+def _measure(point: dict[str, int], backend: str, device: str, repeats: int) -> dict[str, Any]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    encoder = make_encoder(point, backend, device, dtype)
+    encoder = _encoder(point, backend, device, dtype)
     layers = [cast(BaseAttention, layer.attention) for layer in encoder.layers]
     if reason := backend_refusal(layers[0], backend, device, dtype, CAUSAL, point["seq"]):
         return {"left_out": f"{backend} {reason}"}
@@ -89,14 +76,11 @@ def measure(point: dict[str, int], backend: str, device: str, repeats: int) -> d
     step()
     seconds = []
     for _ in range(repeats):
-        _finish(device)
+        if device == "cuda":
+            torch.cuda.synchronize()
         start = time.perf_counter()
         step()
-        _finish(device)
+        if device == "cuda":
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return {"seconds": statistics.median(seconds), "bytes": peak_memory(step, device)}
-
-
-def _finish(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()

@@ -15,16 +15,16 @@ from tinyformer.memory import keep_freed_memory
 
 def describe_machine(device: torch.device, full: bool) -> dict[str, Any]:
     """Hardware, versions and settings that the results depend on."""
-    is_cuda = device.type == "cuda"
+    cpu = _cpu_name()
+    name, capability = cpu, torch.backends.cpu.get_cpu_capability()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
     return {
         "device": device.type,
-        "name": torch.cuda.get_device_name(device) if is_cuda else _cpu_name(),
-        "capability": (
-            ".".join(map(str, torch.cuda.get_device_capability(device)))
-            if is_cuda
-            else torch.backends.cpu.get_cpu_capability()
-        ),
-        "cpu": _cpu_name(),
+        "name": name,
+        "capability": capability,
+        "cpu": cpu,
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),

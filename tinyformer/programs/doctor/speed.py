@@ -27,12 +27,12 @@ ATTEMPTS = 5
 distort only short measurements; a backend that is really slower stays slower."""
 
 
-def _cuda_seconds() -> float:
+def seconds_on(device: str) -> float:
+    """A clock: processor time on CPU, the time when all work is done on CUDA."""
+    if device == "cpu":
+        return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
-
-
-CLOCKS = {"cpu": time.process_time, "cuda": _cuda_seconds}
 
 
 def heads_pass(problem: Problem, backend: Backend, dtype: torch.dtype, gradient: bool) -> Callable[[], None]:
@@ -55,24 +55,19 @@ def heads_pass(problem: Problem, backend: Backend, dtype: torch.dtype, gradient:
 
 
 def median_seconds(passes: Mapping[str, Callable[[], None]], device: str, patience: int = 1) -> dict[str, float]:
-    """The median times of passes, run in turns so that a slow phase of the machine affects all of them.
+    """The median times of passes, run in turns so that a slow phase of the machine affects all; a single one runs once.
 
-    A single pass is measured once.
-
-    Args:
-        passes: the passes by name.
-        device: the device whose clock to read.
-        patience: multiplies the time and the rounds of a comparison.
+    `patience` multiplies the time and the rounds of a comparison.
     """
-    clock, started = CLOCKS[device], time.perf_counter()
+    started = time.perf_counter()
     times: dict[str, list[float]] = {name: [] for name in passes}
     for index in range(WARM_UPS + (patience * MAX_ROUNDS if len(passes) > 1 else 1)):
         if index >= WARM_UPS + MIN_ROUNDS and time.perf_counter() - started > patience * BUDGET_SECONDS:
             break
         for name in sorted(passes, reverse=bool(index % 2)):
-            start = clock()
+            start = seconds_on(device)
             passes[name]()
-            times[name].append(clock() - start)
+            times[name].append(seconds_on(device) - start)
     return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
 
 
@@ -93,17 +88,11 @@ def compare(
 
 def peak_memory(run: Callable[[], None], device: str) -> int:
     """The peak memory of a pass in bytes, beyond what is allocated before it."""
-    return _peak_on_cuda(run) if device == "cuda" else _peak_on_cpu(run)
-
-
-def _peak_on_cuda(run: Callable[[], None]) -> int:
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def _peak_on_cpu(run: Callable[[], None]) -> int:
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         run()
     events = profiled_events(watched)

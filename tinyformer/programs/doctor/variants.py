@@ -15,10 +15,9 @@ MASK_NAMES = ("full", "causal", "padded", "causal+padded", "documents")
 
 @dataclass(frozen=True)
 class Variant:
-    """An attention variant.
+    """An attention variant; combinations join names by "+".
 
     Args:
-        name: its name in the doctor's report; combinations join names by "+".
         attention: the class in `tinyformer.nn`.
         options: arguments of the class besides its sizes; `position` is the name of a class and its arguments.
         overrides: the config overrides that choose it.
@@ -78,13 +77,10 @@ VARIANTS = {
 def combine(name: str) -> Variant:
     """The variant with a name in `VARIANTS`, or a combination of names joined by "+", such as "gqa+alibi+sink"."""
     parts = [VARIANTS[part] for part in name.split("+")]
-    options: dict[str, Any] = {}
-    for part in parts:
-        options |= part.options
     return Variant(
         name,
         next((part.attention for part in parts if part.attention != "Attention"), "Attention"),
-        options,
+        {name: value for part in parts for name, value in part.options.items()},
         tuple(dict.fromkeys(override for part in parts for override in part.overrides)),
         any(part.cross for part in parts),
         tuple(mask for mask in MASK_NAMES if all(mask in part.masks for part in parts)),

@@ -10,13 +10,12 @@ A cell fails if its backend
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
-from tinyformer.nn.kernels.support import Backend
 from tinyformer.programs.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, MASKS, TIMED_SHAPE, Shape, make_module
 from tinyformer.programs.doctor.exactness import Errors, Problem, watched_kernel
 from tinyformer.programs.doctor.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
@@ -29,13 +28,9 @@ CEILING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 @dataclass(frozen=True)
 class Cell:
-    """The results of one backend for one variant, mask and dtype.
+    """The results of one backend for one variant, mask and dtype, each by its name.
 
     Args:
-        backend: the name of the backend.
-        variant: the name of the attention variant.
-        mask: the name of the mask.
-        dtype: the short name of the dtype.
         status: "ran", "refused" or "crashed".
         kernel: the kernel that computed attention, as the profiler saw it.
         output_error: max|a - b| / max|b| against eager in float64.
@@ -72,15 +67,6 @@ class Cell:
         return f"{self.backend} {self.variant} {self.mask} {self.dtype}"
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """The kernel and the errors of a backend on a problem; `wrong` says why its solution is wrong, if it is."""
-
-    kernel: str
-    errors: Errors
-    wrong: str | None
-
-
 def examine(
     backends: Sequence[str],
     variants: Sequence[str],
@@ -89,30 +75,19 @@ def examine(
     device: torch.device,
     full: bool = False,
 ) -> Iterator[list[Cell]]:
-    """The cells of all backends, for each variant, mask and dtype in turn.
-
-    Args:
-        backends: names in `BACKENDS`.
-        variants: names in `VARIANTS`.
-        masks: names in `MASKS`.
-        dtypes: names in `DTYPES`.
-        device: where to compute.
-        full: whether to use a realistic size.
-    """
+    """The cells of all backends, for each variant, mask and dtype in turn; `full` asks for a realistic size."""
     for variant in (VARIANTS[name] for name in variants):
         for mask in (name for name in masks if name in variant.masks):
             torch.compiler.reset()  # after eight recompilations, torch would no longer compile flex
-            problem = make_problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
-            timed = problem if full else make_problem(variant, mask, TIMED_SHAPE, device)
+            problem = _problem(variant, mask, FULL_SHAPE if full else EXACT_SHAPE, device)
+            timed = problem if full else _problem(variant, mask, TIMED_SHAPE, device)
             for dtype in dtypes:
-                cells = [
-                    check_exactness(problem, Cell(name, variant.name, mask, dtype), DTYPES[dtype]) for name in backends
-                ]
-                yield _with_speed(timed, cells, DTYPES[dtype])
+                empty = [Cell(name, variant.name, mask, dtype) for name in backends]
+                exact = [check_exactness(problem, cell, DTYPES[dtype]) for cell in empty]
+                yield _with_speed(timed, exact, DTYPES[dtype])
 
 
-def make_problem(variant: Variant, mask: str, shape: Shape, device: torch.device) -> Problem:
-    """The problem of a variant and a mask at a size."""
+def _problem(variant: Variant, mask: str, shape: Shape, device: torch.device) -> Problem:
     shape = shape.limited(variant)
     return Problem(make_module(variant, shape), MASKS[mask], shape, device, variant.cross)
 
@@ -124,8 +99,11 @@ def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
     refusal = backend.refusal(training)
     if refusal is None:
         return _accepted(problem, cell, training, gradient=True)
-    if _computes_despite_refusal(problem, backend, training):
-        return replace(cell, reason=refusal, failure=f"refuses what it computes: {refusal}")
+    if (backend.name, training.device) in LACKS:  # else there is no kernel for the device, or it is not installed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that it has no kernel, which is expected here
+            if _called(problem, cell, dtype, gradient=True).failure is None:
+                return replace(cell, reason=refusal, failure=f"refuses what it computes: {refusal}")
     if backend.refusal(inference) is None:
         reason = f"forward only: {refusal}"
         return _accepted(problem, replace(cell, reason=reason), inference, gradient=False)
@@ -133,41 +111,33 @@ def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
 
 
 def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool) -> Cell:
+    """The cell of a backend that accepts a case."""
+    called = _called(problem, cell, case.dtype, gradient)
+    lacking = " or ".join(sorted(case.features & LACKS.get((cell.backend, case.device), frozenset())))
+    if called.status == "ran" and lacking:
+        return replace(called, failure=f"accepts {lacking}, which support.LACKS says it lacks")
+    return called
+
+
+def _called(problem: Problem, cell: Cell, dtype: torch.dtype, gradient: bool) -> Cell:
+    """The cell of a backend that is called, whether it accepts the case or not: it ran, right or wrong, or crashed."""
     backend = BACKENDS[cell.backend]
     try:
-        attempt = _attempt(problem, backend, case.dtype, gradient)
+        with watched_kernel() as kernel:
+            solution = problem.solve(backend, dtype, gradient)
+        errors = problem.errors(backend, solution, dtype)
+        wrong = problem.invalid_values(solution) or _excess(errors, problem.eager_errors(dtype), dtype)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return replace(cell, status="crashed", reason=reason, failure=f"crashes: {reason.splitlines()[0]}")
-    lacking = " or ".join(sorted(case.features & LACKS.get((backend.name, case.device), frozenset())))
     return replace(
         cell,
         status="ran",
-        kernel=attempt.kernel,
-        output_error=attempt.errors.output,
-        gradient_error=attempt.errors.gradient,
-        failure=f"accepts {lacking}, which support.LACKS says it lacks" if lacking else attempt.wrong,
+        kernel=kernel(),
+        output_error=errors.output,
+        gradient_error=errors.gradient,
+        failure=wrong,
     )
-
-
-def _computes_despite_refusal(problem: Problem, backend: Backend, case: AttentionCase) -> bool:
-    """Whether a backend that refuses a case computes it correctly when called nevertheless."""
-    if (backend.name, case.device) not in LACKS:
-        return False  # nothing to call: there is no kernel for the device, or its package is not installed
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that it has no kernel, which is expected here
-        try:
-            return _attempt(problem, backend, case.dtype, gradient=True).wrong is None
-        except Exception:
-            return False
-
-
-def _attempt(problem: Problem, backend: Backend, dtype: torch.dtype, gradient: bool) -> Attempt:
-    with watched_kernel() as kernel:
-        solution = problem.solve(backend, dtype, gradient)
-    errors = problem.errors(backend, solution, dtype)
-    wrong = problem.invalid_values(solution) or _excess(errors, problem.eager_errors(dtype), dtype)
-    return Attempt(kernel(), errors, wrong)
 
 
 def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
@@ -186,24 +156,23 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
     correct = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
     passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
     compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
-    trained, slowdown = compare(compared, chosen, device)
-    seconds = trained | {
-        name: median_seconds({name: passes[name]}, device)[name] for name in passes if name not in compared
-    }
-    timed = [
-        replace(
-            cell,
-            seconds=seconds.get(cell.backend),
-            peak_memory=peak_memory(passes[cell.backend], device) if cell.backend in passes else None,
-            auto=cell.backend == chosen,
+    seconds, slowdown = compare(compared, chosen, device)
+    fastest = min(seconds, key=seconds.__getitem__, default=None)
+    for name in passes.keys() - compared.keys():
+        seconds |= median_seconds({name: passes[name]}, device)
+    timed = []
+    for cell in cells:
+        name, is_auto, failure = cell.backend, cell.backend == chosen, cell.failure
+        if is_auto and slowdown is not None and slowdown > MAX_SLOWDOWN:
+            failure = f"is chosen by auto but takes {slowdown:.2f} times as long as {fastest}"
+        timed.append(
+            replace(
+                cell,
+                seconds=seconds.get(name),
+                peak_memory=peak_memory(passes[name], device) if name in passes else None,
+                auto=is_auto,
+                slowdown=slowdown if is_auto else None,
+                failure=failure,
+            )
         )
-        for cell in cells
-    ]
-    return [_judged(cell, slowdown, trained) if cell.auto and slowdown is not None else cell for cell in timed]
-
-
-def _judged(cell: Cell, slowdown: float, compared: Mapping[str, float]) -> Cell:
-    """The cell of the backend that `auto` chose, which fails if it is much slower than the fastest."""
-    fastest = min(compared, key=compared.__getitem__)
-    slow = f"is chosen by auto but takes {slowdown:.2f} times as long as {fastest}"
-    return replace(cell, slowdown=slowdown, failure=slow if slowdown > MAX_SLOWDOWN else cell.failure)
+    return timed

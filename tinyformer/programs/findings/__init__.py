@@ -1,6 +1,137 @@
-"""Findings: claims of papers about attention, each with a protocol, a band and a verdict.
+"""Claims of papers about attention, tested on this machine: `tinyformer findings`, `tinyformer findings NAME`.
 
-A finding is a file, `conf/finding/NAME.yaml` (`files`). Its runs are made by the code of `train` and `evaluate` and
-kept by their config (`running`, `programs`), its numbers are named functions of what they left (`records`,
-`quantities`), and its verdict compares their mean over seeds with the band that the file states (`verdicts`, `pages`).
+A finding is a file, `conf/finding/NAME.yaml` (`files`), with a protocol and bands. Its runs are made by the code of
+`train` and `evaluate` and kept by their config (`running`, `programs`, `launching`); what is measured is computed from
+the files that they wrote (`quantities`); the verdict compares its mean over seeds with the band (`verdicts`, `pages`).
 """
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tinyformer.config.entry import ending_at_ctrl_c
+from tinyformer.config.errors import exit_code_of
+from tinyformer.config.invocation import config_dir
+from tinyformer.files import import_matplotlib
+
+if TYPE_CHECKING:
+    from tinyformer.programs.findings.files import Finding
+    from tinyformer.programs.findings.running import PlannedRun
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List the findings, or measure one or all.
+
+    Returns:
+        The exit code: 0 whatever the verdict, 1 for a bug, 2 for a mistake of the user, 128 + the number of the signal
+        after Ctrl-C.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tinyformer findings", description="Claims of papers about attention, tested on this machine."
+    )
+    parser.add_argument("name", nargs="?", help="a finding, or all; without it, the list of findings")
+    trust = "an override in the file of the finding that calls a class which is not tinyformer's, and is trusted"
+    parser.add_argument("trusted", nargs="*", metavar="KEY=CLASS", help=trust)
+    results = "the folder of tables and figures, beside which the page of all findings is written"
+    parser.add_argument("--results", type=Path, metavar="FOLDER", default=Path("findings"), help=results)
+    kept = Path("outputs/findings")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", default=kept, help="the folder of the runs")
+    launching = "the launcher of Hydra for the runs, and its settings: joblib, or joblib n_jobs=2, for runs in parallel"
+    words = ("NAME", "KEY=VALUE")
+    parser.add_argument("--launcher", nargs="+", metavar=words, default=["basic"], help=launching)
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="a folder to read in place of conf/finding")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        return exit_code_of(lambda: _show(options), config_dir(), "train")
+    except KeyboardInterrupt:
+        print("Stopped. The same command continues from here.", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _show(options: argparse.Namespace) -> int:
+    import_matplotlib()
+    from tinyformer.config.resume import refuse_foreign_files
+    from tinyformer.programs.findings.files import finding_names, read_finding, trust
+    from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, require_launcher
+    from tinyformer.programs.findings.pages import PAGE, page, read_outcomes, refuse_links
+
+    names = finding_names(options.files)
+    refuse_links(options.results, names)
+    known = [read_finding(name, options.files) for name in names]
+    if options.name is None:
+        _list(known, options.results)
+        return 0
+    require_launcher(options.launcher)
+    refuse_foreign_files(options.runs, "--runs")
+    chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)
+    # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
+    is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER
+    codes = []
+    for findings in [[finding] for finding in chosen] if is_serial else [chosen]:
+        codes.append(_measure(findings, options))
+        outcomes = read_outcomes(options.results, names)
+        if not outcomes:  # all runs failed
+            continue
+        path = options.results.parent / PAGE  # after each, so that a program that is stopped leaves it true
+        path.write_text(page(known, outcomes, options.results.name), encoding="utf-8")
+        print(f"Page: {path}")
+    return max(codes)
+
+
+def _list(findings: Sequence["Finding"], results: Path) -> None:
+    """Print each finding with its verdict, and below it the means of what decides."""
+    from tinyformer.programs.findings.pages import band, read_outcomes, shown, verdict_of
+
+    outcomes = read_outcomes(results, [finding.name for finding in findings])
+    table = Table("finding", "measured last", "band", "claim and paper", box=box.SIMPLE_HEAD)
+    for finding in findings:
+        outcome = outcomes.get(finding.name)
+        claim = f"{finding.title} ({finding.paper.name}, arXiv {finding.paper.arxiv})"
+        table.add_row(finding.name, verdict_of(outcome) if outcome else "unmeasured", "", claim, style="bold")
+        for quantity in outcome["measured"] if outcome else []:
+            if quantity["holds"] is not None:
+                table.add_row("", shown(float(quantity["mean"])), band(quantity), quantity["name"])
+        table.add_section()
+    Console(markup=False, highlight=False).print(table)
+
+
+def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
+    """Make the runs of findings, and measure those whose runs have all ended; returns the exit code."""
+    with ending_at_ctrl_c():
+        from tinyformer.programs.findings.running import plan, run_all
+
+    planned = {}
+    for finding in findings:
+        paper = f"{finding.paper.name}, arXiv {finding.paper.arxiv}"
+        print(f"{finding.name}: {finding.claim.strip()} ({paper})", flush=True)
+        planned[finding.name] = plan(finding, options.runs.absolute())
+    code = run_all([run for runs in planned.values() for run in runs], options.launcher)
+    for finding in findings:
+        num_lacking = sum(not run.has_ended for run in planned[finding.name])
+        if num_lacking:
+            print(f"{finding.name}: not measured; runs that have not ended: {num_lacking}.", file=sys.stderr)
+        else:
+            _conclude(finding, planned[finding.name], options.results)
+    return code
+
+
+def _conclude(finding: "Finding", planned: Sequence["PlannedRun"], results: Path) -> None:
+    """Measure a finding whose runs have ended; write and print its table and its verdict."""
+    from tinyformer.programs.findings.pages import COLUMNS, rows_of, verdict_of, write_outcome
+    from tinyformer.programs.findings.running import facts_of, records_of
+
+    outcome = write_outcome(finding, records_of(planned), facts_of(planned), results)
+    shown = [index for index, column in enumerate(COLUMNS) if column != "seeds"]  # for which a terminal is too narrow
+    table = Table(*(COLUMNS[index] for index in shown), box=box.SIMPLE_HEAD)
+    for row in rows_of(outcome):
+        table.add_row(*(row[index] for index in shown))
+    Console(markup=False).print(table)
+    print(f"{finding.name}: {verdict_of(outcome)}")
+    print(f"Table, figure and JSON: {results / finding.name}.csv, .png, .json")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tinyformer.programs.findings.curves import Curve
+from tinyformer.programs.findings.files import Curve
 from tinyformer.programs.findings.quantities import Records
 from tinyformer.programs.findings.verdicts import Measured
 
@@ -26,13 +26,12 @@ def draw(measured: Sequence[Measured], curves: Sequence[Curve] = (), records: Se
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, curve in zip(panels, curves, strict=False):
         _draw_curve(panel, curve, records)
-    for panel, one in zip(panels[len(curves) :], measured, strict=True):
-        _draw_quantity(panel, one)
+    for panel, quantity in zip(panels[len(curves) :], measured, strict=True):
+        _draw_quantity(panel, quantity)
     return figure
 
 
 def _draw_curve(panel: Axes, curve: Curve, records: Sequence[Records]) -> None:
-    """A line for each label and seed."""
     lines = curve.lines(records)
     for number, (label, of_seeds) in enumerate(lines.items()):
         for seed, line in enumerate(of_seeds):
@@ -57,12 +56,11 @@ def _draw_curve(panel: Axes, curve: Curve, records: Sequence[Records]) -> None:
     _finish(panel, curve.name, ["top", "right"])
 
 
-def _draw_quantity(panel: Axes, one: Measured) -> None:
-    """The values of the seeds, their mean and its interval, on the band."""
-    start, end = one.check.at_least, one.check.at_most
+def _draw_quantity(panel: Axes, quantity: Measured) -> None:
+    start, end = quantity.check.at_least, quantity.check.at_most
     ends = [at for at in (start, end) if at is not None]
-    finite = [value for value in one.values if math.isfinite(value)]
-    points, interval = [*finite, *ends], list(one.interval or ())
+    finite = [value for value in quantity.values if math.isfinite(value)]
+    points, interval = [*finite, *ends], list(quantity.interval or ())
     low, high = min([*points, *interval], default=0.0), max([*points, *interval], default=1.0)
     if points and min(points) > 0 and max(points) / min(points) > WIDE:
         panel.set_xscale("log")
@@ -78,10 +76,10 @@ def _draw_quantity(panel: Axes, one: Measured) -> None:
             panel.axvline(at, color="#6aa84f", linewidth=1)
     if interval:
         panel.plot(interval, [0, 0], color="#1a1a1a", linewidth=1.2)
-        panel.plot([one.mean], [0], "|", color="#1a1a1a", markersize=14)
+        panel.plot([quantity.mean], [0], "|", color="#1a1a1a", markersize=14)
     panel.plot(finite, [0] * len(finite), "o", markerfacecolor="none", color="#3f7fc1")
-    never = len(one.values) - len(finite)
-    _finish(panel, one.check.name + (f" ({never} never)" if never else ""), ["top", "right", "left"])
+    never = len(quantity.values) - len(finite)
+    _finish(panel, quantity.check.name + (f" ({never} never)" if never else ""), ["top", "right", "left"])
 
 
 def _finish(panel: Axes, title: str, hidden_spines: list[str]) -> None:

@@ -5,7 +5,7 @@ import inspect
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 import yaml
@@ -15,14 +15,10 @@ from tinyformer.config.errors import ConfigError
 from tinyformer.config.invocation import config_dir
 from tinyformer.config.keys import readable
 from tinyformer.files import load_plain_yaml
-from tinyformer.programs.findings.curves import Curve
-from tinyformer.programs.findings.quantities import QUANTITIES
-from tinyformer.programs.findings.records import Plain, require_source
+from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, Records, function_of
 
 CONFIG_NAMES = {"train": "train", "costs": "card"}
 """The primary config of the programs whose words are overrides."""
-
-PROGRAM_NAMES = (*CONFIG_NAMES, "kernels")
 
 QUIET = ("trainer.enable_progress_bar=false",)
 """Overrides of every training run that change nothing about it."""
@@ -33,12 +29,7 @@ class _Checked(pydantic.BaseModel):
 
 
 class Paper(_Checked):
-    """Where the claim was made.
-
-    Args:
-        name: authors and year, such as "Olsson et al. 2022".
-        arxiv: the id, such as "2209.11895".
-    """
+    """Where the claim was made: authors and year, such as "Olsson et al. 2022", and the id, such as "2209.11895"."""
 
     name: str
     arxiv: str = pydantic.Field(pattern=r"^\d{4}\.\d{4,5}$")
@@ -53,7 +44,7 @@ class Check(_Checked):
         of: the arguments of that function.
         at_least: the lower end of the band.
         at_most: the upper end. Without either, the quantity is reported and decides nothing.
-        premise: whether the claim is about what is measured only where this holds: without it, it is not testable here.
+        premise: whether the claim can be tested only where this holds.
     """
 
     name: str
@@ -70,29 +61,62 @@ class Check(_Checked):
 
     def contains(self, value: float) -> bool:
         """Whether a value lies in the band; nan does not."""
-        return value >= (self.at_least if self.at_least is not None else -float("inf")) and value <= (
-            self.at_most if self.at_most is not None else float("inf")
-        )
+        low = -float("inf") if self.at_least is None else self.at_least
+        high = float("inf") if self.at_most is None else self.at_most
+        return low <= value <= high
+
+
+class Curve(_Checked):
+    """A panel of the figure, with lines.
+
+    Args:
+        name: what the y-axis shows, with its unit.
+        of: the arguments of the function in `LINES` that one of them names.
+        along: what the x-axis shows, with its unit.
+        runs: the runs that have lines; all by default.
+        log: the axes that are logarithmic.
+    """
+
+    name: str
+    of: dict[str, Any]
+    along: str = "step"
+    runs: list[str] | None = None
+    log: list[Literal["x", "y"]] = []
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> "Curve":
+        function_of("a curve", self.of, LINES)
+        if "table" not in self.of:
+            function_of("a source", self.of["source"] if "points" in self.of else self.of, SOURCES)
+        points = self.of.get("points", {})
+        if not isinstance(points, dict) or not all(isinstance(of_label, dict) for of_label in points.values()):
+            raise ValueError("points: each label needs runs with a number, as in {all: {run: 1}}")
+        return self
+
+    def drawn_runs(self, runs: Iterable[str]) -> list[str]:
+        """The runs that it needs, of all runs of a finding."""
+        of_points = [run for of_label in self.of.get("points", {}).values() for run in of_label]
+        return of_points or self.runs or list(runs)
+
+    def lines(self, records: Sequence[Records]) -> dict[str, list[Line]]:
+        """The line of each seed, by its label in the legend, given the records of each seed."""
+        function, lines = function_of("a curve", self.of, LINES), dict[str, list[Line]]()
+        for of_seed in records:
+            drawn = {run: of_seed[run] for run in self.drawn_runs(of_seed)}
+            for label, line in function(drawn, **self.of).items():
+                lines.setdefault(label, []).append(line)
+        return lines
 
 
 class Finding(_Checked):
-    """A claim and its protocol.
+    """A claim, its protocol, and the reasons for its bands.
 
     Args:
-        name: the name of its file.
-        title: a line.
-        paper: where the claim was made.
-        claim: the claim in a sentence, with its figure.
         baseline: overrides of every run, which state each choice that matters.
         runs: the overrides of each run beside the baseline, by name.
-        seeds: the seeds of each run.
-        program: what makes a run: `train`, or one that computes without training.
+        program: what makes a run: training, or one that computes without training.
         evaluate: overrides of `evaluate`, which analyses every run that was trained; null for none.
-        checks: the measured quantities and their bands.
         curves: panels of the figure with lines, above those of the checks.
-        why: why these bands.
-        refuted_by: what would refute the claim.
-        cost: what it costs.
         notes: what was tried and learnt, after the first run.
         trusted: overrides in the file that the command line repeats, since they are more than data.
     """
@@ -104,7 +128,7 @@ class Finding(_Checked):
     baseline: list[str]
     runs: dict[str, list[str]] = pydantic.Field(min_length=1)
     seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
-    program: str = "train"
+    program: Literal["train", "costs", "kernels"] = "train"
     evaluate: list[str] | None = None
     checks: list[Check] = pydantic.Field(min_length=1)
     curves: list[Curve] = []
@@ -120,15 +144,29 @@ class Finding(_Checked):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "Finding":
-        if self.program not in PROGRAM_NAMES:
-            raise ValueError(f"program={self.program}: must be one of {', '.join(PROGRAM_NAMES)}")
         if not any(check.decides and not check.premise for check in self.checks):
             raise ValueError("checks: at least one that is no premise must have at_least or at_most")
-        for check in self.checks:
-            _require_arguments(check, self.runs)
-        for curve in self.curves:
-            _require_runs(curve.name, curve.drawn_runs(self.runs), self.runs)
+        named = [(check.name, run) for check in self.checks for run in _runs_named_by(check)]
+        named += [(curve.name, run) for curve in self.curves for run in curve.drawn_runs(self.runs)]
+        for name, run in named:
+            if run not in self.runs:
+                raise ValueError(f"{name}: there is no run {run}; the runs are {', '.join(self.runs)}")
         return self
+
+
+def _runs_named_by(check: Check) -> list[str]:
+    """The runs of a check, once its quantity and its arguments are known to fit."""
+    if check.quantity not in QUANTITIES:
+        raise ValueError(f"quantity={check.quantity}: must be one of {', '.join(QUANTITIES)}")
+    try:
+        inspect.signature(QUANTITIES[check.quantity]).bind({}, **check.of)
+        for key in ("source", "other"):
+            if key in check.of:
+                function_of("a source", check.of[key], SOURCES)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{check.name}: quantity={check.quantity}: {error}") from error
+    runs = [check.of[key] for key in ("run", "than") if key in check.of]
+    return [*runs, *check.of.get("points", {}), *check.of.get("to", [])]
 
 
 def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
@@ -137,10 +175,10 @@ def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
     Raises:
         ConfigError: an override does more and is not repeated, or no file has what is repeated.
     """
-    of_all: set[str] = set()
+    known: set[str] = set()
     for finding in findings:
         words = [*finding.baseline, *itertools.chain(*finding.runs.values()), *(finding.evaluate or [])]
-        of_all.update(words)
+        known.update(words)
         for word in words if finding.program in CONFIG_NAMES else ():
             try:
                 if word not in trusted:
@@ -148,34 +186,9 @@ def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
             except NotAdmittedError as error:
                 told = f"says {word}, which {error}; if you trust it, add it to the command"
                 raise ConfigError(f"{finding.name}.yaml: {told}.") from error
-    if foreign := [word for word in trusted if word not in of_all]:
+    if foreign := [word for word in trusted if word not in known]:
         raise ConfigError(f"{foreign[0]}: no file of these findings has this override.")
     return [finding.model_copy(update={"trusted": list(trusted)}) for finding in findings]
-
-
-def _require_arguments(check: Check, runs: dict[str, list[str]]) -> None:
-    """Refuse an unknown quantity, arguments that it does not take, and runs that the finding does not make."""
-    if check.quantity not in QUANTITIES:
-        raise ValueError(f"quantity={check.quantity}: must be one of {', '.join(QUANTITIES)}")
-    try:
-        inspect.signature(QUANTITIES[check.quantity]).bind({}, **check.of)
-    except TypeError as error:
-        raise ValueError(f"quantity={check.quantity}: {error}") from error
-    named: list[Plain] = [check.of[key] for key in ("run", "than") if key in check.of]
-    named += [*check.of.get("points", {}), *check.of.get("to", [])]
-    _require_runs(check.name, named, runs)
-    for source in (check.of[key] for key in ("source", "other") if key in check.of):
-        try:
-            require_source(source)
-        except ValueError as error:
-            raise ValueError(f"{check.name}: {error}") from error
-
-
-def _require_runs(name: str, named: Iterable[str], runs: Iterable[str]) -> None:
-    """Refuse runs that the finding does not make."""
-    for run in named:
-        if run not in runs:
-            raise ValueError(f"{name}: there is no run {run}; the runs are {', '.join(runs)}")
 
 
 def finding_names(folder: Path | None = None) -> list[str]:

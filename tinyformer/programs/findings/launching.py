@@ -30,26 +30,21 @@ Job: TypeAlias = Callable[[], int]
 
 ONE_AFTER_THE_OTHER = "basic"
 
-EXTRAS = {"joblib": "sweep"}
-"""The extras of this package that bring launchers."""
-
 
 def require_launcher(words: Sequence[str]) -> None:
-    """Refuse a launcher that is not installed, and settings that it does not have.
-
-    Args:
-        words: the launcher, and its settings: ["joblib", "n_jobs=2"].
+    """Refuse a launcher that is not installed, and settings that it does not have: ["joblib", "n_jobs=2"].
 
     Raises:
-        ConfigError: see above.
+        ConfigError: in a sentence that names `--launcher`.
     """
     name, *settings = words
     with keep_hydra(), hydra_parser(config_dir()):
         installed = sorted(GlobalHydra.instance().config_loader().get_group_options("hydra/launcher"))
         if name not in installed:
-            brings = f" pip install 'tinyformer[{EXTRAS[name]}]' brings it." if name in EXTRAS else ""
-            problem = "is not installed." if name in EXTRAS else "there is no such launcher."
-            raise ConfigError(f"--launcher {name}: {problem}{brings} Installed: {', '.join(installed)}.")
+            problem = "there is no such launcher."
+            if name == "joblib":
+                problem = "is not installed. pip install 'tinyformer[sweep]' brings it."
+            raise ConfigError(f"--launcher {name}: {problem} Installed: {', '.join(installed)}.")
         known = [key for key in _compose([name], Path()).hydra.launcher if key != "_target_"]
         for setting in settings:
             key, equals, _ = setting.partition("=")
@@ -65,17 +60,9 @@ def require_launcher(words: Sequence[str]) -> None:
 
 
 def launch(jobs: Sequence[Job], words: Sequence[str], folder: Path) -> list[int]:
-    """Do jobs.
+    """Do jobs by a launcher that `require_launcher` admits, which keeps what it needs in a folder; returns exit codes.
 
     A launcher of Hydra composes a config for each job, and calls a function with it: here, with a job's number.
-
-    Args:
-        jobs: the jobs.
-        words: as for `require_launcher`.
-        folder: where the launcher keeps what it needs.
-
-    Returns:
-        The exit codes.
 
     Raises:
         ConfigError: the launcher refuses a setting.
@@ -89,16 +76,16 @@ def launch(jobs: Sequence[Job], words: Sequence[str], folder: Path) -> list[int]
             ended = launcher.launch([[f"+number={number}"] for number in range(len(jobs))], 0)
         except ValueError as error:  # jobs report their own errors
             raise ConfigError(f"--launcher {' '.join(words)}: {error}.") from error
-    return [one.return_value for one in ended]
+    return [job.return_value for job in ended]
 
 
 def _compose(words: Sequence[str], folder: Path) -> DictConfig:
     """Hydra's own config, of jobs that leave what they write themselves and nothing of Hydra's."""
     name, *settings = words
-    own = [f"hydra/launcher={name}", *(f"hydra.launcher.{setting}" for setting in settings)]
-    own += [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweep.subdir='.'", "hydra.output_subdir=null"]
-    own += ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.job.chdir=false"]
-    return compose(None, own, return_hydra_config=True)
+    overrides = [f"hydra/launcher={name}", *(f"hydra.launcher.{setting}" for setting in settings)]
+    overrides += [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweep.subdir='.'", "hydra.output_subdir=null"]
+    overrides += ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.job.chdir=false"]
+    return compose(None, overrides, return_hydra_config=True)
 
 
 def _do(jobs: Sequence[Job], config: DictConfig) -> int:
@@ -110,8 +97,7 @@ def _do(jobs: Sequence[Job], config: DictConfig) -> int:
 def _end_with_parent() -> None:
     """End this process soon after the one that started it, if it is a launcher's: nobody would wait for its job.
 
-    A run that is ended in this way continues from its last checkpoint. Ctrl-C reaches the first process, which ends
-    the others.
+    Ctrl-C reaches the first process, which ends the others.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

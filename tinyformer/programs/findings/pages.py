@@ -22,8 +22,28 @@ PAGE = "findings.md"
 
 INTERVAL = "the 95 % t-interval of the mean over seeds"
 
+SPLIT = "2026-11-25T11:00:00Z"
+"""When the splits changed: what is held out of a text, and that `seed` no longer determines it."""
+
+BEFORE = "before the split of November 2026"
+
+CHANGED = "**Its runs, quantities or bands were changed after this measurement.**"
+
 Outcome: TypeAlias = dict[str, Any]
 """The contents of `NAME.json`."""
+
+
+def write_outcome(finding: Finding, records: Sequence[Records], runs: list[dict[str, Any]], folder: Path) -> Outcome:
+    """Measure a finding on the records of each seed; write `NAME.csv`, `NAME.png` and, last, `NAME.json`."""
+    measured = measure(finding, records)
+    folder.mkdir(parents=True, exist_ok=True)
+    outcome = outcome_of(finding, measured, runs)
+    with (folder / f"{finding.name}.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([COLUMNS, *rows_of(outcome)])
+    figure, caption = draw(measured, finding.curves, records), f"{finding.name}: {verdict_of(outcome)} · {CAPTION}"
+    save_png(figure, folder / f"{finding.name}.png", caption)
+    (folder / f"{finding.name}.json").write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
+    return outcome
 
 
 def outcome_of(finding: Finding, measured: Sequence[Measured], runs: list[dict[str, Any]]) -> Outcome:
@@ -36,17 +56,14 @@ def outcome_of(finding: Finding, measured: Sequence[Measured], runs: list[dict[s
         "verdict": verdict(measured),
         "measured": [
             {
-                "name": one.check.name,
-                "at_least": one.check.at_least,
-                "at_most": one.check.at_most,
-                "premise": one.check.premise,
-                "values": [value if math.isfinite(value) else str(value) for value in one.values],
-                "mean": one.mean if math.isfinite(one.mean) else str(one.mean),
-                "interval": one.interval,
-                "holds": one.holds,
-                "clear": one.is_clear,
+                **quantity.check.model_dump(include={"name", "at_least", "at_most", "premise"}),
+                "values": [value if math.isfinite(value) else str(value) for value in quantity.values],
+                "mean": quantity.mean if math.isfinite(quantity.mean) else str(quantity.mean),
+                "interval": quantity.interval,
+                "holds": quantity.holds,
+                "clear": quantity.is_clear,
             }
-            for one in measured
+            for quantity in measured
         ],
         "interval": INTERVAL,
         "seconds": round(sum(run["seconds"] for run in {run["folder"]: run for run in runs}.values()), 1),
@@ -54,18 +71,53 @@ def outcome_of(finding: Finding, measured: Sequence[Measured], runs: list[dict[s
     }
 
 
+def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
+    """What was measured last, by the name of the finding.
+
+    Raises:
+        ConfigError: a file is not what `write_outcome` writes.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        if not (path := folder / f"{name}.json").exists():
+            continue
+        try:
+            outcome = json.loads(path.read_text(encoding="utf-8"))
+            rows_of(outcome), verdict_of(outcome), _made_by(outcome)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            works = f"remove it, and `tinyformer findings {name}` measures it again"
+            raise ConfigError(
+                f"--results={format_value(folder)}: {path} is no result of a finding; {works}."
+            ) from error
+        outcomes[name] = outcome
+    return outcomes
+
+
+def refuse_links(folder: Path, names: Sequence[str]) -> None:
+    """Refuse links in place of the files that findings write: they lead anywhere, in the folder of a stranger.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    files = [folder / f"{name}.{suffix}" for name in names for suffix in ("csv", "png", "json")]
+    for path in (folder, folder.parent / PAGE, *files):
+        if path.is_symlink():
+            raise ConfigError(f"--results={format_value(folder)}: {path} is a symbolic link; remove it.")
+
+
 def rows_of(outcome: Outcome) -> list[list[str]]:
     """The table of a finding, by `COLUMNS`."""
     return [
         [
-            one["name"] + (" (premise)" if one["premise"] else ""),
-            band(one),
-            shown(float(one["mean"])),
-            "" if one["interval"] is None else " to ".join(map(shown, one["interval"])),
-            " ".join(shown(float(value)) for value in one["values"]),
-            {None: "", True: "yes", False: "no"}[one["holds"]] + (", not clearly" if one["clear"] is False else ""),
+            quantity["name"] + (" (premise)" if quantity["premise"] else ""),
+            band(quantity),
+            shown(float(quantity["mean"])),
+            "" if quantity["interval"] is None else " to ".join(map(shown, quantity["interval"])),
+            " ".join(shown(float(value)) for value in quantity["values"]),
+            {None: "", True: "yes", False: "no"}[quantity["holds"]]
+            + (", not clearly" if quantity["clear"] is False else ""),
         ]
-        for one in outcome["measured"]
+        for quantity in outcome["measured"]
     ]
 
 
@@ -82,78 +134,16 @@ def shown(value: float) -> str:
     return "never" if value == math.inf else f"{value:.4g}"
 
 
-def write_outcome(finding: Finding, records: Sequence[Records], runs: list[dict[str, Any]], folder: Path) -> Outcome:
-    """Measure a finding on the records of each seed; write `NAME.csv`, `NAME.png` and, last, `NAME.json`."""
-    measured = measure(finding, records)
-    folder.mkdir(parents=True, exist_ok=True)
-    outcome = outcome_of(finding, measured, runs)
-    with (folder / f"{finding.name}.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([COLUMNS, *rows_of(outcome)])
-    figure, caption = draw(measured, finding.curves, records), f"{finding.name}: {verdict_of(outcome)} · {CAPTION}"
-    save_png(figure, folder / f"{finding.name}.png", caption)
-    (folder / f"{finding.name}.json").write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
-    return outcome
-
-
-def refuse_links(folder: Path, names: Sequence[str]) -> None:
-    """Refuse links in place of the files that findings write: they lead anywhere, in the folder of a stranger.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    files = [folder / f"{name}.{suffix}" for name in names for suffix in ("csv", "png", "json")]
-    for path in (folder, folder.parent / PAGE, *files):
-        if path.is_symlink():
-            raise ConfigError(f"--results={format_value(folder)}: {path} is a symbolic link; remove it.")
-
-
-def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
-    """What was measured last, by the name of the finding.
-
-    Raises:
-        ConfigError: a file is not what `write_outcome` writes.
-    """
-    outcomes: dict[str, Outcome] = {}
-    for name in names:
-        if (path := folder / f"{name}.json").exists():
-            try:
-                outcomes[name] = json.loads(path.read_text(encoding="utf-8"))
-                rows_of(outcomes[name]), verdict_of(outcomes[name]), _made_by(outcomes[name])
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                works = f"remove it, and `tinyformer findings {name}` measures it again"
-                raise ConfigError(
-                    f"--results={format_value(folder)}: {path} is no result of a finding; {works}."
-                ) from error
-    return outcomes
-
-
-def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: str) -> str:
-    """The page of all findings, in Markdown, with the folder of tables and figures relative to it."""
-    lines = [HEAD, *overview(findings, outcomes, "[{0}](#{0})")]
-    for finding in findings:
-        lines += ["", *_section(finding, outcomes.get(finding.name), folder)]
-    return "\n".join(lines) + "\n"
-
-
-def overview(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], name: str = "{}") -> list[str]:
-    """The table of all findings and verdicts, in Markdown; `name` formats a name."""
-    rows = [
-        [name.format(one.name), one.title, verdict_of(outcomes[one.name]) if one.name in outcomes else "unmeasured"]
-        for one in findings
-    ]
-    return _table(["finding", "claim", "verdict"], rows)
-
-
 def verdict_of(outcome: Outcome) -> str:
     """The verdict; "holds, not clearly" where the interval of a quantity that decides crosses an end of its band.
 
     A finding fails clearly if one quantity is clearly outside of its band.
     """
-    decisive = [one for one in outcome["measured"] if one["holds"] is not None]
+    decisive = [quantity for quantity in outcome["measured"] if quantity["holds"] is not None]
     if outcome["verdict"] == HOLDS:
-        is_clear = all(one["clear"] is not False for one in decisive)
+        is_clear = all(quantity["clear"] is not False for quantity in decisive)
     else:
-        is_clear = any(one["holds"] is False and one["clear"] is not False for one in decisive)
+        is_clear = any(quantity["holds"] is False and quantity["clear"] is not False for quantity in decisive)
     return outcome["verdict"] + ("" if is_clear else ", not clearly")
 
 
@@ -164,9 +154,9 @@ def is_before_split(outcome: Outcome) -> bool:
 
 def is_current(finding: Finding, outcome: Outcome) -> bool:
     """Whether an outcome is that of the runs, seeds, quantities and bands which the finding's file has now."""
+    # As sets: a run that two findings share has its overrides in the order of one of them.
     runs = {(name, seed): {*finding.words(name)} for name in finding.runs for seed in finding.seeds}
     made = {
-        # As sets: a run that two findings share has its overrides in the order of one of them.
         (run["run"], run["seed"]): {
             word for word in run["overrides"] if word not in QUIET and not word.startswith("seed=")
         }
@@ -174,15 +164,23 @@ def is_current(finding: Finding, outcome: Outcome) -> bool:
     }
     keys = ("name", "at_least", "at_most", "premise")
     checks = [[getattr(check, key) for key in keys] for check in finding.checks]
-    return runs == made and checks == [[one[key] for key in keys] for one in outcome["measured"]]
+    return runs == made and checks == [[quantity[key] for key in keys] for quantity in outcome["measured"]]
 
 
-SPLIT = "2026-11-25T11:00:00Z"
-"""When the splits changed: what is held out of a text, and that `seed` no longer determines it."""
+def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: str) -> str:
+    """The page of all findings, in Markdown, with the folder of tables and figures relative to it."""
+    sections = [_section(finding, outcomes.get(finding.name), folder) for finding in findings]
+    return "\n".join([HEAD, *overview(findings, outcomes, "[{0}](#{0})"), "", *sections])
 
-BEFORE = "before the split of November 2026"
 
-CHANGED = "**Its runs, quantities or bands were changed after this measurement.**"
+def overview(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], name: str = "{}") -> list[str]:
+    """The table of all findings and verdicts, in lines of Markdown; `name` formats a name."""
+    verdicts = {key: verdict_of(outcome) for key, outcome in outcomes.items()}
+    rows = [
+        [name.format(finding.name), finding.title, verdicts.get(finding.name, "unmeasured")] for finding in findings
+    ]
+    return _table(["finding", "claim", "verdict"], rows)
+
 
 HEAD = """\
 # Findings
@@ -212,29 +210,38 @@ Runs are cached in `outputs/findings` by their config, not by the version of the
 delete that folder.
 """
 
+SECTION = """\
+## {name}
 
-def _section(finding: Finding, outcome: Outcome | None, folder: str) -> list[str]:
-    paper = f"[{finding.paper.name}](https://arxiv.org/abs/{finding.paper.arxiv})"
-    lines = [f"## {finding.name}", "", f"{finding.claim.strip()} ({paper})", ""]
+{claim} ([{paper.name}](https://arxiv.org/abs/{paper.arxiv}))
+
+{result}
+
+*Why these bands:* {why}
+
+*What would refute it:* {refuted_by}
+"""
+
+
+def _section(finding: Finding, outcome: Outcome | None, folder: str) -> str:
+    """The section of a finding: what was measured, or what would be."""
     if outcome is None:
-        lines += [f"**Unmeasured.** It costs {finding.cost.strip()}.", ""]
         rows = [[check.name, band(check.model_dump())] for check in finding.checks]
-        lines += _table(["to be measured", "band"], rows)
+        table = "\n".join(_table(["to be measured", "band"], rows))
+        result = f"**Unmeasured.** It costs {finding.cost.strip()}.\n\n{table}"
     else:
         before = f", measured {BEFORE}" if is_before_split(outcome) else ""
-        lines += [f"**{verdict_of(outcome).capitalize()}{before}.**", ""]
-        lines += _table(COLUMNS, rows_of(outcome))
-        lines += ["", f"![{finding.title}]({folder}/{finding.name}.png)", ""]
-        lines += [_made_by(outcome)]
-        if not is_current(finding, outcome):
-            lines += ["", CHANGED]
-    lines += [
-        "",
-        f"*Why these bands:* {finding.why.strip()}",
-        "",
-        f"*What would refute it:* {finding.refuted_by.strip()}",
-    ]
-    return [*lines, "", finding.notes.strip()] if finding.notes else lines
+        parts = [
+            f"**{verdict_of(outcome).capitalize()}{before}.**",
+            "\n".join(_table(COLUMNS, rows_of(outcome))),
+            f"![{finding.title}]({folder}/{finding.name}.png)",
+            _made_by(outcome),
+            *([] if is_current(finding, outcome) else [CHANGED]),
+        ]
+        result = "\n\n".join(parts)
+    texts = {key: getattr(finding, key).strip() for key in ("name", "claim", "why", "refuted_by", "notes")}
+    section = SECTION.format(**texts, paper=finding.paper, result=result)
+    return f"{section}\n{texts['notes']}\n" if texts["notes"] else section
 
 
 def _made_by(outcome: Outcome) -> str:
@@ -249,8 +256,5 @@ def _made_by(outcome: Outcome) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(columns)} |",
-        "|" + "---|" * len(columns),
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (columns, *rows))
+    return [head, "|" + "---|" * len(columns), *body]

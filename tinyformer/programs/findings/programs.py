@@ -50,9 +50,8 @@ def analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
 def count_costs(words: Sequence[str], folder: Path) -> None:
     """The figures of `tinyformer card`, and the size of a real cache.
 
-    Beside the card's fields, `results.json` has "filled_cache_bytes", of a cache in fp32 that a network with random
-    weights has filled with T tokens, and "score_flops_of_sequence", the operations of scores and weighted values of T
-    tokens.
+    `results.json` has the card's fields, "filled_cache_bytes" of an fp32 cache that a network with random weights has
+    filled with T tokens, and "score_flops_of_sequence", the operations of scores and weighted values of T tokens.
     """
     with keep_hydra():
         ((overrides, config),) = compose_sweep(config_dir(), "card", words)
@@ -68,19 +67,14 @@ def count_costs(words: Sequence[str], folder: Path) -> None:
 def examine_kernels(words: Sequence[str], folder: Path) -> None:
     """The cells of `tinyformer doctor --full`, and memory and time by length, as the tables `cells` and `growth`.
 
-    Args:
-        words: "backends=A,B", "variants=A,B", "masks=A,B" and "dtypes=A,B" of the doctor, and "lengths=512,1024".
-        folder: for the tables.
+    The words are "backends=A,B", "variants=A,B", "masks=A,B" and "dtypes=A,B" of the doctor, and "lengths=512,1024".
     """
     given = {key: values.split(",") for key, _, values in (word.partition("=") for word in words)}
-    backends, variants, masks, dtypes = (given[name] for name in ("backends", "variants", "masks", "dtypes"))
+    lengths = list(map(int, given.pop("lengths")))
     with keep_process(), quiet(), one_thread():
-        cells = [
-            asdict(cell)
-            for row in examine(backends, variants, masks, dtypes, torch.device("cpu"), full=True)
-            for cell in row
-        ]
-        growth = measure_axis("seq", list(map(int, given["lengths"])), backends, "cpu", repeats=1)
+        rows = examine(**given, device=torch.device("cpu"), full=True)
+        cells = [asdict(cell) for row in rows for cell in row]
+        growth = measure_axis("seq", lengths, given["backends"], "cpu", repeats=1)
     _write(folder, {"cells": len(cells)}, cells=cells, growth=growth)
 
 

@@ -29,8 +29,7 @@ from tinyformer.programs.doctor.machine import describe_machine
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.programs.findings.programs import PROGRAMS, analyse
-from tinyformer.programs.findings.quantities import Records
-from tinyformer.programs.findings.records import read_record, read_results
+from tinyformer.programs.findings.quantities import Record, Records, read_record, read_results
 from tinyformer.run.lock import held
 
 ENDED = "ended.json"
@@ -39,16 +38,9 @@ ENDED = "ended.json"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that a finding needs.
+    """A run that a finding needs: who needs it, what makes it of which overrides, and where it is kept.
 
-    Args:
-        finding: the finding.
-        name: its name in the finding.
-        seed: its seed.
-        program: what makes it, a name in `PROGRAMS`.
-        words: its overrides.
-        folder: where it is kept.
-        evaluate: overrides of `evaluate`, which analyses it; None for none.
+    `program` is a name in `PROGRAMS`; `evaluate` are overrides of `evaluate`, which analyses the run, or None.
     """
 
     finding: str
@@ -71,29 +63,25 @@ class PlannedRun:
 
 
 def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
-    """The runs of a finding, those of the first seed first; each is composed, so that a mistake is found at once.
-
-    Raises:
-        Exception: what Hydra raises about overrides that do not compose.
-    """
+    """The runs of a finding, those of the first seed first; each is composed, so that a mistake is found at once."""
     config_name = CONFIG_NAMES.get(finding.program)
     quiet = QUIET if finding.program == "train" else ()
-    described: dict[str, Any] = {}
+    descriptions: dict[str, Any] = {}
     for name in finding.runs:
-        described[name] = words = finding.words(name)
+        descriptions[name] = words = finding.words(name)
         if config_name:  # the others take plain arguments
             with keep_hydra():
                 config, _ = compose_run(config_name, [*words, *quiet])
-            described[name] = OmegaConf.to_container(config, resolve=False)
+            descriptions[name] = OmegaConf.to_container(config, resolve=False)
     planned = []
     for seed in finding.seeds:
         for name in finding.runs:
-            words, description = finding.words(name), described[name]
+            words, description = finding.words(name), descriptions[name]
             if config_name:  # composing takes a second, so that it is not done for each seed
                 words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
             folder = kept / f"{finding.program}-{_digest(description)}"
-            own = [word for word in words if word in finding.trusted]
-            evaluate = finding.evaluate and [*own, *finding.evaluate]
+            repeated = [word for word in words if word in finding.trusted]
+            evaluate = finding.evaluate and [*repeated, *finding.evaluate]
             planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, evaluate))
     return planned
 
@@ -102,14 +90,7 @@ def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_
     """Make the runs that were not made before, those that need the same training by one job; print a line about each.
 
     A run that was killed continues from its last checkpoint, or starts over if it has none. One that fails is reported,
-    and the others are made.
-
-    Args:
-        planned: the runs, of any findings.
-        launcher: the launcher of Hydra that makes them, and its settings; see `launching.require_launcher`.
-
-    Returns:
-        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+    and the others are made. The launcher is that of `require_launcher`; returns the exit code.
     """
     labelled: dict[Path, list[tuple[str, PlannedRun]]] = {}
     for number, run in enumerate(planned, 1):
@@ -117,17 +98,16 @@ def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_
         labelled.setdefault(run.folder, []).append((label, run))
     jobs = []
     for runs in labelled.values():
-        job = functools.partial(_make_all, runs)
         if all(run.has_ended for _, run in runs):
-            job()  # which only says so
+            _make_all(runs)  # which only says so
         else:
-            jobs.append(job)
+            jobs.append(functools.partial(_make_all, runs))
     return max(launch(jobs, launcher, planned[0].folder.parent)) if jobs else 0
 
 
 def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
     """What runs that have ended left behind: for each seed, by name."""
-    by_seed: dict[int, dict[str, Any]] = {}
+    by_seed: dict[int, dict[str, Record]] = {}
     for run in planned:
         by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
     return list(by_seed.values())
@@ -145,7 +125,7 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
 
 
 def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
-    """Make runs of one folder, and report errors; each line begins with the label of its run."""
+    """Make runs of one folder, each with its label, and report errors; returns the exit code."""
     codes = []
     for label, run in runs:
         with named_lines(label):
@@ -162,46 +142,35 @@ def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
 
 
 def _make(run: PlannedRun) -> None:
-    """Make a run and its analysis.
-
-    Raises:
-        ConfigError: another process makes it.
-    """
+    """Make a run and its analysis, unless another process makes it."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     problem = "another process is making this run; run the same command again when it has ended"
     with held(run.folder.with_name(f".{run.folder.name}.ended.lock"), f"{relative_path(run.folder)}: {problem}."):
         if not (run.folder / ENDED).exists():
-            with _quiet(run.folder.with_suffix(".txt")), _ending(run.folder, run.words):
+            with _made(run.folder, run.words):
                 PROGRAMS[run.program](run.words, run.folder)
         if run.analysed and not (run.analysed / ENDED).exists():
             shutil.rmtree(run.analysed, ignore_errors=True)  # an analysis that was killed takes seconds
-            with _quiet(run.analysed.with_suffix(".txt")), _ending(run.analysed, run.evaluate or []):
+            with _made(run.analysed, run.evaluate or []):
                 analyse(run.folder / "checkpoints" / "last.ckpt", run.evaluate or [], run.analysed)
 
 
 @contextlib.contextmanager
-def _quiet(path: Path) -> Iterator[None]:
-    """Send what is printed in the block to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
-        yield
-
-
-@contextlib.contextmanager
-def _ending(folder: Path, words: list[str]) -> Iterator[None]:
-    """Write down that what the block makes in a folder has ended."""
+def _made(folder: Path, words: list[str]) -> Iterator[None]:
+    """Send what is printed in the block to a file beside the folder that it makes, and write `ENDED` there after it."""
     start = time.perf_counter()
-    yield
-    seconds = time.perf_counter() - start
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".txt").open("a", encoding="utf-8") as printed, contextlib.redirect_stdout(printed):
+        yield
     # The results of a resumed run include the time before its interruption.
-    seconds = max(seconds, read_results(folder).get("seconds", 0.0))
-    facts = {"overrides": words, "seconds": round(seconds, 1), **surroundings()}
+    seconds = max(time.perf_counter() - start, read_results(folder).get("seconds", 0.0))
+    facts = {"overrides": words, "seconds": round(seconds, 1), **_surroundings()}
     unfinished = folder / f".{ENDED}"
     unfinished.write_text(json.dumps(facts, indent=1))
     unfinished.rename(folder / ENDED)
 
 
-def surroundings() -> dict[str, Any]:
+def _surroundings() -> dict[str, Any]:
     """Machine, versions, time and commit."""
     machine = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"), full=False)
     return {
@@ -220,13 +189,11 @@ def surroundings() -> dict[str, Any]:
 def _commit() -> str | None:
     """The commit of a checkout; None where the package is installed."""
     root = Path(tinyformer.__file__).parents[1]
-    if not (root / ".git").exists():
-        return None
-    try:
-        words = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    if (root / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            words = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+            return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    return None
 
 
 def _digest(described: Any) -> str:

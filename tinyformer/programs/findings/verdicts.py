@@ -16,12 +16,7 @@ HOLDS, FAILS, NOT_TESTABLE = "holds", "fails", "not testable here"
 
 @dataclass(frozen=True)
 class Measured:
-    """A quantity that was measured.
-
-    Args:
-        check: the quantity and its band.
-        values: of each seed.
-    """
+    """A quantity that was measured, by its value for each seed."""
 
     check: Check
     values: tuple[float, ...]
@@ -33,8 +28,15 @@ class Measured:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % t-interval of the mean; None for one seed, and where a value is not finite."""
-        return t_interval(self.values)
+        """The 95 % interval of the mean by Student's t distribution, which takes 2 to 10 seeds to be normal.
+
+        None for one seed, and where a value is not finite.
+        """
+        if len(self.values) < 2 or not all(map(math.isfinite, self.values)):
+            return None
+        quantile = STUDENT[len(self.values) - 2]
+        half = quantile * statistics.stdev(self.values) / math.sqrt(len(self.values))
+        return self.mean - half, self.mean + half
 
     @property
     def holds(self) -> bool | None:
@@ -47,23 +49,10 @@ class Measured:
         if self.holds is None or self.interval is None:
             return None
         low, high = self.interval
-        inside = self.check.contains(low) and self.check.contains(high)
+        if self.holds:
+            return self.check.contains(low) and self.check.contains(high)
         at_least, at_most = self.check.at_least, self.check.at_most
-        outside = (at_least is not None and high < at_least) or (at_most is not None and low > at_most)
-        return inside if self.holds else outside
-
-
-def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the mean by Student's t distribution, which takes the seeds to be normally distributed.
-
-    Args:
-        values: of 2 to 10 seeds; None for fewer, and where one is not finite.
-    """
-    if len(values) < 2 or not all(map(math.isfinite, values)):
-        return None
-    mean = statistics.fmean(values)
-    half = STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
-    return mean - half, mean + half
+        return (at_least is not None and high < at_least) or (at_most is not None and low > at_most)
 
 
 def measure(finding: Finding, records: Sequence[Records]) -> list[Measured]:
@@ -76,6 +65,7 @@ def measure(finding: Finding, records: Sequence[Records]) -> list[Measured]:
 
 def verdict(measured: Sequence[Measured]) -> str:
     """The verdict: it holds if the mean of every quantity lies in its band; without a premise it is not testable."""
-    if any(one.holds is False for one in measured if one.check.premise):
+    failing = [quantity for quantity in measured if quantity.holds is False]
+    if any(quantity.check.premise for quantity in failing):
         return NOT_TESTABLE
-    return FAILS if any(one.holds is False for one in measured) else HOLDS
+    return FAILS if failing else HOLDS

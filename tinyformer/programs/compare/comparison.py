@@ -1,21 +1,29 @@
-"""Runs grouped by what differs between them, and averaged over seeds."""
+"""Runs grouped by what differs between them and averaged over seeds, with notes on what the averages leave out."""
 
 import difflib
 import json
-import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tinyformer.config.admission import leaves
 from tinyformer.errors import ArgumentError
-from tinyformer.programs.compare.folders import ABSENT, Run, leaves, select
+from tinyformer.programs.compare.folders import ABSENT, Run, RunFolders, select
 
 SPEED = "throughput/tokens_per_second"
+
 NOT_SETTINGS = ("resume", "hydra")
 """Keys that say how a run was resumed and where it is stored, not what it computes."""
+
+MAX_NUMBER = 1e100
+"""The largest magnitude of a result that counts as a number."""
+
+MOST_NAMED = 6
+"""How many folders a note names."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,6 @@ class Row:
         settings: the values that define the setting, by key, as they are typed.
         runs: all runs.
         scored: the runs whose metric is a number, in the order of `values`.
-        values: the values of the metric.
         num_seeds: the number of values of the averaged key among the scored runs.
     """
 
@@ -49,12 +56,12 @@ class Row:
     @property
     def num_parameters(self) -> list[float]:
         """The distinct parameter counts; several only where the vocabularies differ."""
-        return sorted({size for run in self.runs if (size := number(run, "num_parameters")) is not None})
+        return sorted(set(numbers(self.runs, "num_parameters")))
 
     @property
     def tokens_per_second(self) -> float | None:
         """The mean over the runs."""
-        speeds = [speed for run in self.runs if (speed := number(run, SPEED)) is not None]
+        speeds = numbers(self.runs, SPEED)
         return statistics.fmean(speeds) if speeds else None
 
 
@@ -67,7 +74,7 @@ class Comparison:
         by: the key that is averaged over.
         columns: the keys that define a setting.
         constant: the typed overrides that all runs share, as `key=value`.
-        rows: one row per setting, sorted by `numbers` or else by mean.
+        rows: sorted by `numbers` or else by mean.
         numbers: the setting of each row, if settings are single numbers.
     """
 
@@ -86,9 +93,6 @@ def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
         runs: at least one run.
         metric: a key of `results.json` whose value is a number.
         by: the config key or axis to average over.
-
-    Raises:
-        ArgumentError: no run has such a metric or key.
     """
     _check_metric(runs, metric)
     _check_key(runs, by)
@@ -97,23 +101,34 @@ def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
         groups[_values(run, columns)].append(run)
-    rows = [_row(dict(zip(columns, values, strict=True)), group, metric, by) for values, group in groups.items()]
-    by_number = {value: row for row in rows if (value := _number_set(row, columns)) is not None}
+    rows = []
+    for values, group in groups.items():
+        scored = [run for run in group if number(run, metric) is not None]
+        num_seeds = len({as_typed(run.value(by)) for run in scored})
+        settings = dict(zip(columns, values, strict=True))
+        rows.append(Row(settings, group, scored, list(map(float, numbers(scored, metric))), num_seeds))
+    rows.sort(key=lambda row: (row.mean is None, row.mean or 0))
+    set_numbers = [_as_number(row.runs[0].value(columns[0])) if len(columns) == 1 else None for row in rows]
+    by_number = {number: row for number, row in zip(set_numbers, rows, strict=True) if number is not None}
     is_numeric = len(by_number) == len(rows)
-    numbers = sorted(by_number)
     return Comparison(
         metric=metric,
         by=by,
         columns=columns,
         constant=[f"{key}={as_typed(runs[0].value(key))}" for key in typed if key not in columns],
-        rows=[by_number[value] for value in numbers] if is_numeric else sorted(rows, key=_by_mean),
-        numbers=numbers if is_numeric else None,
+        rows=[by_number[number] for number in sorted(by_number)] if is_numeric else rows,
+        numbers=sorted(by_number) if is_numeric else None,
     )
 
 
 def number(run: Run, key: str) -> float | None:
     """A number of `results.json`; None where it is missing, not a number, or null (it was nan or infinite)."""
     return _as_number(run.results.get(key))
+
+
+def numbers(runs: Iterable[Run], key: str) -> list[float]:
+    """A number of `results.json` of each run that has it."""
+    return [value for run in runs if (value := number(run, key)) is not None]
 
 
 def as_typed(value: Any) -> str:
@@ -130,6 +145,70 @@ def as_typed(value: Any) -> str:
     return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value, default=str)
 
 
+def notes_on(comparison: Comparison, folders: RunFolders) -> list[str]:
+    """Notes on missing runs, missing numbers, repeated seeds and runs that are not comparable, a sentence each."""
+    runs = [run for row in comparison.rows for run in row.runs]
+    return [*_lacking(comparison, runs, folders), *_repeated(comparison), *_unlike(comparison, runs)]
+
+
+def _lacking(comparison: Comparison, runs: Sequence[Run], folders: RunFolders) -> Iterator[str]:
+    if folders.unfinished:
+        yield (
+            f"{len(folders.unfinished)} of {len(folders.finished + folders.unfinished)} runs have no results.json "
+            f"(failed, stopped or still running): {_named(folders.unfinished)}."
+        )
+    for sweep, count in folders.not_started.items():
+        yield f"{count} more runs of {sweep}/multirun.yaml were not started."
+    if folders.evaluations:
+        yield f"Evaluations are not runs and were left out: {_named(folders.evaluations)}."
+    without = [run.path for run in runs if number(run, comparison.metric) is None]
+    if without:
+        yield (
+            f"{comparison.metric} is not a finite number in {len(without)} of {len(runs)} runs, which are left out of "
+            f"the means: {_named(without)}."
+        )
+
+
+def _repeated(comparison: Comparison) -> Iterator[str]:
+    for row in comparison.rows:
+        by_seed: dict[str, list[Path]] = defaultdict(list)
+        for run in row.scored:
+            by_seed[as_typed(run.value(comparison.by))].append(run.path)
+        for seed, paths in by_seed.items():
+            if len(paths) > 1:
+                yield (
+                    f"{_named(paths)} have the same settings and {comparison.by}={seed}; each of them counts, so ± is "
+                    f"not over {comparison.by} alone."
+                )
+
+
+def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
+    if len({run.results.get("data_fingerprint") for run in runs}) > 1:
+        yield (
+            "The runs have different data (data_fingerprint): losses are comparable on the same text and tokenizer, "
+            "val/bits_per_byte on the same text."
+        )
+    steps = set(numbers(runs, "steps"))
+    if len(steps) > 1 and "trainer.max_steps" not in comparison.columns:
+        yield f"The runs made different numbers of steps: {min(steps):,} to {max(steps):,}."
+    for row in comparison.rows:
+        matches = [run.results["matched"] for run in row.runs if isinstance(run.results.get("matched"), dict)]
+        solved = {
+            (f"{match.get('by')}={match.get('size')}", count, str(match.get("quantity")), target)
+            for match in matches
+            if isinstance(count := match.get("number"), int) and isinstance(target := match.get("target"), int)
+        }
+        for size, count, quantity, target in sorted(solved):
+            setting = " ".join(f"{key}={value}" for key, value in row.settings.items()) or "all"
+            name = quantity.removeprefix("num_").replace("_", " ").replace("flops", "FLOPs")
+            yield f"{setting}: {size} was solved for {count:,} {name}, to match {target:,}."
+
+
+def _named(paths: Sequence[Path]) -> str:
+    rest = len(paths) - MOST_NAMED
+    return ", ".join(map(str, paths[:MOST_NAMED])) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
     """The keys that define a setting: typed keys that differ, and others that distinguish runs of one setting.
 
@@ -138,7 +217,7 @@ def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
     """
     columns = [key for key in typed if len({_values(run, [key]) for run in runs}) > 1]
     averaged = [as_typed(run.value(by)) for run in runs]
-    for key in dict.fromkeys(key for run in runs for key in leaves(run.written)):
+    for key in dict.fromkeys(key for run in runs for key, _ in leaves(run.written)):
         written = [as_typed(select(run.written, key)) for run in runs]
         if len(set(written)) > 1 and _is_setting(key, runs, by):
             values = [as_typed(run.value(key)) for run in runs]
@@ -164,28 +243,9 @@ def _values(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(as_typed(run.value(key)) for key in keys)
 
 
-def _row(settings: dict[str, str], runs: list[Run], metric: str, by: str) -> Row:
-    scores = [(run, value) for run in runs if (value := number(run, metric)) is not None]
-    return Row(
-        settings=settings,
-        runs=runs,
-        scored=[run for run, _ in scores],
-        values=[float(value) for _, value in scores],
-        num_seeds=len({as_typed(run.value(by)) for run, _ in scores}),
-    )
-
-
-def _number_set(row: Row, columns: Sequence[str]) -> float | None:
-    return _as_number(row.runs[0].value(columns[0])) if len(columns) == 1 else None
-
-
-def _by_mean(row: Row) -> tuple[bool, float]:
-    """A sort key: ascending, settings without a mean last."""
-    return row.mean is None, row.mean or 0.0
-
-
 def _as_number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+    return value if is_number else None
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:
@@ -200,6 +260,6 @@ def _check_metric(runs: Sequence[Run], metric: str) -> None:
 
 def _check_key(runs: Sequence[Run], by: str) -> None:
     if all(run.value(by) is ABSENT for run in runs):
-        known = dict.fromkeys(key for run in runs for key in [*leaves(run.config), *run.choices])
+        known = dict.fromkeys(key for run in runs for key in [*dict(leaves(run.config)), *run.choices])
         nearest = difflib.get_close_matches(by, known, n=1)
         raise ArgumentError("by", by, "is not a key of config.yaml", {"by": nearest[0] if nearest else "seed"})
