@@ -18,14 +18,13 @@ from tinyformer.analysis.costs import count_costs
 from tinyformer.checkpoint.file import FORMAT, KEY, load_checkpoint
 from tinyformer.data import Windows
 from tinyformer.data.batches import loader
-from tinyformer.hardware import peak_memory
+from tinyformer.hardware import Peak, peak_memory
 from tinyformer.tasks import Seq2Seq
 from tinyformer.training import AdamW, RunCSVLogger, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks import progress, report
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
-from tinyformer.training.peak import Peak
 from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)

@@ -14,10 +14,9 @@ from tinyformer.analysis.costs import TrainingFlops, batch_sizes
 from tinyformer.batch import IGNORED
 from tinyformer.data.base import count
 from tinyformer.data.batches.loader import EpochLoader
-from tinyformer.hardware import compute_dtype, peak_memory
+from tinyformer.hardware import Peak, compute_dtype, matmul_peak, peak_memory
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule, num_steps, sum_over_processes
-from tinyformer.training.peak import Peak, matmul_peak
 
 
 @dataclass
