@@ -8,7 +8,7 @@ from nn.model_cases import make_transformer
 from tinyformer.data import ByteTokenizer, TextDataModule, TextFiles
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine
-from tinyformer.training.loops import FitLoop
+from tinyformer.training.trainer_parts import FitLoop
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 

@@ -14,7 +14,7 @@ from tinyformer import files
 from tinyformer.checkpoint.file import load_checkpoint, load_newest
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
-from tinyformer.training.checkpoint_io import WholeCheckpointIO
+from tinyformer.training.trainer_parts import WholeCheckpointIO
 from training.runs import QUIET, TEXT, make_data, make_module, make_trainer
 from training.test_callbacks import CONTENTS
 

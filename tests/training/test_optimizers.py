@@ -11,7 +11,7 @@ from torch import nn
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW
-from tinyformer.training.stacked_muon import StackedMuon, orthogonalise
+from tinyformer.training.optimizers import StackedMuon, orthogonalise
 from training.runs import QUIET, make_trainer
 
 # No setting has its default in torch.

@@ -14,7 +14,7 @@ from tinyformer.analysis import first_non_finite
 from tinyformer.errors import require_at_least, require_choice
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule, sum_over_processes
-from tinyformer.training.stacked_muon import StackedMuon
+from tinyformer.training.optimizers import StackedMuon
 
 ACTIONS = ("stop", "skip")
 
@@ -191,8 +191,7 @@ class FiniteCheck(L.Callback):
 
 def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer skips a step if a flag is set, as torch's fused optimizers and `StackedMuon` do."""
-    is_stacked = isinstance(optimizer, StackedMuon) and not optimizer.is_sharded
-    return bool(optimizer.defaults.get("fused")) or is_stacked
+    return bool(optimizer.defaults.get("fused")) or isinstance(optimizer, StackedMuon)
 
 
 class FlagMask:
