@@ -14,8 +14,8 @@ from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
 from tinyformer.data import CharTokenizer, TextDataModule, TextFiles
 from tinyformer.run import analysis_run
 from tinyformer.run.analysis_run import describe_subject, keep_findings
-from tinyformer.training.callbacks import head_log
-from tinyformer.training.callbacks.head_log import HeadLog
+from tinyformer.training.callbacks import telemetry
+from tinyformer.training.callbacks.telemetry import HeadLog
 
 PICTURE = head_maps([torch.eye(4)[None]], list("abcd"), "Attention maps")
 
@@ -41,7 +41,7 @@ def test_a_saved_picture_has_a_line_above_it(tmp_path, save):
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_pictures_of_telemetry_name_the_checkpoint_of_an_evaluation(tmp_path, monkeypatch, evaluated):
     lines = []
-    monkeypatch.setattr(head_log, "save_png", lambda picture, path, line: lines.append(line))
+    monkeypatch.setattr(telemetry, "save_png", lambda picture, path, line: lines.append(line))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run" / "last.ckpt" if evaluated else None
     HeadLog(tmp_path / "folder", [], "text, validation split", path).picture(7, "maps", "step", PICTURE)

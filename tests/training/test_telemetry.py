@@ -17,9 +17,9 @@ from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, AttentionMask, Scoring, attention_weights, prune_heads
 from tinyformer.training import AttentionTelemetry, RunCSVLogger
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
-from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.probing import PairProbing, Sizes
 from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.telemetry import HeadLog
 from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)

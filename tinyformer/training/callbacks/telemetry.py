@@ -1,33 +1,41 @@
 """Telemetry: exact measures of every attention head while a fused kernel trains."""
 
+import csv
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tinyformer.analysis import (
     CROSS_MEANINGS,
     MEANINGS,
+    Event,
     EventDetector,
     HeadMeasures,
+    Picture,
+    Trait,
     ablated_maps,
+    caption,
     head_label,
     head_traits,
     layer_label,
     measure_maps,
+    save_png,
     split_name,
 )
 from tinyformer.data.base import count
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+from tinyformer.files import atomic_write, relative_path
+from tinyformer.hardware import synchronize
 from tinyformer.nn import EncoderDecoder
 from tinyformer.nn.maps import NoMapsError
-from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.probing import PairProbing, Sizes, TextProbing
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule
@@ -39,7 +47,7 @@ class AttentionTelemetry(L.Callback):
     `MEASURES` are computed on windows of the evaluated split, and `PATTERNS` on repeated sequences of random tokens. In
     an encoder–decoder, `MEASURES` (for cross-attention, `CROSS_MEASURES`) are computed on pairs of the split. These
     inputs stay the same throughout the run. The first measurement precedes the first step. Training is unaffected: its
-    random number generators are not used, and only the first process measures. `HeadLog` lists the files.
+    random number generators are not used, and only the first process measures. For the files see `HeadLog`.
 
     Args:
         every_n_steps: optimizer steps between measurements.
@@ -47,7 +55,7 @@ class AttentionTelemetry(L.Callback):
         num_rows: number of queries of each window that are measured, each with all of its keys.
         num_sequences: number of sequences of random tokens.
         period: number of random tokens before they repeat; at most half of the context.
-        thresholds: thresholds of traits by name, in place of those in `TRAITS`.
+        thresholds: by trait, a threshold in place of that in `TRAITS`.
         hysteresis: fraction of a threshold by which a measure must fall short of it to end the trait.
         probe_text: the text of the plotted attention maps; by default the beginning of the split.
         num_tokens: number of tokens of this text in the plot.
@@ -98,17 +106,14 @@ class AttentionTelemetry(L.Callback):
         self.refusal = ""
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts and events so far, which a resumed run continues."""
         counts = {"seconds": self.seconds, "num_measurements": self.num_measurements}
         return {**counts, "detector": self.detector.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved run."""
         self.seconds, self.num_measurements = float(state_dict["seconds"]), int(state_dict["num_measurements"])
         self.detector.load_state_dict(state_dict["detector"])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Choose the windows and the probe text."""
         assert isinstance(pl_module, TrainingModule)
         kind = PairProbing if isinstance(pl_module.network, EncoderDecoder) else TextProbing
         self.probing = kind(pl_module.data, pl_module.evaluated, self.sizes)
@@ -124,14 +129,12 @@ class AttentionTelemetry(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Measure every `every_n_steps` optimizer steps."""
         due = trainer.global_step and trainer.global_step % self.every_n_steps == 0
         if due and trainer.is_global_zero and not self.refusal:
             with self._timed(trainer, pl_module):
                 self._measure(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure, plot, and write tables."""
         if trainer.sanity_checking or not trainer.is_global_zero or self.refusal:
             return
         assert isinstance(pl_module, TrainingModule)
@@ -172,14 +175,14 @@ class AttentionTelemetry(L.Callback):
 
         A network without attention maps is measured no more.
         """
-        _synchronize(pl_module.device)
+        synchronize(pl_module.device)
         start = time.perf_counter()
         try:
             yield
         except NoMapsError as error:
             self.refusal = str(error)
             print(f"No attention heads are measured: {error}", file=sys.stderr)
-        _synchronize(pl_module.device)
+        synchronize(pl_module.device)
         spent = time.perf_counter() - start
         self.seconds += spent
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -187,7 +190,66 @@ class AttentionTelemetry(L.Callback):
                 callback.exclude(spent)
 
 
-def _synchronize(device: torch.device) -> None:
-    """Wait until a device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+class HeadLog:
+    """Writes the results of telemetry.
+
+    - At each measurement: a number for each head and measure, `attention/layer_00/head_00/entropy`, to all loggers.
+    - At each validation: `attention/step_000100.png` and `attention/measures_000100.png`; `attention/heads.csv` and
+      `events.csv`, overwritten; in Weights & Biases the images `attention/maps` and `attention/measures` and the
+      tables `attention/heads` and `attention/events`.
+
+    All heads share an image and a table: Weights & Biases shows at most 108 images per key.
+
+    Args:
+        folder: the run's folder.
+        loggers: the run's loggers.
+        data: the name of the data and its split, for the plots.
+        checkpoint: the evaluated checkpoint, which plots name; None to name the folder of the run instead.
+    """
+
+    def __init__(self, folder: Path, loggers: Sequence[Logger], data: str, checkpoint: Path | None = None) -> None:
+        self.folder, self.loggers, self.data = folder, loggers, data
+        self.source = {"checkpoint": checkpoint} if checkpoint else {"run": folder}
+        self.wandb = [logger for logger in loggers if isinstance(logger, WandbLogger)]
+        self.num_events: int | None = None
+
+    def scalars(self, step: int, measures: HeadMeasures) -> None:
+        numbers = measures.scalars()
+        for logger in self.loggers:
+            logger.log_metrics(numbers, step=step)
+
+    def picture(self, step: int, name: str, file: str, picture: Picture) -> Path:
+        """Save and log a plot of all heads, with its source, the step and the data in a line above it."""
+        source = {name: relative_path(path) for name, path in self.source.items()}
+        facts = source | {"step": f"{step:,}", "data": self.data}
+        path = save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", caption(facts))
+        for logger in self.wandb:
+            logger.log_image(f"attention/{name}", [str(path)], step=step)
+        return path
+
+    def heads(self, step: int, measures: HeadMeasures, traits: Mapping[str, Trait]) -> None:
+        """Save and log the latest measures of each head, and its label, as a table."""
+        columns, rows = measures.table(traits)
+        _write_csv(self.folder / "attention" / "heads.csv", columns, rows)
+        for logger in self.wandb:
+            logger.log_table("attention/heads", columns, rows, step=step)
+
+    def events(self, step: int, events: Sequence[Event]) -> None:
+        """Save and log all events so far, if there are new ones."""
+        if self.num_events == len(events):
+            return
+        self.num_events = len(events)
+        names = [field.name for field in fields(Event)]
+        columns = names if any(event.kind for event in events) else names[:-1]  # without `kind`
+        rows = [list(astuple(event))[: len(columns)] for event in events]
+        _write_csv(self.folder / "events.csv", columns, rows)
+        for logger in self.wandb if events else ():
+            texts = [[*row, str(event)] for row, event in zip(rows, events, strict=True)]
+            logger.log_table("attention/events", [*columns, "text"], texts, step=step)
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
