@@ -369,8 +369,8 @@ BREAKS = (
     Break(
         "a_warm_up_that_begins_with_nothing",
         "training/schedules.py",
-        "(step + 1) / (warmup_steps + 1)",
-        "step / (warmup_steps + 1)",
+        "(step + 1) / (self.warmup_steps + 1)",
+        "step / (self.warmup_steps + 1)",
         ("tests/training/test_schedules.py",),
     ),
     # checkpoints, generation, the model in Python

@@ -251,13 +251,11 @@ class TrainingScores(L.Callback):
         if not self.num_rows or trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:
             return
         assert isinstance(pl_module, TrainingModule)
-        task = pl_module.task
         sums: dict[str, torch.Tensor] = {}
         with trainer.precision_plugin.forward_context():
             for batch in pl_module.data.sample("train", self.num_rows):
-                for name, score in task.score(pl_module.network, trainer.strategy.batch_to_device(batch)).items():
-                    sums[name] = sums.get(name, 0.0) + score.to(pl_module.sum_dtype)
-        metrics = task.metrics(sums, pl_module.data.splits["train"])
+                pl_module.add_scores(sums, trainer.strategy.batch_to_device(batch))
+        metrics = pl_module.task.metrics(sums, pl_module.data.splits["train"])
         self.metrics = {
             f"train/{name}": value for name, value in metrics.items() if name != "loss" and value is not None
         }
