@@ -10,7 +10,6 @@ from tinyformer.analysis import (
     HeadMeasures,
     Picture,
     Probes,
-    TokenPair,
     ablated_maps,
     axes_of_pair,
     capture_pair,
@@ -48,11 +47,6 @@ class Sizes:
 class TextProbing:
     """Measures and plots the heads of a transformer, on windows of a split and on repeated random tokens.
 
-    Args:
-        data: the data.
-        split: the split that is evaluated.
-        sizes: how much is measured and plotted.
-
     Attributes:
         num_keys: the largest number of keys of a measured map.
     """
@@ -89,11 +83,6 @@ class TextProbing:
 class PairProbing:
     """Measures and plots the three kinds of attention of an encoder–decoder, on pairs of a split.
 
-    Args:
-        data: the data.
-        split: the split that is evaluated.
-        sizes: how much is measured and plotted; sequences of random tokens are not used.
-
     Attributes:
         num_keys: the largest number of keys of a measured map.
     """
@@ -106,7 +95,7 @@ class PairProbing:
         self.num_keys = max(max(pair.source.shape[1], pair.target.shape[1]) for pair in self.pairs)
         longest = pairs.lengths.max(axis=1)
         fits = longest <= sizes.num_tokens
-        self.shown = _pair(pairs, int(fits.argmax() if fits.any() else longest.argmin()))
+        (self.shown,) = pairs_of(Pairs(pairs)[int(fits.argmax() if fits.any() else longest.argmin())])
 
     def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> HeadMeasures:
         """The measures of every head, cross-attention included; always with the costly ones."""
@@ -118,9 +107,13 @@ class PairProbing:
 
         The target of a probe text is what greedy search finds.
         """
-        network = cast(EncoderDecoder, module.network)
+        network, text = cast(EncoderDecoder, module.network), self.sizes.probe_text
         with trainer.precision_plugin.forward_context():
-            pair = self.shown.to(module.device) if self.sizes.probe_text is None else self._decoded(network)
+            if text is None:
+                pair = self.shown.to(module.device)
+            else:
+                (source,) = self.tokenizer.read([text], around=False)
+                pair = decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
             captured = capture_pair(network, pair)
         axes, ablated = axes_of_pair(pair, self.tokenizer), iter(ablated_maps(network))
         return {
@@ -135,12 +128,3 @@ class PairProbing:
             )
             for kind, layers in network.attentions_by_kind().items()
         }
-
-    def _decoded(self, network: EncoderDecoder) -> TokenPair:
-        (source,) = self.tokenizer.read([str(self.sizes.probe_text)], around=False)
-        return decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
-
-
-def _pair(pairs: PairSplit, row: int) -> TokenPair:
-    (pair,) = pairs_of(Pairs(pairs)[row])
-    return pair
