@@ -54,9 +54,10 @@ class FiniteCheck(L.Callback):
     """Applies no update from a step whose loss or gradient norm is NaN or infinite.
 
     The update is masked on the device, so that the host waits for it no more often than for the loss: every
-    `log_every_n_steps` steps and before each validation and each checkpoint. Neither weights nor the optimizer's state
-    change in a masked step; the learning-rate schedule advances. Under fp16 the gradient norm is not checked, since the
-    gradient scaler itself skips such a step and lowers its scale.
+    `log_every_n_steps` steps and before each validation and each checkpoint; with an optimizer that is neither ours nor
+    fused, at each step. Neither weights nor the optimizer's state change in a masked step; the learning-rate schedule
+    advances. Under fp16 the gradient norm is not checked, since the gradient scaler itself skips such a step and lowers
+    its scale.
 
     Args:
         action: "stop" masks all further steps, too, and ends the run; "skip" continues with the next batch.
@@ -179,37 +180,14 @@ def _mask_of(optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
     # Torch's fused optimizers, too, skip a step if gradient scalers set this flag.
     if optimizer.defaults.get("fused") or isinstance(optimizer, StackedMuon):
         return partial(setattr, optimizer, "found_inf")
-    return _CopyMask(optimizer).set
 
+    def remove_gradients(found_inf: Tensor) -> None:
+        if found_inf:  # the host waits; optimizers leave out what has no gradient
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    weight.grad = None
 
-class _CopyMask:
-    """Masks the steps of any optimizer: copies its weights and state before a step, and restores them after it."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-        self._is_masked: Tensor | None = None
-        self._copies: dict[Tensor, Tensor] = {}
-        optimizer.register_step_post_hook(self._restore)
-
-    def set(self, found_inf: Tensor) -> None:
-        self._is_masked = found_inf > 0
-        self._copies = {value: value.detach().clone() for value in self._values()}
-
-    def _values(self) -> list[Tensor]:
-        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-        states = [value for state in self.optimizer.state.values() for value in state.values()]
-        return weights + [value for value in states if isinstance(value, Tensor)]
-
-    @torch.no_grad()
-    def _restore(self, *_: Any) -> None:
-        if self._is_masked is None:
-            return
-        for value, before in self._copies.items():
-            value.copy_(torch.where(self._is_masked, before, value))
-        # The first step creates the states. Only then does the host wait for the flag, to remove them again.
-        if len(self._values()) > len(self._copies) and bool(self._is_masked):
-            self.optimizer.state.clear()
-        self._is_masked, self._copies = None, {}
+    return remove_gradients
 
 
 def _origin(trainer: L.Trainer, module: TrainingModule, step: _Step) -> str | None:

@@ -13,23 +13,7 @@ import lightning as L
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
-from tinyformer.analysis import (
-    CROSS_MEANINGS,
-    MEANINGS,
-    Event,
-    EventDetector,
-    HeadMeasures,
-    Picture,
-    Trait,
-    ablated_maps,
-    caption,
-    head_label,
-    head_traits,
-    layer_label,
-    measure_maps,
-    save_png,
-    split_name,
-)
+from tinyformer import analysis
 from tinyformer.data.base import count
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.files import atomic_write, relative_path
@@ -98,11 +82,11 @@ class AttentionTelemetry(L.Callback):
             raise ArgumentError("probe_text", probe_text, "must not be empty", {"probe_text": "A cat."})
         self.every_n_steps = every_n_steps
         self.sizes = Sizes(num_windows, num_rows, num_sequences, period, probe_text, num_tokens)
-        self.detector = EventDetector(head_traits(thresholds), hysteresis)
+        self.detector = analysis.EventDetector(analysis.head_traits(thresholds), hysteresis)
         self.seconds = 0.0
         self.num_measurements = 0
         self.paths: list[Path] = []
-        self.latest: tuple[int, bool, HeadMeasures] | None = None
+        self.latest: tuple[int, bool, analysis.HeadMeasures] | None = None
         self.refusal = ""
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,21 +126,21 @@ class AttentionTelemetry(L.Callback):
             measures, step = self._measure(trainer, pl_module, costly=True), pl_module.step
             for name, picture in self.probing.pictures(trainer, pl_module).items():
                 self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
-            picture = measure_maps(
+            picture = analysis.measure_maps(
                 measures.values,
-                MEANINGS | CROSS_MEANINGS,
-                [list(map(head_label, layer)) for layer in measures.names],
+                analysis.MEANINGS | analysis.CROSS_MEANINGS,
+                [list(map(analysis.head_label, layer)) for layer in measures.names],
                 f"Measures of each head after {count(step, 'step')}",
-                list(map(layer_label, measures.layers)),
+                list(map(analysis.layer_label, measures.layers)),
                 self.probing.num_keys,
-                ablated_maps(pl_module.network),
+                analysis.ablated_maps(pl_module.network),
             )
             self.log.picture(step, "measures", "measures", picture)
             self.log.heads(step, measures, self.detector.traits)
             if trainer.state.fn == TrainerFn.FITTING:
                 self.log.events(step, self.detector.events)
 
-    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, costly: bool = False) -> HeadMeasures:
+    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, costly: bool = False) -> analysis.HeadMeasures:
         """Measure and log once for each step; a second time if only then the costly measures are asked for."""
         assert isinstance(pl_module, TrainingModule)
         step = pl_module.step
@@ -165,7 +149,7 @@ class AttentionTelemetry(L.Callback):
         measures = self.probing.measure(trainer, pl_module, costly)
         self.latest, self.num_measurements = (step, costly, measures), self.num_measurements + 1
         self.log.scalars(step, measures)
-        places = [split_name(layer) for layer in measures.layers]
+        places = [analysis.split_name(layer) for layer in measures.layers]
         self.detector.observe(step, measures.names, measures.values, places)
         return measures
 
@@ -213,33 +197,33 @@ class HeadLog:
         self.wandb = [logger for logger in loggers if isinstance(logger, WandbLogger)]
         self.num_events: int | None = None
 
-    def scalars(self, step: int, measures: HeadMeasures) -> None:
+    def scalars(self, step: int, measures: analysis.HeadMeasures) -> None:
         numbers = measures.scalars()
         for logger in self.loggers:
             logger.log_metrics(numbers, step=step)
 
-    def picture(self, step: int, name: str, file: str, picture: Picture) -> Path:
+    def picture(self, step: int, name: str, file: str, picture: analysis.Picture) -> Path:
         """Save and log a plot of all heads, with its source, the step and the data in a line above it."""
         source = {name: relative_path(path) for name, path in self.source.items()}
         facts = source | {"step": f"{step:,}", "data": self.data}
-        path = save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", caption(facts))
+        path = analysis.save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", analysis.caption(facts))
         for logger in self.wandb:
             logger.log_image(f"attention/{name}", [str(path)], step=step)
         return path
 
-    def heads(self, step: int, measures: HeadMeasures, traits: Mapping[str, Trait]) -> None:
+    def heads(self, step: int, measures: analysis.HeadMeasures, traits: Mapping[str, analysis.Trait]) -> None:
         """Save and log the latest measures of each head, and its label, as a table."""
         columns, rows = measures.table(traits)
         _write_csv(self.folder / "attention" / "heads.csv", columns, rows)
         for logger in self.wandb:
             logger.log_table("attention/heads", columns, rows, step=step)
 
-    def events(self, step: int, events: Sequence[Event]) -> None:
+    def events(self, step: int, events: Sequence[analysis.Event]) -> None:
         """Save and log all events so far, if there are new ones."""
         if self.num_events == len(events):
             return
         self.num_events = len(events)
-        names = [field.name for field in fields(Event)]
+        names = [field.name for field in fields(analysis.Event)]
         columns = names if any(event.kind for event in events) else names[:-1]  # without `kind`
         rows = [list(astuple(event))[: len(columns)] for event in events]
         _write_csv(self.folder / "events.csv", columns, rows)
