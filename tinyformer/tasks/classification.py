@@ -23,9 +23,6 @@ class Classification(Task):
         label_smoothing: share of the target probability that is spread evenly over all classes during training
             (Szegedy et al. 2015, arXiv 1512.00567).
         num_texts: see `Task`.
-
-    Raises:
-        ArgumentError: `label_smoothing` is negative or not below 1.
     """
 
     monitor = "accuracy"

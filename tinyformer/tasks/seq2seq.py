@@ -49,9 +49,6 @@ class Seq2Seq(TokenTask):
     Attributes:
         beam: the settings of the beam search.
         outputs: the outputs that `final_metrics` compared last: those of the test split, where a run has one.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     generates = True

@@ -54,9 +54,6 @@ class AdamW:
         eps: added to the square root of the second moment.
         weight_decay: multiplied by the learning rate, the fraction of a weight that each step subtracts.
         decay_all: whether norms, biases and embeddings are decayed too.
-
-    Raises:
-        ArgumentError: a value is negative, or a decay rate is not below 1.
     """
 
     lr: float = 1e-3
@@ -84,9 +81,6 @@ class MuonWithAdamW:
         weight_decay: weight decay of both, see `AdamW`.
         adamw_lr: peak learning rate of AdamW.
         adamw_betas: decay rates of AdamW.
-
-    Raises:
-        ArgumentError: a value is negative, or a decay rate is not below 1.
     """
 
     lr: float = 0.02

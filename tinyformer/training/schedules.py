@@ -12,9 +12,6 @@ class Schedule:
 
     Args:
         warmup_steps: length of the warm-up, in optimizer steps.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     warmup_steps: int = 100

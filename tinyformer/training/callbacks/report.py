@@ -14,12 +14,10 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tinyformer.analysis.costs import TrainingFlops, batch_sizes
-from tinyformer.batch import IGNORED
 from tinyformer.data.base import count
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.errors import require_at_least
 from tinyformer.hardware import Peak, compute_dtype, matmul_peak, peak_memory
-from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule, num_steps, sum_over_processes
 
 
@@ -80,7 +78,6 @@ class Report(L.Callback):
         self.peak: Peak | None = None
         self._sums: torch.Tensor | None = None  # nats and targets since the last report: a mean over processes
         self._sizes = Counter[str]()
-        self._batch: Batch | None = None
         self._since = np.zeros(2)  # `_clock` at the last report, later by what does not count
         self._pause: np.ndarray | None = None  # and while training pauses
         self._learning_rate = math.nan
@@ -148,17 +145,16 @@ class Report(L.Callback):
         added = torch.where(added.isfinite().all(), added, 0.0)
         self._sums = added if self._sums is None else self._sums.to(added.dtype).to(added.device) + added
         self._sizes += batch_sizes(batch)
-        self._batch = batch
         if pl_module.step_targets:
             return  # gradients are accumulated
         self._sums = sum_over_processes(self._sums) / trainer.world_size
         if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
-        loss = self._mean_loss()  # waits for the device, so that the clock is read when its work is done
-        work = self._work(trainer, batch, _clock(trainer))
+        nats, targets = self._take_sums()  # waits for the device, so that the clock is read when its work is done
+        work = self._take_work(trainer, targets, _clock(trainer))
         self.peak = matmul_peak(pl_module.device, compute_dtype(trainer.precision))
         self.latest = {
-            "train/loss": loss,
+            "train/loss": nats / targets if targets else math.nan,
             "train/learning_rate": self._learning_rate,
             "throughput/tokens_per_second": work.tokens_per_second,
             "throughput/mfu": work.mfu(self.peak),
@@ -173,23 +169,22 @@ class Report(L.Callback):
         """Measure the steps since the last report; a short run may have had none."""
         if self._sums is None:
             return
-        loss, work = self._mean_loss(), self.total
-        if self._batch is not None:  # None in a run that was resumed after its last step
-            now = _clock(trainer) if self._pause is None else self._pause
-            work, self._batch = self._work(trainer, self._batch, now), None
+        (nats, targets), work = self._take_sums(), self.total
+        if self._sizes:  # empty in a run that was resumed after its last step
+            work = self._take_work(trainer, targets, _clock(trainer) if self._pause is None else self._pause)
         if not self.latest:
+            loss = nats / targets if targets else math.nan
             self.latest = {"train/loss": loss, "throughput/tokens_per_second": work.tokens_per_second}
 
-    def _mean_loss(self) -> float:
-        """The mean loss since the last report; NaN if there are no targets."""
+    def _take_sums(self) -> tuple[float, float]:
+        """The nats and the number of targets since the last report."""
         assert self._sums is not None
-        nats, targets = self._sums.tolist()
-        self._sums = None
-        return nats / targets if targets else math.nan
+        (nats, targets), self._sums = self._sums.tolist(), None
+        return nats, targets
 
-    def _work(self, trainer: L.Trainer, batch: Batch, now: Float[np.ndarray, "2"]) -> Work:
-        """The work since the last report, which is added to `total`; a batch tells which part of tokens is read out."""
-        flops = self._costs.count(self._sizes, _read_out_fraction(batch) * self._sizes["tokens"])
+    def _take_work(self, trainer: L.Trainer, targets: float, now: Float[np.ndarray, "2"]) -> Work:
+        """The work since the last report, which is added to `total`; only logits of targets were computed."""
+        flops = self._costs.count(self._sizes, targets)
         tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
         seconds, waiting = (now - self._since).tolist()
         work = Work(seconds, tokens * trainer.world_size, flops, waiting)
@@ -219,13 +214,6 @@ def _describe_length(trainer: L.Trainer, warmup_steps: int) -> str:
     return described + (late if warmup_steps >= steps else "")
 
 
-def _read_out_fraction(batch: Batch) -> float:
-    """The fraction of a batch's tokens whose logits are computed; in classification, one token of each sequence."""
-    if "targets" not in batch:
-        return 1 / batch["inputs"].shape[1]
-    return float((batch["targets"] != IGNORED).float().mean())
-
-
 class TrainingScores(L.Callback):
     """Scores rows of the training split at each validation, to tell memorisation from generalisation.
 
@@ -237,9 +225,6 @@ class TrainingScores(L.Callback):
 
     Attributes:
         metrics: the metrics of the last validation, by name.
-
-    Raises:
-        ArgumentError: `num_rows` is negative.
     """
 
     def __init__(self, num_rows: int = 0) -> None:

@@ -3,8 +3,7 @@
 import csv
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
@@ -48,9 +47,6 @@ class AttentionTelemetry(L.Callback):
         seconds: time spent on measuring, plotting and logging, including the time before a resumption.
         paths: plots of attention maps.
         refusal: why there is nothing to measure, where the attention of the network is of a class without maps.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     def __init__(
@@ -105,64 +101,33 @@ class AttentionTelemetry(L.Callback):
         self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers, data, pl_module.checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure before the first step."""
-        if trainer.global_step == 0 and trainer.is_global_zero and not self.refusal:
-            with self._timed(trainer, pl_module):
-                self._measure(trainer, pl_module, costly=True)
+        if trainer.global_step == 0:
+            self._run(trainer, pl_module, costly=True)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        due = trainer.global_step and trainer.global_step % self.every_n_steps == 0
-        if due and trainer.is_global_zero and not self.refusal:
-            with self._timed(trainer, pl_module):
-                self._measure(trainer, pl_module)
+        if trainer.global_step and trainer.global_step % self.every_n_steps == 0:
+            self._run(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.sanity_checking or not trainer.is_global_zero or self.refusal:
-            return
-        assert isinstance(pl_module, TrainingModule)
-        with self._timed(trainer, pl_module):
-            measures, step = self._measure(trainer, pl_module, costly=True), pl_module.step
-            for name, picture in self.probing.pictures(trainer, pl_module).items():
-                self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
-            picture = analysis.measure_maps(
-                measures.values,
-                analysis.MEANINGS | analysis.CROSS_MEANINGS,
-                [list(map(analysis.head_label, layer)) for layer in measures.names],
-                f"Measures of each head after {count(step, 'step')}",
-                list(map(analysis.layer_label, measures.layers)),
-                self.probing.num_keys,
-                analysis.ablated_maps(pl_module.network),
-            )
-            self.log.picture(step, "measures", "measures", picture)
-            self.log.heads(step, measures, self.detector.traits)
-            if trainer.state.fn == TrainerFn.FITTING:
-                self.log.events(step, self.detector.events)
+        if not trainer.sanity_checking:
+            self._run(trainer, pl_module, costly=True, plots=True)
 
-    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, costly: bool = False) -> analysis.HeadMeasures:
-        """Measure and log once for each step; a second time if only then the costly measures are asked for."""
-        assert isinstance(pl_module, TrainingModule)
-        step = pl_module.step
-        if self.latest is not None and self.latest[0] == step and self.latest[1] >= costly:
-            return self.latest[2]
-        measures = self.probing.measure(trainer, pl_module, costly)
-        self.latest, self.num_measurements = (step, costly, measures), self.num_measurements + 1
-        self.log.scalars(step, measures)
-        places = [analysis.split_name(layer) for layer in measures.layers]
-        self.detector.observe(step, measures.names, measures.values, places)
-        return measures
-
-    @contextmanager
-    def _timed(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[None]:
-        """Add the time of the block to `seconds`, and exclude it from the training speed.
+    def _run(self, trainer: L.Trainer, pl_module: L.LightningModule, costly: bool = False, plots: bool = False) -> None:
+        """Measure, and plot if asked to, in the first process; the time does not count as training time.
 
         A network without attention maps is measured no more.
         """
+        assert isinstance(pl_module, TrainingModule)
+        if self.refusal or not trainer.is_global_zero:
+            return
         synchronize(pl_module.device)
         start = time.perf_counter()
         try:
-            yield
+            measures = self._measure(trainer, pl_module, costly)
+            if plots:
+                self._write(trainer, pl_module, measures)
         except NoMapsError as error:
             self.refusal = str(error)
             print(f"No attention heads are measured: {error}", file=sys.stderr)
@@ -172,6 +137,37 @@ class AttentionTelemetry(L.Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
                 callback.exclude(spent)
+
+    def _measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
+        """Measure and log once for each step; a second time if only then the costly measures are asked for."""
+        step = module.step
+        if self.latest is not None and self.latest[0] == step and self.latest[1] >= costly:
+            return self.latest[2]
+        measures = self.probing.measure(trainer, module, costly)
+        self.latest, self.num_measurements = (step, costly, measures), self.num_measurements + 1
+        self.log.scalars(step, measures)
+        places = [analysis.split_name(layer) for layer in measures.layers]
+        self.detector.observe(step, measures.names, measures.values, places)
+        return measures
+
+    def _write(self, trainer: L.Trainer, module: TrainingModule, measures: analysis.HeadMeasures) -> None:
+        """Write the plots and tables of a validation."""
+        step = module.step
+        for name, picture in self.probing.pictures(trainer, module).items():
+            self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
+        picture = analysis.measure_maps(
+            measures.values,
+            analysis.MEANINGS | analysis.CROSS_MEANINGS,
+            [list(map(analysis.head_label, layer)) for layer in measures.names],
+            f"Measures of each head after {count(step, 'step')}",
+            list(map(analysis.layer_label, measures.layers)),
+            self.probing.num_keys,
+            analysis.ablated_maps(module.network),
+        )
+        self.log.picture(step, "measures", "measures", picture)
+        self.log.heads(step, measures, self.detector.traits)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.log.events(step, self.detector.events)
 
 
 class HeadLog:
@@ -185,8 +181,8 @@ class HeadLog:
     All heads share an image and a table: Weights & Biases shows at most 108 images per key.
 
     Args:
-        folder: the run's folder.
-        loggers: the run's loggers.
+        folder: of the run.
+        loggers: of the run.
         data: the name of the data and its split, for the plots.
         checkpoint: the evaluated checkpoint, which plots name; None to name the folder of the run instead.
     """
