@@ -109,18 +109,14 @@ class Checkpoints(Checkpoint):
             trainer._signal_connector.received_sigterm = False
             self._receive(signal.SIGTERM, None)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Restore the random state of the saved run before the first batch."""
         self.num_begun += 1
         if self.random_state is not None:
             restore_random_state(self.random_state)
             self.random_state = None
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Stop after a signal, but not while gradients are accumulated, since a checkpoint does not contain them."""
         if cast(TrainingModule, pl_module).step_targets:
             return

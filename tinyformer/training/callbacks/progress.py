@@ -66,9 +66,7 @@ class StepProgress(ProgressBar):
             )
             self.progress.start()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self.progress is not None:
             self.progress.update(self.task, completed=trainer.global_step, status=self._status(trainer))
         elif time.monotonic() - self.shown >= self.interval and (self.in_notebook or self.report.latest):

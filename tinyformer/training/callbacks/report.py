@@ -121,9 +121,7 @@ class Report(L.Callback):
         if self._pause is None:
             self._since[0] += seconds
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Restart the clock: by now other callbacks, such as telemetry, have finished their work after validation."""
         if self._pause is not None:
             self._since += _clock(trainer) - self._pause

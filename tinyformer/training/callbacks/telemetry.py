@@ -104,9 +104,7 @@ class AttentionTelemetry(L.Callback):
         if trainer.global_step == 0:
             self._run(trainer, pl_module, costly=True)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if trainer.global_step and trainer.global_step % self.every_n_steps == 0:
             self._run(trainer, pl_module)
 
