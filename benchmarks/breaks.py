@@ -250,7 +250,7 @@ BREAKS = (
         "tasks/causal_lm.py",
         "bits / split.num_bytes",
         "bits / split.num_characters",
-        ("tests/training/test_module.py", "tests/tasks/test_causal_lm.py"),
+        ("tests/tasks/test_causal_lm.py",),
     ),
     Break(
         "all_positions_hidden_at_once",

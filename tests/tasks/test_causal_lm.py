@@ -74,6 +74,8 @@ def test_metrics_by_hand(num_unknown, scored, bits, shown):
         "perplexity": pytest.approx(math.exp(2)),
         "bits_per_byte": None if bits is None else pytest.approx(bits),
     }
+    large = CausalLM().metrics(SUMS | {"nats": torch.tensor(1e6)}, split)
+    assert math.isfinite(large["perplexity"])
     assert CausalLM().describe(metrics, split) == {
         "perplexity": "7.39",
         "bits per byte": shown,
