@@ -371,7 +371,7 @@ BREAKS = (
         "training/schedules.py",
         "(step + 1) / (self.warmup_steps + 1)",
         "step / (self.warmup_steps + 1)",
-        ("tests/training/test_schedules.py",),
+        ("tests/training/test_optimizers.py", "-k", "by_hand"),
     ),
     # checkpoints, generation, the model in Python
     Break(
