@@ -57,8 +57,8 @@ def stop(trainer):
     trainer.should_stop = True
 
 
-def interrupt(step):
-    return Do(step, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+def interrupt(step, hook="on_train_batch_end"):
+    return Do(step, lambda trainer: os.kill(os.getpid(), signal.SIGTERM), hook)
 
 
 ENDS = {
@@ -109,7 +109,21 @@ def test_a_run_stopped_after_any_step_continues_with_the_same_batches(tmp_path, 
         assert first.rates + rest.rates == whole.rates, step
         assert sorted({*first.validated, *rest.validated}) == sorted({*whole.validated}), step
         assert load_checkpoint(ended.last).step == last
-        assert all(torch.equal(*pair) for pair in zip(module.parameters(), resumed.parameters(), strict=True))
+        assert all(map(torch.equal, module.parameters(), resumed.parameters()))
+
+
+AMID = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_validation_batch_start")
+
+
+@pytest.mark.parametrize("hook", [*AMID, "on_validation_end"])
+def test_a_signal_amid_a_step_or_a_validation_changes_no_weight(tmp_path, hook):
+    """With dropout, whose masks continue the random numbers of the unbroken run; amid accumulated gradients."""
+    settings = {"max_steps": 5, "accumulate_grad_batches": 3, "val_check_interval": 7, "network": {"dropout": 0.2}}
+    _, _, module = run(tmp_path / "whole", **settings)
+    _, checkpoints, _ = run(tmp_path / "broken", interrupt(2, hook), **settings)
+    assert load_checkpoint(checkpoints.last).step == 3
+    _, _, resumed = run(tmp_path / "broken", checkpoint=str(checkpoints.last), **settings)
+    assert all(map(torch.equal, module.parameters(), resumed.parameters()))
 
 
 CHANGED = {

@@ -11,9 +11,8 @@ import torch
 from data.test_pairs import prepared, write
 from matplotlib.image import imread
 
-from tinyformer.analysis import MEASURES, PATTERNS, TRAITS, repeated_tokens
+from tinyformer.analysis import MEASURES, PATTERNS, TRAITS
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMaps, AttentionMask, Scoring, attention_weights, prune_heads
 from tinyformer.training import AttentionTelemetry, RunCSVLogger
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.probing import PairProbing, Sizes
@@ -89,37 +88,6 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
 # What.
 
 
-@pytest.mark.parametrize(("backend", "num_rows"), [("eager", 64), ("sdpa", 5), ("flash", 5)])
-def test_the_measures_are_those_of_the_definition(tmp_path, logger, backend, num_rows):
-    telemetry = AttentionTelemetry(num_windows=3, num_rows=num_rows, num_sequences=2)
-    dropout = {"dropout": 0.5} if backend == "eager" else {}
-    module, data = validate(tmp_path, telemetry, logger, {"backend": backend, **dropout})
-    (windows,) = [batch["inputs"] for batch in data.sample("validation", 3)]
-    found = logged(logger)[0]
-    assert found.keys() == NAMES
-    for tokens, measures in (windows, MEASURES), (repeated_tokens(data.tokenizer.vocab_size, 2, 8), PATTERNS):
-        rows = torch.randperm(16, generator=torch.Generator().manual_seed(0))[:num_rows].sort().values
-        for layer, weights, logits in definition(module.network.eval(), tokens):
-            maps = AttentionMaps(weights[:, :, rows], logits[:, :, rows])
-            for name, measure in measures.items():
-                for head, value in enumerate(measure.compute(maps, rows, tokens).tolist()):
-                    key = f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
-                    assert found[key] == pytest.approx(value, abs=1e-5, nan_ok=True), key
-
-
-@torch.no_grad()
-def definition(network, tokens):
-    """The weights and logits of each layer, by going through the network layer by layer."""
-    mask = AttentionMask(causal=True)
-    x = network.encoder.position(network.encoder.token_embedding(tokens))
-    for index, layer in enumerate(network.encoder.layers):
-        q, k, _ = layer.attention.project(layer.attention_norm(x))
-        scale = layer.attention.score.scale
-        hidden = ~torch.ones(16, 16, dtype=torch.bool).tril()
-        yield index, attention_weights(q, k, mask, Scoring(scale)), (scale * q @ k.mT).masked_fill(hidden, -math.inf)
-        x = layer(x, mask)
-
-
 def test_measures_are_computed_in_fp32_under_mixed_precision(tmp_path, logger):
     """bf16 has 8 bits: a value that was computed in it would not change when rounded to it."""
     validate(tmp_path, AttentionTelemetry(), logger, precision="bf16-mixed")
@@ -141,15 +109,6 @@ def test_the_first_pair_that_fits_is_plotted_or_else_the_shortest(tmp_path, num_
     """The tokens that end the texts included, (ab, x) has 3 and 2, and (h, u) has 2 and 2."""
     probing = PairProbing(prepared(tmp_path, write(tmp_path)), "train", Sizes(4, 4, 1, 1, None, num_tokens))
     assert probing.tokenizer.decode(probing.shown.source[0].tolist()[:-1]) == source
-
-
-def test_pruned_heads_have_no_measures(tmp_path, logger):
-    module = make_module(make_data(tmp_path))
-    prune_heads(module.network.attentions()[0], [1, 2])
-    make_trainer(tmp_path, [AttentionTelemetry()], [logger]).fit(module, datamodule=module.data)
-    gone = {name for name in NAMES if name.startswith(("attention/layer_00/head_01/", "attention/layer_00/head_02/"))}
-    assert logged(logger)[6].keys() == NAMES - gone
-    assert [row["head"] for row in table(tmp_path / "attention" / "heads.csv")] == ["00", "03", "00", "01", "02", "03"]
 
 
 def test_plots_number_heads_as_the_atlas_does_and_hatch_ablated_ones(tmp_path, monkeypatch):
