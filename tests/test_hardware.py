@@ -1,4 +1,4 @@
-"""Devices, precisions and memory."""
+"""Devices, precisions, memory, and the peak speed of a device: by its name, or measured."""
 
 import subprocess
 import sys
@@ -6,13 +6,26 @@ import sys
 import pytest
 import torch
 
+from tinyformer import hardware
 from tinyformer.errors import ArgumentError
-from tinyformer.hardware import compute_dtype, has_native_bf16, resolve_device, resolve_precision
+from tinyformer.hardware import (
+    Peak,
+    compute_dtype,
+    has_native_bf16,
+    known_flops,
+    matmul_peak,
+    measured_flops,
+    resolve_device,
+    resolve_precision,
+)
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CPU = torch.device("cpu")
 
 
 def test_the_dtype_of_a_precision():
-    half = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "16-mixed": torch.float16, 16: torch.float16}
-    for precision, dtype in (half | {"64-true": torch.float64, None: torch.float32}).items():
+    half = {"bf16-mixed": BF16, "bf16-true": BF16, "16-mixed": FP16, 16: FP16}
+    for precision, dtype in (half | {"64-true": torch.float64, None: FP32}).items():
         assert compute_dtype(precision) == dtype
 
 
@@ -26,27 +39,23 @@ def test_auto_precision_is_bf16_if_the_hardware_has_it(native_bf16, native, prec
 
 
 @pytest.mark.parametrize(("cuda", "mps", "device"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")])
-def test_auto_device_is_the_fastest(monkeypatch, cuda, mps, device):
+def test_auto_device_is_the_fastest_and_a_missing_one_is_refused(monkeypatch, cuda, mps, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert resolve_device("auto") == device
     assert resolve_device("cpu") == "cpu"
     if device != "cpu":
         assert resolve_device("gpu") == device
-
-
-@pytest.mark.parametrize("accelerator", ["gpu", "mps"])
-def test_a_missing_device_is_refused(monkeypatch, accelerator):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ArgumentError, match=rf"^accelerator='{accelerator}': .*; accelerator='cpu' works\.$"):
-        resolve_device(accelerator)
+        return
+    for accelerator in ("gpu", "mps"):
+        with pytest.raises(ArgumentError, match=rf"^accelerator='{accelerator}': .*; accelerator='cpu' works\.$"):
+            resolve_device(accelerator)
 
 
 STEPS_AFTER_STEPS = """
 import resource
 import torch
-from tinyformer.memory import keep_freed_memory
+from tinyformer.hardware import keep_freed_memory
 
 if {keep}:
     keep_freed_memory()
@@ -69,3 +78,61 @@ def test_freed_memory_is_reused_without_page_faults():
     programs = (STEPS_AFTER_STEPS.format(keep=keep) for keep in (False, True))
     returned, kept = (int(subprocess.check_output([sys.executable, "-c", program])) for program in programs)
     assert kept < returned / 5
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "has_tf32", "tera"),
+    [
+        ("NVIDIA H200", BF16, False, 989.5),
+        ("NVIDIA H100 PCIe", FP16, False, 756),
+        ("NVIDIA A100-PCIE-40GB", FP32, True, 156),
+        ("NVIDIA A100-PCIE-40GB", FP32, False, 19.5),
+        ("NVIDIA L4", BF16, False, 121),
+        ("NVIDIA L40S", FP32, True, 183),
+        ("NVIDIA GeForce RTX 4090", FP16, False, 165.2),
+        ("Tesla V100-SXM2-16GB", FP32, True, 15.7),  # it has no TF32,
+        ("Tesla T4", BF16, True, None),  # and no bf16
+        ("NVIDIA H200", torch.float64, True, None),
+        ("NVIDIA A10G", BF16, True, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", BF16, True, None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", BF16, True, None),
+    ],
+)
+def test_listed_gpus_are_found_by_their_names(name, dtype, has_tf32, tera):
+    assert known_flops(name, dtype, has_tf32) == (None if tera is None else 1e12 * tera)
+
+
+def test_a_peak_is_measured_once(monkeypatch):
+    matmul_peak.cache_clear()
+    calls = []
+    monkeypatch.setattr(hardware, "measured_flops", lambda *case: calls.append(case) or 4.3e11)
+    found = [matmul_peak(CPU, FP32), matmul_peak(CPU, FP32), matmul_peak(CPU, BF16)]
+    matmul_peak.cache_clear()
+    assert calls == [(CPU, FP32), (CPU, BF16)]
+    assert str(found[0]) == "a measured peak of 0.43 TFLOP/s"
+    assert str(Peak(9.895e14, "NVIDIA H200's peak of")) == "NVIDIA H200's peak of 990 TFLOP/s"
+
+
+def test_measuring_takes_little_time_on_a_slow_machine(monkeypatch):
+    """On a machine that multiplies at 1 GFLOP/s."""
+    sizes, now = [], [0.0]
+
+    def seconds(factor):
+        sizes.append(len(factor))
+        now[0] += 2 * len(factor) ** 3 / 1e9
+        return 2 * len(factor) ** 3 / 1e9
+
+    monkeypatch.setattr(hardware, "_seconds_of_product", seconds)
+    monkeypatch.setattr(hardware.time, "perf_counter", lambda: now[0])
+    assert measured_flops(CPU, FP32) == pytest.approx(1e9)
+    assert set(sizes) == {256}
+    assert now[0] < 0.3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_no_gpu_is_faster_than_its_datasheet():
+    known = known_flops(torch.cuda.get_device_name(), BF16, has_tf32=False)
+    measured = measured_flops(torch.device("cuda", 0), BF16)
+    assert measured > 1e12
+    assert known is None or 0.3 * known < measured < 1.1 * known

@@ -1,15 +1,53 @@
-"""The machine: devices, precisions and memory."""
+"""The machine: devices, precisions, memory, and the peak speed of matrix products."""
 
+import ctypes
+import functools
 import platform
 import re
 import resource
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tinyformer.errors import ArgumentError, require_choice
+
+TFLOPS: dict[str, tuple[float, float | None, float]] = {
+    # half precision, TF32 and FP32
+    r"B200": (2250, 1125, 75),
+    r"H200 NVL": (835.5, 417.5, 60),
+    r"H200": (989.5, 494.5, 67),
+    r"H100 PCIe": (756, 378, 51),
+    r"H100 NVL": (835.5, 417.5, 60),
+    r"H100 80GB HBM3": (989.5, 494.5, 67),
+    r"A100": (312, 156, 19.5),
+    r"A40": (149.7, 74.8, 37.4),
+    r"A30": (165, 82, 10.3),
+    r"A10": (125, 62.5, 31.2),
+    r"L40S": (362, 183, 91.6),
+    r"L40": (181, 90.5, 90.5),
+    r"L4": (121, 60, 30.3),
+    r"RTX A6000": (154.8, 77.4, 38.7),
+    r"RTX 4090$": (165.2, 82.6, 82.6),
+    r"RTX 3090$": (71, 35.6, 35.6),
+    r"V100S-PCIE": (130, None, 16.4),
+    r"V100-PCIE": (112, None, 14),
+    r"V100-SXM2": (125, None, 15.7),
+    r"T4": (65, None, 8.1),
+}
+"""Peak TFLOP/s by a pattern for CUDA's name of the GPU; the first that matches counts.
+
+For dense products accumulated in fp32, as torch computes them: half of the sparse figures. Sources: NVIDIA's
+datasheets; for GeForce and the RTX A6000 the whitepapers of their architectures (GA102, Ada). Lightning's table
+(`lightning.fabric.utilities.throughput`) has sparse figures for some GPUs, and lacks tensor cores for others.
+"""
+
+MEASURED_SECONDS = 0.2
+"""Time after which no further product is measured."""
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
 
 
 def has_native_bf16(device: str) -> bool:
@@ -25,7 +63,7 @@ def resolve_device(accelerator: str) -> str:
     """The device type that Lightning's `accelerator` stands for on this machine.
 
     Raises:
-        ArgumentError: it is unknown, or asks for a GPU on a machine that has none.
+        ArgumentError: it is unknown, or the machine does not have it.
     """
     require_choice("accelerator", accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
@@ -79,3 +117,86 @@ def free_memory(device: str) -> int | None:
     file = Path("/proc/meminfo")  # MemAvailable is Linux's estimate, which counts caches that it can drop
     available = re.search(r"^MemAvailable: +(\d+) kB", file.read_text(), re.MULTILINE) if file.exists() else None
     return 1024 * int(available[1]) if available else None
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory of freed CPU tensors for those of the next step.
+
+    Each step allocates the blocks that the previous one freed. glibc returns large ones to the system, and every 4 KiB
+    page of the next block costs a page fault: a tenth of a bf16 step of 6 layers of width 384, two thirds of eager
+    attention over 512 tokens. Other C libraries are left as they are.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.mallopt(M_MMAP_MAX, 0)  # take blocks of any size from the heap,
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never shrink it,
+        libc.mallopt(M_TOP_PAD, 64 * 1024**2)  # and grow it by at least 64 MiB
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished its work."""
+    if device.type in ("cuda", "mps"):
+        torch.get_device_module(device).synchronize()
+
+
+class Peak(NamedTuple):
+    """The peak speed of matrix products, to which model FLOPs utilisation (MFU) is relative.
+
+    Attributes:
+        flops: floating-point operations per second.
+        source: where the figure comes from, in the words of the run's summary.
+    """
+
+    flops: float
+    source: str
+
+    def __str__(self) -> str:
+        tera = self.flops / 1e12
+        return f"{self.source} {tera:,.0f} TFLOP/s" if tera >= 100 else f"{self.source} {tera:.3g} TFLOP/s"
+
+
+@functools.cache
+def matmul_peak(device: torch.device, dtype: torch.dtype) -> Peak:
+    """The peak speed of matrix products of a dtype: from `TFLOPS`, or measured if the device is not listed."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        known = known_flops(name, dtype, torch.get_float32_matmul_precision() != "highest")
+        if known is not None:
+            return Peak(known, f"{name}'s peak of")
+    return Peak(measured_flops(device, dtype), "a measured peak of")
+
+
+def known_flops(name: str, dtype: torch.dtype, has_tf32: bool) -> float | None:
+    """FLOP/s of the GPU with a name according to its datasheet, where fp32 may use TF32; None if it is not listed."""
+    row = next((row for part, row in TFLOPS.items() if re.search(rf"\b{part}\b", name)), None)
+    if row is None or "MIG" in name:  # a slice of a GPU, whose name contains that of the whole
+        return None
+    half, tf32, fp32 = row
+    peak = {torch.float16: half, torch.float32: (has_tf32 and tf32) or fp32}.get(dtype)
+    if dtype == torch.bfloat16 and tf32:  # tensor cores without TF32 compute fp16 but not bf16
+        peak = half
+    return None if peak is None else 1e12 * peak
+
+
+def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of the fastest product of square matrices, in sizes that double while there is time."""
+    generator = torch.Generator(device).manual_seed(0)  # leaves the random state of training alone
+    best, size, start = 0.0, 256, time.perf_counter()
+    while time.perf_counter() - start < MEASURED_SECONDS:
+        factor = torch.rand(size, size, device=device, generator=generator).to(dtype)
+        torch.mm(factor, factor)  # a warm-up
+        seconds = min(_seconds_of_product(factor) for _ in range(3))
+        best = max(best, 2 * size**3 / seconds)
+        # Double the size takes 8 times as long, for 4 products. If there is no time for that, measure the same size
+        # once more: another process may have slowed this one down.
+        if time.perf_counter() - start + 32 * seconds <= MEASURED_SECONDS:
+            size *= 2
+    return best
+
+
+def _seconds_of_product(factor: torch.Tensor) -> float:
+    synchronize(factor.device)
+    start = time.perf_counter()
+    torch.mm(factor, factor)
+    synchronize(factor.device)
+    return time.perf_counter() - start

@@ -53,21 +53,6 @@ def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_resumed(pro
     assert (refused.code, refused.err.startswith("Error: resume=")) == (2, True), refused.err
 
 
-@pytest.mark.slow
-def test_a_run_killed_after_its_last_step_is_scored(program: Program, book: Path) -> None:
-    assert program("train.py", LONG, "trainer.max_steps=4").code == 0
-    expected = results_of("run")
-    Path("run/results.json").unlink()
-    ended = program("train.py", "resume=run")
-    assert ended.code == 0, ended.err
-    results = results_of("run")
-    assert results["steps"] == 4
-    for key in ("val/loss", "best/val/loss", "train/loss", "val/num_tokens", "num_parameters"):
-        assert results[key] == pytest.approx(expected[key], rel=1e-6), key
-    refused = program("train.py", "resume=run")
-    assert (refused.code, "trainer.max_steps=8" in refused.err) == (2, True)
-
-
 class Killed(BaseException):
     pass
 
@@ -136,40 +121,6 @@ def test_a_run_killed_between_any_two_writes_ends_as_an_unbroken_one(
         assert measured("run") == measured("unbroken"), written[number]
         best = [load_checkpoint(f"{run}/checkpoints/best.ckpt").step for run in ("run", "unbroken")]
         assert best[0] == best[1], written[number]
-
-
-SIGNALLER = """
-import os, signal, lightning as L
-class Signaller(L.Callback):
-    def __init__(self, hook, step):
-        self.hook, self.step = hook, step
-        setattr(self, hook, self.send)
-    def send(self, trainer, *args, **kwargs):
-        if trainer.global_step == self.step and not os.path.exists("sent"):
-            open("sent", "w").close()
-            os.kill(os.getpid(), signal.SIGTERM)
-"""
-SLOW_HOOKS = ("on_before_optimizer_step", "on_before_backward", "on_validation_end")
-HOOKS = ["on_validation_batch_start", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_HOOKS)]
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_signal_at_any_point_of_a_step_changes_no_weight(
-    hook: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Amid validation, amid accumulated gradients, and before the optimizer."""
-    Path("signaller.py").write_text(SIGNALLER)
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    accumulated = f"{LONG} model.dropout=0.2 trainer.accumulate_grad_batches=3 trainer.val_check_interval=7"
-    assert program("train.py", accumulated.replace("dir=run", "dir=unbroken"), "trainer.max_steps=9").code == 0
-    sender = f"+callbacks.s={{_target_:signaller.Signaller,hook:{hook},step:2}}"
-    ended = program("train.py", accumulated, "trainer.max_steps=9", sender)
-    assert ended.code == 128 + signal.SIGTERM, ended.err
-    assert 2 <= load_checkpoint(CHECKPOINTS / "last.ckpt").step <= 3
-    resumed = program("train.py", "resume=run", sender)
-    assert resumed.code == 0, resumed.err
-    unbroken, resumed_weights = weights_of("unbroken"), weights_of("run")
-    assert all(torch.equal(unbroken[name], resumed_weights[name]) for name in unbroken)
 
 
 USED = {

@@ -9,13 +9,13 @@ from analysis.subjects import TOKENIZER, make_subject
 from matplotlib.image import imread
 from nn.model_cases import make_transformer
 
+from tinyformer import analysis
 from tinyformer.analysis import Findings, HeadMaps, HeadRelations, head_maps
 from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
 from tinyformer.data import CharTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.run import analysis_run
 from tinyformer.run.analysis_run import describe_subject, keep_findings
-from tinyformer.training.callbacks import head_log
-from tinyformer.training.callbacks.head_log import HeadLog
+from tinyformer.training.callbacks.telemetry import HeadLog
 
 PICTURE = head_maps([torch.eye(4)[None]], list("abcd"), "Attention maps")
 
@@ -41,7 +41,7 @@ def test_a_saved_picture_has_a_line_above_it(tmp_path, save):
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_pictures_of_telemetry_name_the_checkpoint_of_an_evaluation(tmp_path, monkeypatch, evaluated):
     lines = []
-    monkeypatch.setattr(head_log, "save_png", lambda picture, path, line: lines.append(line))
+    monkeypatch.setattr(analysis, "save_png", lambda picture, path, line: lines.append(line))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run" / "last.ckpt" if evaluated else None
     HeadLog(tmp_path / "folder", [], "text, validation split", path).picture(7, "maps", "step", PICTURE)
@@ -55,8 +55,8 @@ def test_pictures_of_a_text_name_it_in_place_of_the_data(tmp_path, monkeypatch):
     facts = {"step": "7", "data": "text, validation split"}
     subject = replace(make_subject(make_transformer()), tokenizer=TOKENIZER, facts=facts)
     given = HeadMaps("a\ncab " * 40, num_windows=1, importance=False)
-    for analysis in (given, HeadMaps(num_windows=1, importance=False), HeadRelations("ab cd", [["cd", "ab"]])):
-        keep_findings(analysis(subject, tmp_path), tmp_path, [], facts)
+    for kind in (given, HeadMaps(num_windows=1, importance=False), HeadRelations("ab cd", [["cd", "ab"]])):
+        keep_findings(kind(subject, tmp_path), tmp_path, [], facts)
     beginning = "a cab " * 9 + "a"
     assert lines == [
         f'step 7 · text "{beginning} …"',

@@ -11,7 +11,7 @@ from tasks.fixed import Fixed
 from tinyformer.batch import IGNORED
 from tinyformer.data import TokenSplit
 from tinyformer.nn import AttentionMask
-from tinyformer.tasks import CausalLM, language
+from tinyformer.tasks import CausalLM
 
 # Six tokens of 1, 2, 3, 4, 5 and 6 shares, in log.
 LOGITS = torch.tensor([1.0, 2, 3, 4, 5, 6]).log().expand(1, 4, 6)
@@ -21,7 +21,7 @@ NATS = [math.log(21 / 6), math.log(21 / 2), math.log(21 / 1)]
 
 @pytest.mark.parametrize("max_scores", [2**26, 12, 1])
 def test_loss_nats_and_scores_by_hand(max_scores, monkeypatch):
-    monkeypatch.setattr(language, "MAX_SCORES", max_scores)  # all at once, two targets at once, one
+    monkeypatch.setattr("tinyformer.tasks.task.MAX_SCORES", max_scores)  # all at once, two targets at once, one
     task, network = CausalLM(), Fixed(LOGITS)
     assert task.loss(network, BATCH).item() == pytest.approx(sum(NATS) / 3, rel=1e-6)
     assert network.asked == (BATCH["inputs"], AttentionMask(causal=True))
@@ -74,6 +74,8 @@ def test_metrics_by_hand(num_unknown, scored, bits, shown):
         "perplexity": pytest.approx(math.exp(2)),
         "bits_per_byte": None if bits is None else pytest.approx(bits),
     }
+    large = CausalLM().metrics(SUMS | {"nats": torch.tensor(1e6)}, split)
+    assert math.isfinite(large["perplexity"])
     assert CausalLM().describe(metrics, split) == {
         "perplexity": "7.39",
         "bits per byte": shown,

@@ -4,12 +4,13 @@ import signal
 
 import pytest
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+from tinyformer.training.callbacks.checkpoints import SIGNALS
 
 
 @pytest.fixture(autouse=True)
 def _own_signals():
-    handlers = [signal.getsignal(number) for number in SIGNALS]
+    """Signal handlers as in a terminal: pytest itself may run under `nohup`, or as a background job of a script."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
     yield
-    for number, handler in zip(SIGNALS, handlers, strict=True):
+    for number, handler in before.items():
         signal.signal(number, handler)

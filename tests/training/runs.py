@@ -5,12 +5,16 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from nn.model_cases import make_transformer
 
+from tinyformer.checkpoint.file import FORMAT
 from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine
-from tinyformer.training.loops import FitLoop
+from tinyformer.training.trainer_parts import FitLoop
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
+
+CONTENTS = {"format": FORMAT, "overrides": {"seed": 3}, "tokenizer": "{}", "facts": {"precision": "32-true"}}
+"""What checkpoints of these runs hold."""
 
 QUIET = (
     "ignore:.*does not have many workers",
@@ -21,7 +25,21 @@ QUIET = (
 """What Lightning says about runs this small."""
 
 
+class Do(L.Callback):
+    """Does something in a hook after a step, once."""
+
+    def __init__(self, step, do, hook="on_train_batch_end"):
+        def act(trainer, *args):
+            if trainer.global_step == step and not self.done:
+                self.done = True
+                do(trainer)
+
+        self.done = False
+        setattr(self, hook, act)
+
+
 def make_data(folder, text=TEXT, tokenizer=None, pack="concat", **changes):
+    folder.mkdir(exist_ok=True)
     (folder / "book.txt").write_text(text, encoding="utf-8")
     settings = {"batch_size": 4, "cache_dir": str(folder / "cache"), "test_fraction": 0.0}
     source, windows = TextFiles(str(folder / "book.txt")), WindowFormat(16, pack)
@@ -56,3 +74,12 @@ def make_trainer(folder, callbacks=(), loggers=(), **changes):
     trainer = L.Trainer(**settings | changes, **folders)
     trainer.fit_loop = FitLoop(trainer)
     return trainer
+
+
+def fit(folder, *callbacks, logger=None, checkpoint=None, optimizer=None, network=None, data=None, **settings):
+    """A run: its trainer and its module."""
+    data = make_data(folder, **data or {})
+    module = make_module(data, optimizer, **network or {})
+    trainer = make_trainer(folder, callbacks, [logger] if logger else [], **settings)
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    return trainer, module

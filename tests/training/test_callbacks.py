@@ -15,43 +15,32 @@ from analysis.pair_subjects import loud_encoder_decoder
 from data.test_pairs import prepared, write
 
 from tinyformer.analysis.costs import count_costs
-from tinyformer.checkpoint.file import FORMAT, KEY, load_checkpoint
+from tinyformer.checkpoint.file import KEY, load_checkpoint
 from tinyformer.data import Windows
 from tinyformer.data.batches import loader
-from tinyformer.hardware import peak_memory
+from tinyformer.hardware import Peak, peak_memory
 from tinyformer.tasks import Seq2Seq
 from tinyformer.training import AdamW, RunCSVLogger, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks import progress, report
-from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.checkpoints import SIGNALS, Checkpoints, Interrupted
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
-from tinyformer.training.peak import Peak
-from training.runs import QUIET, make_data, make_module, make_trainer
+from training.runs import CONTENTS, QUIET, Do, fit, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-OVERRIDES = {"model": "nano", "seed": 3}
-CONTENTS = {"format": FORMAT, "overrides": OVERRIDES, "tokenizer": "{}", "facts": {"precision": "32-true"}}
+
+def handlers():
+    return [signal.getsignal(number) for number in SIGNALS]
 
 
-class AtStep(L.Callback):
-    """Does something after a step."""
-
-    def __init__(self, step, do):
-        self.step, self.do = step, do
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.step:
-            self.do()
+def kill(number):
+    return lambda *args: os.kill(os.getpid(), number)
 
 
-def fit(tmp_path, callbacks=(), loggers=(), checkpoint=None, network=None, **trainer):
-    data = make_data(tmp_path)
-    module = make_module(data, **network or {})
-    trainer = make_trainer(tmp_path, callbacks, loggers, **trainer)
-    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-    return trainer, module
+@pytest.fixture
+def logger(tmp_path):
+    return RunCSVLogger(tmp_path / "metrics.csv")
 
 
 # Checkpoints.
@@ -60,36 +49,28 @@ def fit(tmp_path, callbacks=(), loggers=(), checkpoint=None, network=None, **tra
 class FixedScores(L.Callback):
     """Makes validation log these scores, one after the other."""
 
-    def __init__(self, scores, name="val/loss"):
+    def __init__(self, *scores, name="val/loss"):
         self.scores, self.name = iter(scores), name
 
     def setup(self, trainer, module, stage):
         module.on_validation_epoch_end = lambda: module.log(self.name, torch.tensor(next(self.scores)))
 
 
-def test_last_and_best_are_written_and_read_back(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", CONTENTS)
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    _, module = fit(tmp_path, [checkpoints], [logger])
+def test_last_and_best_are_written_and_read_back_and_metrics_before_them(tmp_path, logger):
+    checkpoints, seen = Checkpoints(tmp_path, CONTENTS), []
+    look = Do(5, lambda trainer: seen.extend(RunCSVLogger(logger.path, first_step=100).rows))
+    _, module = fit(tmp_path, Report(), look, checkpoints, logger=logger)
+    assert seen == [2, 3]
     losses = {step: row["val/loss"] for step, row in logger.rows.items() if "val/loss" in row}
     assert list(losses) == [3, 6, 8]  # 8, the last step, is validated too
     last, best = load_checkpoint(checkpoints.last), load_checkpoint(checkpoints.best)
-    assert last.step == 8
-    assert best.step == min(losses, key=losses.get)
+    assert (last.step, best.step) == (8, min(losses, key=losses.get))
     assert checkpoints.best_value == pytest.approx(min(losses.values()))
-    assert last.overrides == OVERRIDES
+    assert last.overrides == CONTENTS["overrides"]
     for name, tensor in module.network.state_dict().items():
         assert torch.equal(last.weights[name], tensor), name
     raw = torch.load(checkpoints.last, weights_only=True)
     assert raw[KEY].keys() == {*CONTENTS, "random_state"}
-
-
-def test_metrics_are_saved_with_each_checkpoint(tmp_path):
-    """They survive if the process is killed afterwards."""
-    path, seen = tmp_path / "metrics.csv", []
-    look = AtStep(5, lambda: seen.extend(RunCSVLogger(path, first_step=100).rows))
-    fit(tmp_path, [Report(), look, Checkpoints(tmp_path, CONTENTS)], [RunCSVLogger(path)])
-    assert seen == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -102,36 +83,24 @@ def test_metrics_are_saved_with_each_checkpoint(tmp_path):
 )
 def test_best_is_the_first_of_the_best_scores(tmp_path, monitor, scores, best_step, best):
     checkpoints = Checkpoints(tmp_path, CONTENTS, monitor, higher_is_better=monitor == "val/accuracy")
-    fit(tmp_path, [FixedScores(scores, monitor), checkpoints])
+    fit(tmp_path, FixedScores(*scores, name=monitor), checkpoints)
     assert load_checkpoint(checkpoints.best).step == best_step
     assert load_checkpoint(checkpoints.last).step == 8
     assert checkpoints.best_value == best
 
 
 def test_a_resumed_run_keeps_the_best_so_far(tmp_path):
-    fit(tmp_path, [FixedScores([1.0]), Checkpoints(tmp_path, CONTENTS)], max_steps=3)
     checkpoints = Checkpoints(tmp_path, CONTENTS)
-    fit(tmp_path, [FixedScores([2.0, 1.5]), checkpoints], checkpoint=str(checkpoints.last))
-    assert load_checkpoint(checkpoints.best).step == 3
-    assert load_checkpoint(checkpoints.last).step == 8
-
-
-@pytest.fixture(autouse=True)
-def _own_signals():
-    """Signal handlers as in a terminal: pytest itself may run under `nohup`, or as a background job of a script."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    fit(tmp_path, FixedScores(1.0), Checkpoints(tmp_path, CONTENTS), max_steps=3)
+    fit(tmp_path, FixedScores(2.0, 1.5), checkpoints, checkpoint=str(checkpoints.last))
+    assert (load_checkpoint(checkpoints.best).step, load_checkpoint(checkpoints.last).step) == (3, 8)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_stops_the_run_with_a_checkpoint(tmp_path, number):
     checkpoints, after = Checkpoints(tmp_path, CONTENTS), []
-    stop = AtStep(3, lambda: os.kill(os.getpid(), number))
-    end = AtStep(3, lambda: after.extend(signal.getsignal(number) for number in SIGNALS))
     with pytest.raises(Interrupted) as caught:
-        fit(tmp_path, [stop, end, checkpoints])
+        fit(tmp_path, Do(3, kill(number)), Do(3, lambda trainer: after.extend(handlers())), checkpoints)
     assert caught.value.signal_number == number
     assert after == [signal.SIG_DFL] * 4  # a second signal would end the process at once
     assert load_checkpoint(checkpoints.last).step == 3
@@ -141,12 +110,9 @@ def test_an_ignored_signal_and_one_after_the_last_step(tmp_path):
     """As under `nohup`; and at the end, where the run has been saved."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     checkpoints = Checkpoints(tmp_path, CONTENTS)
-    ignored = AtStep(3, lambda: os.kill(os.getpid(), signal.SIGHUP))
-    late = AtStep(8, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    ended = FixedScores([1.0, 1.0, 1.0])
-    ended.on_validation_start = lambda trainer, module: late.on_train_batch_end(trainer)
+    late = Do(8, kill(signal.SIGUSR1), "on_validation_start")
     with pytest.raises(Interrupted) as caught:
-        fit(tmp_path, [ignored, ended, checkpoints])
+        fit(tmp_path, Do(3, kill(signal.SIGHUP)), late, checkpoints)
     assert caught.value.signal_number == signal.SIGUSR1
     assert load_checkpoint(checkpoints.last).step == 8
 
@@ -154,13 +120,11 @@ def test_an_ignored_signal_and_one_after_the_last_step(tmp_path):
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
 def test_signal_handlers_are_restored(tmp_path, error):
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    before = [signal.getsignal(number) for number in SIGNALS]
-    during = []
-    watch = AtStep(2, lambda: during.extend(signal.getsignal(number) for number in SIGNALS))
-    fail = AtStep(4, lambda: 1 / 0 if error else None)
+    before, during = handlers(), []
+    fail = Do(4, lambda trainer: 1 / 0 if error else None)
     with pytest.raises(error) if error else nullcontext():
-        fit(tmp_path, [watch, fail, Checkpoints(tmp_path, CONTENTS)])
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+        fit(tmp_path, Do(2, lambda trainer: during.extend(handlers())), fail, Checkpoints(tmp_path, CONTENTS))
+    assert handlers() == before
     assert not set(during) & set(before)
 
 
@@ -197,10 +161,9 @@ class Excluded(L.Callback):
     on_train_start = on_train_batch_end = on_validation_end = _work
 
 
-def test_speed_counts_training_only(tmp_path, monkeypatch):
-    clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
-    reporter = Report()
-    fit(tmp_path, [reporter, clock, Excluded(clock, reporter)], [logger])
+def test_speed_counts_training_only(tmp_path, monkeypatch, logger):
+    clock, reporter = Clock(monkeypatch), Report()
+    fit(tmp_path, reporter, clock, Excluded(clock, reporter), logger=logger)
     speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
     assert (reporter.total.seconds, reporter.total.tokens) == (8, 8 * 64)
@@ -211,23 +174,23 @@ def test_speed_counts_training_only(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("validated", [3, 100])
-def test_steps_after_the_last_report_are_measured_at_the_end(tmp_path, monkeypatch, validated):
+def test_steps_after_the_last_report_are_measured_at_the_end(tmp_path, monkeypatch, logger, validated):
     """Steps take a second each; a run that ends before its first report is measured, too."""
-    clock, reporter, logger = Clock(monkeypatch), Report(), RunCSVLogger(tmp_path / "metrics.csv")
+    clock, reporter = Clock(monkeypatch), Report()
     settings = {"max_steps": 6, "log_every_n_steps": 10, "val_check_interval": validated}
-    fit(tmp_path, [reporter, clock, Excluded(clock, reporter)], [logger], **settings)
+    fit(tmp_path, reporter, clock, Excluded(clock, reporter), logger=logger, **settings)
     assert (reporter.total.seconds, reporter.total.tokens) == (6, 6 * 64)
     assert reporter.latest["throughput/tokens_per_second"] == 64.0
     assert reporter.latest["train/loss"] == pytest.approx(5.5, abs=0.2)  # ln 256 = 5.55
     assert not any("train/loss" in row for row in logger.rows.values())  # a longer run would not have it
-    fit(tmp_path, [reporter := Report()], max_steps=5, log_every_n_steps=2)
+    fit(tmp_path, reporter := Report(), max_steps=5, log_every_n_steps=2)
     assert reporter.total.tokens == 5 * 64
     assert "throughput/mfu" in reporter.latest
 
 
-def test_throughput_by_hand(tmp_path, monkeypatch):
+def test_throughput_by_hand(tmp_path, monkeypatch, logger):
     """Steps take a second each, and reading a batch a quarter of one; measuring the peak does not count."""
-    clock, logger = Clock(monkeypatch), RunCSVLogger(tmp_path / "metrics.csv")
+    clock = Clock(monkeypatch)
     monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     read = Windows.__getitems__
 
@@ -242,7 +205,7 @@ def test_throughput_by_hand(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "matmul_peak", slow_peak)
     monkeypatch.setattr(Windows, "__getitems__", slowly)
     reporter, before = Report(), peak_memory(torch.device("cpu"))
-    _, module = fit(tmp_path, [reporter, clock], [logger], accumulate_grad_batches=2)
+    _, module = fit(tmp_path, reporter, clock, logger=logger, accumulate_grad_batches=2)
     after = peak_memory(torch.device("cpu"))
     flops = 64 * count_costs(module.network).training_flops_per_token
     rows = [row for _, row in sorted(logger.rows.items()) if "train/loss" in row]
@@ -260,15 +223,9 @@ def test_throughput_by_hand(tmp_path, monkeypatch):
     assert reporter.peak.source == "cpu torch.float32"
 
 
-def test_only_logits_that_are_computed_count_as_read_out():
-    batch = {"inputs": torch.zeros(2, 4), "targets": torch.tensor([[-100, 3, -100, -100], [-100, -100, -100, 5]])}
-    assert report._read_out_fraction(batch) == 0.25
-    assert report._read_out_fraction({"inputs": torch.zeros(2, 4), "labels": torch.zeros(2)}) == 0.25
-
-
-def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
+def test_the_loss_is_the_mean_since_the_last_report(tmp_path, logger):
     """With accumulated gradients, it is the mean over batches of the task's loss."""
-    losses, logger, reporter = [], RunCSVLogger(tmp_path / "metrics.csv"), Report()
+    losses, reporter = [], Report()
 
     class Record(L.Callback):
         def setup(self, trainer, module, stage):
@@ -276,7 +233,7 @@ def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
             module.training_step = lambda *args: losses.append((loss := step(*args)).item()) or loss
 
     settings = {"log_every_n_steps": 3, "accumulate_grad_batches": 2, "val_check_interval": 100}
-    fit(tmp_path, [reporter, Record()], [logger], **settings)
+    fit(tmp_path, reporter, Record(), logger=logger, **settings)
     assert [step for step, row in logger.rows.items() if "train/loss" in row] == [3, 6]
     for step in (3, 6):
         batches = losses[(step - 3) * 2 : step * 2]
@@ -288,9 +245,10 @@ def test_the_loss_is_the_mean_since_the_last_report(tmp_path):
 
 def test_tokens_of_all_processes_are_counted_and_the_flops_of_one(tmp_path, monkeypatch):
     alone, two = Report(), Report()
-    fit(tmp_path, [alone])
+    fit(tmp_path, alone)
     monkeypatch.setattr(L.Trainer, "world_size", property(lambda trainer: 2))
-    fit(tmp_path, [two])
+    monkeypatch.setattr(report, "sum_over_processes", lambda values: 2 * values)
+    fit(tmp_path, two)
     assert (alone.total.tokens, two.total.tokens) == (8 * 64, 2 * 8 * 64)
     assert alone.total.flops == two.total.flops
 
@@ -311,15 +269,13 @@ def test_tokens_of_sources_and_of_targets_are_counted(tmp_path):
 
 
 def test_a_file_gets_lines_at_intervals(tmp_path, monkeypatch):
-    reporter = Report()
     ticks = iter(range(10_000))  # the clock advances by a second each time it is read
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
-    stream = StringIO()
+    reporter, stream = Report(), StringIO()
     bar = StepProgress(reporter, interval=4.0, stream=stream)
-    fit(tmp_path, [reporter, bar], enable_progress_bar=True, log_every_n_steps=1, max_steps=20)
-    text = stream.getvalue()
-    assert not re.search(r"[\r\x1b]", text)
-    lines = text.splitlines()
+    fit(tmp_path, reporter, bar, enable_progress_bar=True, log_every_n_steps=1, max_steps=20)
+    assert not re.search(r"[\r\x1b]", stream.getvalue())
+    lines = stream.getvalue().splitlines()
     steps = [int(re.match(r"step (\d+)/20  loss \d+\.\d{3}  ", line)[1]) for line in lines]
     # The clock is read once a step and once a line, so lines are three to four steps apart.
     assert all(second - first >= 3 for first, second in pairwise(steps[:-1]))
@@ -332,5 +288,15 @@ def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     reporter, stream = Report(), StringIO()
-    fit(tmp_path, [reporter, StepProgress(reporter, stream=stream)], enable_progress_bar=True)
+    fit(tmp_path, reporter, StepProgress(reporter, stream=stream), enable_progress_bar=True)
     assert re.search(r"\x1b.*training.*8/8.*loss \d+\.\d{3}", stream.getvalue(), re.DOTALL)
+
+
+def test_a_notebook_gets_one_output_that_is_replaced(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    output = SimpleNamespace(update=lambda bundle, raw: shown.append(bundle))
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw, display_id: shown.append(bundle) or output)
+    fit(tmp_path, reporter := Report(), StepProgress(reporter), enable_progress_bar=True)
+    assert '<progress value="0" max="8"' in shown[0]["text/html"]
+    assert re.fullmatch(r"step 8/8  loss .* tokens/s  0:00 left", shown[-1]["text/plain"])

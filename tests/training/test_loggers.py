@@ -14,42 +14,42 @@ from tinyformer.training.loggers import has_wandb_key
 # The CSV file.
 
 
+def make_logger(path, entries, **options):
+    logger = RunCSVLogger(path, **options)
+    for step, name, value in entries:
+        logger.log_metrics({name: value}, step=step)
+    return logger
+
+
 def test_a_row_for_each_step_and_a_column_for_each_metric(tmp_path):
     logger = RunCSVLogger(tmp_path / "metrics.csv")
     logger.log_metrics({"train/loss": torch.tensor(2.5), "epoch": 0}, step=10)
     logger.log_metrics({"val/loss": 0.1 + 0.2}, step=20)
     logger.log_metrics({"a": 1}, step=10)
     logger.save()
-    header, *lines = (tmp_path / "metrics.csv").read_text().split()
-    assert header == "step,a,train/loss,val/loss"
-    assert lines == ["10,1.0,2.5,", f"20,,,{0.1 + 0.2}"]
+    assert logger.path.read_text().split() == ["step,a,train/loss,val/loss", "10,1.0,2.5,", f"20,,,{0.1 + 0.2}"]
 
 
-def test_a_resumed_run_continues_from_its_step(tmp_path):
+def test_a_resumed_run_continues_from_its_step_without_a_truncated_line(tmp_path):
     path = tmp_path / "metrics.csv"
-    logger = RunCSVLogger(path)
-    for step in (10, 20, 30):
-        logger.log_metrics({"loss": step / 10}, step=step)
-    logger.finalize("success")
+    make_logger(path, [(step, "loss", step / 10) for step in (10, 20, 30)]).finalize("success")
+    with path.open("a") as file:
+        file.write("4")
     assert RunCSVLogger(path).rows == {}
-    resumed = RunCSVLogger(path, first_step=20)
-    resumed.log_metrics({"loss": 9.0, "new": 4.0}, step=30)
-    resumed.log_metrics({"new": 5.0}, step=20)
-    resumed.save()
+    assert list(RunCSVLogger(path, first_step=100).rows) == [10, 20, 30]
+    make_logger(path, [(30, "loss", 9.0), (30, "new", 4.0), (20, "new", 5.0)], first_step=20).save()
     assert path.read_text().split() == ["step,loss,new", "10,1.0,", "20,2.0,5.0", "30,9.0,4.0"]
 
 
 def test_the_file_is_written_atomically(tmp_path, monkeypatch):
-    path = tmp_path / "metrics.csv"
-    logger = RunCSVLogger(path)
-    logger.log_metrics({"loss": 1.0}, step=1)
+    logger = make_logger(tmp_path / "metrics.csv", [(1, "loss", 1.0)])
     logger.save()
-    before = path.read_bytes()
-    logger.log_metrics({"loss": 2.0}, step=2)
+    before = logger.path.read_bytes()
+    logger.log_metrics({"other": 2.0}, step=2)
     monkeypatch.setattr(csv.DictWriter, "writerows", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         logger.save()
-    assert path.read_bytes() == before
+    assert logger.path.read_bytes() == before
     monkeypatch.undo()
     logger.save()
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
@@ -57,24 +57,16 @@ def test_the_file_is_written_atomically(tmp_path, monkeypatch):
 
 def test_saving_often_and_once_write_the_same(tmp_path):
     """New steps are appended; a new metric, or another one for an old step, rewrites the file."""
-    often, once = (RunCSVLogger(tmp_path / f"{name}.csv") for name in ("often", "once"))
     entries = [(1, "a", 1.0), (2, "a", 2.0), (3, "b", 3.0), (4, "a", 4.0), (2, "b", 5.0), (5, "a", 6.0), (5, "a", 7.0)]
-    inodes = []
+    often, once, inodes = RunCSVLogger(tmp_path / "often.csv"), make_logger(tmp_path / "once.csv", entries), []
     for step, name, value in entries:
-        for logger in (often, once):
-            logger.log_metrics({name: value}, step=step)
+        often.log_metrics({name: value}, step=step)
         often.save()
-        inodes.append((tmp_path / "often.csv").stat().st_ino)
+        inodes.append(often.path.stat().st_ino)
     once.save()
-    assert (tmp_path / "often.csv").read_text() == (tmp_path / "once.csv").read_text()
-    appended = [one == next_one for one, next_one in pairwise(inodes)]
+    assert often.path.read_text() == once.path.read_text()
+    appended = [inode == following for inode, following in pairwise(inodes)]
     assert appended == [True, False, True, False, True, False]
-
-
-def test_a_truncated_line_is_ignored(tmp_path):
-    path = tmp_path / "metrics.csv"
-    path.write_text("step,loss\n10,1.0\n20,2.0\n3")
-    assert list(RunCSVLogger(path, first_step=100).rows) == [10, 20]
 
 
 # The key.

@@ -12,11 +12,11 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from tinyformer import files
 from tinyformer.checkpoint.file import load_checkpoint, load_newest
+from tinyformer.training import AdamW, MuonWithAdamW
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
-from tinyformer.training.checkpoint_io import WholeCheckpointIO
-from training.runs import QUIET, TEXT, make_data, make_module, make_trainer
-from training.test_callbacks import CONTENTS
+from tinyformer.training.trainer_parts import WholeCheckpointIO
+from training.runs import CONTENTS, QUIET, TEXT, Do, fit
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
@@ -29,6 +29,9 @@ class Trace(L.Callback):
     def __init__(self):
         self.batches, self.validated, self.rates, self.steps = [], [], [], []
 
+    def setup(self, trainer, module, stage):
+        self.module = module
+
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         self.batches.append((tuple(batch["inputs"].flatten().tolist()), float(outputs["loss"])))
         self.steps.append(trainer.global_step)
@@ -40,53 +43,36 @@ class Trace(L.Callback):
         self.validated.append(trainer.global_step)
 
 
-class Do(L.Callback):
-    """Does something in a hook after a step, once."""
-
-    def __init__(self, hook, step, do):
-        def act(trainer, *args):
-            if trainer.global_step == step and not self.done:
-                self.done = True
-                do(trainer)
-
-        self.done = False
-        setattr(self, hook, act)
-
-
-def fit(folder, *callbacks, checkpoint=None, batch_size=4, **settings):
-    """A run with five batches an epoch: its trace, and its checkpoints."""
-    folder.mkdir(exist_ok=True)
-    data = make_data(folder, TEXT[:400], batch_size=batch_size, validation_fraction=0.1)
-    module, trace = make_module(data), Trace()
-    checkpoints = Checkpoints(folder, CONTENTS)
-    settings = {
-        "max_steps": -1,
-        "val_check_interval": 3,
-        "limit_val_batches": None,
-        "plugins": WholeCheckpointIO(),
-    } | settings
-    trainer = make_trainer(folder, [trace, Report(), *callbacks, checkpoints], **settings)
+def run(folder, *callbacks, batch_size=4, **settings):
+    """A run with five batches an epoch: its trace, its checkpoints, and its module."""
+    trace, checkpoints = Trace(), Checkpoints(folder, CONTENTS)
+    data = {"text": TEXT[:400], "batch_size": batch_size, "validation_fraction": 0.1}
+    usual = {"max_steps": -1, "limit_val_batches": None, "plugins": WholeCheckpointIO(), "data": data}
     with contextlib.suppress(Interrupted):
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-    return trace, checkpoints, module
+        fit(folder, trace, Report(), *callbacks, checkpoints, **usual | settings)
+    return trace, checkpoints, trace.module
 
 
 def stop(trainer):
     trainer.should_stop = True
 
 
+def interrupt(step, hook="on_train_batch_end"):
+    return Do(step, lambda trainer: os.kill(os.getpid(), signal.SIGTERM), hook)
+
+
 ENDS = {
-    "after a batch": Do("on_train_batch_end", 1, stop),
-    "before a batch": Do("on_train_batch_start", 2, stop),
-    "after a validation": Do("on_validation_end", 1, stop),
-    "after an epoch": Do("on_train_epoch_end", 1, stop),
+    "after a batch": Do(1, stop),
+    "before a batch": Do(2, stop, "on_train_batch_start"),
+    "after a validation": Do(1, stop, "on_validation_end"),
+    "after an epoch": Do(1, stop, "on_train_epoch_end"),
     "early stopping": EarlyStopping("val/loss", stopping_threshold=1e9),
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_ends_with_a_whole_step_that_is_validated_and_saved(tmp_path, end):
-    trace, checkpoints, module = fit(tmp_path, ENDS[end], accumulate_grad_batches=3, val_check_interval=4)
+    trace, checkpoints, module = run(tmp_path, ENDS[end], accumulate_grad_batches=3, val_check_interval=4)
     last = load_checkpoint(checkpoints.last)
     assert len(trace.batches) % 3 == 0
     assert last.step == trace.steps[-1] == trace.validated[-1] == len(trace.batches) // 3
@@ -107,43 +93,59 @@ LIMITS = {
 GRID = [(limit, accumulated) for limit in LIMITS for accumulated in (1, 3) if (limit, accumulated) != ("epochs", 3)]
 
 
-@pytest.mark.parametrize(("limit", "accumulated"), [("epochs", 3), *(pytest.param(*one, marks=SLOW) for one in GRID)])
+@pytest.mark.parametrize(("limit", "accumulated"), [("epochs", 3), *(pytest.param(*case, marks=SLOW) for case in GRID)])
 def test_a_run_stopped_after_any_step_continues_with_the_same_batches(tmp_path, limit, accumulated):
-    settings = LIMITS[limit] | {"accumulate_grad_batches": accumulated}
-    whole, checkpoints, module = fit(tmp_path / "whole", **settings)
+    optimizer = AdamW() if accumulated == 1 else MuonWithAdamW()
+    settings = LIMITS[limit] | {"accumulate_grad_batches": accumulated, "optimizer": optimizer}
+    whole, checkpoints, module = run(tmp_path / "whole", **settings)
     last = whole.steps[-1]
     assert whole.validated[-1] == last
     assert load_checkpoint(checkpoints.last).step == last
     for step in range(1, last + 1):
-        interrupt = Do("on_train_batch_end", step, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
-        first, _, _ = fit(tmp_path / "broken", interrupt, **settings)
+        first, _, _ = run(tmp_path / "broken", interrupt(step), **settings)
         assert first.steps[-1] == step
-        rest, ended, resumed = fit(tmp_path / "broken", checkpoint=str(tmp_path / "broken" / "last.ckpt"), **settings)
+        rest, ended, resumed = run(tmp_path / "broken", checkpoint=str(tmp_path / "broken" / "last.ckpt"), **settings)
         assert first.batches + rest.batches == whole.batches, step
         assert first.rates + rest.rates == whole.rates, step
         assert sorted({*first.validated, *rest.validated}) == sorted({*whole.validated}), step
         assert load_checkpoint(ended.last).step == last
-        assert all(torch.equal(*pair) for pair in zip(module.parameters(), resumed.parameters(), strict=True))
+        assert all(map(torch.equal, module.parameters(), resumed.parameters()))
+
+
+AMID = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_validation_batch_start")
+
+
+@pytest.mark.parametrize("hook", [*AMID, "on_validation_end"])
+def test_a_signal_amid_a_step_or_a_validation_changes_no_weight(tmp_path, hook):
+    """With dropout, whose masks continue the random numbers of the unbroken run; amid accumulated gradients."""
+    settings = {"max_steps": 5, "accumulate_grad_batches": 3, "val_check_interval": 7, "network": {"dropout": 0.2}}
+    _, _, module = run(tmp_path / "whole", **settings)
+    _, checkpoints, _ = run(tmp_path / "broken", interrupt(2, hook), **settings)
+    assert load_checkpoint(checkpoints.last).step == 3
+    _, _, resumed = run(tmp_path / "broken", checkpoint=str(checkpoints.last), **settings)
+    assert all(map(torch.equal, module.parameters(), resumed.parameters()))
 
 
 CHANGED = {
+    "larger batches": ({"batch_size": 8}, 3 + 1 + 2),  # 3 of 5 batches are 1 of 2, rounded down
     "longer": ({"max_epochs": 3}, 15),
     "shorter": ({"max_epochs": -1, "max_steps": 4}, 4),
-    "larger batches": ({"batch_size": 8}, 3 + 1 + 2),  # 3 of 5 batches are 1 of 2, rounded down
     "smaller batches": ({"batch_size": 2}, 3 + 4 + 10),
     "accumulated": ({"accumulate_grad_batches": 3}, 3 + math.ceil(7 / 3)),
     "less data": ({"limit_train_batches": 4}, 3 + 1 + 4),
 }
 
 
-@pytest.mark.parametrize("change", ["larger batches", *(pytest.param(each, marks=SLOW) for each in CHANGED)])
+FAST, *OTHERS = CHANGED
+
+
+@pytest.mark.parametrize("change", [FAST, *(pytest.param(change, marks=SLOW) for change in OTHERS)])
 def test_a_resumed_run_may_change_its_length_and_its_batches(tmp_path, change):
     """It was stopped after 3 of 10 batches."""
     settings, steps = CHANGED[change]
-    interrupt = Do("on_train_batch_end", 3, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
-    fit(tmp_path, interrupt, max_epochs=2)
+    run(tmp_path, interrupt(3), max_epochs=2)
     last = str(tmp_path / "last.ckpt")
-    trace, checkpoints, _ = fit(tmp_path, checkpoint=last, **{"max_epochs": 2} | settings)
+    trace, checkpoints, _ = run(tmp_path, checkpoint=last, **{"max_epochs": 2} | settings)
     assert trace.steps[-1] == trace.validated[-1] == load_checkpoint(checkpoints.last).step == steps
     # The first epoch is read to its end, without a window that was read before.
     assert len({batch for batch, _ in trace.batches[:2]}) == min(2, len(trace.batches))
@@ -176,10 +178,10 @@ def test_best_and_last_agree_after_a_kill_between_any_two_writes(tmp_path, monke
     for number in range(2, 8):  # renames: the tokens, best; last; best, previous, last; previous, last
         folder, left = tmp_path / str(number), number
         with pytest.raises(Killed):
-            fit(folder, Scores(), max_steps=8)
+            run(folder, Scores(), max_steps=8)
         left = -1
         newest, best = load_newest(folder), load_checkpoint(folder / "best.ckpt")
-        _, checkpoints, _ = fit(folder, Scores(), checkpoint=str(newest.path), max_steps=newest.step)
+        _, checkpoints, _ = run(folder, Scores(), checkpoint=str(newest.path), max_steps=newest.step)
         assert checkpoints.best_value == SCORES[best.step]
-        fit(folder, Scores(), checkpoint=str(load_newest(folder).path), max_steps=8)
+        run(folder, Scores(), checkpoint=str(load_newest(folder).path), max_steps=8)
         assert (load_checkpoint(checkpoints.best).step, load_checkpoint(checkpoints.last).step) == (6, 8)

@@ -1,4 +1,4 @@
-"""Optimizers: which parameters decay, which ones Muon updates, and several that step as one."""
+"""Optimizers: which parameters decay, which ones Muon updates, several that step as one; schedules by hand."""
 
 import copy
 
@@ -10,8 +10,8 @@ from torch import nn
 
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import CausalLM
-from tinyformer.training import AdamW, MuonWithAdamW
-from tinyformer.training.stacked_muon import StackedMuon, orthogonalise
+from tinyformer.training import AdamW, InverseSquareRoot, MuonWithAdamW, WarmupCosine, WarmupStableDecay
+from tinyformer.training.optimizers import StackedMuon, orthogonalise
 from training.runs import QUIET, make_trainer
 
 # No setting has its default in torch.
@@ -30,17 +30,6 @@ def backward(network, seed=0):
     ids = token_ids(seq=9, seed=seed)
     network.zero_grad()
     CausalLM().loss(network, {"inputs": ids[:, :-1], "targets": ids[:, 1:]}).backward()
-
-
-def train(network, optimizer, steps, first_seed=0):
-    for seed in range(first_seed, first_seed + steps):
-        backward(network, seed)
-        optimizer.step()
-
-
-def assert_same_weights(network, other):
-    for (name, ours), theirs in zip(network.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
 
 
 SHAPES = [(8, 8), (8, 32), (32, 8), (8, 8), (3, 8), (8, 32), (1, 5)]
@@ -117,17 +106,21 @@ def test_adamw_decays_all_parameters_if_asked_to():
     assert (len(group["params"]), group["weight_decay"]) == (len(list(network.parameters())), 0.1)
 
 
-def test_values_out_of_range():
-    for make, message in (
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
         (lambda: AdamW(lr=-1.0), "lr=-1.0: must be at least 0; lr=0.001 works."),
         (lambda: AdamW(betas=[0.9, 1.0]), "betas=[0.9, 1.0]: must be two numbers from 0 to below 1; betas=[0.9, 0.95]"),
         (lambda: MuonWithAdamW(adamw_lr=-1.0), "adamw_lr=-1.0: must be at least 0; adamw_lr=0.001 works."),
-        (lambda: MuonWithAdamW(momentum=-0.1), "momentum=-0.1: must be at least 0 and below 1; momentum=0.95 works."),
         (lambda: MuonWithAdamW(momentum=1.0), "momentum=1.0: must be at least 0 and below 1; momentum=0.95 works."),
-    ):
-        with pytest.raises(ArgumentError) as caught:
-            make()
-        assert str(caught.value).startswith(message)
+        (lambda: WarmupCosine(-1), "warmup_steps=-1: must be at least 0; warmup_steps=100 works."),
+        (lambda: WarmupStableDecay(decay_fraction=2), "decay_fraction=2: must be from 0 to 1; decay_fraction=0.2"),
+    ],
+)
+def test_values_out_of_range(make, message):
+    with pytest.raises(ArgumentError) as caught:
+        make()
+    assert str(caught.value).startswith(message)
 
 
 # Several that step as one.
@@ -151,28 +144,8 @@ def test_a_combined_step_steps_each_optimizer():
         for optimizer in by_hand:
             optimizer.step()
     assert calls == [True] * 3  # once a step, with gradients
-    assert_same_weights(network, other)
+    assert all(map(torch.equal, network.parameters(), other.parameters()))
     assert not torch.equal(network.readout.proj.weight, make_network().readout.proj.weight)
-
-
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_a_saved_state_continues_bit_by_bit(recipe, tmp_path):
-    network = make_network()
-    optimizer = recipe(network)
-    train(network, optimizer, 2)
-    torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
-    saved = torch.load(tmp_path / "state.pt", weights_only=True)
-    resumed = make_network(seed=1)
-    resumed.load_state_dict(saved["network"])
-    other = recipe(resumed)
-    other.load_state_dict(saved["optimizer"])
-    schedule = torch.optim.lr_scheduler.LambdaLR(other, lambda step: 0.5)  # still reaches the loaded groups
-    same = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
-    assert [g["lr"] for g in other.param_groups] == [g["lr"] for g in optimizer.param_groups]
-    train(network, optimizer, 2, first_seed=2)
-    train(resumed, other, 2, first_seed=2)
-    assert_same_weights(network, resumed)
-    assert schedule.get_last_lr() == same.get_last_lr()
 
 
 class Clipped(L.LightningModule):
@@ -180,17 +153,20 @@ class Clipped(L.LightningModule):
 
     def __init__(self, recipe):
         super().__init__()
-        self.network, self.recipe, self.norms = make_network(), recipe, []
+        self.network, self.recipe, self.before, self.after = make_network(), recipe, [], []
 
     def training_step(self, batch):
         return 1000 * CausalLM().loss(self.network, batch)
 
+    def gradient_norm(self):
+        return float(torch.cat([p.grad.flatten() for p in self.network.parameters()]).norm())
+
     def on_before_optimizer_step(self, optimizer):
-        self.norms.append(float(torch.cat([p.grad.flatten() for p in self.network.parameters()]).norm()))
+        self.before.append(self.gradient_norm())
 
     def configure_gradient_clipping(self, optimizer, **settings):
         super().configure_gradient_clipping(optimizer, **settings)
-        self.norms.append(float(torch.cat([p.grad.flatten() for p in self.network.parameters()]).norm()))
+        self.after.append(self.gradient_norm())
 
     def configure_optimizers(self):
         return self.recipe(self.network)
@@ -206,6 +182,39 @@ def test_lightning_clips_the_gradients_of_all(recipe, precision, tmp_path):
     module = Clipped(recipe)
     settings = {"max_steps": 2, "val_check_interval": 1, "gradient_clip_val": 0.5, "precision": precision}
     make_trainer(tmp_path, **settings).fit(module, torch.utils.data.DataLoader(data, batch_size=1))
-    before, after = module.norms[::2], module.norms[1::2]
-    assert min(before) > 10
-    assert after == pytest.approx([0.5, 0.5], rel=1e-3)
+    assert min(module.before) > 10
+    assert module.after == pytest.approx([0.5, 0.5], rel=1e-3)
+
+
+# Schedules.
+
+FACTORS = {
+    WarmupCosine(4, final_factor=0.1): {
+        0: 1 / 5,  # not 0, which would waste a step
+        3: 4 / 5,
+        4: 1.0,  # the end of the warm-up
+        8: 0.1 + 0.9 * 0.5 * (1 + 2**-0.5),  # after a quarter: cos(π/4)
+        12: 0.1 + 0.9 * 0.5,  # after half: cos(π/2) = 0
+        20: 0.1,
+        25: 0.1,  # constant after the end
+    },
+    WarmupCosine(100): {3: 4 / 101},  # longer than the run
+    WarmupStableDecay(4, decay_fraction=0.2, final_factor=0.2): {
+        **{0: 1 / 5, 3: 4 / 5, 4: 1.0, 16: 1.0},
+        **{17: 0.8, 18: 0.6, 19: 0.4, 20: 0.2, 25: 0.2},
+    },
+    WarmupStableDecay(0, decay_fraction=0.0): {0: 1.0, 19: 1.0},
+    InverseSquareRoot(3): {0: 1 / 4, 2: 3 / 4, 3: 1.0, 15: 1 / 2, 35: 1 / 3},
+    InverseSquareRoot(0): {0: 1.0},
+}
+
+
+@pytest.mark.parametrize("schedule", FACTORS, ids=str)
+def test_factors_by_hand(schedule):
+    found = {step: schedule.factor(step, 20) for step in FACTORS[schedule]}
+    assert found == pytest.approx(FACTORS[schedule])
+
+
+@pytest.mark.parametrize("schedule", [WarmupCosine(4), WarmupStableDecay(4)])
+def test_a_run_of_unknown_length_does_not_decay(schedule):
+    assert [schedule.factor(step, None) for step in (0, 4, 10**6)] == [1 / 5, 1.0, 1.0]

@@ -6,26 +6,22 @@ import os
 import signal
 from functools import partial
 
-import lightning as L
 import pytest
 import torch
 from data.test_pairs import prepared, write
 from matplotlib.image import imread
 
-from tinyformer.analysis import MEASURES, PATTERNS, TRAITS, repeated_tokens
+from tinyformer.analysis import MEASURES, PATTERNS, TRAITS
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMaps, AttentionMask, Scoring, attention_weights, prune_heads
 from tinyformer.training import AttentionTelemetry, RunCSVLogger
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
-from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.probing import PairProbing, Sizes
 from tinyformer.training.callbacks.report import Report
-from training.runs import QUIET, make_data, make_module, make_trainer
+from tinyformer.training.callbacks.telemetry import HeadLog
+from training.runs import CONTENTS, QUIET, Do, fit, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
-SETTINGS = {"network": {"dropout": 0.2}, "val_check_interval": 3}
-CONTENTS = {"overrides": {}, "tokenizer": "{}", "facts": {}}
 COSTLY = ("vertical", "block", "mean_similarity")
 NAMES = {
     f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
@@ -35,21 +31,17 @@ NAMES = {
 }
 
 
-def fit(tmp_path, callbacks=(), loggers=(), checkpoint=None, network=None, data=None, **trainer):
-    tmp_path.mkdir(exist_ok=True)
-    data = make_data(tmp_path, **data or {})
-    module = make_module(data, **network or {})
-    trainer = make_trainer(tmp_path, callbacks, loggers, **trainer)
-    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-    return module
+@pytest.fixture
+def logger(tmp_path):
+    return RunCSVLogger(tmp_path / "metrics.csv")
 
 
-def validate(tmp_path, telemetry, loggers=(), network=None, data=None, **trainer):
+def validate(tmp_path, telemetry, logger=None, network=None, data=None, **trainer):
     data = make_data(tmp_path, **data or {})
     module = make_module(data, **network or {})
     for parameter in module.network.parameters():  # weights that tell heads and positions apart
         torch.nn.init.normal_(parameter, std=0.3)
-    trainer = make_trainer(tmp_path, [telemetry], loggers, **trainer)
+    trainer = make_trainer(tmp_path, [telemetry], [logger] if logger else [], **trainer)
     trainer.validate(module, data.evaluation_dataloader("validation"), verbose=False)
     return module, data
 
@@ -68,13 +60,9 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-# When.
-
-
-def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(tmp_path):
+def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(tmp_path, logger):
     telemetry = AttentionTelemetry(every_n_steps=2, num_windows=3, probe_text="A cat.", num_tokens=5)
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    fit(tmp_path, [telemetry], [logger])
+    fit(tmp_path, telemetry, logger=logger)
     measured = logged(logger)
     assert list(measured) == [0, 2, 3, 4, 6, 8]
     assert telemetry.num_measurements == 8  # twice at 6 and 8, where both coincide
@@ -100,51 +88,18 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
 # What.
 
 
-@pytest.mark.parametrize(("backend", "num_rows"), [("eager", 64), ("sdpa", 5), ("flash", 5)])
-def test_the_measures_are_those_of_the_definition(tmp_path, backend, num_rows):
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    telemetry = AttentionTelemetry(num_windows=3, num_rows=num_rows, num_sequences=2)
-    dropout = {"dropout": 0.5} if backend == "eager" else {}
-    module, data = validate(tmp_path, telemetry, [logger], {"backend": backend, **dropout})
-    (windows,) = [batch["inputs"] for batch in data.sample("validation", 3)]
-    found = logged(logger)[0]
-    assert found.keys() == NAMES
-    for tokens, measures in (windows, MEASURES), (repeated_tokens(data.tokenizer.vocab_size, 2, 8), PATTERNS):
-        rows = torch.randperm(16, generator=torch.Generator().manual_seed(0))[:num_rows].sort().values
-        for layer, weights, logits in definition(module.network.eval(), tokens):
-            maps = AttentionMaps(weights[:, :, rows], logits[:, :, rows])
-            for name, measure in measures.items():
-                for head, value in enumerate(measure.compute(maps, rows, tokens).tolist()):
-                    key = f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
-                    assert found[key] == pytest.approx(value, abs=1e-5, nan_ok=True), key
-
-
-@torch.no_grad()
-def definition(network, tokens):
-    """The weights and logits of each layer, by going through the network layer by layer."""
-    mask = AttentionMask(causal=True)
-    x = network.encoder.position(network.encoder.token_embedding(tokens))
-    for index, layer in enumerate(network.encoder.layers):
-        q, k, _ = layer.attention.project(layer.attention_norm(x))
-        scale = layer.attention.score.scale
-        hidden = ~torch.ones(16, 16, dtype=torch.bool).tril()
-        yield index, attention_weights(q, k, mask, Scoring(scale)), (scale * q @ k.mT).masked_fill(hidden, -math.inf)
-        x = layer(x, mask)
-
-
-def test_measures_are_computed_in_fp32_under_mixed_precision(tmp_path):
+def test_measures_are_computed_in_fp32_under_mixed_precision(tmp_path, logger):
     """bf16 has 8 bits: a value that was computed in it would not change when rounded to it."""
-    logger = RunCSVLogger(tmp_path / "metrics.csv")
-    validate(tmp_path, AttentionTelemetry(), [logger], precision="bf16-mixed")
+    validate(tmp_path, AttentionTelemetry(), logger, precision="bf16-mixed")
     exact = [value for name, value in logged(logger)[0].items() if name.endswith(("similarity", "rank"))]
     assert len(exact) == 24
     assert all(value != torch.tensor(value).bfloat16().item() for value in exact)
 
 
-def test_padding_is_not_measured(tmp_path):
+def test_padding_is_not_measured(tmp_path, logger):
     text = "\n\n".join("One two three four five." for _ in range(200))
-    logger, telemetry = RunCSVLogger(tmp_path / "metrics.csv"), AttentionTelemetry(every_n_steps=4)
-    validate(tmp_path, telemetry, [logger], data={"text": text, "pack": "document"})
+    telemetry = AttentionTelemetry(every_n_steps=4)
+    validate(tmp_path, telemetry, logger, data={"text": text, "pack": "document"})
     assert (telemetry.probing.windows["targets"] >= 0).all()
     assert logged(logger)[0].keys() == NAMES
 
@@ -154,16 +109,6 @@ def test_the_first_pair_that_fits_is_plotted_or_else_the_shortest(tmp_path, num_
     """The tokens that end the texts included, (ab, x) has 3 and 2, and (h, u) has 2 and 2."""
     probing = PairProbing(prepared(tmp_path, write(tmp_path)), "train", Sizes(4, 4, 1, 1, None, num_tokens))
     assert probing.tokenizer.decode(probing.shown.source[0].tolist()[:-1]) == source
-
-
-def test_pruned_heads_have_no_measures(tmp_path):
-    logger, data = RunCSVLogger(tmp_path / "metrics.csv"), make_data(tmp_path)
-    module = make_module(data)
-    prune_heads(module.network.attentions()[0], [1, 2])
-    make_trainer(tmp_path, [AttentionTelemetry()], [logger]).fit(module, datamodule=data)
-    gone = {name for name in NAMES if name.startswith(("attention/layer_00/head_01/", "attention/layer_00/head_02/"))}
-    assert logged(logger)[6].keys() == NAMES - gone
-    assert [row["head"] for row in table(tmp_path / "attention" / "heads.csv")] == ["00", "03", "00", "01", "02", "03"]
 
 
 def test_plots_number_heads_as_the_atlas_does_and_hatch_ablated_ones(tmp_path, monkeypatch):
@@ -189,45 +134,36 @@ def test_plots_number_heads_as_the_atlas_does_and_hatch_ablated_ones(tmp_path, m
 
 def test_telemetry_does_not_affect_training(tmp_path):
     runs = []
-    for name, callbacks in (("with", [AttentionTelemetry(every_n_steps=1)]), ("without", [])):
-        module = fit(tmp_path / name, callbacks, network={"dropout": 0.2}, precision="bf16-mixed")
+    for callbacks in ([AttentionTelemetry(every_n_steps=1)], []):
+        _, module = fit(tmp_path, *callbacks, network={"dropout": 0.2}, precision="bf16-mixed")
         runs.append(module.network.state_dict() | {"drawn": torch.rand(3)})
     for name, tensor in runs[0].items():
         assert torch.equal(tensor, runs[1][name]), name
 
 
-def test_its_time_does_not_count_as_training(tmp_path):
-    excluded = []
-
-    class Recorded(Report):
-        def exclude(self, seconds):
-            excluded.append(seconds)
-            super().exclude(seconds)
-
-    telemetry, reporter = AttentionTelemetry(every_n_steps=1), Recorded()
-    fit(tmp_path, [reporter, telemetry])
+def test_its_time_does_not_count_as_training(tmp_path, monkeypatch):
+    excluded, exclude = [], Report.exclude
+    monkeypatch.setattr(Report, "exclude", lambda self, seconds: excluded.append(seconds) or exclude(self, seconds))
+    telemetry, reporter = AttentionTelemetry(every_n_steps=1), Report()
+    fit(tmp_path, reporter, telemetry)
     assert 0 < telemetry.seconds < reporter.seconds
     assert telemetry.seconds + reporter.total.seconds < reporter.seconds
     assert len(excluded) == 1 + 8 + 3  # before the first step, after each step and at each validation
     assert telemetry.seconds == sum(excluded)
 
 
-def test_a_resumed_run_continues_events_and_seconds(tmp_path):
-    logger = RunCSVLogger(tmp_path / "first.csv")
-    fit(tmp_path / "first", [AttentionTelemetry(every_n_steps=1)], [logger], **SETTINGS)
+def test_a_resumed_run_continues_events_and_seconds(tmp_path, logger):
+    fit(tmp_path / "first", AttentionTelemetry(every_n_steps=1), logger=logger)
     series = [logged(logger)[step]["attention/layer_01/head_02/first_token"] for step in range(9)]
     sink = (series[0] + series[-1]) / 2  # one head's attention to the first token crosses this
     make = partial(AttentionTelemetry, every_n_steps=1, thresholds={"first_token": sink}, hysteresis=0.0)
-    whole = make()
-    fit(tmp_path / "whole", [whole, Checkpoints(tmp_path / "whole", CONTENTS)], **SETTINGS)
-    first, resumed, stop = make(), make(), L.Callback()
-    kill = partial(os.kill, os.getpid(), signal.SIGTERM)
-    stop.on_train_batch_end = lambda trainer, *args: kill() if trainer.global_step == 5 else None
+    whole, first, resumed = make(), make(), make()
+    fit(tmp_path / "whole", whole, Checkpoints(tmp_path / "whole", CONTENTS))
+    checkpoints = Checkpoints(tmp_path / "broken", CONTENTS)
     with pytest.raises(Interrupted):
-        fit(tmp_path / "broken", [first, stop, Checkpoints(tmp_path / "broken", CONTENTS)], **SETTINGS)
-    checkpoint = str(tmp_path / "broken" / "last.ckpt")
-    callbacks = [resumed, Checkpoints(tmp_path / "broken", CONTENTS)]
-    fit(tmp_path / "broken", callbacks, checkpoint=checkpoint, **SETTINGS)
+        fit(tmp_path / "broken", first, Do(5, lambda trainer: os.kill(os.getpid(), signal.SIGTERM)), checkpoints)
+    last = str(checkpoints.last)
+    fit(tmp_path / "broken", resumed, Checkpoints(tmp_path / "broken", CONTENTS), checkpoint=last)
     assert whole.detector.events
     assert resumed.detector.events == whole.detector.events
     events = table(tmp_path / "whole" / "events.csv")
@@ -243,7 +179,7 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path):
 def test_the_table_of_events(tmp_path):
     """It is empty without events, and missing in an evaluation."""
     never = {name: 1e-6 if trait.below else 0.999 for name, trait in TRAITS.items()}
-    fit(tmp_path, [AttentionTelemetry(thresholds=never)], max_steps=3)
+    fit(tmp_path, AttentionTelemetry(thresholds=never), max_steps=3)
     assert (tmp_path / "events.csv").read_text().split() == ["step,layer,head,event,measure,value"]
     (tmp_path / "events.csv").unlink()
     validate(tmp_path, AttentionTelemetry())
@@ -251,21 +187,17 @@ def test_the_table_of_events(tmp_path):
     assert (tmp_path / "attention" / "heads.csv").exists()
 
 
-# Mistakes.
-
-
-def test_values_out_of_range():
-    for settings, message in (
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({"every_n_steps": 0}, "every_n_steps=0: must be at least 1; every_n_steps=1 works."),
-        ({"num_windows": 0}, "num_windows=0: must be at least 1; num_windows=1 works."),
-        (
-            {"thresholds": {"block": 1.5}},
-            "thresholds.block=1.5: must be above 0 and below 1; thresholds.block=0.8 works.",
-        ),
+        ({"thresholds": {"block": 1.5}}, "thresholds.block=1.5: must be above 0 and below 1; thresholds.block=0.8"),
         ({"thresholds": {"sink": 0.5}}, f"thresholds={{'sink': 0.5}}: must be thresholds of {', '.join(TRAITS)}."),
         ({"hysteresis": 1.0}, "hysteresis=1.0: must be at least 0 and below 1; hysteresis=0.2 works."),
         ({"probe_text": ""}, "probe_text='': must not be empty; probe_text='A cat.' works."),
-    ):
-        with pytest.raises(ArgumentError) as caught:
-            AttentionTelemetry(**settings)
-        assert str(caught.value) == message
+    ],
+)
+def test_values_out_of_range(settings, message):
+    with pytest.raises(ArgumentError) as caught:
+        AttentionTelemetry(**settings)
+    assert str(caught.value).startswith(message)

@@ -16,7 +16,7 @@ from tinyformer.analysis.subject import Findings, Head, Subject, Trained, requir
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import Transformer
-from tinyformer.tasks.language import TokenTask
+from tinyformer.tasks.task import TokenTask
 
 THRESHOLDS = {"induction": 0.4, "previous_token": 0.5}
 """By measure, the threshold from which telemetry labels a head by default."""

@@ -15,8 +15,7 @@ from tinyformer.batch import Batch
 from tinyformer.data import LabelledSplit, PairSplit, QuestionSplit
 from tinyformer.nn import Network
 from tinyformer.tasks import Classification, Seq2Seq, SpanExtraction, Task
-from tinyformer.tasks.answer_metrics import answer_scores
-from tinyformer.tasks.text_metrics import text_similarity
+from tinyformer.tasks.text_metrics import answer_scores, text_similarity
 
 NUM_WORST = 50
 """Number of examples in the table of the worst."""

@@ -30,12 +30,9 @@ from tinyformer.config.errors import ConfigError
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
-from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
-from tinyformer.memory import keep_freed_memory
+from tinyformer.hardware import compute_dtype, keep_freed_memory, resolve_device, resolve_precision
 from tinyformer.nn import AttentionMask, Network, kernel_of_layer
-from tinyformer.training.checkpoint_io import WholeCheckpointIO
-from tinyformer.training.loops import FitLoop
-from tinyformer.training.profilers import PROFILERS, make_profiler
+from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Modes of `torch.compile`."""

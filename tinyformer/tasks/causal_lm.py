@@ -12,7 +12,7 @@ from tinyformer.data import TokenSplit
 from tinyformer.errors import require_numbers
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.nn import AttentionMask, Transformer
-from tinyformer.tasks.language import TokenTask, perplexity
+from tinyformer.tasks.task import TokenTask, describe_accuracy, perplexity
 from tinyformer.tasks.user_texts import TextReader, Texts, texts_of
 
 
@@ -76,22 +76,19 @@ class CausalLM(TokenTask):
         characters or tokens that are not scored, whose cost is not known.
         """
         metrics = super().metrics(sums, split)
-        loss = metrics["loss"]
-        assert loss is not None
         # Scaled to the whole split, in case `limit_val_batches` scored only a part of it.
-        bits = loss * split.num_tokens / math.log(2)
+        bits = float(sums["nats"]) / float(sums["tokens"]) * split.num_tokens / math.log(2)
         cost_is_known = split.num_unknown == 0 and split.scored is None
         return metrics | {
-            "perplexity": perplexity(loss),
+            "perplexity": perplexity(metrics["loss"]),
             "bits_per_byte": bits / split.num_bytes if cost_is_known else None,
         }
 
     def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
-        """Perplexity, bits per byte and accuracy, for the summary."""
         bits = metrics["bits_per_byte"]
         reason = "the text has unknown characters" if split.num_unknown else "not every token is scored"
         return {
             "perplexity": f"{metrics['perplexity']:.2f}",
             "bits per byte": f"none: {reason}" if bits is None else f"{bits:.4f}",
-            "next token": f"{metrics['accuracy']:.1%} correct, {metrics['accuracy_top5']:.1%} in the top five",
+            "next token": describe_accuracy(metrics),
         }

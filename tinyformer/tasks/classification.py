@@ -11,8 +11,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.nn import AttentionMask
-from tinyformer.tasks.task import Task
+from tinyformer.tasks.task import Task, require_smoothing
 from tinyformer.tasks.user_texts import TextReader, Texts
 
 
@@ -24,9 +23,6 @@ class Classification(Task):
         label_smoothing: share of the target probability that is spread evenly over all classes during training
             (Szegedy et al. 2015, arXiv 1512.00567).
         num_texts: see `Task`.
-
-    Raises:
-        ArgumentError: `label_smoothing` is negative or not below 1.
     """
 
     monitor = "accuracy"
@@ -37,15 +33,8 @@ class Classification(Task):
     def __init__(
         self, labels: Sequence[str] | None, label_smoothing: float = 0.0, num_texts: int | None = None
     ) -> None:
-        if not 0 <= label_smoothing < 1:
-            raise ArgumentError(
-                "label_smoothing", label_smoothing, "must be at least 0 and below 1", {"label_smoothing": 0.1}
-            )
+        require_smoothing(label_smoothing)
         self.labels, self.label_smoothing, self.num_texts = list(labels or []), label_smoothing, num_texts
-
-    def mask(self, batch: Batch) -> AttentionMask:
-        """A bidirectional mask that hides padding."""
-        return AttentionMask(lengths=batch.get("lengths"))
 
     def read_scored(
         self, reader: TextReader, texts: Texts, labels: int | str | Sequence[int | str] | None = None
@@ -77,7 +66,6 @@ class Classification(Task):
         return F.cross_entropy(self.logits(network, batch), batch["labels"], label_smoothing=self.label_smoothing)
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of each label; one target per text."""
         nats = F.cross_entropy(self.logits(network, batch), batch["labels"], reduction="none")
         return nats, self.num_targets(batch)
 
@@ -103,9 +91,6 @@ class Classification(Task):
         }
 
     def describe(self, metrics: Mapping[str, float | None], split: Any) -> dict[str, str | None]:
-        """Accuracy and macro-F1 beside the share of the most frequent class, for the summary."""
-        return {
-            "accuracy": f"{metrics['accuracy']:.1%}, macro-F1 {metrics['macro_f1']:.3f}"
-            f"{f' (without {split.absent}: no examples)' if split.absent else ''}; "
-            f"the most frequent class makes up {metrics['majority_share']:.1%}"
-        }
+        absent = f" (without {split.absent}: no examples)" if split.absent else ""
+        scores = f"{metrics['accuracy']:.1%}, macro-F1 {metrics['macro_f1']:.3f}{absent}"
+        return {"accuracy": f"{scores}; the most frequent class makes up {metrics['majority_share']:.1%}"}

@@ -12,7 +12,7 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import AttentionMask, Network
-from tinyformer.tasks.language import TokenTask, perplexity
+from tinyformer.tasks.task import TokenTask, describe_accuracy, perplexity
 from tinyformer.tasks.user_texts import TextReader, Texts
 
 
@@ -24,9 +24,6 @@ class MaskedLM(TokenTask):
     Args:
         pseudo_perplexity_tokens: number of validation tokens, from the beginning of the split, over which
             pseudo-perplexity is computed at the end of a run. Each takes a forward pass of its window. 0 skips it.
-
-    Raises:
-        ArgumentError: the number is negative.
     """
 
     needs_masking = True
@@ -39,7 +36,7 @@ class MaskedLM(TokenTask):
         """A bidirectional mask that hides padding, within documents if the batch has them."""
         if "documents" in batch:  # padding is a document of its own
             return AttentionMask(documents=batch["documents"], document_starts=batch.get("document_starts"))
-        return AttentionMask(lengths=batch.get("lengths"))
+        return super().mask(batch)
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, and `majority_share`, the share of the most frequent token."""
@@ -58,16 +55,13 @@ class MaskedLM(TokenTask):
         assert tokenizer.mask_id is not None
         device, was_training = next(network.parameters()).device, network.training
         network.eval()
-        nats = torch.cat(
-            [
-                pseudo_nats(
-                    network, window.to(device), (window != tokenizer.start_id).nonzero()[:, 0], tokenizer.mask_id
-                )
-                for window in ids.split(network.max_seq_len)
-            ]
-        )
+        nats = []
+        for window in ids.split(network.max_seq_len):
+            masked = (window != tokenizer.start_id).nonzero()[:, 0]
+            nats.append(pseudo_nats(network, window.to(device), masked, tokenizer.mask_id))
         network.train(was_training)
-        return {"pseudo_perplexity": perplexity(float(nats.mean())) if len(nats) else None}
+        total = torch.cat(nats)
+        return {"pseudo_perplexity": perplexity(float(total.mean())) if len(total) else None}
 
     def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
         """The texts, with each of their tokens as a target, except the special ones."""
@@ -85,11 +79,10 @@ class MaskedLM(TokenTask):
         return torch.stack(nats), torch.tensor(list(map(len, places))).to(nats[0].device)
 
     def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
-        """Accuracy beside the share of the most frequent token, and pseudo-perplexity, for the summary."""
         pseudo = metrics.get("pseudo_perplexity")
         return {
-            "masked token": f"{metrics['accuracy']:.1%} correct, {metrics['accuracy_top5']:.1%} in the top five; "
-            f"the most frequent token makes up {metrics['majority_share']:.1%}",
+            "masked token": f"{describe_accuracy(metrics)}; the most frequent token makes up "
+            f"{metrics['majority_share']:.1%}",
             "pseudo-perplexity": None if pseudo is None else f"{pseudo:.2f}, over the first tokens of the split",
         }
 
@@ -98,14 +91,7 @@ class MaskedLM(TokenTask):
 def pseudo_nats(
     network: Network, window: Int[Tensor, " seq"], positions: Int[Tensor, " masked"], mask_id: int
 ) -> Float[Tensor, " masked"]:
-    """-log p(w_i | all other tokens) of some tokens of a window, each masked in turn.
-
-    Args:
-        network: the model.
-        window: token ids, on the network's device.
-        positions: the positions of these tokens in the window.
-        mask_id: the id of the mask token.
-    """
+    """-log p(w_i | all other tokens) of the tokens at some positions of a window, each masked in turn."""
     nats = [torch.zeros(0, device=window.device)]
     # 32 copies of the window at a time. `split` of an empty tensor would give one empty part.
     for masked in positions.to(window.device).split(32) if len(positions) else ():

@@ -14,7 +14,7 @@ from tinyformer.data.batches.similar_lengths import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
-from tinyformer.tasks.language import TokenTask, perplexity
+from tinyformer.tasks.task import TokenTask, describe_accuracy, perplexity, require_smoothing
 from tinyformer.tasks.text_metrics import text_metrics
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids, texts_of
 
@@ -27,13 +27,7 @@ MAX_HYPOTHESES = 128
 
 @dataclass(frozen=True)
 class Output:
-    """A source, its reference, and the target that a model decoded.
-
-    Attributes:
-        source: the text that the model read.
-        reference: the whole target, as it stands in the data.
-        output: the decoded target.
-    """
+    """A source, its reference (the whole target, as it stands in the data), and the target that a model decoded."""
 
     source: str
     reference: str
@@ -55,9 +49,6 @@ class Seq2Seq(TokenTask):
     Attributes:
         beam: the settings of the beam search.
         outputs: the outputs that `final_metrics` compared last: those of the test split, where a run has one.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     generates = True
@@ -70,9 +61,7 @@ class Seq2Seq(TokenTask):
         num_decoded: int | None = None,
         special_tokens: SpecialTokens | None = None,
     ) -> None:
-        if not 0 <= label_smoothing < 1:
-            reason = "must be at least 0 and below 1"
-            raise ArgumentError("label_smoothing", label_smoothing, reason, {"label_smoothing": 0.1})
+        require_smoothing(label_smoothing)
         require_at_least(0, num_decoded=num_decoded)
         self.label_smoothing, self.num_decoded = label_smoothing, num_decoded
         self.special_tokens = SpecialTokens.of(special_tokens)
@@ -85,24 +74,21 @@ class Seq2Seq(TokenTask):
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         """Mean negative log-likelihood of the target tokens, in nats, with smoothed labels."""
-        smoothing = self.label_smoothing
-        return self.forward(network, batch, targets=batch["targets"], label_smoothing=smoothing)
+        return self.forward(network, batch, targets=batch["targets"], label_smoothing=self.label_smoothing)
 
     def forward(self, network: nn.Module, batch: Batch, **options: Any) -> Tensor:
-        """The output of the network for the sources and the targets of a batch."""
         return network(batch["source"], batch["inputs"], self.mask(batch), **options)
 
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
         """The metrics of `TokenTask` on the tokens of the targets, and `perplexity`."""
         metrics = super().metrics(sums, split)
-        loss = metrics["loss"]
-        assert loss is not None
-        return metrics | {"perplexity": perplexity(loss)}
+        return metrics | {"perplexity": perplexity(metrics["loss"])}
 
     def final_metrics(self, network: Network, split: PairSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
         """Similarity of decoded targets to their references, see `text_metrics`; and `num_decoded`, their number."""
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
-        outputs, references = [one.output for one in self.outputs], [one.reference for one in self.outputs]
+        outputs = [decoded.output for decoded in self.outputs]
+        references = [decoded.reference for decoded in self.outputs]
         return text_metrics(outputs, references) | {"num_decoded": len(outputs)} if outputs else {}
 
     def decode_split(self, network: EncoderDecoder, split: PairSplit) -> list[Output]:
@@ -149,8 +135,8 @@ class Seq2Seq(TokenTask):
         """The token ids of the target of each source, without those that begin and end it."""
         tokens, network = self.special_tokens.around(reader.own_tokenizer), cast(EncoderDecoder, reader.network)
         for ids in sources:
-            source, length = (torch.tensor(each, device=reader.device) for each in ([ids], [len(ids)]))
-            yield from beam_search(network, source, length, tokens, beam)
+            source = torch.tensor([ids], device=reader.device)
+            yield from beam_search(network, source, torch.tensor([len(ids)], device=reader.device), tokens, beam)
 
     def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
         """The token ids of sources, with those that begin and end them, see `Task.tokenize`."""
@@ -182,11 +168,9 @@ class Seq2Seq(TokenTask):
         return self.read(reader, texts, () if targets is None else targets)
 
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
-        """Accuracy of the next token, and the similarity of decoded targets to their references, for the summary."""
         decoded = None
         if metrics.get("bleu") is not None:
-            numbers = {name: metrics[name] for name in ("bleu", "chrf", "rouge1", "rougeL")}
-            decoded = ", ".join(f"{LABELS[name]} {value:.1f}" for name, value in numbers.items())
+            decoded = ", ".join(f"{label} {metrics[name]:.1f}" for name, label in LABELS.items())
             decoded += f", {metrics['exact_match']:.1%} equal their reference, of {metrics['num_decoded']:,} pairs"
         truncated = None
         if number := split.num_truncated_targets:
@@ -194,7 +178,7 @@ class Seq2Seq(TokenTask):
         return {
             "truncated targets": truncated,
             "perplexity": f"{metrics['perplexity']:.2f}",
-            "next token": f"{metrics['accuracy']:.1%} correct, {metrics['accuracy_top5']:.1%} in the top five",
+            "next token": describe_accuracy(metrics),
             "decoded": decoded,
         }
 

@@ -14,9 +14,8 @@ from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, t
 from tinyformer.data.batches.similar_lengths import EvaluationBatches
 from tinyformer.data.sources.files import SURROGATE
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import AttentionMask
-from tinyformer.tasks.answer_metrics import answer_scores, scores_without_question
 from tinyformer.tasks.task import Task
+from tinyformer.tasks.text_metrics import answer_scores, scores_without_question
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, texts_of
 
 NUM_WINDOWS = 32
@@ -58,9 +57,6 @@ class SpanExtraction(Task):
         max_question_length: maximum number of tokens of a question that a user asks; longer ones are truncated.
         stride: how the context of such a question is cut, see `tinyformer.data.QuestionTexts.cut`.
         predictions: the predictions that `final_metrics` scored last: those of the test split, where a run has one.
-
-    Raises:
-        ArgumentError: `max_answer_length` is less than 1.
     """
 
     monitor = "accuracy"
@@ -76,20 +72,12 @@ class SpanExtraction(Task):
         self.predictions: list[Prediction] = []
 
     def require_answers(self, splits: Mapping[str, QuestionSplit]) -> None:
-        """Refuse questions without an answer, unless the model may give none.
-
-        Raises:
-            ArgumentError: a split has such questions.
-        """
+        """Refuse questions without an answer, unless the model may give none."""
         for name, split in splits.items():
             number = split.num_unanswerable if self.no_answer_threshold is None else 0
             if number:
                 reason = f"{number:,} of {split.num_documents:,} questions of the {name} split have no answer"
                 raise ArgumentError("no_answer_threshold", None, reason, {"no_answer_threshold": 0.0})
-
-    def mask(self, batch: Batch) -> AttentionMask:
-        """A bidirectional mask that hides padding."""
-        return AttentionMask(lengths=batch.get("lengths"))
 
     def read(self, reader: TextReader, texts: Texts, contexts: str | Sequence[str] | None = None) -> Batch:
         """Questions and the context of each, or one for all, as a batch, in which each window of a context is a row.
@@ -113,8 +101,7 @@ class SpanExtraction(Task):
         answers: str | Sequence[str] | None = None,
     ) -> Batch:
         """Questions, contexts and answers as a batch, see `ask`; all have to be given."""
-        answers = [] if answers is None else answers
-        return _batch_of(self.ask(reader, texts, contexts, answers), reader.device)
+        return _batch_of(self.ask(reader, texts, contexts, [] if answers is None else answers), reader.device)
 
     def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
         """The sums over the windows of each question's context."""
@@ -141,7 +128,7 @@ class SpanExtraction(Task):
             ArgumentError: a text is empty or no text, there are not as many contexts or answers as questions, a context
                 does not hold its answer, or the stride is no positive integer.
         """
-        network = reader.network
+        room = reader.network.max_seq_len
         asked, told = _texts(argument, questions), _texts("contexts", contexts)
         told = told * len(asked) if isinstance(contexts, str) else told
         if len(told) != len(asked):
@@ -153,39 +140,32 @@ class SpanExtraction(Task):
             raise ArgumentError("answers", answers, f"must be {number}; empty where the context has none")
         stride = self.stride if stride is None else stride
         if stride is not None and not is_positive(stride):
-            raise ArgumentError("stride", stride, "must be a positive integer", {"stride": network.max_seq_len // 2})
+            raise ArgumentError("stride", stride, "must be a positive integer", {"stride": room // 2})
         rows = []
         for index, (question, context, answer) in enumerate(zip(asked, told, given, strict=True)):
             if answer not in context:
                 raise ArgumentError(f"answers[{index}]", answer, "must be a part of its context")
             texts, starts = ([answer], [context.index(answer)]) if answer else ([], [])
             rows.append(Question(question, context, texts, starts))
-        return tokenise_questions(rows, reader.tokenizer).cut(network.max_seq_len, self.max_question_length, stride)
+        return tokenise_questions(rows, reader.tokenizer).cut(room, self.max_question_length, stride)
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch 2 seq"]:
         """The scores of each token as the answer's first and last one, in fp32 at least.
 
         They are -inf outside of the context, except at the first token of the sequence.
         """
-        scores = network(batch["inputs"], self.mask(batch)).mT
+        scores = self.forward(network, batch).mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         allowed = _in_context(batch)
         allowed[:, 0] = True
         return scores.masked_fill(~allowed.unsqueeze(1), -torch.inf)
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
-        """Mean negative log-likelihood of the first and the last token of the answer, in nats."""
-        return self._nats(self.logits(network, batch), batch).mean()
+        return _nats(self.logits(network, batch), batch).mean()
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         """The negative log-likelihood of each answer, the mean of its two tokens; one target per window."""
-        nats = self._nats(self.logits(network, batch), batch)
-        return nats, self.num_targets(batch)
-
-    @staticmethod
-    def _nats(logits: Float[Tensor, "batch 2 seq"], batch: Batch) -> Float[Tensor, " batch"]:
-        targets = torch.stack([batch["starts"], batch["ends"]], dim=1)
-        return F.cross_entropy(logits.mT, targets, reduction="none").mean(dim=1)
+        return _nats(self.logits(network, batch), batch), self.num_targets(batch)
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The sums of a batch: the nats, and the numbers of windows.
@@ -193,14 +173,12 @@ class SpanExtraction(Task):
         `windows` counts all of them, `judged` those that accuracy is about (see `metrics`), and `correct` the judged
         ones whose most probable first and last token are both right.
         """
-        logits, targets = self.logits(network, batch), torch.stack([batch["starts"], batch["ends"]], dim=1)
-        judged = batch["starts"] > 0
+        logits, judged = self.logits(network, batch), batch["starts"] > 0
         if self.no_answer_threshold is not None:
             judged = judged | ~batch["answerable"]
-        correct = judged & (logits.argmax(dim=2) == targets).all(dim=1)
-        sums = {"nats": self._nats(logits, batch).sum(), "windows": self.num_targets(batch).sum()}
-        sums |= {"judged": judged.sum(), "correct": correct.sum()}
-        return {name: value.to(torch.float32) for name, value in sums.items()}
+        correct = judged & (logits.argmax(dim=2) == _targets(batch)).all(dim=1)
+        sums = {"nats": _nats(logits, batch), "windows": self.num_targets(batch), "judged": judged, "correct": correct}
+        return {name: values.sum().to(torch.float32) for name, values in sums.items()}
 
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
         """`loss`, in nats per window; `accuracy`; and `num_judged`, the number of windows that accuracy is about.
@@ -225,83 +203,84 @@ class SpanExtraction(Task):
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
         self.predictions, answers = self.answer(network, split), split.answers()
-        scores = [answer_scores(one.text, answers[one.row]) for one in self.predictions]
+        scores = [answer_scores(prediction.text, answers[prediction.row]) for prediction in self.predictions]
         exact, f1 = (sum(column) / len(scores) for column in zip(*scores, strict=True))
-        blind: tuple[float | None, float | None] = (None, None)  # exact match, F1
+        blind_exact = blind_f1 = None
         contexts = split.table["pair"].to_pylist()
-        if len(contexts) >= 2 * len(set(contexts)):
-            blind = scores_without_question(contexts, answers, self.max_answer_length)  # a word has a token at least
-        metrics = {"exact_match": exact, "f1": f1, "num_answered": len(scores)}
-        metrics |= dict(zip(("exact_match_without_question", "f1_without_question"), blind, strict=True))
-        with_answer = [one for one, texts in zip(scores, answers, strict=True) if texts]
-        if 0 < len(with_answer) < len(scores):
-            without = [one for one, texts in zip(scores, answers, strict=True) if not texts]
-            for name, part in (("f1_answerable", with_answer), ("f1_unanswerable", without)):
-                metrics[name] = sum(score for _, score in part) / len(part)
-        return metrics
+        if len(contexts) >= 2 * len(set(contexts)):  # a word has a token at least
+            blind_exact, blind_f1 = scores_without_question(contexts, answers, self.max_answer_length)
+        metrics = {
+            "exact_match": exact,
+            "f1": f1,
+            "num_answered": len(scores),
+            "exact_match_without_question": blind_exact,
+            "f1_without_question": blind_f1,
+        }
+        parts: dict[str, list[float]] = {"f1_answerable": [], "f1_unanswerable": []}
+        for (_, score), texts in zip(scores, answers, strict=True):
+            parts["f1_answerable" if texts else "f1_unanswerable"].append(score)
+        return metrics | ({name: sum(part) / len(part) for name, part in parts.items()} if all(parts.values()) else {})
 
     @torch.no_grad()
     def answer(self, network: nn.Module, split: QuestionSplit) -> list[Prediction]:
-        """The predicted answer to each question of a split.
-
-        Args:
-            network: the model.
-            split: the questions.
-        """
+        """The predicted answer to each question of a split."""
         device, was_training = next(network.parameters()).device, network.training
         network.eval()
-        spans = [(-torch.inf, 0, -1)] * split.num_documents
+        best = [(torch.inf, 0, -1)] * split.num_documents  # the negated score, the first and the last token
         null_scores = [torch.inf] * split.num_documents
         batches = EvaluationBatches(Questions(split), split.sizes, NUM_WINDOWS)
         for index in range(len(batches)):
             batch = batches[index]
             moved = cast(Batch, {name: tensor.to(device) for name, tensor in tensors(batch).items()})
             logits = self.logits(network, moved)
-            found = best_spans(logits, _in_context(moved), self.max_answer_length)
-            columns = (batch["rows"], *found, logits[:, :, 0].sum(dim=1), batch["contexts"])
+            spans = best_spans(logits, _in_context(moved), self.max_answer_length)
+            columns = (batch["rows"], *spans, logits[:, :, 0].sum(dim=1), batch["contexts"])
             for window, score, first, last, null, context in zip(*(c.tolist() for c in columns), strict=True):
                 row, shift = int(split.window_rows[window]), int(split.window_starts[window]) - context
                 if score > -torch.inf:  # else the window has no token of the context
                     # Among equal scores the first and shortest span, as in `best_spans`, in any order of the windows.
-                    best, begin, end = spans[row]
-                    _, begin, end = min((-best, begin, end), (-score, first + shift, last + shift))
-                    spans[row] = max(best, score), begin, end
+                    best[row] = min(best[row], (-score, first + shift, last + shift))
                 null_scores[row] = min(null_scores[row], null)
         network.train(was_training)
         threshold = torch.inf if self.no_answer_threshold is None else self.no_answer_threshold
         chosen = [
-            (0, -1) if null - score > threshold else (first, last)
-            for (score, first, last), null in zip(spans, null_scores, strict=True)
+            (0, -1) if null + negated > threshold else (first, last)
+            for (negated, first, last), null in zip(best, null_scores, strict=True)
         ]
-        answers = zip(split.texts_of(chosen), spans, null_scores, strict=True)
-        return [Prediction(row, text, score, null) for row, (text, (score, _, _), null) in enumerate(answers)]
+        texts = zip(split.texts_of(chosen), best, null_scores, strict=True)
+        return [Prediction(row, text, -negated, null) for row, (text, (negated, *_), null) in enumerate(texts)]
 
     def describe(self, metrics: Mapping[str, float | None], split: QuestionSplit) -> dict[str, str | None]:
         """Exact match and F1 beside the best that is possible without the question, for the summary."""
-        answers = blind = none = out_of_reach = None
-        if lost := split.num_lost(self.max_answer_length):
-            out_of_reach = f"{lost:,} of {split.num_documents - split.num_unanswerable:,} answers: longer than "
-            out_of_reach += f"max_answer_length={self.max_answer_length}, or whole in no window"
         windows = "windows with the answer"
         if self.no_answer_threshold is not None:
             windows += " or of questions without one"
+        lines: dict[str, str | None] = {
+            "both ends": f"{metrics['accuracy']:.1%} right of {metrics['num_judged']:,} {windows}"
+        }
         if metrics.get("f1") is not None:
-            answers = f"F1 {metrics['f1']:.1%}, exact match {metrics['exact_match']:.1%}, "
-            answers += f"of {metrics['num_answered']:,} questions"
+            scores = f"F1 {metrics['f1']:.1%}, exact match {metrics['exact_match']:.1%}"
+            lines["answers"] = f"{scores}, of {metrics['num_answered']:,} questions"
         if metrics.get("exact_match_without_question") is not None:
             f1 = metrics["f1_without_question"]
-            blind = f"F1 {f1:.1%}, " if f1 is not None else ""
-            blind += f"exact match {metrics['exact_match_without_question']:.1%} at most"
+            blind = "" if f1 is None else f"F1 {f1:.1%}, "
+            lines["without question"] = f"{blind}exact match {metrics['exact_match_without_question']:.1%} at most"
         if metrics.get("f1_unanswerable") is not None:
-            none = f"F1 {metrics['f1_unanswerable']:.1%} of questions without an answer, "
-            none += f"{metrics['f1_answerable']:.1%} of the others"
-        return {
-            "both ends": f"{metrics['accuracy']:.1%} right of {metrics['num_judged']:,} {windows}",
-            "answers": answers,
-            "without question": blind,
-            "no answer": none,
-            "out of reach": out_of_reach,
-        }
+            unanswerable = f"F1 {metrics['f1_unanswerable']:.1%} of questions without an answer"
+            lines["no answer"] = f"{unanswerable}, {metrics['f1_answerable']:.1%} of the others"
+        if lost := split.num_lost(self.max_answer_length):
+            answers = f"{lost:,} of {split.num_documents - split.num_unanswerable:,} answers"
+            longer = f"longer than max_answer_length={self.max_answer_length}"
+            lines["out of reach"] = f"{answers}: {longer}, or whole in no window"
+        return lines
+
+
+def _targets(batch: Batch) -> Int[Tensor, "batch 2"]:
+    return torch.stack([batch["starts"], batch["ends"]], dim=1)
+
+
+def _nats(logits: Float[Tensor, "batch 2 seq"], batch: Batch) -> Float[Tensor, " batch"]:
+    return F.cross_entropy(logits.mT, _targets(batch), reduction="none").mean(dim=1)
 
 
 def _in_context(batch: Batch) -> Bool[Tensor, "batch seq"]:
@@ -315,12 +294,8 @@ def best_spans(
 ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"], Int[Tensor, " batch"]]:
     """The span i ≤ j < i + max_length with the highest start score of i plus end score of j, in each row.
 
-    Among equal sums, the first and shortest span is taken; a row without allowed tokens has the score -inf.
-
-    Args:
-        logits: scores of each token as the first and as the last one.
-        allowed: the tokens of which a span may consist.
-        max_length: maximum number of tokens of a span.
+    A span consists of allowed tokens. Among equal sums, the first and shortest is taken; a row without allowed tokens
+    has the score -inf.
 
     Returns:
         The score, the first and the last token.
@@ -342,11 +317,7 @@ def _batch_of(split: QuestionSplit, device: torch.device) -> Batch:
 
 
 def require_one_window(batch: Batch) -> None:
-    """Refuse a context that a model reads in several windows.
-
-    Raises:
-        ArgumentError: a question of the batch has more than one.
-    """
+    """Refuse a context that a model reads in several windows."""
     for row, number in enumerate(batch["rows"].bincount().tolist() if "contexts" in batch else ()):
         if number > 1:
             first = batch["rows"].tolist().index(row)
@@ -356,11 +327,7 @@ def require_one_window(batch: Batch) -> None:
 
 
 def _texts(argument: str, value: Any) -> list[str]:
-    """One text or several, see `texts_of`.
-
-    Raises:
-        ArgumentError: it is something else, or one of them is empty or cannot be encoded.
-    """
+    """One text or several, see `texts_of`, none of which is empty or cannot be encoded."""
     texts = texts_of(argument, value)
     if not texts or not all(map(str.strip, texts)):
         reason = "must be a text, or a list of texts, none of them empty"

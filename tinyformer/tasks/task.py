@@ -1,17 +1,23 @@
-"""The interface of a training objective."""
+"""The interface of a training objective, and what the prediction of tokens has in common."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask, Network, Transformer
 from tinyformer.tasks.user_texts import TextReader, Texts
+
+MAX_SCORES = 2**26
+"""The most logits that are scored at once: 256 MB in fp32. 32 x 1,024 tokens of GPT-2 have 25 times as many."""
 
 
 class Task(ABC):
@@ -37,9 +43,9 @@ class Task(ABC):
     network_class: type[Network] = Transformer
     needs_masking: bool = False
 
-    @abstractmethod
     def mask(self, batch: Batch) -> AttentionMask:
-        """The attention mask of a batch."""
+        """The attention mask of a batch; by default it is bidirectional and hides padding."""
+        return AttentionMask(lengths=batch.get("lengths"))
 
     def forward(self, network: nn.Module, batch: Batch, **options: Any) -> Tensor:
         """The output of a network for a batch, such as logits; the options are those of its own `forward`."""
@@ -99,11 +105,9 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
-        """The metrics of a split: `loss`, `accuracy` and others; None where a metric is not defined.
+        """The metrics of a split, from its scores summed over batches: `loss`, `accuracy` and others.
 
-        Args:
-            sums: the scores, summed over the batches of the split.
-            split: the split that was scored.
+        None where a metric is not defined.
         """
 
     def final_metrics(self, network: Network, split: Any, tokenizer: TextTokenizer) -> dict[str, float | None]:
@@ -113,3 +117,67 @@ class Task(ABC):
     @abstractmethod
     def describe(self, metrics: Mapping[str, float | None], split: Any) -> dict[str, str | None]:
         """The metrics of a split as lines of the summary, by heading."""
+
+
+class TokenTask(Task):
+    """Prediction of tokens, whose `loss` is a mean over tokens."""
+
+    def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
+        return self.forward(network, batch, targets=batch["targets"])
+
+    def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch seq vocab_size"]:
+        """The logits of the token to predict at each position."""
+        return self.forward(network, batch)
+
+    def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
+        logits = self.logits(network, batch).float()
+        nats = F.cross_entropy(logits.mT, batch["targets"], ignore_index=IGNORED, reduction="none")
+        return nats.sum(dim=1), self.num_targets(batch)
+
+    def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sums over the targets of a batch.
+
+        Returns:
+            `nats`: negative log-likelihood; `tokens`: number of targets; `top1`, `top5`: number of targets that were
+            the most likely token, or among the five most likely.
+        """
+        logits, targets = self.logits(network, batch).flatten(0, 1), batch["targets"].flatten()
+        rows = max(1, MAX_SCORES // logits.shape[-1])
+        parts = [_score(*part) for part in zip(logits.split(rows), targets.split(rows), strict=True)]
+        return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
+
+    def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
+        """`loss` (nats per token), `accuracy` and `accuracy_top5`."""
+        tokens = float(sums["tokens"])
+        names = {"loss": "nats", "accuracy": "top1", "accuracy_top5": "top5"}
+        return {name: float(sums[summed]) / tokens for name, summed in names.items()}
+
+
+def _score(
+    logits: Float[Tensor, "targets vocab_size"], targets: Int[Tensor, " targets"]
+) -> dict[str, Float[Tensor, ""]]:
+    """The scores of `TokenTask.score` for some targets."""
+    logits, scored = logits.float(), targets != IGNORED
+    likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
+    hits = (likeliest == targets.unsqueeze(-1)) & scored.unsqueeze(-1)
+    nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    sums = {"nats": nats, "tokens": scored.sum(), "top1": hits[:, 0].sum(), "top5": hits.sum()}
+    return {name: value.to(torch.float32) for name, value in sums.items()}
+
+
+def describe_accuracy(metrics: Mapping[str, float | None]) -> str:
+    """The accuracy of predicted tokens, for the summary."""
+    return f"{metrics['accuracy']:.1%} correct, {metrics['accuracy_top5']:.1%} in the top five"
+
+
+def require_smoothing(label_smoothing: float) -> None:
+    """Refuse a share of smoothed labels that is negative or not below 1."""
+    if not 0 <= label_smoothing < 1:
+        reason = "must be at least 0 and below 1"
+        raise ArgumentError("label_smoothing", label_smoothing, reason, {"label_smoothing": 0.1})
+
+
+def perplexity(loss: float | None) -> float:
+    """exp(loss), for a mean negative log-likelihood in nats; finite however large the loss."""
+    assert loss is not None
+    return math.exp(min(loss, 700.0))

@@ -19,23 +19,14 @@ SOME_TEXTS = ["A text", "and another"]
 
 
 class TextReader(NamedTuple):
-    """Makes token ids of the texts that a network reads.
-
-    Attributes:
-        network: the model.
-        own_tokenizer: its tokenizer; a model without one takes only token ids.
-    """
+    """Makes token ids of the texts that a network reads; a model without a tokenizer takes only token ids."""
 
     network: Network
     own_tokenizer: TextTokenizer | None
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ArgumentError: it has none.
-        """
+        """The model's tokenizer; an `ArgumentError` if it has none."""
         if self.own_tokenizer is None:
             reason = "the model has no tokenizer, so it takes a tensor of token ids of shape (batch, seq)"
             raise ArgumentError("tokenizer", None, reason)
@@ -43,7 +34,6 @@ class TextReader(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """The device of the network."""
         return next(self.network.parameters()).device
 
     def rows_of(self, texts: Any, num_texts: int | None = 1, around: bool = True) -> list[list[int]]:
@@ -82,11 +72,7 @@ class TextReader(NamedTuple):
 
 
 def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
-    """Refuse a tensor that does not hold sequences of token ids.
-
-    Raises:
-        ArgumentError: it has another shape or dtype, or an id is not in the vocabulary.
-    """
+    """Refuse a tensor that does not hold sequences of token ids, all of them in the vocabulary."""
     if ids.ndim != 2 or len(ids) == 0:
         raise ArgumentError(f"{argument}.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
     if ids.is_floating_point() or ids.is_complex():
@@ -96,11 +82,7 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
 
 
 def texts_of(argument: str, value: Any) -> list[str]:
-    """One text, or several, as a list.
-
-    Raises:
-        ArgumentError: it is something else.
-    """
+    """One text, or several, as a list; an `ArgumentError` about the argument if the value is something else."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise ArgumentError(argument, value, "must be a text, or a list of texts", {argument: SOME_TEXTS})
@@ -110,4 +92,4 @@ def texts_of(argument: str, value: Any) -> list[str]:
 def is_row(text: object, num_texts: int | None) -> bool:
     """Whether something is a text, or a pair of texts as a tuple, and has as many texts as a row; see `Task`."""
     texts = (text,) if isinstance(text, str) else text if isinstance(text, tuple) and len(text) == 2 else ()
-    return bool(texts) and num_texts in (None, len(texts)) and all(isinstance(one, str) for one in texts)
+    return bool(texts) and num_texts in (None, len(texts)) and all(isinstance(part, str) for part in texts)

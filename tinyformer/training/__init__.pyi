@@ -1,6 +1,6 @@
 from .callbacks.finite import FiniteCheck
+from .callbacks.report import TrainingScores
 from .callbacks.telemetry import AttentionTelemetry
-from .callbacks.training_scores import TrainingScores
 from .loggers import RunCSVLogger, RunWandbLogger
 from .module import TrainingModule
 from .optimizers import AdamW, MuonWithAdamW

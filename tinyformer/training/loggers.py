@@ -8,7 +8,6 @@ import netrc
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.analysis import Findings
 from tinyformer.errors import ArgumentError
-from tinyformer.files import atomic_write, outside_of_the_current_folder
+from tinyformer.files import atomic_write, outside_of_the_current_folder, relative_path
 
 WAIT_SECONDS = 10
 """Seconds to wait for Weights & Biases before a run is logged offline: for a connection, then for an answer."""
@@ -27,17 +26,19 @@ _MAX_TAG = 64  # characters, wandb's limit
 
 
 def _read_rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The rows of a `metrics.csv` by step.
-
-    Raises:
-        ValueError, KeyError, csv.Error: it is malformed.
-    """
+    """The rows of a `metrics.csv` by step; a ValueError, KeyError or csv.Error if it is malformed."""
     # A last line without a newline was cut short when the machine went down.
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(whole.splitlines())]
     if any(None in row or None in row.values() for row in rows):
         raise ValueError("rows of different length")
     return {int(row["step"]): row for row in rows}
+
+
+def _as_csv(columns: list[str], rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 class RunCSVLogger(Logger):
@@ -67,7 +68,6 @@ class RunCSVLogger(Logger):
 
     @property
     def name(self) -> str:
-        """The name of the logger."""
         return "csv"
 
     @property
@@ -77,42 +77,35 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Add metrics to the row of a step."""
-        row = self.rows.setdefault(step or 0, {"step": step or 0})
-        if (step or 0) <= self._last_written:
+        step = step or 0
+        row = self.rows.setdefault(step, {"step": step})
+        if step <= self._last_written:
             self._columns = []  # the row in the file is out of date
         row.update({name: float(value) for name, value in metrics.items() if name != "epoch"})
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the run folder has its `config.yaml`."""
+        """Nothing: the run folder has its `config.yaml`."""
 
     @rank_zero_only
     def save(self) -> None:
         """Append new rows, or rewrite the file atomically."""
         new, known = [step for step in sorted(self.rows) if step > self._last_written], set(self._columns)
         if known and all(self.rows[step].keys() <= known for step in new):
-            text = self._text(new, self._columns)
+            text = _as_csv(self._columns, [self.rows[step] for step in new])
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(text)
         else:
             columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
+            header = dict(zip(columns, columns, strict=True))
             with atomic_write(self.path) as temporary:
-                temporary.write_text(self._text(sorted(self.rows), columns, header=True), encoding="utf-8")
+                text = _as_csv(columns, [header, *(self.rows[step] for step in sorted(self.rows))])
+                temporary.write_text(text, encoding="utf-8")
             self._columns = columns
         self._last_written = max(self.rows, default=-1)
 
-    def _text(self, steps: Iterable[int], columns: list[str], header: bool = False) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        if header:
-            writer.writeheader()
-        writer.writerows(self.rows[step] for step in steps)
-        return text.getvalue()
-
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the remaining rows."""
         self.save()
 
 
@@ -124,8 +117,8 @@ def has_wandb_key() -> bool:
     if not os.environ.get("WANDB_BASE_URL"):
         hosts.append("api.wandb.ai")  # the server's older name, which wandb looks up as well
     try:
-        found = netrc.netrc(os.environ.get("NETRC"))
-        return any(found.authenticators(host) for host in hosts)
+        logins = netrc.netrc(os.environ.get("NETRC"))
+        return any(logins.authenticators(host) for host in hosts)
     except (OSError, netrc.NetrcParseError):
         return False
 
@@ -159,8 +152,7 @@ class RunWandbLogger(WandbLogger):
         run_id: an id that a run and its resumption share, so that they are one run in the browser.
         project: the project's name.
         name: the run's name; by default the last two parts of `run_dir`.
-        group: the group that the run belongs to, such as its sweep.
-        tags: the run's tags.
+        group: such as the sweep that the run belongs to.
         entity: the team that owns the project.
     """
 
@@ -206,7 +198,7 @@ class RunWandbLogger(WandbLogger):
         rank_zero_only(self._set_up)()
 
     def _set_up(self) -> None:
-        """Make wandb read its settings outside of the current folder."""
+        """Make wandb read its settings outside of the current folder, which may be an untrusted run."""
         import wandb  # noqa: PLC0415
 
         if not os.environ.get("WANDB_MODE"):
@@ -216,7 +208,6 @@ class RunWandbLogger(WandbLogger):
             settings.mode = "offline"
         if os.environ.get("WANDB_BASE_URL"):
             settings.base_url = wandb_url()
-        # `wandb/settings` in the current folder, which may be an untrusted run, could name another server.
         with outside_of_the_current_folder():
             wandb.setup(settings)
 
@@ -250,14 +241,11 @@ class RunWandbLogger(WandbLogger):
 
     def location(self) -> str:
         """The URL of the run, or the command that uploads an offline run."""
+        run = self.experiment
         if not self.is_offline:
-            return str(self.experiment.url)
-        folder = Path(self.experiment.dir).parent
-        here = Path.cwd()
-        shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
-        return (
-            f"offline; `wandb sync {shown}` uploads it (the folders of a resumed run share the id {self.experiment.id})"
-        )
+            return str(run.url)
+        folder = relative_path(Path(run.dir).parent)
+        return f"offline; `wandb sync {folder}` uploads it (the folders of a resumed run share the id {run.id})"
 
     def finish(self, failed: bool) -> None:
         """End the run with its results as the summary, so that the next job of a sweep starts a new one."""

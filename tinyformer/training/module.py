@@ -122,8 +122,8 @@ class TrainingModule(L.LightningModule):
         if self.global_rank:
             L.seed_everything((torch.initial_seed() + self.global_rank) % 2**32, verbose=False)
         for optimizer in self.trainer.optimizers:
-            for each in getattr(optimizer, "optimizers", [optimizer]):
-                _require_own_state(each)
+            for part in getattr(optimizer, "optimizers", [optimizer]):
+                _require_fitting_state(part)
         scheduler = self.lr_schedulers()
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         scheduler.base_lrs = [options["lr"] for options in self.options]
@@ -133,16 +133,17 @@ class TrainingModule(L.LightningModule):
             group.update(options | {"initial_lr": peak, "lr": peak * factor(scheduler.last_epoch)})
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the sums."""
         self.sums: dict[str, Tensor] = {}
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Add the scores of a batch to the sums."""
+        self.add_scores(self.sums, batch)
+
+    def add_scores(self, sums: dict[str, Tensor], batch: Batch) -> None:
+        """Add the scores of a batch to sums."""
         for name, score in self.task.score(self.network, batch).items():
-            self.sums[name] = self.sums.get(name, 0.0) + score.to(self.sum_dtype)
+            sums[name] = sums.get(name, 0.0) + score.to(self.sum_dtype)
 
     def on_validation_epoch_end(self) -> None:
-        """Compute and log the metrics."""
         sums = {name: sum_over_processes(total) for name, total in self.sums.items()}
         self.metrics = self.task.metrics(sums, self.data.splits[self.evaluated])
         metrics = {f"val/{name}": value for name, value in self.metrics.items() if value is not None}
@@ -170,11 +171,11 @@ def sum_over_processes(values: Tensor) -> Tensor:
     return total
 
 
-def _require_own_state(optimizer: torch.optim.Optimizer) -> None:
+def _require_fitting_state(optimizer: torch.optim.Optimizer) -> None:
     """Refuse state whose shape is not its parameter's: a fused kernel would read and write past its end."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            is_own = isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()
-            if not is_own or value.shape not in (parameter.shape, torch.Size([])):
+            is_dense = isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()
+            if not is_dense or value.shape not in (parameter.shape, torch.Size([])):
                 reason = f"its optimizer's {name} does not fit a parameter of shape {list(parameter.shape)}"
                 raise ArgumentError("resume", "last.ckpt", reason)

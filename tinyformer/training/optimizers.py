@@ -1,15 +1,17 @@
-"""Optimizers, made for a network's parameters."""
+"""Optimizers, made for a network's parameters: AdamW, and Muon that orthogonalises matrices of a shape together."""
 
-import itertools
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.training.stacked_muon import StackedMuon
+from tinyformer.hardware import has_native_bf16
 
 WORKS = {"lr": 1e-3, "adamw_lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
 
@@ -19,30 +21,21 @@ def _require_decay_rates(argument: str, betas: Sequence[float]) -> None:
         raise ArgumentError(argument, list(betas), "must be two numbers from 0 to below 1", {argument: [0.9, 0.95]})
 
 
-def _split(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """The matrices of the layers, and all other parameters: embeddings, readouts, norms and biases."""
-    embeddings = _embeddings(network)
-    matrices: list[Tensor] = []
-    others: list[Tensor] = []
-    for name, parameter in network.named_parameters():
-        is_inner = id(parameter) not in embeddings and not name.startswith("readout.")
-        (matrices if parameter.ndim == 2 and is_inner else others).append(parameter)
-    return matrices, others
-
-
-def _embeddings(network: nn.Module) -> set[int]:
-    """The ids of the embeddings' parameters, which include a tied readout's."""
-    return {id(p) for m in network.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+def _embeddings(network: nn.Module) -> set[Tensor]:
+    """The embeddings' parameters, which include a tied readout's."""
+    return {p for module in network.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
 
 
 def _adamw(
-    network: nn.Module, parameters: list[Tensor], weight_decay: float, decay_all: bool = False, **options: Any
+    network: nn.Module, parameters: Iterable[Tensor], weight_decay: float, decay_all: bool = False, **options: Any
 ) -> torch.optim.Optimizer:
     """AdamW on some parameters, with weight decay on all of them or on matrices other than embeddings."""
     embeddings = _embeddings(network)
-    is_decayed = [decay_all or (p.ndim == 2 and id(p) not in embeddings) for p in parameters]
-    decayed = list(itertools.compress(parameters, is_decayed))
-    undecayed = [p for p, decays in zip(parameters, is_decayed, strict=True) if not decays]
+    decayed: list[Tensor] = []
+    undecayed: list[Tensor] = []
+    for parameter in parameters:
+        is_decayed = decay_all or (parameter.ndim == 2 and parameter not in embeddings)
+        (decayed if is_decayed else undecayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True, **options)
     # A fused optimizer declares that it undoes fp16's loss scaling inside its step, and Lightning then refuses to clip
@@ -61,9 +54,6 @@ class AdamW:
         eps: added to the square root of the second moment.
         weight_decay: multiplied by the learning rate, the fraction of a weight that each step subtracts.
         decay_all: whether norms, biases and embeddings are decayed too.
-
-    Raises:
-        ArgumentError: a value is negative, or a decay rate is not below 1.
     """
 
     lr: float = 1e-3
@@ -77,9 +67,8 @@ class AdamW:
         _require_decay_rates("betas", self.betas)
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of a network's parameters."""
         options: dict[str, Any] = {"lr": self.lr, "betas": tuple(self.betas), "eps": self.eps}
-        return _adamw(network, list(network.parameters()), self.weight_decay, self.decay_all, **options)
+        return _adamw(network, network.parameters(), self.weight_decay, self.decay_all, **options)
 
 
 @dataclass(frozen=True)
@@ -92,9 +81,6 @@ class MuonWithAdamW:
         weight_decay: weight decay of both, see `AdamW`.
         adamw_lr: peak learning rate of AdamW.
         adamw_betas: decay rates of AdamW.
-
-    Raises:
-        ArgumentError: a value is negative, or a decay rate is not below 1.
     """
 
     lr: float = 0.02
@@ -110,8 +96,12 @@ class MuonWithAdamW:
         _require_decay_rates("adamw_betas", self.adamw_betas)
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of a network's parameters."""
-        matrices, others = _split(network)
+        embeddings = _embeddings(network)
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
+        for name, parameter in network.named_parameters():
+            is_inner = parameter not in embeddings and not name.startswith("readout.")
+            (matrices if parameter.ndim == 2 and is_inner else others).append(parameter)
         muon = StackedMuon(matrices, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         options: dict[str, Any] = {"lr": self.adamw_lr, "betas": tuple(self.adamw_betas)}
         adamw = _adamw(network, others, self.weight_decay, **options)
@@ -137,11 +127,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all optimizers."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the states of all optimizers."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._share_groups()  # loading creates new group dictionaries
@@ -149,3 +137,103 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def _share_groups(self) -> None:
         """Share the optimizers' group dictionaries, so that a learning rate that a schedule sets here is set there."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+
+class StackedMuon(torch.optim.Muon):
+    """`torch.optim.Muon` (Jordan et al. 2024, kellerjordan.github.io/posts/muon) with fewer and larger products.
+
+    Torch computes the 15 products of Newton–Schulz for one matrix after the other. A transformer has few shapes, so
+    here all matrices of a shape are a batch. The weights equal torch's up to rounding, and the state is the same. Torch
+    iterates in bf16 everywhere; here fp32 is used where the hardware emulates bf16, which takes about forty times as
+    long.
+
+    Attributes:
+        found_inf: 1.0 if the next step must change nothing, else 0.0, as a gradient scaler sets it for torch's fused
+            optimizers; None for 0.0.
+    """
+
+    found_inf: Float[Tensor, ""] | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the matrices that have a gradient."""
+        is_masked = None if self.found_inf is None else self.found_inf > 0
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append(parameter)
+            if by_shape:
+                self._update(by_shape, group, is_masked)
+
+    def _update(
+        self, by_shape: dict[torch.Size, list[Tensor]], group: dict[str, Any], is_masked: Bool[Tensor, ""] | None
+    ) -> None:
+        lr = float(group["lr"])
+        kept: Any = 1 - lr * group["weight_decay"]
+        if is_masked is not None:
+            kept = torch.where(is_masked, 1.0, kept)
+        parameters = [parameter for stack in by_shape.values() for parameter in stack]
+        sizes = [len(stack) * shape.numel() for shape, stack in by_shape.items()]
+        parts = self._average(parameters, group, is_masked).split(sizes)
+        updates = [part.view(-1, *shape) for part, shape in zip(parts, by_shape, strict=True)]
+        directions = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        torch._foreach_mul_(parameters, kept)
+        for (shape, stack), direction in zip(by_shape.items(), directions, strict=True):
+            changes = direction if is_masked is None else direction.masked_fill(is_masked, 0.0)
+            rows, columns = shape
+            is_matched = group["adjust_lr_fn"] == "match_rms_adamw"
+            factor = 0.2 * math.sqrt(max(rows, columns)) if is_matched else math.sqrt(max(1, rows / columns))
+            torch._foreach_add_(stack, list(changes.unbind()), alpha=-lr * factor)
+
+    def _average(
+        self, parameters: list[Tensor], group: dict[str, Any], is_masked: Bool[Tensor, ""] | None
+    ) -> Float[Tensor, " elements"]:
+        """Update the running means of gradients, and return the updates of all matrices, flattened and concatenated."""
+        momentum = group["momentum"]
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        gradients = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+        means = torch.cat([buffer.flatten() for buffer in buffers])
+        if is_masked is not None:  # averaging a mean with itself changes no bit of it
+            gradients = torch.where(is_masked, means, gradients)
+        means = means.lerp(gradients, 1 - momentum)
+        parts = means.split([buffer.numel() for buffer in buffers])
+        torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
+        return gradients.lerp(means, momentum) if group["nesterov"] else means
+
+
+def orthogonalise(
+    stacks: Sequence[Float[Tensor, "_matrices _rows _columns"]],
+    coefficients: Sequence[float],
+    num_steps: int,
+    eps: float,
+) -> list[Float[Tensor, "_matrices _rows _columns"]]:
+    """Approximately U Vᵀ for each matrix U S Vᵀ, by the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X.
+
+    Matrices of transposed shapes are iterated together, in bf16 where the hardware supports it.
+
+    Args:
+        stacks: stacks of matrices, on the same device and of the same dtype.
+        coefficients: a, b and c.
+        num_steps: number of iterations.
+        eps: lower bound of the Frobenius norm by which each matrix is first divided.
+    """
+    a, b, c = coefficients
+    wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]
+    results: list[Tensor] = [*stacks]
+    shapes = [stack.shape[1:] for stack in wide]
+    for shape in dict.fromkeys(shapes):
+        numbers = [number for number, other in enumerate(shapes) if other == shape]
+        x = torch.cat([wide[number] for number in numbers])
+        x = x.bfloat16() if has_native_bf16(x.device.type) else x.float()
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+        for _ in range(num_steps):
+            gram = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = x.to(stacks[0].dtype)
+        for number, part in zip(numbers, x.split([len(wide[number]) for number in numbers]), strict=True):
+            results[number] = part if part.shape == stacks[number].shape else part.mT
+    return results

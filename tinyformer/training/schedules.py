@@ -2,91 +2,82 @@
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from tinyformer.errors import ArgumentError, require_at_least
 
 
-def _warmup(step: int, warmup_steps: int) -> float:
-    return min(1.0, (step + 1) / (warmup_steps + 1))
-
-
 @dataclass(frozen=True)
-class WarmupCosine:
-    """Linear warm-up, then cosine decay to `final_factor` (Loshchilov & Hutter 2016, arXiv 1608.03983).
+class Schedule:
+    """Linear warm-up; what follows, a subclass defines.
 
     Args:
         warmup_steps: length of the warm-up, in optimizer steps.
-        final_factor: the factor at the end.
-
-    Raises:
-        ArgumentError: `warmup_steps` is negative.
     """
 
     warmup_steps: int = 100
-    final_factor: float = 0.1
 
     def __post_init__(self) -> None:
         require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
 
     def factor(self, step: int, total_steps: int | None) -> float:
-        """The factor at a step, counted from 0; without a known number of steps, it does not decay."""
-        total = math.inf if total_steps is None else total_steps
-        progress = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
-        return _warmup(step, self.warmup_steps) * (self.final_factor + (1 - self.final_factor) * cosine)
+        """The factor at a step, counted from 0, of a number of steps that may not be known."""
+        raise NotImplementedError
+
+    def _warmup(self, step: int) -> float:
+        return min(1.0, (step + 1) / (self.warmup_steps + 1))
 
 
 @dataclass(frozen=True)
-class WarmupStableDecay:
+class WarmupCosine(Schedule):
+    """Linear warm-up, then cosine decay to `final_factor` (Loshchilov & Hutter 2016, arXiv 1608.03983).
+
+    Without a known number of steps, the learning rate does not decay.
+
+    Args:
+        warmup_steps: length of the warm-up, in optimizer steps.
+        final_factor: the factor at the end.
+    """
+
+    final_factor: float = 0.1
+
+    def factor(self, step: int, total_steps: int | None) -> float:
+        total = math.inf if total_steps is None else total_steps
+        progress = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
+        return self._warmup(step) * (self.final_factor + (1 - self.final_factor) * cosine)
+
+
+@dataclass(frozen=True)
+class WarmupStableDecay(Schedule):
     """Linear warm-up, a constant phase, then linear decay to `final_factor` (Hu et al. 2024, arXiv 2404.06395).
+
+    Without a known number of steps, the learning rate does not decay.
 
     Args:
         warmup_steps: length of the warm-up, in optimizer steps.
         decay_fraction: length of the decay, as a fraction of all steps.
         final_factor: the factor at the end of the decay.
-
-    Raises:
-        ArgumentError: `warmup_steps` is negative, or `decay_fraction` is not between 0 and 1.
     """
 
-    warmup_steps: int = 100
     decay_fraction: float = 0.2
     final_factor: float = 0.0
 
     def __post_init__(self) -> None:
-        require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
+        super().__post_init__()
         if not 0 <= self.decay_fraction <= 1:
             raise ArgumentError("decay_fraction", self.decay_fraction, "must be from 0 to 1", {"decay_fraction": 0.2})
 
     def factor(self, step: int, total_steps: int | None) -> float:
-        """The factor at a step, counted from 0; without a known number of steps, it does not decay."""
         if total_steps is None:
-            return _warmup(step, self.warmup_steps)
+            return self._warmup(step)
         left = (total_steps - step) / max(1.0, self.decay_fraction * total_steps)
         decay = self.final_factor + (1 - self.final_factor) * min(1.0, max(0.0, left))
-        return _warmup(step, self.warmup_steps) * decay
+        return self._warmup(step) * decay
 
 
 @dataclass(frozen=True)
-class InverseSquareRoot:
-    """Linear warm-up, then the inverse square root of the step (Vaswani et al. 2017, arXiv 1706.03762, §5.3).
-
-    Args:
-        warmup_steps: length of the warm-up, in optimizer steps.
-
-    Raises:
-        ArgumentError: `warmup_steps` is negative.
-    """
-
-    warmup_steps: int = 100
-
-    def __post_init__(self) -> None:
-        require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
+class InverseSquareRoot(Schedule):
+    """Linear warm-up, then the inverse square root of the step (Vaswani et al. 2017, arXiv 1706.03762, §5.3)."""
 
     def factor(self, step: int, total_steps: int | None) -> float:
-        """The factor at a step, counted from 0; `total_steps` has no influence."""
-        return min(_warmup(step, self.warmup_steps), math.sqrt((self.warmup_steps + 1) / (step + 1)))
-
-
-Schedule: TypeAlias = WarmupCosine | WarmupStableDecay | InverseSquareRoot
+        return min(self._warmup(step), math.sqrt((self.warmup_steps + 1) / (step + 1)))

@@ -27,7 +27,7 @@ class MemoryShortage:
         needed: bytes that they take at least.
         free: bytes of free memory.
         works: settings that help, by the path of the argument from `network`, `datamodule` or `trainer`.
-        effect: what the settings do.
+        effect: what these settings do.
     """
 
     kernels: str
@@ -37,12 +37,7 @@ class MemoryShortage:
     effect: str
 
     def describe(self, name_of: Callable[[tuple[str, ...]], str] = ".".join, show: Callable[[Any], str] = repr) -> str:
-        """The warning as one sentence.
-
-        Args:
-            name_of: turns the path of an argument into the name that the reader sets it by.
-            show: turns a value into text as the reader would write it.
-        """
+        """The warning as one sentence, in the reader's names of arguments and way to write values."""
         settings = " ".join(dict.fromkeys(f"{name_of(path)}={show(value)}" for path, value in self.works.items()))
         return (
             f"The {self.kernels} kernel stores at least {self.needed / 1e9:,.1f} GB of attention weights for the "
@@ -53,14 +48,8 @@ class MemoryShortage:
 def stored_bytes(layer: BaseAttention, seq: int, device: str, dtype: torch.dtype) -> int:
     """Bytes of a layer's attention weights that autograd stores for the backward pass, for each sequence.
 
-    These are the softmax, in fp32 or higher precision; if the values have a lower precision, a copy in that; and with
-    dropout, the dropout mask and the weights after dropout.
-
-    Args:
-        layer: a layer whose kernel is one of `STORING`.
-        seq: length of the sequence.
-        device: type of the device.
-        dtype: dtype of the values.
+    The kernel of the layer is one of `STORING`. It stores the softmax, in fp32 or higher precision; if the values have
+    a dtype of lower precision, a copy in that; and with dropout, the dropout mask and the weights after dropout.
     """
     softmax = torch.promote_types(dtype, torch.float32).itemsize
     factor = dtype.itemsize if dtype.itemsize < softmax or layer.dropout else 0
@@ -79,20 +68,13 @@ def find_memory_shortage(
     free: int | None,
     longest: int | None = None,
 ) -> MemoryShortage | None:
-    """Check whether the attention weights of a training step fit into memory; None if they do.
+    """Check whether the attention weights of a training step fit into the free bytes of memory; None if they do.
 
-    Args:
-        network: the model, with resolved backends.
-        kernels: the kernel of each layer.
-        device: type of the device.
-        dtype: dtype of matrix products.
-        mask: the task's mask.
-        batch_size: number of sequences in a batch.
-        free: free memory in bytes; None if it is unknown.
-        longest: number of tokens of the longest row, if rows differ in length; None for the context length.
+    `kernels` are those of the layers, whose backends have been resolved, and `longest` the number of tokens of the
+    longest row, where rows differ in length.
     """
     layers = zip(network.attentions(), network.attention_masks(mask), network.attention_paths(), kernels, strict=True)
-    storing = [(layer, own_mask, path) for layer, own_mask, path, kernel in layers if kernel in STORING]
+    storing = [(layer, layer_mask, path) for layer, layer_mask, path, kernel in layers if kernel in STORING]
     is_trained = any(parameter.requires_grad for stack in network.stacks() for parameter in stack.parameters())
     if free is None or not storing or not is_trained:
         return None
@@ -105,7 +87,7 @@ def find_memory_shortage(
     backends = (
         name
         for name in NOT_STORING
-        if not any(backend_refusal(layer, name, device, dtype, own_mask, seq) for layer, own_mask, _ in storing)
+        if not any(backend_refusal(layer, name, device, dtype, layer_mask, seq) for layer, layer_mask, _ in storing)
     )
     works: dict[tuple[str, ...], Any]
     effect, rows = "stores less", batch_size * free // needed

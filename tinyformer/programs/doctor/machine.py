@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tinyformer.memory import keep_freed_memory
+from tinyformer.hardware import keep_freed_memory
 
 
 def describe_machine(device: torch.device, full: bool) -> dict[str, Any]:

@@ -23,11 +23,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupted(Exception):  # noqa: N818 - it is not an error
-    """A signal stopped the run, after its state was saved.
-
-    Args:
-        signal_number: the number of the signal.
-    """
+    """A signal stopped the run, after its state was saved."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -46,7 +42,7 @@ class Checkpoints(Checkpoint):
         directory: where to write the files.
         contents: what they contain besides Lightning's own keys.
         monitor: the metric that decides which checkpoint is the best.
-        higher_is_better: whether the highest value is the best rather than the lowest.
+        higher_is_better: whether the highest value of the metric is the best, rather than the lowest.
         accept: is called before the first file is written: nothing has failed up to here.
 
     Attributes:
@@ -72,7 +68,6 @@ class Checkpoints(Checkpoint):
         self.is_due, self.num_begun = False, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value so far."""
         return {"best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -87,11 +82,11 @@ class Checkpoints(Checkpoint):
         if self.accept is not None:
             self.accept()
             self.accept = None
-        own = self.random_state or random_state()  # a validation may precede the first step of a resumed run
-        checkpoint[KEY] = {**self.contents, "random_state": own}
+        state = self.random_state or random_state()  # a validation may precede the first step of a resumed run
+        checkpoint[KEY] = {**self.contents, "random_state": state}
         if trainer.world_size > 1:
             states: list[dict[str, Any]] = [{}] * trainer.world_size
-            torch.distributed.all_gather_object(states, own)
+            torch.distributed.all_gather_object(states, state)
             checkpoint[KEY]["other_random_states"] = states[1:]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -108,28 +103,21 @@ class Checkpoints(Checkpoint):
         if threading.current_thread() is not threading.main_thread():
             return
         is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        heard = [number for number in SIGNALS if number != signal.SIGHUP or not is_nohup]
-        self.handlers = {number: signal.signal(number, self._receive) for number in heard}
+        numbers = [number for number in SIGNALS if number != signal.SIGHUP or not is_nohup]
+        self.handlers = {number: signal.signal(number, self._receive) for number in numbers}
         if trainer.received_sigterm:  # by Lightning, before these handlers were set; it would end the run amid a step
             trainer._signal_connector.received_sigterm = False
             self._receive(signal.SIGTERM, None)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Restore the random state of the saved run before the first batch."""
         self.num_begun += 1
         if self.random_state is not None:
             restore_random_state(self.random_state)
             self.random_state = None
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Stop after a signal.
-
-        Nothing is saved for a resumption while gradients are accumulated, since a checkpoint does not contain them.
-        """
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Stop after a signal, but not while gradients are accumulated, since a checkpoint does not contain them."""
         if cast(TrainingModule, pl_module).step_targets:
             return
         signal_number = self._signal_of_any_process(trainer)
@@ -140,7 +128,6 @@ class Checkpoints(Checkpoint):
             raise Interrupted(signal_number)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save checkpoints."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         if self._is_best(value := float(trainer.callback_metrics[self.monitor])):

@@ -1,9 +1,9 @@
 """A check that leaves out steps whose loss or gradient norm is NaN or infinite."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import lightning as L
 import torch
@@ -14,9 +14,7 @@ from tinyformer.analysis import first_non_finite
 from tinyformer.errors import require_at_least, require_choice
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule, sum_over_processes
-from tinyformer.training.stacked_muon import StackedMuon
-
-ACTIONS = ("stop", "skip")
+from tinyformer.training.optimizers import StackedMuon
 
 MAX_UNREAD = 50
 """Largest number of steps whose batches are kept on the device, so that they can be run again."""
@@ -34,27 +32,17 @@ class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the 
     """
 
     def __init__(self, step: int, loss: float | None, last_loss: float | None, origin: str | None) -> None:
-        problem = (
-            f"step {step} left weights that are not finite" if loss is None else f"step {step} has a loss of {loss:g}"
-        )
+        problem = "left weights that are not finite" if loss is None else f"has a loss of {loss:g}"
         if loss is not None and math.isfinite(loss):
             problem += " and a gradient that is not finite"
         before = "no loss before it was finite" if last_loss is None else f"the last finite loss was {last_loss:.4f}"
         place = f"first not finite: {origin}" if origin else "when the batch was run again, all was finite"
         self.step, self.origin = step, origin
-        super().__init__(f"{problem}; {before}; {place}.")
+        super().__init__(f"step {step} {problem}; {before}; {place}.")
 
 
-@dataclass
-class _Step:
-    """An optimizer step whose flag has not been read yet.
-
-    Args:
-        number: number of the step, from 1.
-        batches: the batches whose gradients were accumulated.
-        loss: the mean loss over the targets of these batches.
-        is_masked: whether its update was not applied.
-    """
+class _Step(NamedTuple):
+    """An optimizer step whose flag has not been read yet, with the batches that it accumulated and their mean loss."""
 
     number: int
     batches: list[Batch]
@@ -66,9 +54,10 @@ class FiniteCheck(L.Callback):
     """Applies no update from a step whose loss or gradient norm is NaN or infinite.
 
     The update is masked on the device, so that the host waits for it no more often than for the loss: every
-    `log_every_n_steps` steps and before each validation and each checkpoint. Neither weights nor the optimizer's state
-    change in a masked step; the learning-rate schedule advances. Under fp16 the gradient norm is not checked, since the
-    gradient scaler itself skips such a step and lowers its scale.
+    `log_every_n_steps` steps and before each validation and each checkpoint; with an optimizer that is neither ours nor
+    fused, at each step. Neither weights nor the optimizer's state change in a masked step; the learning-rate schedule
+    advances. Under fp16 the gradient norm is not checked, since the gradient scaler itself skips such a step and lowers
+    its scale.
 
     Args:
         action: "stop" masks all further steps, too, and ends the run; "skip" continues with the next batch.
@@ -83,13 +72,13 @@ class FiniteCheck(L.Callback):
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", max_skipped: int = 10) -> None:
-        require_choice("action", action, ACTIONS)
+        require_choice("action", action, ("stop", "skip"))
         require_at_least(1, {"max_skipped": 10}, max_skipped=max_skipped)
         self.action, self.max_skipped = action, max_skipped
         self.skipped: list[int] = []
         self._last_loss: float | None = None
         self._consecutive = 0
-        self._masks: list[_Mask] = []
+        self._set_masks: list[Callable[[Tensor], None]] = []
         self._unread: list[_Step] = []
         self._batches: list[Batch] = []
         self._loss: Tensor | None = None
@@ -97,12 +86,10 @@ class FiniteCheck(L.Callback):
         self._is_masked: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps that were left out, and what the message of the next error needs."""
         # The list itself: Lightning collects states before `on_save_checkpoint`, which may add to it.
         return {"skipped": self.skipped, "last_loss": self._last_loss, "consecutive": self._consecutive}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved run."""
         self.skipped = [int(step) for step in state_dict["skipped"]]
         self._last_loss = None if state_dict["last_loss"] is None else float(state_dict["last_loss"])
         self._consecutive = int(state_dict["consecutive"])
@@ -110,7 +97,7 @@ class FiniteCheck(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make every optimizer maskable."""
         parts = [part for each in trainer.optimizers for part in getattr(each, "optimizers", [each])]
-        self._masks = [FlagMask(part) if _reads_flag(part) else CopyMask(part) for part in parts]
+        self._set_masks = [_mask_of(part) for part in parts]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -136,8 +123,8 @@ class FiniteCheck(L.Callback):
             is_bad = is_bad | self._is_masked
         self._is_masked = is_bad
         found_inf = is_bad.float()
-        for mask in self._masks:
-            mask.set(found_inf)
+        for set_mask in self._set_masks:
+            set_mask(found_inf)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -168,7 +155,6 @@ class FiniteCheck(L.Callback):
                 raise NonFiniteStep(trainer.global_step, None, self._last_loss, f"the weight {name}")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the last flags."""
         self._read(trainer, pl_module)
 
     def _read(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -189,63 +175,19 @@ class FiniteCheck(L.Callback):
                 raise NonFiniteStep(step.number, loss, self._last_loss, origin)
 
 
-def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer skips a step if a flag is set, as torch's fused optimizers and `StackedMuon` do."""
-    is_stacked = isinstance(optimizer, StackedMuon) and not optimizer.is_sharded
-    return bool(optimizer.defaults.get("fused")) or is_stacked
+def _mask_of(optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+    """A function that masks the optimizer's next step if it is given 1.0, and does not if it is given 0.0."""
+    # Torch's fused optimizers, too, skip a step if gradient scalers set this flag.
+    if optimizer.defaults.get("fused") or isinstance(optimizer, StackedMuon):
+        return partial(setattr, optimizer, "found_inf")
 
+    def remove_gradients(found_inf: Tensor) -> None:
+        if found_inf:  # the host waits; optimizers leave out what has no gradient
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    weight.grad = None
 
-class FlagMask:
-    """Masks the steps of an optimizer that reads the flag of gradient scalers.
-
-    Args:
-        optimizer: an optimizer that reads its attribute `found_inf`.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def set(self, found_inf: Tensor) -> None:
-        """Mask the next step if the number is 1.0, and not if it is 0.0."""
-        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-
-
-class CopyMask:
-    """Masks the steps of any other optimizer: copies its weights and state before the step, and restores them after it.
-
-    Args:
-        optimizer: the optimizer.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-        self._is_masked: Tensor | None = None
-        self._copies: dict[Tensor, Tensor] = {}
-        optimizer.register_step_post_hook(self._restore)
-
-    def set(self, found_inf: Tensor) -> None:
-        """Mask the next step if the number is 1.0, and not if it is 0.0."""
-        self._is_masked = found_inf > 0
-        self._copies = {value: value.detach().clone() for value in self._values()}
-
-    def _values(self) -> list[Tensor]:
-        weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-        states = [value for state in self.optimizer.state.values() for value in state.values()]
-        return weights + [value for value in states if isinstance(value, Tensor)]
-
-    @torch.no_grad()
-    def _restore(self, *_: Any) -> None:
-        if self._is_masked is None:
-            return
-        for value, before in self._copies.items():
-            value.copy_(torch.where(self._is_masked, before, value))
-        # The first step creates the states. Only then does the host wait for the flag, to remove them again.
-        if len(self._values()) > len(self._copies) and bool(self._is_masked):
-            self.optimizer.state.clear()
-        self._is_masked, self._copies = None, {}
-
-
-_Mask: TypeAlias = FlagMask | CopyMask
+    return remove_gradients
 
 
 def _origin(trainer: L.Trainer, module: TrainingModule, step: _Step) -> str | None:

@@ -6,26 +6,7 @@ from typing import cast
 import lightning as L
 import torch
 
-from tinyformer.analysis import (
-    HeadMeasures,
-    Picture,
-    Probes,
-    TokenPair,
-    ablated_maps,
-    axes_of_pair,
-    capture_pair,
-    capture_weights,
-    decoded_pair,
-    head_label,
-    head_maps,
-    make_probes,
-    map_names,
-    measure_heads,
-    measure_pairs,
-    of_one_length,
-    pairs_of,
-    sides_of,
-)
+from tinyformer import analysis
 from tinyformer.data import DataModule, Pairs, PairSplit
 from tinyformer.data.module import count
 from tinyformer.generation.beam_search import Beam
@@ -48,51 +29,41 @@ class Sizes:
 class TextProbing:
     """Measures and plots the heads of a transformer, on windows of a split and on repeated random tokens.
 
-    Args:
-        data: the data.
-        split: the split that is evaluated.
-        sizes: how much is measured and plotted.
-
     Attributes:
         num_keys: the largest number of keys of a measured map.
     """
 
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.windows = of_one_length(data.sample(split, sizes.num_windows))
+        self.windows = analysis.of_one_length(data.sample(split, sizes.num_windows))
         shown, text = slice(min(sizes.num_tokens, data.seq_len)), sizes.probe_text
         ids = data.tokenizer.read([text])[0][shown] if text else data.splits[split].ids[shown].tolist()
         self.probe, self.labels = torch.tensor([ids]), data.tokenizer.token_strings(ids)
-        self.probes: Probes | None = None
+        self.probes: analysis.Probes | None = None
         self.num_keys = self.windows["inputs"].shape[1]
 
-    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> HeadMeasures:
+    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
         """The measures of every head, with or without the costly ones."""
         if self.probes is None:
             windows, vocab_size = trainer.strategy.batch_to_device(self.windows), module.data.tokenizer.vocab_size
             numbers = vocab_size, module.data.seq_len, self.sizes.num_sequences, self.sizes.period
-            self.probes = make_probes(module.task, [windows], *numbers)
+            self.probes = analysis.make_probes(module.task, [windows], *numbers)
         context, rows = trainer.precision_plugin.forward_context(), self.sizes.num_rows
-        return measure_heads(cast(Transformer, module.network), self.probes, rows, context, costly)
+        return analysis.measure_heads(cast(Transformer, module.network), self.probes, rows, context, costly)
 
-    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, Picture]:
+    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, analysis.Picture]:
         """The attention maps of the probe text, by the name of their file."""
         tokens = trainer.strategy.batch_to_device(self.probe)
         mask = module.task.mask({"inputs": tokens})
         with trainer.precision_plugin.forward_context():
-            maps = capture_weights(cast(Transformer, module.network), tokens, mask)
-        names = [list(map(head_label, map_names(layer))) for layer in module.network.attentions()]
-        title, ablated = f"Attention maps after {count(module.step, 'step')}", ablated_maps(module.network)
-        return {"step": head_maps([layer[0] for layer in maps], self.labels, title, names, ablated=ablated)}
+            maps = analysis.capture_weights(cast(Transformer, module.network), tokens, mask)
+        names = [list(map(analysis.head_label, analysis.map_names(layer))) for layer in module.network.attentions()]
+        title, ablated = f"Attention maps after {count(module.step, 'step')}", analysis.ablated_maps(module.network)
+        return {"step": analysis.head_maps([layer[0] for layer in maps], self.labels, title, names, ablated=ablated)}
 
 
 class PairProbing:
     """Measures and plots the three kinds of attention of an encoder–decoder, on pairs of a split.
-
-    Args:
-        data: the data.
-        split: the split that is evaluated.
-        sizes: how much is measured and plotted; sequences of random tokens are not used.
 
     Attributes:
         num_keys: the largest number of keys of a measured map.
@@ -101,46 +72,41 @@ class PairProbing:
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
         pairs = cast(PairSplit, data.splits[split])
         self.sizes, self.tokenizer, self.tokens = sizes, data.tokenizer, pairs.tokens
-        self.pairs = [pair for batch in data.sample(split, sizes.num_windows) for pair in pairs_of(batch)]
+        self.pairs = [pair for batch in data.sample(split, sizes.num_windows) for pair in analysis.pairs_of(batch)]
         # The first pair that fits, or else the shortest.
         self.num_keys = max(max(pair.source.shape[1], pair.target.shape[1]) for pair in self.pairs)
         longest = pairs.lengths.max(axis=1)
         fits = longest <= sizes.num_tokens
-        self.shown = _pair(pairs, int(fits.argmax() if fits.any() else longest.argmin()))
+        (self.shown,) = analysis.pairs_of(Pairs(pairs)[int(fits.argmax() if fits.any() else longest.argmin())])
 
-    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> HeadMeasures:
+    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
         """The measures of every head, cross-attention included; always with the costly ones."""
-        pairs = [pair.to(module.device) for pair in self.pairs]
-        return measure_pairs(cast(EncoderDecoder, module.network), pairs, trainer.precision_plugin.forward_context())
+        network, pairs = cast(EncoderDecoder, module.network), [pair.to(module.device) for pair in self.pairs]
+        return analysis.measure_pairs(network, pairs, trainer.precision_plugin.forward_context())
 
-    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, Picture]:
+    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, analysis.Picture]:
         """The attention maps of each kind for one pair, by the name of their file.
 
         The target of a probe text is what greedy search finds.
         """
-        network = cast(EncoderDecoder, module.network)
+        network, text = cast(EncoderDecoder, module.network), self.sizes.probe_text
         with trainer.precision_plugin.forward_context():
-            pair = self.shown.to(module.device) if self.sizes.probe_text is None else self._decoded(network)
-            captured = capture_pair(network, pair)
-        axes, ablated = axes_of_pair(pair, self.tokenizer), iter(ablated_maps(network))
+            if text is None:
+                pair = self.shown.to(module.device)
+            else:
+                (source,) = self.tokenizer.read([text], around=False)
+                pair = analysis.decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
+            captured = analysis.capture_pair(network, pair)
+        axes, ablated = analysis.axes_of_pair(pair, self.tokenizer), iter(analysis.ablated_maps(network))
         return {
-            kind: head_maps(
+            kind: analysis.head_maps(
                 [layer[0] for layer in captured[kind]],
                 axes[kind].queries,
                 f"{kind.capitalize()} attention maps after {count(module.step, 'step')}",
-                [list(map(head_label, map_names(layer))) for layer in layers],
+                [list(map(analysis.head_label, analysis.map_names(layer))) for layer in layers],
                 axes[kind].keys,
-                sides_of(kind),
+                analysis.sides_of(kind),
                 [next(ablated) for _ in layers],
             )
             for kind, layers in network.attentions_by_kind().items()
         }
-
-    def _decoded(self, network: EncoderDecoder) -> TokenPair:
-        (source,) = self.tokenizer.read([str(self.sizes.probe_text)], around=False)
-        return decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
-
-
-def _pair(pairs: PairSplit, row: int) -> TokenPair:
-    (pair,) = pairs_of(Pairs(pairs)[row])
-    return pair

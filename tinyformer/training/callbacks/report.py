@@ -1,23 +1,24 @@
-"""Loss and speed of training, logged every `log_every_n_steps` steps."""
+"""What a run logs: loss and speed of training, and scores of training rows."""
 
 import math
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, astuple, dataclass
+from typing import Any, cast
 
 import lightning as L
+import numpy as np
 import torch
+from jaxtyping import Float
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from tinyformer.analysis.costs import TrainingFlops, batch_sizes
-from tinyformer.batch import IGNORED
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.module import count
-from tinyformer.hardware import compute_dtype, peak_memory
-from tinyformer.tasks import Batch
+from tinyformer.errors import require_at_least
+from tinyformer.hardware import Peak, compute_dtype, matmul_peak, peak_memory
 from tinyformer.training.module import TrainingModule, num_steps, sum_over_processes
-from tinyformer.training.peak import Peak, matmul_peak
 
 
 @dataclass
@@ -36,14 +37,12 @@ class Work:
     flops: float = 0.0
     waiting: float = 0.0
 
-    def add(self, other: "Work") -> None:
-        """Add the work of another period."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*(value + more for value, more in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all processes."""
+        """Those of all processes."""
         return self.tokens / max(self.seconds, 1e-9)
 
     @property
@@ -79,9 +78,8 @@ class Report(L.Callback):
         self.peak: Peak | None = None
         self._sums: torch.Tensor | None = None  # nats and targets since the last report: a mean over processes
         self._sizes = Counter[str]()
-        self._batch: Batch | None = None
-        self._since = self._waited = 0.0
-        self._pause: tuple[float, float] | None = None
+        self._since = np.zeros(2)  # `_clock` at the last report, later by what does not count
+        self._pause: np.ndarray | None = None  # and while training pauses
         self._learning_rate = math.nan
         self._earlier = 0.0
         self._started = time.perf_counter()
@@ -92,7 +90,6 @@ class Report(L.Callback):
         return self._earlier + time.perf_counter() - self._started
 
     def state_dict(self) -> dict[str, Any]:
-        """Time, work and losses so far, which a resumed run continues."""
         return {
             "seconds": self.seconds,
             "total": asdict(self.total),
@@ -101,7 +98,6 @@ class Report(L.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved run."""
         self._earlier = float(state_dict["seconds"])
         self.total = Work(**{name: type(getattr(Work(), name))(value) for name, value in state_dict["total"].items()})
         nats, targets = state_dict["unreported"]
@@ -114,27 +110,21 @@ class Report(L.Callback):
         if trainer.is_global_zero:
             print(_describe_length(trainer, getattr(pl_module.schedule, "warmup_steps", 0)))
         self._costs = TrainingFlops.of(pl_module.network)
-        self._started = self._since = time.perf_counter()
-        self._waited = _seconds_waited(trainer)
-        self._pause = None
+        self._started = time.perf_counter()
+        self._since, self._pause = _clock(trainer), None
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop the clock."""
-        self._pause = time.perf_counter(), _seconds_waited(trainer)
+        self._pause = _clock(trainer)
 
     def exclude(self, seconds: float) -> None:
         """Do not count the last seconds as training time; while the clock is stopped, they do not count anyway."""
         if self._pause is None:
-            self._since += seconds
+            self._since[0] += seconds
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Restart the clock: by now other callbacks, such as telemetry, have finished their work after validation."""
         if self._pause is not None:
-            paused, waited = self._pause
-            self._since += time.perf_counter() - paused
-            self._waited += _seconds_waited(trainer) - waited
+            self._since += _clock(trainer) - self._pause
             self._pause = None
 
     def on_before_optimizer_step(
@@ -146,7 +136,6 @@ class Report(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add the loss, and report every `log_every_n_steps` steps."""
         assert isinstance(pl_module, TrainingModule)
         # Lightning has divided the loss by the number of accumulated batches.
         nats = outputs["loss"].detach() * pl_module.unit * trainer.accumulate_grad_batches
@@ -154,25 +143,23 @@ class Report(L.Callback):
         added = torch.where(added.isfinite().all(), added, 0.0)
         self._sums = added if self._sums is None else self._sums.to(added.dtype).to(added.device) + added
         self._sizes += batch_sizes(batch)
-        self._batch = batch
         if pl_module.step_targets:
             return  # gradients are accumulated
         self._sums = sum_over_processes(self._sums) / trainer.world_size
         if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
-        loss = self._mean_loss()  # waits for the device, so that the clock is read when its work is done
-        work = self._work(trainer, batch, time.perf_counter(), _seconds_waited(trainer))
+        nats, targets = self._take_sums()  # waits for the device, so that the clock is read when its work is done
+        work = self._take_work(trainer, targets, _clock(trainer))
         self.peak = matmul_peak(pl_module.device, compute_dtype(trainer.precision))
         self.latest = {
-            "train/loss": loss,
+            "train/loss": nats / targets if targets else math.nan,
             "train/learning_rate": self._learning_rate,
             "throughput/tokens_per_second": work.tokens_per_second,
             "throughput/mfu": work.mfu(self.peak),
             "throughput/memory_gb": peak_memory(pl_module.device) / 1e9,
             "throughput/data_wait": work.data_wait,
         }
-        # Read the clock again, since the peak may just have been measured.
-        self._since, self._waited = time.perf_counter(), _seconds_waited(trainer)
+        self._since = _clock(trainer)  # again, since the peak may just have been measured
         for logger in trainer.loggers:
             logger.log_metrics(self.latest, step=trainer.global_step)
 
@@ -180,41 +167,39 @@ class Report(L.Callback):
         """Measure the steps since the last report; a short run may have had none."""
         if self._sums is None:
             return
-        loss, work = self._mean_loss(), self.total
-        if self._batch is not None:  # None in a run that was resumed after its last step
-            now, waited = self._pause or (time.perf_counter(), _seconds_waited(trainer))
-            work, self._batch = self._work(trainer, self._batch, now, waited), None
+        (nats, targets), work = self._take_sums(), self.total
+        if self._sizes:  # empty in a run that was resumed after its last step
+            work = self._take_work(trainer, targets, _clock(trainer) if self._pause is None else self._pause)
         if not self.latest:
+            loss = nats / targets if targets else math.nan
             self.latest = {"train/loss": loss, "throughput/tokens_per_second": work.tokens_per_second}
 
-    def _mean_loss(self) -> float:
-        """The mean loss since the last report; NaN if there are no targets."""
+    def _take_sums(self) -> tuple[float, float]:
+        """The nats and the number of targets since the last report."""
         assert self._sums is not None
-        nats, targets = self._sums.tolist()
-        self._sums = None
-        return nats / targets if targets else math.nan
+        (nats, targets), self._sums = self._sums.tolist(), None
+        return nats, targets
 
-    def _work(self, trainer: L.Trainer, batch: Batch, now: float, waited: float) -> Work:
-        """The work since the last report, which is added to `total`.
-
-        Args:
-            trainer: Lightning's trainer.
-            batch: a batch, from which the fraction of tokens that are read out is taken.
-            now: the time at which the work ended.
-            waited: seconds that the loop had waited for batches by then.
-        """
-        flops = self._costs.count(self._sizes, _read_out_fraction(batch) * self._sizes["tokens"])
+    def _take_work(self, trainer: L.Trainer, targets: float, now: Float[np.ndarray, "2"]) -> Work:
+        """The work since the last report, which is added to `total`; only logits of targets were computed."""
+        flops = self._costs.count(self._sizes, targets)
         tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
-        work = Work(now - self._since, tokens * trainer.world_size, flops, waited - self._waited)
-        self.total.add(work)
+        seconds, waiting = (now - self._since).tolist()
+        work = Work(seconds, tokens * trainer.world_size, flops, waiting)
+        self.total += work
         self._sizes = Counter()
         return work
+
+
+def _clock(trainer: L.Trainer) -> Float[np.ndarray, "2"]:
+    """The time in seconds, and how many of them the loop has waited for batches."""
+    return np.array([time.perf_counter(), cast(EpochLoader, trainer.train_dataloader).seconds])
 
 
 def _describe_length(trainer: L.Trainer, warmup_steps: int) -> str:
     """The length in optimizer steps and epochs, and what the schedule makes of that."""
     steps = num_steps(trainer)
-    timers = any(isinstance(each, Timer) for each in trainer.callbacks)  # type: ignore[attr-defined]
+    timers = any(isinstance(callback, Timer) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     ends = " or ".join(["trainer.max_time"] * timers + ["early stopping"] * bool(trainer.early_stopping_callbacks))
     if steps is None:
         return f"length: not known, and the learning rate does not decay{ends and f'; {ends} ends it'}"
@@ -227,14 +212,35 @@ def _describe_length(trainer: L.Trainer, warmup_steps: int) -> str:
     return described + (late if warmup_steps >= steps else "")
 
 
-def _seconds_waited(trainer: L.Trainer) -> float:
-    loader = trainer.train_dataloader
-    assert isinstance(loader, EpochLoader)
-    return loader.seconds
+class TrainingScores(L.Callback):
+    """Scores rows of the training split at each validation, to tell memorisation from generalisation.
 
+    Logs `train/accuracy` and the task's other metrics except the loss, since `train/loss` is that of the training
+    steps. The rows are drawn at random and stay the same throughout the run.
 
-def _read_out_fraction(batch: Batch) -> float:
-    """The fraction of a batch's tokens whose logits are computed; in classification, one token of each sequence."""
-    if "targets" not in batch:
-        return 1 / batch["inputs"].shape[1]
-    return float((batch["targets"] != IGNORED).float().mean())
+    Args:
+        num_rows: number of training rows that are scored; 0 for none.
+
+    Attributes:
+        metrics: the metrics of the last validation, by name.
+    """
+
+    def __init__(self, num_rows: int = 0) -> None:
+        require_at_least(0, num_rows=num_rows)
+        self.num_rows = num_rows
+        self.metrics: dict[str, float] = {}
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.num_rows or trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, TrainingModule)
+        sums: dict[str, torch.Tensor] = {}
+        with trainer.precision_plugin.forward_context():
+            for batch in pl_module.data.sample("train", self.num_rows):
+                pl_module.add_scores(sums, trainer.strategy.batch_to_device(batch))
+        metrics = pl_module.task.metrics(sums, pl_module.data.splits["train"])
+        self.metrics = {
+            f"train/{name}": value for name, value in metrics.items() if name != "loss" and value is not None
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(self.metrics, step=pl_module.step)

@@ -1,33 +1,24 @@
 """Telemetry: exact measures of every attention head while a fused kernel trains."""
 
+import csv
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
-from tinyformer.analysis import (
-    CROSS_MEANINGS,
-    MEANINGS,
-    EventDetector,
-    HeadMeasures,
-    ablated_maps,
-    head_label,
-    head_traits,
-    layer_label,
-    measure_maps,
-    split_name,
-)
+from tinyformer import analysis
 from tinyformer.data.module import count
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+from tinyformer.files import atomic_write, relative_path
+from tinyformer.hardware import synchronize
 from tinyformer.nn import EncoderDecoder
 from tinyformer.nn.maps import NoMapsError
-from tinyformer.training.callbacks.head_log import HeadLog
 from tinyformer.training.callbacks.probing import PairProbing, Sizes, TextProbing
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule
@@ -39,7 +30,7 @@ class AttentionTelemetry(L.Callback):
     `MEASURES` are computed on windows of the evaluated split, and `PATTERNS` on repeated sequences of random tokens. In
     an encoder–decoder, `MEASURES` (for cross-attention, `CROSS_MEASURES`) are computed on pairs of the split. These
     inputs stay the same throughout the run. The first measurement precedes the first step. Training is unaffected: its
-    random number generators are not used, and only the first process measures. `HeadLog` lists the files.
+    random number generators are not used, and only the first process measures. For the files see `HeadLog`.
 
     Args:
         every_n_steps: optimizer steps between measurements.
@@ -47,7 +38,7 @@ class AttentionTelemetry(L.Callback):
         num_rows: number of queries of each window that are measured, each with all of its keys.
         num_sequences: number of sequences of random tokens.
         period: number of random tokens before they repeat; at most half of the context.
-        thresholds: thresholds of traits by name, in place of those in `TRAITS`.
+        thresholds: by trait, a threshold in place of that in `TRAITS`.
         hysteresis: fraction of a threshold by which a measure must fall short of it to end the trait.
         probe_text: the text of the plotted attention maps; by default the beginning of the split.
         num_tokens: number of tokens of this text in the plot.
@@ -56,9 +47,6 @@ class AttentionTelemetry(L.Callback):
         seconds: time spent on measuring, plotting and logging, including the time before a resumption.
         paths: plots of attention maps.
         refusal: why there is nothing to measure, where the attention of the network is of a class without maps.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     def __init__(
@@ -90,25 +78,22 @@ class AttentionTelemetry(L.Callback):
             raise ArgumentError("probe_text", probe_text, "must not be empty", {"probe_text": "A cat."})
         self.every_n_steps = every_n_steps
         self.sizes = Sizes(num_windows, num_rows, num_sequences, period, probe_text, num_tokens)
-        self.detector = EventDetector(head_traits(thresholds), hysteresis)
+        self.detector = analysis.EventDetector(analysis.head_traits(thresholds), hysteresis)
         self.seconds = 0.0
         self.num_measurements = 0
         self.paths: list[Path] = []
-        self.latest: tuple[int, bool, HeadMeasures] | None = None
+        self.latest: tuple[int, bool, analysis.HeadMeasures] | None = None
         self.refusal = ""
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts and events so far, which a resumed run continues."""
         counts = {"seconds": self.seconds, "num_measurements": self.num_measurements}
         return {**counts, "detector": self.detector.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved run."""
         self.seconds, self.num_measurements = float(state_dict["seconds"]), int(state_dict["num_measurements"])
         self.detector.load_state_dict(state_dict["detector"])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Choose the windows and the probe text."""
         assert isinstance(pl_module, TrainingModule)
         kind = PairProbing if isinstance(pl_module.network, EncoderDecoder) else TextProbing
         self.probing = kind(pl_module.data, pl_module.evaluated, self.sizes)
@@ -116,78 +101,133 @@ class AttentionTelemetry(L.Callback):
         self.log = HeadLog(Path(trainer.default_root_dir), trainer.loggers, data, pl_module.checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure before the first step."""
-        if trainer.global_step == 0 and trainer.is_global_zero and not self.refusal:
-            with self._timed(trainer, pl_module):
-                self._measure(trainer, pl_module, costly=True)
+        if trainer.global_step == 0:
+            self._run(trainer, pl_module, costly=True)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Measure every `every_n_steps` optimizer steps."""
-        due = trainer.global_step and trainer.global_step % self.every_n_steps == 0
-        if due and trainer.is_global_zero and not self.refusal:
-            with self._timed(trainer, pl_module):
-                self._measure(trainer, pl_module)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        if trainer.global_step and trainer.global_step % self.every_n_steps == 0:
+            self._run(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure, plot, and write tables."""
-        if trainer.sanity_checking or not trainer.is_global_zero or self.refusal:
-            return
-        assert isinstance(pl_module, TrainingModule)
-        with self._timed(trainer, pl_module):
-            measures, step = self._measure(trainer, pl_module, costly=True), pl_module.step
-            for name, picture in self.probing.pictures(trainer, pl_module).items():
-                self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
-            picture = measure_maps(
-                measures.values,
-                MEANINGS | CROSS_MEANINGS,
-                [list(map(head_label, layer)) for layer in measures.names],
-                f"Measures of each head after {count(step, 'step')}",
-                list(map(layer_label, measures.layers)),
-                self.probing.num_keys,
-                ablated_maps(pl_module.network),
-            )
-            self.log.picture(step, "measures", "measures", picture)
-            self.log.heads(step, measures, self.detector.traits)
-            if trainer.state.fn == TrainerFn.FITTING:
-                self.log.events(step, self.detector.events)
+        if not trainer.sanity_checking:
+            self._run(trainer, pl_module, costly=True, plots=True)
 
-    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule, costly: bool = False) -> HeadMeasures:
-        """Measure and log once for each step; a second time if only then the costly measures are asked for."""
-        assert isinstance(pl_module, TrainingModule)
-        step = pl_module.step
-        if self.latest is not None and self.latest[0] == step and self.latest[1] >= costly:
-            return self.latest[2]
-        measures = self.probing.measure(trainer, pl_module, costly)
-        self.latest, self.num_measurements = (step, costly, measures), self.num_measurements + 1
-        self.log.scalars(step, measures)
-        places = [split_name(layer) for layer in measures.layers]
-        self.detector.observe(step, measures.names, measures.values, places)
-        return measures
-
-    @contextmanager
-    def _timed(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[None]:
-        """Add the time of the block to `seconds`, and exclude it from the training speed.
+    def _run(self, trainer: L.Trainer, pl_module: L.LightningModule, costly: bool = False, plots: bool = False) -> None:
+        """Measure, and plot if asked to, in the first process; the time does not count as training time.
 
         A network without attention maps is measured no more.
         """
-        _synchronize(pl_module.device)
+        assert isinstance(pl_module, TrainingModule)
+        if self.refusal or not trainer.is_global_zero:
+            return
+        synchronize(pl_module.device)
         start = time.perf_counter()
         try:
-            yield
+            measures = self._measure(trainer, pl_module, costly)
+            if plots:
+                self._write(trainer, pl_module, measures)
         except NoMapsError as error:
             self.refusal = str(error)
             print(f"No attention heads are measured: {error}", file=sys.stderr)
-        _synchronize(pl_module.device)
+        synchronize(pl_module.device)
         spent = time.perf_counter() - start
         self.seconds += spent
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
                 callback.exclude(spent)
 
+    def _measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
+        """Measure and log once for each step; a second time if only then the costly measures are asked for."""
+        step = module.step
+        if self.latest is not None and self.latest[0] == step and self.latest[1] >= costly:
+            return self.latest[2]
+        measures = self.probing.measure(trainer, module, costly)
+        self.latest, self.num_measurements = (step, costly, measures), self.num_measurements + 1
+        self.log.scalars(step, measures)
+        places = [analysis.split_name(layer) for layer in measures.layers]
+        self.detector.observe(step, measures.names, measures.values, places)
+        return measures
 
-def _synchronize(device: torch.device) -> None:
-    """Wait until a device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    def _write(self, trainer: L.Trainer, module: TrainingModule, measures: analysis.HeadMeasures) -> None:
+        """Write the plots and tables of a validation."""
+        step = module.step
+        for name, picture in self.probing.pictures(trainer, module).items():
+            self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
+        picture = analysis.measure_maps(
+            measures.values,
+            analysis.MEANINGS | analysis.CROSS_MEANINGS,
+            [list(map(analysis.head_label, layer)) for layer in measures.names],
+            f"Measures of each head after {count(step, 'step')}",
+            list(map(analysis.layer_label, measures.layers)),
+            self.probing.num_keys,
+            analysis.ablated_maps(module.network),
+        )
+        self.log.picture(step, "measures", "measures", picture)
+        self.log.heads(step, measures, self.detector.traits)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.log.events(step, self.detector.events)
+
+
+class HeadLog:
+    """Writes the results of telemetry.
+
+    - At each measurement: a number for each head and measure, `attention/layer_00/head_00/entropy`, to all loggers.
+    - At each validation: `attention/step_000100.png` and `attention/measures_000100.png`; `attention/heads.csv` and
+      `events.csv`, overwritten; in Weights & Biases the images `attention/maps` and `attention/measures` and the
+      tables `attention/heads` and `attention/events`.
+
+    All heads share an image and a table: Weights & Biases shows at most 108 images per key.
+
+    Args:
+        folder: of the run.
+        loggers: of the run.
+        data: the name of the data and its split, for the plots.
+        checkpoint: the evaluated checkpoint, which plots name; None to name the folder of the run instead.
+    """
+
+    def __init__(self, folder: Path, loggers: Sequence[Logger], data: str, checkpoint: Path | None = None) -> None:
+        self.folder, self.loggers, self.data = folder, loggers, data
+        self.source = {"checkpoint": checkpoint} if checkpoint else {"run": folder}
+        self.wandb = [logger for logger in loggers if isinstance(logger, WandbLogger)]
+        self.num_events: int | None = None
+
+    def scalars(self, step: int, measures: analysis.HeadMeasures) -> None:
+        numbers = measures.scalars()
+        for logger in self.loggers:
+            logger.log_metrics(numbers, step=step)
+
+    def picture(self, step: int, name: str, file: str, picture: analysis.Picture) -> Path:
+        """Save and log a plot of all heads, with its source, the step and the data in a line above it."""
+        source = {name: relative_path(path) for name, path in self.source.items()}
+        facts = source | {"step": f"{step:,}", "data": self.data}
+        path = analysis.save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", analysis.caption(facts))
+        for logger in self.wandb:
+            logger.log_image(f"attention/{name}", [str(path)], step=step)
+        return path
+
+    def heads(self, step: int, measures: analysis.HeadMeasures, traits: Mapping[str, analysis.Trait]) -> None:
+        """Save and log the latest measures of each head, and its label, as a table."""
+        columns, rows = measures.table(traits)
+        _write_csv(self.folder / "attention" / "heads.csv", columns, rows)
+        for logger in self.wandb:
+            logger.log_table("attention/heads", columns, rows, step=step)
+
+    def events(self, step: int, events: Sequence[analysis.Event]) -> None:
+        """Save and log all events so far, if there are new ones."""
+        if self.num_events == len(events):
+            return
+        self.num_events = len(events)
+        names = [field.name for field in fields(analysis.Event)]
+        columns = names if any(event.kind for event in events) else names[:-1]  # without `kind`
+        rows = [list(astuple(event))[: len(columns)] for event in events]
+        _write_csv(self.folder / "events.csv", columns, rows)
+        for logger in self.wandb if events else ():
+            texts = [[*row, str(event)] for row, event in zip(rows, events, strict=True)]
+            logger.log_table("attention/events", [*columns, "text"], texts, step=step)
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)

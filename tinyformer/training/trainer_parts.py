@@ -1,14 +1,24 @@
-"""Lightning's training loops, in which a run ends in one way, and a step takes as many batches as was asked for."""
+"""What a run replaces of Lightning's trainer: its loops, the writing of checkpoints, and the profilers."""
 
+import errno
 import math
-from typing import cast
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from torch.profiler import profile, schedule
 
+from tinyformer.checkpoint.file import LAST, PREVIOUS
 from tinyformer.data.batches.loader import EpochLoader
+from tinyformer.files import atomic_write
 from tinyformer.training.module import TrainingModule
 
 
@@ -72,13 +82,11 @@ class EpochLoop(_TrainingEpochLoop):
     is_due = False  # whether a validation follows the step of the checkpoint
 
     def on_save_checkpoint(self) -> dict:
-        """Note whether the step is still to be validated."""
         fetcher = self.trainer.fit_loop._data_fetcher
         is_due = self.trainer.training and fetcher is not None and self._should_check_val_fx(fetcher)
         return {**super().on_save_checkpoint(), "is_due": is_due}
 
     def on_load_checkpoint(self, state_dict: dict) -> None:
-        """Restore whether the step is still to be validated."""
         super().on_load_checkpoint(state_dict)
         self.is_due = bool(state_dict.get("is_due"))
 
@@ -99,3 +107,64 @@ class EpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         return self.trainer.fit_loop.done or super()._should_check_val_fx(data_fetcher)
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint whole or not at all, even if the process is killed; `last.ckpt` becomes `previous.ckpt`.
+
+    Lightning's own class holds a second copy in memory and writes through the system's temporary folder, from which it
+    copies the file if that is another file system; a process that is killed meanwhile leaves a part of a checkpoint.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path, path.with_name(PREVIOUS) if path.name == LAST else None) as temporary:
+            try:
+                torch.save(checkpoint, temporary)
+            except RuntimeError as error:  # how torch reports a full disk
+                if "PytorchStreamWriter" not in str(error) and "unexpected pos" not in str(error):
+                    raise
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+
+
+class StepTrace(PyTorchProfiler):
+    """Torch's profiler over three steps, after one skipped and one warm-up step, to bound the size of the trace.
+
+    It counts training steps in training and validation steps in evaluation. Lightning's own class counts both, and
+    traces neither in full if they alternate. It writes a table, and `trace.json` for chrome://tracing and
+    ui.perfetto.dev.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it reports each start and stop on stderr
+
+        def export(trace: profile) -> None:
+            trace.export_chrome_trace(str(folder / "trace.json"))
+
+        super().__init__(
+            folder,
+            "profile",
+            schedule=schedule(wait=1, warmup=1, active=3, repeat=1),
+            on_trace_ready=export,
+            record_module_names=False,  # they need hooks, which a compiled network does not call
+            row_limit=40,
+            acc_events=True,  # otherwise torch 2.11 warns that it drops the events of earlier cycles
+        )
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        super().setup(stage, local_rank, log_dir)
+        self.STEP_FUNCTIONS = {"training_step" if stage == "fit" else "validation_step"}
+
+
+PROFILERS: dict[str, Callable[[Path], Profiler]] = {
+    "simple": lambda folder: SimpleProfiler(folder, "profile"),
+    "advanced": lambda folder: AdvancedProfiler(folder, "profile"),
+    "torch": StepTrace,
+}
+"""Each profiler by its name; all of them write a table into the run's folder."""
+
+
+def make_profiler(name: str | None, folder: Path) -> Profiler | None:
+    """The profiler with a name in `PROFILERS`; None for None."""
+    return None if name is None else PROFILERS[name](folder)
