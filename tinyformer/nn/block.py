@@ -12,20 +12,16 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.cache import LayerCache
-from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.kernels.support import require_possible
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.residual import Residual
+from tinyformer.nn.residual import Residual, make_dropout
 from tinyformer.nn.softmax import SoftmaxAttention
 
 
 class Context(NamedTuple):
-    """The sequence that cross-attention attends to.
+    """The sequence that cross-attention attends to: a vector for each token, and which of them may be attended to.
 
-    Attributes:
-        vectors: one for each of its tokens.
-        mask: the tokens that may be attended to, such as all but the padding.
-        cache: the cache of one layer, which projects its keys and values into it when it is empty; None for no cache.
+    A layer projects keys and values into its cache when that is empty.
     """
 
     vectors: Float[Tensor, "batch k_seq d_model"]
@@ -45,7 +41,6 @@ class Block(nn.Module):
     """Base of pre-norm and post-norm blocks: makes the parts of one layer from their factories.
 
     Args:
-        d_model: width of the residual stream.
         attention: factory of the attention, called with `layer_index` and `num_layers`. Its `forward` takes the tokens'
             vectors and the mask; a class other than `BaseAttention` has neither heads nor maps nor a cache.
         feed_forward: factory of the feed-forward network, called without arguments.
@@ -56,15 +51,10 @@ class Block(nn.Module):
         cross_attention: factory of the cross-attention, called like that of the attention; None for none. Its `forward`
             takes the tokens' vectors, `context` and `context_mask`.
         cross_attention_residual: factory of the residual connection around it.
-        dropout: probability of zeroing an element of a sublayer's output in training.
+        dropout: of each sublayer's output.
         layer_index: index of this layer, from 0.
-        num_layers: number of layers in the model.
         kind: the stack that the layer belongs to, "encoder" or "decoder", in a network that has both; the factories of
             attention are then called with `kind`, too: with this one, or with "cross".
-
-    Raises:
-        ArgumentError: no device can compute the attention by the backend that it names, or a factory refuses an
-            argument.
     """
 
     ends_normalised: bool
@@ -119,11 +109,7 @@ class Block(nn.Module):
     def attend_to_context(
         self, x: Float[Tensor, "batch seq d_model"], context: Context | None
     ) -> Float[Tensor, "batch seq d_model"]:
-        """The output of the cross-attention.
-
-        Raises:
-            ArgumentError: there is no context.
-        """
+        """The output of the cross-attention."""
         assert self.cross_attention is not None
         if context is None:
             raise ArgumentError("context", None, "is needed by a block with cross-attention")
