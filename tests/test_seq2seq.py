@@ -155,7 +155,7 @@ MISTAKES = {
     "data.source_column=es: ": f"{PAIRS} data.source_column=es",
     "data.too_long=error: ": f"{PAIRS} data.too_long=error model.max_seq_len=4",
     "data.too_long=cut": f"{PAIRS} data.too_long=cut",
-    "cross_attention.window": f"{PAIRS} +cross_attention.window=4",
+    "cross_attention.window": f"{PAIRS} cross_attention.window=4",
     "freeze_encoder=true: ": f"{PAIRS} freeze_encoder=true init_from=null",
     "model.num_encoder_layers=0": f"{PAIRS} model.num_encoder_layers=0",
     "attention.ablated_heads=[[0,1]]: must hold [kind, layer, head]": f"{PAIRS} attention.ablated_heads=[[0,1]]",
